@@ -108,7 +108,7 @@ def _on_raised(life: TrialLife, event: m.Raised) -> None:
         life.order(m.StopForking(event.plain_process, event))
     elif isinstance(event.by, m.Call) and event.by.wants_error:
         _answered(life, event.by)
-        life.order(m.NoteFailure(event.error), m.TellError(event.by, event.error))
+        life.order(m.TellError(event.by, event.error))
     else:
         # A restore or save of our own failed, too: the trial cannot go on from where Tune thinks it is.
         fail(life, event.error)
@@ -129,7 +129,7 @@ def _on_room_lacking(life: TrialLife, event: m.RoomLacking) -> None:
         # It gets another try on a GPU without neighbours, of which idle workers hold contexts, too.
         life.squeezed = True
         life.order(m.EndIdleWorkers())
-    fields = {"trial": life.trial, "device": life.crew.devices[0], "memory": event.need}
+    fields = {"device": life.crew.devices[0], "memory": event.need}
     life.order(m.Write("room_lacking", fields, event.reason))
     if event.between and life.place == "live" and (life.movable or life.outside.can_save):
         ask_to_leave(life, event.reason)
@@ -168,10 +168,8 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
     if facts.last_reform is not None:
         group_reformed(life, *facts.last_reform)
     if facts.difference is not None and facts.differences > before.differences:
-        life.order(
-            m.Warn(f"trial {life.trial}: {facts.difference}"),
-            m.Write("workers_differed", {"trial": life.trial}, facts.difference),
-        )
+        warning = m.Warn(f"trial {life.trial}: {facts.difference}")
+        life.order(warning, m.Write("workers_differed", reason=facts.difference))
     if facts.ungrowable is not None:
         end_growth(life, facts.ungrowable)
     if facts.refused is not None:

@@ -7,7 +7,7 @@ are looked at here. Errors, replies, checkpoints and results are handed through.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
 from fluidtune.engine import messages as engine
@@ -114,7 +114,7 @@ class Event:
 
     def outline(self) -> str:
         """The event in a few words. What is handed through is left out."""
-        said = (f"{field.name}={_plain(getattr(self, field.name))}" for field in fields(self))  # type: ignore[arg-type]
+        said = (f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
 
 
@@ -418,11 +418,6 @@ class Announce(Instruction):
     """Hand the engine what it is told when Tune wants the trial to run."""
 
 
-@dataclass(frozen=True)
-class CountDeparture(Instruction):
-    """The trial leaves devices with the next batch of events."""
-
-
 # Instructions: to workers
 
 
@@ -576,20 +571,15 @@ class TellTune(Instruction):
 
 @dataclass(frozen=True)
 class TellError(Instruction):
-    """A call has raised ``error``."""
+    """A call has raised ``error``. If the trial leaves its devices now, that is why: as `NoteDeparture`."""
 
     call: Call
     error: Exception
 
 
 @dataclass(frozen=True)
-class MarkFailed(Instruction):
-    """Tune's further calls for this trial do nothing. `TellFailed` follows."""
-
-
-@dataclass(frozen=True)
-class TellFailed(Instruction):
-    """The trial has failed, and with it these calls."""
+class Fail(Instruction):
+    """The trial has failed, and with it these calls. Tune's further calls for it do nothing."""
 
     calls: tuple[Call, ...]
     error: Exception
@@ -597,7 +587,7 @@ class TellFailed(Instruction):
 
 @dataclass(frozen=True)
 class Forget(Instruction):
-    """Tune does not want the trial to run any more."""
+    """Tune does not want the trial to run any more. `TrialOver` follows."""
 
 
 @dataclass(frozen=True)
@@ -609,9 +599,10 @@ class KeepCheckpoint(Instruction):
 
 @dataclass(frozen=True)
 class TrialOver(Instruction):
-    """Tune let go of the trial, which has left its devices."""
+    """Tune let go of the trial. ``had_place``: it leaves devices with the next batch of events."""
 
     ending: Ending
+    had_place: bool
 
 
 # Instructions: what is written down
@@ -619,32 +610,11 @@ class TrialOver(Instruction):
 
 @dataclass(frozen=True)
 class Write(Instruction):
-    """Write an event into the event log. ``reason``: a reason that may be long, and is cut."""
+    """Write an event of the trial into the event log. ``reason``: a reason that may be long, and is cut."""
 
     event: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = field(default_factory=dict)
     reason: str | None = None
-
-
-@dataclass(frozen=True)
-class WriteResizeStarted(Instruction):
-    """The group begins to change from the first devices to the second, for this reason."""
-
-    devices_from: tuple[int, ...]
-    devices_to: tuple[int, ...]
-    why: Why
-
-
-@dataclass(frozen=True)
-class WriteResized(Instruction):
-    """The group has changed to these devices, which paused the trial for ``seconds``.
-
-    ``lost``: the loss of a worker that caused it, in words; None: the resize that was begun is done.
-    """
-
-    devices: tuple[int, ...]
-    seconds: float
-    lost: str | None = None
 
 
 @dataclass(frozen=True)
@@ -652,13 +622,6 @@ class NoteDeparture(Instruction):
     """The trial leaves its devices for this reason, in words: the next line of the log that says so carries it."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class NoteFailure(Instruction):
-    """The trial leaves its devices with this error, or Tune hears of it: as `NoteDeparture`."""
-
-    error: Exception
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fluidtune.engine import messages as engine
+from fluidtune.engine.reasons import Reason
 from fluidtune.errors import FluidTuneError
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
@@ -48,9 +49,9 @@ def fail(life: TrialLife, error: Exception) -> None:
     """The trial cannot be kept alive here: tell Tune, which follows the script's failure config."""
     life.go("ended")
     calls = tuple(life.calls)
-    life.order(m.MarkFailed(), m.Forget(), m.DropCalls(calls))
+    life.order(m.Fail(calls, error), m.DropCalls(calls))
     unload(life, "short")
-    life.order(m.NoteFailure(error), m.Tell(engine.TrialEnded(life.trial, "failed")), m.TellFailed(calls, error))
+    life.order(m.Tell(engine.TrialEnded(life.trial, "failed")))
     life.calls.clear()
 
 
@@ -179,8 +180,9 @@ def _go_on_without(life: TrialLife, lost: m.Worker) -> None:
     crew.wanted = crew.devices = tuple(device for device in crew.devices if device in crew.members())
     crew.width = len(crew.devices)
     # What it cost the others is part of their next iteration.
+    fields = {"devices": list(crew.wanted), "seconds": 0.0, "why": Reason.WORKER_LOST.label}
     life.order(
-        m.WriteResized(crew.wanted, 0.0, f"worker {lost.name} was lost"),
+        m.Write("resized", fields, f"worker {lost.name} was lost"),
         m.Tell(engine.WorkerLost(life.trial, crew.devices, lost.device)),
     )
 
@@ -200,10 +202,8 @@ def _on_released(life: TrialLife, event: m.Released) -> None:
 def _on_left(life: TrialLife, event: m.Left) -> None:
     had_place = life.released_from in HELD
     life.go("ended")
-    if had_place:
-        life.order(m.CountDeparture())
     unload(life, "long", keep=event.keep, fresh=event.fresh)
-    life.order(m.TrialOver(event.ending), m.Tell(engine.TrialEnded(life.trial, event.ending)))
+    life.order(m.TrialOver(event.ending, had_place), m.Tell(engine.TrialEnded(life.trial, event.ending)))
 
 
 HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {

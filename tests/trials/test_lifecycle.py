@@ -12,7 +12,7 @@ from fluidtune.engine import messages as engine
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
-from fluidtune.trials.losses import MAX_DEATHS, MAX_MISSES
+from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES
 from fluidtune.trials.seen_results import SeenResults
 from tests.engine.helpers import resize, start
 
@@ -215,7 +215,7 @@ def test_too_many_losses_fail_the_trial(started: bool, there: bool, most: int) -
         driver.hears(m.LeaderDied(process(f"w{loss}", 0), ERROR))
         out = driver.hears(m.LeaderBuried(process(f"w{loss}", 0), ERROR, "killed", started, there))
     assert told(out) == [engine.TrialEnded("a", "failed")]
-    assert kinds(out) == ["MarkFailed", "Forget", "DropCalls", "NoteFailure", "Tell", "TellFailed"]
+    assert kinds(out) == ["Fail", "DropCalls", "Tell"]
     assert driver.life.place == "ended"
 
 
@@ -268,10 +268,10 @@ def test_a_checkpoint_that_came_with_its_result_answers_one_save(waits: bool) ->
 def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -> None:
     driver = Driver().live()
     driver.asked()
-    assert driver.hears(m.Raised(driver.call, ERROR)) == [m.NoteFailure(ERROR), m.TellError(driver.call, ERROR)]
+    assert driver.hears(m.Raised(driver.call, ERROR)) == [m.TellError(driver.call, ERROR)]
     driver.call = m.Call("train", True)
     driver.hears(m.Asked(driver.call, True))
-    assert "TellFailed" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
+    assert "Fail" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
 
 
 def test_a_process_that_may_not_be_forked_is_replaced_by_another() -> None:
@@ -369,16 +369,18 @@ def test_a_device_that_has_failed_is_given_up_if_there_is_another(given_up: bool
 
 
 @pytest.mark.parametrize(
-    ("place", "leaves"),
+    ("place", "had_place", "unloads"),
     [
-        ("queued", []),
-        ("placed", ["CountDeparture"]),
-        ("loading", ["CountDeparture", "Unload"]),
-        ("live", ["CountDeparture", "Unload"]),
-        ("moving", []),
+        ("queued", False, []),
+        ("placed", True, []),
+        ("loading", True, ["Unload"]),
+        ("live", True, ["Unload"]),
+        ("moving", False, []),
     ],
 )
-def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(place: str, leaves: list[str]) -> None:
+def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
+    place: str, had_place: bool, unloads: list[str]
+) -> None:
     driver = Driver()
     steps = [lambda: driver.placed(0), driver.found, driver.loaded]
     for step in {"queued": [], "placed": steps[:1], "loading": steps[:2]}.get(place, steps):
@@ -389,7 +391,7 @@ def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(pl
     assert driver.life.place == place
     assert kinds(driver.hears(m.Released())) == ["Forget", "DropCalls"]
     out = driver.hears(m.Left("stopped", keep=True))
-    assert kinds(out) == [*leaves, "TrialOver", "Tell"]
+    assert kinds(out) == [*unloads, "TrialOver", "Tell"] and m.TrialOver("stopped", had_place) in out
     assert told(out) == [engine.TrialEnded("a", "stopped")] and driver.life.place == "ended"
     assert driver.hears(m.Unloaded()) == []
 
@@ -415,7 +417,7 @@ def test_a_group_grows_at_a_boundary() -> None:
 def test_a_group_that_shrinks_needs_nobody_but_its_leader() -> None:
     driver, joined = Driver().wide()
     out = driver.hears(m.ResizeWanted((0, 2), RESIZES))
-    assert kinds(out) == ["WriteResizeStarted"] and driver.life.crew.change == "announced"
+    assert kinds(out) == ["Write"] and driver.life.crew.change == "announced"
     assert driver.asked()[0].group == m.NewGroup(2, ("w0", "j2"), ADDRESS)  # type: ignore[attr-defined]
     assert kinds(driver.hears(m.FollowerEnded(joined[1], "over"))) == ["Unload"], "it was dismissed"
     out = driver.done(3, kind="elastic", address=ADDRESS, last_reform=(2.0, 0.1))
