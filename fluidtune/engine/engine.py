@@ -163,11 +163,6 @@ class Engine:
         return bool(self._state.trials)
 
     @property
-    def trials_waiting(self) -> int:
-        """How many trials wait."""
-        return len(self._state.waiting)
-
-    @property
     def waiting(self) -> tuple[str, ...]:
         """Trials that wait, next first. Sorts all of them; `waiting_count` does not."""
         return tuple(self._state.waiting.in_order())
@@ -213,11 +208,6 @@ class Engine:
         if self._state.sharing is None or not trial.devices:
             return trial.granted_width
         return current_width(self._state, trial)
-
-    @property
-    def has_trials(self) -> bool:
-        """Whether any trial was ever added."""
-        return bool(self._state.trials)
 
     @property
     def trials(self) -> dict[str, TrialView]:

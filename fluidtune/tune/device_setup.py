@@ -255,7 +255,7 @@ def hold_devices(
         def known(device: int) -> bool:
             return device in broken or engine.has_device(device)
 
-        uses = Uses(demand, lambda: engine.trials_waiting + len(arriving()), held, known, has_workers)
+        uses = Uses(demand, lambda: engine.waiting_count + len(arriving()), held, known, has_workers)
         return sound(OnDemandDevices(setup.job, setup.layout, uses, pending))
     if settings.arbiter is None:
         return sound(Reservation(setup.job, setup.layout))

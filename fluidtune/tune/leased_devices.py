@@ -84,7 +84,7 @@ class Progress:
             return
         self._updated = now
         engine = self._engine()
-        if not engine.has_trials:
+        if not engine.knows_trials:
             return
         groups: dict[str, list[JobInfo]] = {}
         widest: dict[str, int] = {}

@@ -19,7 +19,7 @@ from fluidtune.engine import (
     Result,
     TrialEnded,
 )
-from fluidtune.engine.device_models import DeviceModels
+from fluidtune.engine.device_table import DeviceModels
 from tests.engine.helpers import Bench, elastic, plain, resize, start
 
 FAST, SLOW = "H100", "L4"

@@ -344,7 +344,7 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeyp
 
     there = SimpleNamespace(works=[work(k) for k in range(3)], beta=1.0)
     engine = SimpleNamespace(
-        has_trials=True,
+        knows_trials=True,
         works_left=lambda later: iter(there.works),
         group_overheads=lambda group: (1.0, there.beta),
         work_done=lambda: 0.0,

@@ -1,4 +1,4 @@
-"""`Membership`: what an adapter says about a trial. `Adapter`: for every algorithm that has no adapter of its own."""
+"""`Membership` is what an adapter says about a trial. Here are the adapters of algorithms whose groups never change."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
+from fluidtune.ray_compat.schedulers import asha_limit, time_attribute
 from fluidtune.tune.groups import announced
-from fluidtune.tune.groups.budgets import stop_iteration
+from fluidtune.tune.groups.budgets import iteration_at, stop_iteration
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,37 @@ class Adapter:
     def overlooked(self) -> list[Trial]:
         """Return the paused trials that the algorithm has finished with and will never stop itself."""
         return []
+
+
+class FIFOAdapter(Adapter):
+    """Grid search, random search, and any `Searcher` without a scheduler: one batch.
+
+    Nothing is decided before its trials have ended. A searcher's trials join it one by one.
+    """
+
+    synchronous = True
+
+
+class ReplayAdapter(Adapter):
+    """`PopulationBasedTrainingReplay`, the replay of one trial of a population: one batch, of one trial."""
+
+    synchronous = True
+
+
+class ASHAAdapter(Adapter):
+    """ASHA, with or without a searcher: one stream. A trial's budget ends with the last rung, which it may reach.
+
+    The asynchronous form of BOHB is ASHA with a TPE searcher.
+    """
+
+    def mapped(self, trial: Trial) -> Membership:
+        counted = time_attribute(self._base)
+        limits = (iteration_at(trial, counted, asha_limit(self._base)), stop_iteration(trial, counted))
+        return Membership("stream", False, min((value for value in limits if value is not None), default=None))
+
+
+class MedianStoppingAdapter(Adapter):
+    """The median stopping rule: one stream, because it may stop any trial at any result. Stopping is the budget."""
+
+    def mapped(self, trial: Trial) -> Membership:
+        return Membership("stream", False, stop_iteration(trial, time_attribute(self._base)))
