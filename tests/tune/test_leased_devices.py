@@ -8,7 +8,8 @@ import pytest
 
 import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, layout
-from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Resized, Result, TrialAdded
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
 from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
@@ -229,10 +230,10 @@ def test_a_gang_that_is_of_no_use_is_given_back_whole_after_what_is_left_of_anot
 
 def test_the_work_of_trials_that_need_two_gpus_at_once():
     engine = Engine()
-    engine.handle(*(DeviceGained(k) for k in range(2)), GroupAnnounced("g"), now=0.0)
-    engine.handle(*(TrialAdded(name, "g", "plain", 10, 2.0) for name in "abc"), now=0.0)
+    engine.handle(*(m.DeviceGained(k) for k in range(2)), m.GroupAnnounced("g"), now=0.0)
+    engine.handle(*(m.TrialAdded(name, "g", "plain", 10, 2.0) for name in "abc"), now=0.0)
     for _ in range(3):
-        engine.handle(Result("a", 1.0, 2.0), now=1.0)
+        engine.handle(m.Result("a", 1.0, 2.0), now=1.0)
     progress = leased_devices.Progress(lambda: engine, lambda group: (), None, 5, 2)
     assert progress.useful == 2
     progress.update({})
@@ -264,10 +265,10 @@ def test_an_emulated_device_is_one_that_ray_believes_in():
 
 def test_progress_is_the_engine_s():
     engine = Engine()
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), now=0.0)
-    engine.handle(TrialAdded("a", "g", "plain", 10), TrialAdded("b", "g", "plain", 10), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=0.0)
+    engine.handle(m.TrialAdded("a", "g", "plain", 10), m.TrialAdded("b", "g", "plain", 10), now=0.0)
     for _ in range(3):
-        engine.handle(Result("a", 2.0, 1.0), now=1.0)
+        engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
     progress = progress_of(lambda: engine)
     progress.update({})
     assert progress.useful == 2
@@ -282,11 +283,11 @@ def test_progress_is_the_engine_s():
 
 def test_rungs_to_come_are_part_of_the_work():
     engine = Engine()
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), GroupAnnounced("h"), now=0.0)
-    added = [TrialAdded(f"t{k}", "g", "plain", 3) for k in range(9)]
-    engine.handle(*added, TrialAdded("other", "h", "plain", 12), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), m.GroupAnnounced("h"), now=0.0)
+    added = [m.TrialAdded(f"t{k}", "g", "plain", 3) for k in range(9)]
+    engine.handle(*added, m.TrialAdded("other", "h", "plain", 12), now=0.0)
     for _ in range(3):
-        engine.handle(Result("other", 2.0, 1.0), now=1.0)
+        engine.handle(m.Result("other", 2.0, 1.0), now=1.0)
     rungs = {"g": ((3, 6.0), (1, 18.0)), "h": ()}
     progress = leased_devices.Progress(lambda: engine, rungs.get, None, None)
     progress.update({})
@@ -299,13 +300,13 @@ def test_rungs_to_come_are_part_of_the_work():
 
 def test_packed_trials_count_as_if_alone():
     engine = Engine(max_packing=2)
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), TrialAdded("a", "g", "plain", 10), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), m.TrialAdded("a", "g", "plain", 10), now=0.0)
     for _ in range(3):
-        engine.handle(Result("a", 2.0, 1.0), now=1.0)
-    engine.handle(TrialAdded("b", "g", "plain", 10), now=1.0)
+        engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
+    engine.handle(m.TrialAdded("b", "g", "plain", 10), now=1.0)
     for _ in range(5):
         # They share a device: an iteration takes four seconds where it would take two.
-        engine.handle(Result("a", 4.0, 0.5), Result("b", 4.0, 0.5), now=2.0)
+        engine.handle(m.Result("a", 4.0, 0.5), m.Result("b", 4.0, 0.5), now=2.0)
     progress = progress_of(lambda: engine)
     progress.update({})
     # Of 20 iterations of 2 s on one worker 7 are left.
@@ -322,10 +323,10 @@ def test_an_unknown_arbiter_is_refused():
 def test_the_work_of_many_trials_is_added_up_without_a_view_of_each(monkeypatch):
     # docs/bugs.md, 164
     engine = Engine()
-    added = [TrialAdded(f"t{k}", "g", "plain", 10) for k in range(50)]
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), *added, now=0.0)
+    added = [m.TrialAdded(f"t{k}", "g", "plain", 10) for k in range(50)]
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added, now=0.0)
     for _ in range(3):
-        engine.handle(Result("t0", 2.0, 1.0), now=1.0)
+        engine.handle(m.Result("t0", 2.0, 1.0), now=1.0)
     views = []
     view = Engine.trial
     monkeypatch.setattr(Engine, "trial", lambda self, name: views.append(name) or view(self, name))
@@ -371,15 +372,15 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
     engine = Engine(resize_seconds=0.5)
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), now=clock.now)
-    engine.handle(TrialAdded("a", "g", "elastic", 100), now=clock.now)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=clock.now)
+    engine.handle(m.TrialAdded("a", "g", "elastic", 100), now=clock.now)
     progress = leased_devices.Progress(lambda: engine, lambda group: (), 8, None)
 
     def results(count, width):
         told = []
         for _ in range(count):
             clock.now += 2.0 / width
-            told += engine.handle(Result("a", 2.0 / width, width), now=clock.now)
+            told += engine.handle(m.Result("a", 2.0 / width, width), now=clock.now)
         return told
 
     def asked(*devices):
@@ -391,12 +392,12 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     assert asked(0) == 8 and progress.lag == 0.0
     results(3, 1.0)
     assert asked(0) == 8 and progress.lag == 0.0, "its first device is not one to which it has grown"
-    told = engine.handle(DeviceGained(1), now=clock.now)
+    told = engine.handle(m.DeviceGained(1), now=clock.now)
     assert asked(0, 1) == 8
     came = clock.now
     assert resize("a", (0, 1)) in told + results(1, 1.0)
     clock.now += 6.0
-    engine.handle(Resized("a", (0, 1), 0.5), now=clock.now)
+    engine.handle(m.Resized("a", (0, 1), 0.5), now=clock.now)
     results(1, 2.0)
     assert asked(0, 1) == 8 and progress.lag == pytest.approx(clock.now - came) == pytest.approx(9.0, abs=0.1)
     results(1, 2.0)
