@@ -257,7 +257,7 @@ def _on_worker_lost(event: m.WorkerLost, state: State, now: float) -> Iterable[m
         devices.cold.add(event.device)
     if not event.left:
         return _send_to_front(state, trial, now, because(Reason.WORKER_LOST, to=0), alive=event.alive)
-    trial.has_lost = True
+    trial.past = "lost"
     return state.end_resize(trial, event.left, Reason.WORKER_LOST)
 
 
@@ -272,7 +272,7 @@ def _send_to_front(
     homes = dict.fromkeys((alive, *trial.devices, *trial.homes))
     trial.homes = tuple(device for device in homes if device is not None and device not in cold)
     devices = tuple(device for device in state.vacate_devices(trial) if device != gone)
-    trial.first = trial.has_lost = True
+    trial.first, trial.past = True, "lost"
     trial.number = state.next_number()
     state.enqueue(trial, path(state, trial), now)
     return [m.Release(trial.name, devices, why=why)] if devices else []
@@ -315,7 +315,7 @@ def _is_late(trial: Trial, event: m.Event) -> bool:
     """Whether the event comes late: the trial has run and does not run now. Raises EngineError if it never ran."""
     if trial.status in ("running", "suspending"):
         return False
-    if not trial.has_run:
+    if trial.past == "new":
         raise EngineError(f"{event!r}: the trial was never started")
     return True
 
@@ -325,7 +325,7 @@ def _is_late_answer(trial: Trial, event: m.Resized | m.ResizeFailed) -> bool:
     if _is_late(trial, event):
         return True
     fits = trial.resizing_to is not None and event.devices and set(event.devices) <= set(trial.held)
-    if not fits and not trial.has_lost:
+    if not fits and trial.past != "lost":
         raise EngineError(
             f"{event!r}: the trial was told to change to {trial.resizing_to} and holds {trial.held}; "
             "expected devices out of those, and one answer to each resize"

@@ -83,7 +83,7 @@ def devices_wanted(state: State) -> int:
 
 def start_trial(state: State, trial: Trial, devices: tuple[int, ...], slots: int, now: float, why: Why) -> Start:
     """A waiting trial starts on ``devices``. If the first is idle, it is divided into ``slots``."""
-    instruction = Resume if trial.has_run else Start
+    instruction = Start if trial.past == "new" else Resume
     state.occupy_devices(trial, devices, slots, now)
     state.waiting.count_start(trial.group)
     return instruction(trial.name, devices, trial.share, why=why)
@@ -191,8 +191,8 @@ def _widest_of(state: State, trials: list[Trial]) -> int:
     """The largest d of any of these trials; 1 without trials."""
     elastic = [trial for trial in trials if trial.kind == "elastic" and not trial.growth_ended]
     # The beta of trials that have not run is their group's: one trial for each group is enough.
-    fresh = {trial.group: trial for trial in elastic if not trial.has_run}
-    run = [trial for trial in elastic if trial.has_run]
+    fresh = {trial.group: trial for trial in elastic if trial.past == "new"}
+    run = [trial for trial in elastic if trial.past != "new"]
     return max((widest(state, trial) for trial in (*fresh.values(), *run)), default=1)
 
 

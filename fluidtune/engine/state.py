@@ -128,7 +128,8 @@ class State:
         trial.devices = devices if gang else (first,)
         trial.resizing_to = None if gang or len(devices) == 1 else devices
         trial.share = 1 / self.devices.slots[first]
-        trial.first, trial.has_run, trial.settled, trial.cooldown = False, True, False, 0
+        trial.first, trial.settled, trial.cooldown = False, False, 0
+        trial.past = "started" if trial.past == "new" else trial.past
         trial.speed.restart()
         trial.group.running += 1
         self.running[trial.name] = None

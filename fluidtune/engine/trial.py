@@ -108,10 +108,9 @@ class Trial:
     homes: tuple[int, ...] = ()
     #: It has done an iteration since it last started. Before that it may still be loading, and slows no neighbour down.
     settled: bool = False
-    #: It was started at least once. From then on it gets `Resume`, and late answers about it are possible.
-    has_run: bool = False
-    #: It lost a worker or a device at least once, so that an answer to an earlier resize is possible.
-    has_lost: bool = False
+    #: ``started``: at least once. It gets `Resume` from then on, and late answers about it are possible. ``lost``: it
+    #: was, and lost a worker or a device at least once, so that an answer to an earlier resize is possible, too.
+    past: Literal["new", "started", "lost"] = "new"
     #: Results to come before the next resize may be tried. Above 0 only after a resize that did not do what was asked.
     cooldown: int = 0
     #: Iterations done in all.
