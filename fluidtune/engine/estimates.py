@@ -14,9 +14,8 @@ from fluidtune.engine.state import State
 from fluidtune.engine.trial import Group, Trial
 from fluidtune.planning import TrialLoad
 
-#: Weight, in a trial's path, of an iteration of a later rung relative to one of the present rung. Judgement: a little
-#: above 1, since each rung waits for its last trial. docs/architecture.md ("Longest path first") says what else was
-#: tried.
+#: Weight, in a trial's path, of an iteration of a later rung relative to one of the present rung. docs/architecture.md
+#: ("Longest path first") says what else was tried.
 TAIL = 1.1
 
 

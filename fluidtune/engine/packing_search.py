@@ -26,30 +26,27 @@ from fluidtune.engine.trial import ROUNDING, Trial
 from fluidtune.engine.width_rules import most_sharing
 from fluidtune.planning.loads import PACKING_THRESHOLD, marginal_benefit
 
-#: The largest c that is tried if the shell does not say less. Judgement: a fifth trial can add at most a fifth.
+#: The largest c that is tried if the shell does not say less.
 SEARCH_LIMIT = 4
-#: The part of a device's memory that may be given out. Judgement: what a trial needs grows a little while it trains.
+#: The part of a device's memory that may be given out.
 MEMORY = 0.95
-#: Measured iterations that are enough to accept a number of trials. Judgement: one iteration may be quick by accident.
+#: Measured iterations that are enough to accept a number of trials.
 ENOUGH_TO_ACCEPT = 2
 #: Iterations that a trial must have left to take part in an attempt while it trains: one that does not count, since the
 #: newcomer came during it, and ENOUGH_TO_ACCEPT.
 LONG = 1 + ENOUGH_TO_ACCEPT
-#: The search is over after this many attempts whose trials ended before anything was measured. Judgement: trials are
-#: then too short for anything to be measured.
+#: The search is over after this many attempts whose trials ended before anything was measured.
 TRIES = 20
 #: Measured iterations that are enough to reject a number of trials. The first number counts only iterations of trials
 #: that were timed alone, the second counts those of all trials. The second is larger, since a trial that was never
-#: timed alone may be slow by itself. Judgement: more than to accept, since a rejection ends the search.
+#: timed alone may be slow by itself.
 ENOUGH_TO_REJECT, ENOUGH_OF_ANY_TO_REJECT = 3, 6
 #: One iteration among p trials ends the attempt at once if it takes longer than HOPELESS * p times an iteration alone.
-#: For a trial that was never timed alone the limit is twice as large. Judgement: trials that take turns need p times as
-#: long, and half more is no noise.
+#: For a trial that was never timed alone the limit is twice as large.
 HOPELESS = 1.5
-#: Hopeless attempts after which the search is over. Judgement: the first may be due to a single slow iteration.
+#: Hopeless attempts after which the search is over.
 LAST_HOPELESS = 2
-#: An iteration counts if the same trials were on the device for all of it but this part. Judgement: the error is then
-#: within the noise of measured times.
+#: An iteration counts if the same trials were on the device for all of it but this part.
 MIXED = 0.1
 
 

@@ -21,10 +21,9 @@ from fluidtune.engine.width_rules import asked_slots, change_pays, most_sharing,
 from fluidtune.planning.fluid import static_widths
 
 #: StaticFluid is computed again for all when more than this part of the batch is new. Until then each new trial is
-#: planned against the whole. Judgement: planning all again for every trial would cost trials squared.
+#: planned against the whole.
 NEW_PART = 0.1
-#: A group that was passed over for this many starts per device goes first. Judgement: it then waits for a few trials of
-#: others, and not for all.
+#: A group that was passed over for this many starts per device goes first.
 PATIENCE = 4
 
 

@@ -27,12 +27,11 @@ from fluidtune.engine.width_rules import change_pays, shrink_pays, widest
 from fluidtune.planning.fluid import resize_pays, static_widths
 
 #: After `rebalance_widths` has looked at m trials it looks again after m divided by this many events at the earliest.
-#: Judgement: while each trial does one iteration, m events come. So a trial waits for a thirty-second part of an
-#: iteration, its resize waits for the iteration's end in any case, and up to 31 trials never wait. Without this, each
-#: event costs time in proportion to m (`benchmarks.driver --only narrow`).
+#: While each trial does one iteration, m events come. So a trial waits for a thirty-second part of an iteration, its
+#: resize waits for the iteration's end in any case, and up to 31 trials never wait. Without this, each event costs
+#: time in proportion to m (`benchmarks.driver --only narrow`).
 LOOK_AGAIN = 32
-#: A suspension pays if it saves this many times what a resize costs. Judgement: it restarts the trial, which takes a
-#: few times as long as a resize in place.
+#: A suspension pays if it saves this many times what a resize costs: it restarts the trial.
 SUSPEND_FACTOR = 5
 
 

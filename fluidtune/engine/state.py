@@ -20,8 +20,7 @@ from fluidtune.engine.wait_queue import WaitQueue
 if TYPE_CHECKING:
     from fluidtune.engine.packing_search import PackingSearch
 
-#: Results that must come in before a resize is tried again that did not do what was asked. Judgement: whatever
-#: prevented it may be over then, and a trial is not asked all the time.
+#: Results that must come in before a resize is tried again that did not do what was asked.
 COOLDOWN = 3
 
 

@@ -33,8 +33,7 @@ TRANSITIONS: dict[tuple[Status, Status], str] = {
     ("ended", "waiting"): "TrialAdded",
 }
 
-#: Added to a quotient before it is cut to a whole number, so that 1 / (1 / 3) counts as 3. Judgement: far above the
-#: rounding of a float, far below any share that a script asks for.
+#: Added to a quotient before it is cut to a whole number, so that 1 / (1 / 3) counts as 3.
 ROUNDING = 1e-9
 
 

@@ -15,14 +15,12 @@ from fluidtune.trials.life_states import CHANGES, HELD, PLACES, WISHES, Change, 
 from fluidtune.trials.messages import Call, Instruction, Outside, Worker
 from fluidtune.trials.seen_results import SeenResults
 
-#: How many of its latest events an error of a trial's life shows. Judgement: a resize that fails takes about ten.
+#: How many of its latest events an error of a trial's life shows.
 STORY_LENGTH = 20
 #: A trial whose workers die this many times without one iteration done in between is itself at fault.
-#: Judgement: two deaths in a row may be an accident of its node.
 MAX_DEATHS = 3
 #: A trial is failed, too, when it loses this many workers through the cluster's fault without one iteration done in
-#: between: before they had started, or together with their node. Judgement: it may take seconds until Ray notices that
-#: a node is dead, and meanwhile workers are started there.
+#: between: before they had started, or together with their node.
 MAX_MISSES = 10
 
 

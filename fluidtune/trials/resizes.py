@@ -14,8 +14,7 @@ from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import LifeError, TrialLife
 
-#: Followers that may end by an error of their own before their trial is not grown any more. Judgement: one may be an
-#: accident of its node, such as a file that is not there; what fails twice would fail at every growth.
+#: Followers that may end by an error of their own before their trial is not grown any more.
 MAX_FOLLOWER_ERRORS = 2
 #: Why a resize has failed, in the event log.
 CANNOT_GROW = "the trial cannot have several workers"

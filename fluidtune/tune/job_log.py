@@ -30,7 +30,7 @@ from fluidtune.tune.stall_detector import SilentTrial
 
 logger = logging.getLogger(__name__)
 
-#: Reasons that are messages of errors are cut to this many characters. Judgement: a line of the log stays readable.
+#: Reasons that are messages of errors are cut to this many characters.
 REASON_LENGTH = 500
 
 

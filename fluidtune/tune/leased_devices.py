@@ -27,13 +27,11 @@ from themis_bridge.fairness import halving_phases
 from themis_bridge.locality import Gpu, Slowdowns, check_together, cut_in_gangs
 from themis_bridge.shell.tenant import Tenant
 
-#: Seconds of work that a trial of which nothing is known counts for. Judgement: enough to bid for a device, and
-#: replaced by measured times after the first iterations.
+#: Seconds of work that a trial of which nothing is known counts for.
 UNKNOWN_S = 60.0
-#: Seconds between two looks at the engine. Judgement: the driver polls its devices about as often.
+#: Seconds between two looks at the engine.
 UPDATE_S = 0.5
-#: So many of the latest devices say how long it takes until one is of use. Judgement: their median is then not that of
-#: one moment at which many processes were started.
+#: The median of this many of the latest devices says how long it takes until a device is of use.
 LAGS = 9
 
 

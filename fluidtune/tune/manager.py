@@ -35,11 +35,10 @@ from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import WorkerDispatch
 
-#: A job waits up to this many seconds for its first device before Tune goes on. Judgement: long enough for Ray to make
-#: a placement group where there is room.
+#: A job waits up to this many seconds for its first device before Tune goes on.
 FIRST_DEVICE_WAIT_S = 5.0
 
-#: The status line is made anew after this many seconds. Judgement: Tune shows it every 30 s, in a notebook every 5 s.
+#: The status line is made anew after this many seconds.
 STATUS_S = 1.0
 
 

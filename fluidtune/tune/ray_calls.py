@@ -13,7 +13,6 @@ import ray
 from ray.exceptions import ActorPlacementGroupRemoved, ActorUnschedulableError, RayActorError, RayTaskError
 
 #: Tune's loop calls us again at least this often while no call is under way, seconds.
-#: Judgement: short beside an iteration, long beside a turn of Tune's loop.
 IDLE_WAIT_S = 0.1
 
 

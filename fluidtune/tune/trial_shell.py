@@ -33,7 +33,6 @@ from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, Worke
 log = logging.getLogger(__name__)
 
 #: Seconds in which a new worker must come to its loop's first boundary; until then it holds a device and does nothing.
-#: Judgement: the code before a loop may download data and compile; see `stall_detector.FIRST_S`.
 LATE_S = 600.0
 
 

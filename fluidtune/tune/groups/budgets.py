@@ -19,7 +19,7 @@ from fluidtune.ray_compat.trainable import EPISODES_TOTAL, TIME_TOTAL_S, TIMESTE
 #: Stop criteria that grow evenly with a trial's iterations: Tune's own counters. It cannot be told when a
 #: trial reaches another criterion, such as the threshold of a metric.
 _GROWING = (TIME_TOTAL_S, TIMESTEPS_TOTAL, EPISODES_TOTAL)
-#: Judgement: the quotient of two counts has a far smaller rounding error than this part of an iteration.
+#: A part of an iteration: the quotient of two counts has a far smaller rounding error.
 _ROUNDING = 1e-9
 
 
