@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2] / "fluidtune"
 CLASSES = [
     (path, node)
-    for room in ("tune", "trials")
+    for room in ("engine", "tune", "trials")
     for path in sorted((ROOT / room).rglob("*.py"))
     for node in ast.walk(ast.parse(path.read_text()))
     if isinstance(node, ast.ClassDef)
