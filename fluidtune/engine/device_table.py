@@ -101,7 +101,7 @@ class DeviceTable:
         #: device that is gained again gets a new one.
         self._place: dict[int, int] = {}
         self._last_place = 0
-        #: By number of tenants, at least 1: (place, device) of each device that has as many and is not leaving,
+        #: By number of tenants, at least 1: (place, device) of each such device that is not leaving,
         #: ascending.
         self._loaded: dict[int, list[tuple[int, int]]] = {}
         #: Devices whose worker died and that no trial has got since. A trial starts sooner on any other device.
@@ -242,9 +242,9 @@ class DeviceTable:
         return near
 
     def pick_on_one_node(self, count: int, forbid: str | None = None) -> list[int] | None:
-        """``count`` idle devices of the node where the fewest then remain idle; None if no node has as many.
+        """``count`` idle devices of the node where the fewest then remain idle; None if no node has ``count``.
 
-        They are of one model if any node has as many of one.
+        They are of one model if any node has ``count`` of one.
         """
         if self.models.mixed:
             parts = [

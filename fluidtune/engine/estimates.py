@@ -22,8 +22,7 @@ TAIL = 1.1
 def iterations_left(trial: Trial) -> float:
     """Iterations to come.
 
-    If that is unknown, the trial is taken to do as many in all as the finished trials of its group did, or to go on for
-    as many as it has done.
+    If that is unknown, the trial is taken to end where the finished trials of its group did, or to have done half.
     """
     if trial.iterations is not None:
         return trial.iterations

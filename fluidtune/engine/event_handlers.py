@@ -62,7 +62,7 @@ def _on_device_lost(event: m.DeviceLost, state: State, now: float) -> Iterable[m
 def _on_model_found(event: m.ModelFound, state: State, now: float) -> Iterable[m.Instruction]:
     if event.device in state.devices.node and state.devices.models.note(event.device, event.model):
         state.reconsider = state.reconsider or state.devices.models.mixed
-    state.events_before_look += 1  # it is no reason to look sooner: where all devices are alike, nothing follows
+    state.events_before_look += 1  # it is no reason to look sooner: where all devices are of one model, nothing follows
     return ()
 
 
@@ -175,7 +175,7 @@ def _on_result(event: m.Result, state: State, now: float) -> Iterable[m.Instruct
     if trial.name in state.wide:
         state.check_back[trial.name] = None
     if trial.iterations is None and trial.done & (trial.done - 1) == 0:
-        # A trial with an unknown end is taken to do as many iterations again as it has done: that has now doubled.
+        # A trial with an unknown end is taken to have done half: what is left has now doubled.
         news = True
     if trial.cooldown:
         trial.cooldown -= 1

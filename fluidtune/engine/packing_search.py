@@ -2,10 +2,10 @@
 
 When trials wait and no device is idle, *one* device gets one trial more than c: an *attempt*. The iterations there are
 compared with iterations of trials that are alone, and this says whether one trial more pays. If it pays, c grows by
-one, every device may hold as many trials, and the next number is tried. If it does not, one trial leaves the device
-again and the search is over. So a wrong attempt costs one device a few iterations. Trials that start together are tried
-first, since their first iterations count already. An attempt begins only when the memory of a trial is known and one
-trial more fits the memory. docs/engine.md explains the terms.
+one, every device may hold that number of trials, and the next number is tried. If it does not, one trial leaves the
+device again and the search is over. So a wrong attempt costs one device a few iterations. Trials that start together
+are tried first, since their first iterations count already. An attempt begins only when the memory of a trial is known
+and one trial more fits the memory. docs/engine.md explains the terms.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PackingSearch:
         self.estimated_ratios: dict[int, list[float]] = {}
         #: Seconds of trials' first iterations, alone on a device.
         self.first_seconds: deque[float] = deque(maxlen=TRIALS_REMEMBERED)
-        #: So many times no device is looked for whose trials are timed, since there was none a moment ago; see
+        #: Calls to skip before searching again for a device whose trials are timed; the last search found none. See
         #: `resizing.LOOK_AGAIN`.
         self.calls_before_look = 0
         #: Attempts that ended before anything was measured, and those that ended at a hopeless iteration.
@@ -199,7 +199,7 @@ def note_iteration(state: State, trial: Trial, seconds: float, now: float) -> No
 
 
 def judge_attempt(state: State, now: float) -> list[Instruction]:
-    """Ends the attempt when enough is measured, or when its trials have gone. A rejected trial is told to leave."""
+    """Ends the attempt when enough is measured, or when its trials have gone. A rejected trial is suspended."""
     search = state.search
     if search is None or search.attempt is None:
         return []

@@ -105,7 +105,7 @@ def _why(state: State, trial: Trial, devices: tuple[int, ...]) -> Why:
 
 
 def _node_to_hold(state: State, gang: int) -> str | None:
-    """The node to empty for ``gang`` devices: the one that is being emptied already, if it has as many."""
+    """The node to empty for ``gang`` devices: the one that is being emptied already, if it has enough."""
     if state.held_node is not None and state.devices.size.get(state.held_node, 0) >= gang:
         return state.held_node
     return state.devices.node_to_empty(gang)

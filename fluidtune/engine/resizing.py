@@ -1,7 +1,7 @@
 """Decides which running trials change their width: DynamicFluid (alg. 3.2), and what the paper leaves open.
 
 Only elastic trials are resized, each by one resize at a time. A trial that shares a device and can be moved may be
-suspended, so that it can resume on a device of its own. Whatever can be moved is taken off a device that is leaving.
+suspended, so that it can resume alone on another. Whatever can be moved is taken off a device that is leaving.
 Nothing here starts a trial, and nothing grows while a trial waits that could use a device.
 """
 
@@ -226,7 +226,7 @@ def _suspend_sharing(state: State, idle: int, now: float) -> list[Instruction]:
 
 
 def _reach_alone(state: State, trial: Trial, idle: int) -> int:
-    """The width that a trial which shares a device may get with a device of its own, where it may also grow."""
+    """The width that a trial which shares a device may get elsewhere, where it may also grow."""
     return min(widest(state, trial), idle) if knows_scaling(trial) else 1
 
 

@@ -13,7 +13,7 @@ from statistics import median
 
 #: Recent results at one width that the median is taken over.
 RECENT = 7
-#: Trials that are remembered for each figure; the one heard of longest ago is forgotten first.
+#: Trials that are remembered for each figure; the one measured longest ago is forgotten first.
 TRIALS_REMEMBERED = 101
 #: Results at a width, after the warm-up and over all trials, from which on a group's ratio counts.
 ENOUGH = 3
@@ -139,7 +139,7 @@ class TrialSpeed:
 
 
 class _Figures:
-    """One figure for each of the trials that were heard of last, and the median of these."""
+    """One figure for each of the trials that were measured last, and the median of these."""
 
     def __init__(self) -> None:
         #: The latest figure of each trial, least recently updated first; at most TRIALS_REMEMBERED.
@@ -164,7 +164,7 @@ class GroupSpeed:
     """What the trials of a group have in common: seconds per iteration on one worker, and ratios at other widths."""
 
     def __init__(self, job: GroupSpeed | None = None) -> None:
-        #: The figures of the whole job, asked where the group has no answer of its own; None if these are the job's.
+        #: The figures of the whole job, asked where the group knows nothing; None if these are the job's.
         self._job = job
         #: Seconds per iteration on one worker, by trial.
         self._base = _Figures()

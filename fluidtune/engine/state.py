@@ -170,7 +170,7 @@ class State:
             self.trials[name].first = False
 
     def promise_devices(self, trial: Trial, devices: tuple[int, ...]) -> None:
-        """An elastic trial is told to change to ``devices``. It holds the old and the new ones until it answers."""
+        """An elastic trial is to change to ``devices``. It holds the old and the new ones until it answers."""
         if len(devices) > 1:
             self.devices.make_whole(trial.devices[0])
             trial.share = 1.0
@@ -210,7 +210,7 @@ class State:
             self.wide.pop(trial.name, None)
 
     def suspend(self, trial: Trial, now: float) -> None:
-        """The trial is told to leave its device. It stays until the shell has taken it off, and then waits first."""
+        """The trial is to leave its device. It stays until the shell has taken it off, and then waits first."""
         trial.first = True
         self.claims[trial.name] = None
         self._set_status(trial, "suspending", now)

@@ -1,4 +1,4 @@
-"""What the leader is asked for and what its answers mean: which call is next, what Tune hears, and what an iteration
+"""What the leader is asked for and what its answers mean: which call is next, what Tune gets, and what an iteration
 shows.
 """
 

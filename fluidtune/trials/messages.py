@@ -70,7 +70,7 @@ class Outside(Protocol):
 
     @property
     def shares_gpus_by_count(self) -> bool:
-        """Several trials may be on one GPU, and nobody divides its memory among them."""
+        """Several trials may be on one GPU, whose memory is not divided among them."""
 
     @property
     def waits_for_checkpoints(self) -> bool:
@@ -88,7 +88,7 @@ class Call:
     """A method of the trial's trainable that is to be called. The life makes ``save`` and ``restore`` calls itself."""
 
     method: str
-    #: Somebody waits for its result; for its error. Nobody does of a call that the life has made.
+    #: Tune waits for its result; for its error. For a call that the life has made it waits for neither.
     wants_result: bool = False
     wants_error: bool = False
     #: It was sent to the leader and is not answered.
@@ -289,8 +289,8 @@ class DeviceJudged(Event):
 class IterationDone(Event):
     """The leader has done an iteration.
 
-    ``number``: the result's ``training_iteration``. ``final``: it is no result of its own, but says that the loop is
-    over.
+    ``number``: the result's ``training_iteration``. ``final``: the reply is no result, but says that the
+    loop is over.
     """
 
     call: Call
@@ -415,7 +415,7 @@ class Tell(Instruction):
 
 @dataclass(frozen=True)
 class Announce(Instruction):
-    """Hand the engine what it is told when Tune wants the trial to run."""
+    """Hand the engine the events with which a trial arrives."""
 
 
 # Instructions: to workers
@@ -562,7 +562,7 @@ class TellRecovered(Instruction):
 
 @dataclass(frozen=True)
 class TellTune(Instruction):
-    """A call has returned ``value``. ``progress``: what to keep with the trial when Tune hears so."""
+    """A call has returned ``value``. ``progress``: what to keep with the trial when Tune gets it."""
 
     call: Call
     value: Any

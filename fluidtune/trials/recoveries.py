@@ -2,7 +2,7 @@
 failed.
 
 After a loss the engine gives the trial other devices and it goes on there; Tune does not notice. If there were too many
-losses, Tune is told that the trial failed.
+losses, the trial fails.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _on_follower_ended(life: TrialLife, event: m.FollowerEnded) -> None:
 def _go_on_without(life: TrialLife, lost: m.Worker) -> None:
     """The other workers go on by themselves; the engine decides anew how wide the trial shall be.
 
-    A resize that is under way is called off: nobody enters a group together with a worker that died.
+    A resize that is under way is called off: no worker enters a group together with one that died.
     """
     crew = life.crew
     if lost.device not in crew.devices:

@@ -66,7 +66,7 @@ def _all_ready(life: TrialLife) -> None:
 
 
 def tell_leader(life: TrialLife) -> m.NewGroup | None:
-    """The leader is sent an iteration. Returns the group that it is told of with it; None: none."""
+    """The leader is sent an iteration. Returns the group that goes with it, if any."""
     crew = life.crew
     group, crew.announced = crew.announced, None
     if group is not None:

@@ -28,7 +28,7 @@ class SeenResults:
     def note_result(self, iteration: int, number: Any) -> dict[str, Any]:
         """The leader has a result. ``iteration``: the trainable's own count; ``number``: its ``training_iteration``.
 
-        Returns what is to be kept with the trial when Tune hears the result.
+        Returns what is to be kept with the trial when Tune gets the result.
         """
         self.delivered, self.number = iteration, number
         self.results += 1

@@ -74,7 +74,7 @@ class DeviceSetup:
 
     @property
     def shares_gpus_by_count(self) -> bool:
-        """Whether several trials may be on one GPU whose memory nobody divides."""
+        """Whether several trials may be on one GPU whose memory is not divided among them."""
         return self.layout.kind == "gpu" and self.lanes is None and self.layout.packing > 1
 
     @property
@@ -84,7 +84,7 @@ class DeviceSetup:
         return MpsSettings(self.device_memory) if under_mps else None
 
     def shown_nodes(self, came: Mapping[int, str]) -> Mapping[int, str]:
-        """The node of each device, as the engine and the event log are told.
+        """The node of each device, as the engine and the event log get it.
 
         Emulated devices are on emulated nodes, whatever real node their workers run on. Leased ones are where the
         arbiter says, because it leases the devices of one node to a trial that needs several.
@@ -226,7 +226,7 @@ def hold_devices(
 
     ``engine`` and ``trials`` say what work is left, ``in_use`` whether anything of the job runs on a device,
     ``has_workers`` whether a process of the job lives there, idle or not. ``arriving``: what the trials ask for of
-    which the engine has not heard yet, and for which no device becomes free with the same events. ``pending``: how many
+    which the engine does not know yet, and for which no device becomes free with the same events. ``pending``: how many
     trials Tune lets be pending, and so how many placement groups wait at a time at most.
 
     Raises:

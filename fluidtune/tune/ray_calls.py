@@ -1,6 +1,6 @@
 """The driver's calls to workers that are under way: every call is a Ray future with one handler.
 
-It decides nothing. The manager waits here; the handlers belong to whoever made the call.
+It decides nothing. The manager waits here; the handlers belong to those that made the calls.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class FluidScheduler(TrialScheduler):
         #: True: the job runs as under stock Tune; see `TuningJob.for_controller`.
         self._left_to_ray = False
         self._mode: str | None = None
-        #: trial id -> the iteration at which, as the engine was told, the trial's budget ends.
+        #: trial id -> the iteration at which the trial's budget ends, as the engine knows it.
         self._targets: dict[str, float | None] = {}
         self._adapter = adapter_for(base_scheduler)
         #: The iteration at which the run's stopper object ends every trial; None: it cannot be told.
@@ -159,7 +159,7 @@ class FluidScheduler(TrialScheduler):
     # --- for the executor
 
     def membership(self, trial: Trial) -> Any:
-        """Return the trial's group and budget, and remember that the engine was told them."""
+        """The trial's group and budget, which the engine gets."""
         member = self._adapter.membership(trial)
         member = dataclasses.replace(member, target=self._within_stopper(member.target))
         self._targets[trial.trial_id] = member.target

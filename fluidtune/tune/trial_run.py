@@ -108,7 +108,7 @@ def results_seen(trial: Trial) -> SeenResults:
 
 
 def keep_progress(trial: Trial, progress: Mapping[str, Any]) -> None:
-    """Tune hears a result now: keep with the trial what it has seen, for `results_seen`, also after a restore."""
+    """Tune gets a result now: keep with the trial what it has seen, for `results_seen`, also after a restore."""
     setattr(trial.run_metadata, PROGRESS, {**progress, "failures": trial.num_failures})
 
 

@@ -91,9 +91,9 @@ class TuningJob:
         app = storage(controller).experiment_dir_name
         #: How many trials Tune lets be pending by itself, and by how many we raised that.
         self._pending, self._ahead = max_pending_trials(controller), 0
-        #: What the trials ask for of which the engine hears with the next batch of events, in devices each.
+        #: The devices that each trial of the next batch of events asks for.
         self.arriving: list[float] = []
-        #: How many trials leave their devices with that batch; so many of those that arrive need no further device.
+        #: How many trials leave their devices with that batch. Each leaves one for a trial that arrives.
         self.departing = 0
         self.devices = hold_devices(
             self.setup,
@@ -135,7 +135,7 @@ class TuningJob:
         return [m.DeviceGained(device, node) for device, node in came.items()]
 
     def is_in_use(self, device: int) -> bool:
-        """Whether anything of this job runs on the device, or may: the engine may not have heard of the device yet."""
+        """Whether anything of this job runs on the device, or may: the engine may not know the device yet."""
         return not self.engine.is_free(device) or self.pool.has_busy_worker(device)
 
     def resources_in_use(self) -> dict[str, float]:
@@ -218,7 +218,7 @@ class TuningJob:
         self._logged.add(run.id)
 
     def iteration_reported(self, run: TrialRun, reply: IterationReply) -> None:
-        """Write down an iteration that Tune has not seen before. The engine hears of it as `messages.Result`."""
+        """Write down an iteration that Tune has not seen before. (The engine gets it as `messages.Result`.)"""
         self.stall_detector.iteration_done(run.id, reply.seconds)
         metric = self._scheduler.metric
         value = reply.result.get(metric) if metric else None

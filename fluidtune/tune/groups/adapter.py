@@ -20,7 +20,7 @@ class Membership:
     Args:
         group: the name of the group.
         synchronous: the group is a batch whose makespan counts; False: it is a stream.
-        target: the iteration at which the trial's current budget ends; None: nobody knows.
+        target: the iteration at which the trial's current budget ends; None: not known.
         tail: iterations that the group's best trials will train after ``target``.
         rungs: the known batches that follow the group, in order: (number of trials, iterations of each trial).
     """

@@ -39,7 +39,7 @@ def announce(
     Args:
         name: the name of the group. A second announcement of the same name adds trials to the group.
         trials: the trials, as Tune handed them to the scheduler.
-        until: the iteration (``training_iteration``) at which their budget ends; None: nobody knows.
+        until: the iteration (``training_iteration``) at which their budget ends; None: not known.
         synchronous: the group is a batch whose makespan counts. False: it is a stream, served in order of arrival.
         tail: iterations that the best trials will train after this group has ended. Batches with a longer tail are
             started first.
