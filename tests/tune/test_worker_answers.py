@@ -1,4 +1,4 @@
-"""What workers' answers mean for a trial's life; `tests/trials/test_lifecycle.py` says what follows. No Ray runs here."""
+"""What workers' answers mean for a trial's life; tests/trials/test_lifecycle.py says what follows. No Ray runs here."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ DIED = RayActorError()
 LAST = IterationReply({RESULT_DUPLICATE: True}, "plain", 0.0)
 FIRST = IterationReply({"training_iteration": 100}, "plain", 1.0, 1)
 SO = "the loop is so"
+FULL = IterationReply({}, "plain", 0.0, lack=Lack("no room", (0.5, 0.1)))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ SO = "the loop is so"
         (LAST, m.IterationDone(CALL, LAST, 0, final=True)),
         (IterationReply({}, "elastic", 0.0, lost="w2 died"), m.GroupBroken(CALL, "w2 died")),
         (IterationReply({}, "elastic", 0.0, facts=GroupFacts(ungrowable=SO), lost=SO), m.GroupBroken(CALL, SO, SO)),
-        (IterationReply({}, "plain", 0.0, lack=Lack("no room", (0.5, 0.1))), m.RoomLacking(CALL, "no room", (0.5, 0.1))),
+        (FULL, m.RoomLacking(CALL, "no room", (0.5, 0.1))),
         (IterationReply({}, "plain", 0.0, lack=Lack("lost", broken=0)), m.RoomLacking(CALL, "lost", broken=0)),
         ("saved", m.Answered(CALL, "saved")),
         (DIED, m.LeaderDied(CALL, DIED)),
