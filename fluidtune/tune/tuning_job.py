@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
@@ -95,17 +95,7 @@ class TuningJob:
         self.arriving: list[float] = []
         #: How many trials leave their devices with that batch. Each leaves one for a trial that arrives.
         self.departing = 0
-        self.devices = hold_devices(
-            self.setup,
-            settings,
-            app,
-            self.engine,
-            self.trials,
-            self.is_in_use,
-            lambda device: self.pool.has_worker(device),
-            lambda: self.arriving[self.departing :],
-            most_pending_groups(self._pending),
-        )
+        self.devices = hold_devices(self, settings, app, most_pending_groups(self._pending))
         reuse = asked_reuse(controller)
         #: The script asks for what stock Tune does with ``reuse_actors=True``: a class may keep its object.
         self.keeps_trainables = reuse is True and not settings.fresh_workers
@@ -133,6 +123,11 @@ class TuningJob:
         name = storage(self._controller).experiment_dir_name
         self.log.run_started(name, self._scheduler, self.setup.layout.kind, came)
         return [m.DeviceGained(device, node) for device, node in came.items()]
+
+    @property
+    def newcomers(self) -> Sequence[float]:
+        """Of ``arriving``, those for which no device becomes free with the same events."""
+        return self.arriving[self.departing :]
 
     def is_in_use(self, device: int) -> bool:
         """Whether anything of this job runs on the device, or may: the engine may not know the device yet."""

@@ -420,6 +420,6 @@ def test_a_job_is_one_of_the_user_in_the_metadata_of_its_ray_job(monkeypatch):
     settings = SimpleNamespace(on_demand=False, arbiter="auto", max_workers=None)
     for metadata, user in (({"user": "anna", "team": "x"}, "anna"), ({}, "")):
         monkeypatch.setattr(device_setup, "job_metadata", lambda metadata=metadata: metadata)
-        engine, trials = SimpleNamespace(), SimpleNamespace(rungs_after=lambda group: ())
-        found = device_setup.hold_devices(setup, settings, "app", engine, trials, None, None, None, 1)
+        job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs_after=lambda group: ()))
+        found = device_setup.hold_devices(job, settings, "app", 1)
         assert found._source._tenant.user == user
