@@ -252,7 +252,7 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
     from fluidtune.tune.leased_devices import LeasedDevices, Progress
 
-    work = Progress(lambda: engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
+    work = Progress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
 
     def leased_in_use(device: int) -> bool:
         return device not in broken and job.is_in_use(device)

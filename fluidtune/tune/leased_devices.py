@@ -45,7 +45,7 @@ class Progress:
 
     def __init__(
         self,
-        engine: Callable[[], Engine],
+        engine: Engine,
         rungs: Callable[[str], Iterable[tuple[int, float]]],
         max_workers: int | None,
         most: int | None,
@@ -81,7 +81,7 @@ class Progress:
         if now - self._updated < UPDATE_S:
             return
         self._updated = now
-        engine = self._engine()
+        engine = self._engine
         if not engine.knows_trials:
             return
         groups: dict[str, list[JobInfo]] = {}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ray import tune
+from ray.tune.schedulers import HyperBandScheduler
 
 import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, layout
@@ -14,8 +18,11 @@ from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
 from fluidtune.tune import leased_devices
+from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import resize
 from tests.themis.fake_tenant import FakeTenant, gpu
+from tests.tune.running import fit
+from tests.tune.trainables import Stepper
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
 from themis_bridge.locality import Gpu
@@ -234,7 +241,7 @@ def test_the_work_of_trials_that_need_two_gpus_at_once():
     engine.handle(*(m.TrialAdded(name, "g", "plain", 10, 2.0) for name in "abc"), now=0.0)
     for _ in range(3):
         engine.handle(m.Result("a", 1.0, 2.0), now=1.0)
-    progress = leased_devices.Progress(lambda: engine, lambda group: (), None, 5, 2)
+    progress = leased_devices.Progress(engine, lambda group: (), None, 5, 2)
     assert progress.useful == 2
     progress.update({})
     assert progress.useful == 4, "of the five that it may have"
@@ -249,7 +256,7 @@ def progress_of(engine, rungs=(), most=None):
 
 
 def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
-    progress = progress_of(Engine)
+    progress = progress_of(Engine())
     progress.update({})
     assert progress.useful == 1
     value = progress.valuation(1.0, 4)
@@ -269,14 +276,14 @@ def test_progress_is_the_engine_s():
     engine.handle(m.TrialAdded("a", "g", "plain", 10), m.TrialAdded("b", "g", "plain", 10), now=0.0)
     for _ in range(3):
         engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
-    progress = progress_of(lambda: engine)
+    progress = progress_of(engine)
     progress.update({})
     assert progress.useful == 2
     value = progress.valuation(contention=1.0, cluster_gpus=4)
     # 7 and 10 iterations of 2 s are left of 20, and two GPUs can be used.
     assert value.finish([gpu(0), gpu(1)]) == pytest.approx(20.0)
     assert value.independent == pytest.approx(20.0)
-    limited = progress_of(lambda: engine, most=1)
+    limited = progress_of(engine, most=1)
     limited.update({})
     assert limited.useful == limited.valuation(1.0, 4).useful == 1
 
@@ -289,7 +296,7 @@ def test_rungs_to_come_are_part_of_the_work():
     for _ in range(3):
         engine.handle(m.Result("other", 2.0, 1.0), now=1.0)
     rungs = {"g": ((3, 6.0), (1, 18.0)), "h": ()}
-    progress = leased_devices.Progress(lambda: engine, rungs.get, None, None)
+    progress = leased_devices.Progress(engine, rungs.get, None, None)
     progress.update({})
     assert progress.useful == 10, "only what could run now"
     value = progress.valuation(contention=1.0, cluster_gpus=10)
@@ -307,7 +314,7 @@ def test_packed_trials_count_as_if_alone():
     for _ in range(5):
         # They share a device: an iteration takes four seconds where it would take two.
         engine.handle(m.Result("a", 4.0, 0.5), m.Result("b", 4.0, 0.5), now=2.0)
-    progress = progress_of(lambda: engine)
+    progress = progress_of(engine)
     progress.update({})
     # Of 20 iterations of 2 s on one worker 7 are left.
     value = progress.valuation(contention=1.0, cluster_gpus=1)
@@ -330,7 +337,7 @@ def test_the_work_of_many_trials_is_added_up_without_a_view_of_each(monkeypatch)
     views = []
     view = Engine.trial
     monkeypatch.setattr(Engine, "trial", lambda self, name: views.append(name) or view(self, name))
-    progress = progress_of(lambda: engine)
+    progress = progress_of(engine)
     progress.update({})
     assert progress.useful == 50 and not views
     assert progress.valuation(1.0, 1).finish([gpu(0)]) == pytest.approx(2.0 * (7 + 49 * 10))
@@ -350,7 +357,7 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeyp
         group_overheads=lambda group: (1.0, there.beta),
         work_done=lambda: 0.0,
     )
-    progress = progress_of(lambda: engine)
+    progress = progress_of(engine)
     progress.update({})
     assert progress.valuation(1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
     # A second worker still pays, a third one does not.
@@ -374,7 +381,7 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     engine = Engine(resize_seconds=0.5)
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=clock.now)
     engine.handle(m.TrialAdded("a", "g", "elastic", 100), now=clock.now)
-    progress = leased_devices.Progress(lambda: engine, lambda group: (), 8, None)
+    progress = leased_devices.Progress(engine, lambda group: (), 8, None)
 
     def results(count, width):
         told = []
@@ -423,3 +430,28 @@ def test_a_job_is_one_of_the_user_in_the_metadata_of_its_ray_job(monkeypatch):
         job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs_after=lambda group: ()))
         found = device_setup.hold_devices(job, settings, "app", 1)
         assert found._source._tenant.user == user
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+def test_rungs_to_come_are_told_from_the_start(tmp_path: Path, monkeypatch: Any) -> None:
+    told: list[float] = []
+    decide = TuningJob.decide
+
+    def decided(self: TuningJob, *args: Any) -> Any:
+        instructions = decide(self, *args)
+        progress = leased_devices.Progress(self.engine, self.trials.rungs_after, None, None)
+        progress.update({})
+        views = self.engine.trials.values()
+        left = sum(job.iters_remaining for jobs in progress.valuation(1.0, 1).phases for job in jobs)
+        told.append(sum(view.done for view in views) + left)
+        return instructions
+
+    monkeypatch.setattr(TuningJob, "decide", decided)
+    space = {"x": tune.grid_search(list(range(17)))}
+    results = fit("fluid", Stepper, space, tmp_path, scheduler=HyperBandScheduler(max_t=9, reduction_factor=3))
+    done = sum(result.metrics["training_iteration"] for result in results)
+    assert done == 75
+    # 51 of them in the first rungs. While a trial goes on without a pause, what follows counts twice for a moment.
+    assert min(told) >= done
+    assert sum(total < done + 1 for total in told) > 0.9 * len(told)
