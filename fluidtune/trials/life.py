@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Any
 
 from fluidtune.engine.messages import Kind
 from fluidtune.trials.crew import Crew
 from fluidtune.trials.life_states import CHANGES, HELD, PLACES, WISHES, Change, Place, Wish
-from fluidtune.trials.messages import Call, Instruction, Outside, Worker
+from fluidtune.trials.messages import Call, Event, Instruction, Outside, Worker
 from fluidtune.trials.seen_results import SeenResults
 
 #: How many of its latest events an error of a trial's life shows.
@@ -182,3 +183,9 @@ class TrialLife:
         assert led == "live" or (crew.change == "steady" and crew.facts.address is None), self
         assert not any(call.issued for call in list(self.calls)[led == "live" :]), self
         assert self.place != "released" or self.released_from is not None, self
+
+
+@singledispatch
+def on_event(event: Event, life: TrialLife) -> None:
+    """Change the life for one event; `lifecycle` names the modules with its functions. LifeError for anything else."""
+    raise LifeError(life, f"{event!r} is not an event of a trial's life; see fluidtune.trials.messages")

@@ -109,12 +109,13 @@ class NewGroup:
     address: tuple[str, int]
 
 
+@dataclass(frozen=True)
 class Event:
     """Something that happened."""
 
     def outline(self) -> str:
         """The event in a few words. What is handed through is left out."""
-        said = (f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))  # type: ignore[arg-type]
+        said = (f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))
         return f"{type(self).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
 
 
