@@ -31,8 +31,8 @@ from fluidtune.tune.groups.adapter import (
     MedianStoppingAdapter,
     Membership,
     ReplayAdapter,
+    announce,
 )
-from fluidtune.tune.groups.announced import announce
 from fluidtune.tune.groups.hyperband import HyperBandAdapter
 from fluidtune.tune.groups.pbt import PBTAdapter
 
