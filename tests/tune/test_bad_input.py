@@ -30,43 +30,35 @@ def refused(make: Any, *mentions: str) -> str:
     return message
 
 
-@pytest.mark.parametrize("devices", ["cpu:0", "gpu:0", "tpu", "cpu:", "cpu:-1", "cpu:1.5", "", 2])
-def test_no_device_setting(devices: Any) -> None:
-    refused(lambda: FluidExecutor(devices=devices), f"devices={devices!r}", '"cpu:N"')
+NO_DEVICES = ("cpu:0", "gpu:0", "tpu", "cpu:", "cpu:-1", "cpu:1.5", "", 2)
+COUNTS = ("max_packing", "max_workers", "device_memory")
+#: Settings that cannot work, and what the message names.
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    *(({"devices": each}, (f"devices={each!r}", '"cpu:N"')) for each in NO_DEVICES),
+    *(({name: each}, (f"{name}={each!r}", "at least 1")) for name in COUNTS for each in (0, -1, 1.5, "2", True)),
+    ({"devices": "cpu:2", "max_workers": 3}, ("max_workers=3", "cpu:2", "at most 2")),
+    ({"backend": "mpi"}, ("backend='mpi'", "torch")),
+    ({"arbiter": "other"}, ("arbiter='other'", "auto")),
+    ({"fresh_workers": "yes"}, ("fresh_workers='yes'", "True or False")),
+    ({"reserve": "no"}, ("reserve='no'", "True or False")),
+    ({"reserve": True, "arbiter": "auto"}, ("reserve=True", "arbiter='auto'", "leave one")),
+    ({"devices": "cpu:1", "beside": True, "arbiter": "auto"}, ("beside=True", "'auto'", "leave one")),
+    ({"lanes": True}, ("lanes=True", "bool", "text")),
+    ({"lanes": 7}, ("lanes=7", "int", "text")),
+    ({"lanes": "ROUND-ROBIN"}, ("FIFO, PACK, SRTF, FAIR, HPT",)),
+    ({"devices": "emulated:2", "lanes": "FAIR"}, ("no memory to divide",)),
+    ({"device_memory": 1 << 30}, ("add lanes",)),
+    ({"devices": "emulated:2", "profile": 7}, ("profile=7", "int", "text")),
+]
 
 
-@pytest.mark.parametrize("name", ["max_packing", "max_workers"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
-def test_no_whole_number(name: str, value: Any) -> None:
-    refused(lambda: FluidExecutor(**{name: value}), f"{name}={value!r}", "at least 1")
+@pytest.mark.parametrize(("settings", "mentions"), REFUSED, ids=str)
+def test_a_setting_that_cannot_work(settings: dict[str, Any], mentions: tuple[str, ...]) -> None:
+    refused(lambda: FluidExecutor(**settings), *mentions)
 
 
-def test_more_workers_than_devices() -> None:
-    refused(lambda: FluidExecutor(devices="cpu:2", max_workers=3), "max_workers=3", "cpu:2", "at most 2")
+def test_as_many_workers_as_devices() -> None:
     FluidExecutor(devices="cpu:2", max_workers=2)
-
-
-def test_unknown_backend() -> None:
-    refused(lambda: FluidExecutor(backend="mpi"), "backend='mpi'", "torch")
-
-
-def test_fresh_workers_is_yes_or_no() -> None:
-    refused(lambda: FluidExecutor(fresh_workers="yes"), "fresh_workers='yes'", "True or False")  # type: ignore[arg-type]
-
-
-def test_reserve_is_yes_or_no_and_for_a_job_without_an_arbiter() -> None:
-    refused(lambda: FluidExecutor(reserve="no"), "reserve='no'", "True or False")  # type: ignore[arg-type]
-    refused(lambda: FluidExecutor(reserve=True, arbiter="auto"), "reserve=True", "arbiter='auto'", "leave one")
-
-
-@pytest.mark.parametrize(("name", "value"), [("lanes", True), ("lanes", 7), ("profile", 7)])
-def test_a_setting_of_another_type(name: str, value: Any) -> None:
-    devices = "emulated:2" if name == "profile" else "cpu:2"
-    refused(lambda: FluidExecutor(devices=devices, **{name: value}), f"{name}={value!r}", type(value).__name__, "text")
-
-
-def test_a_search_beside_a_service_has_its_core_and_leases_none() -> None:
-    refused(lambda: FluidExecutor(devices="cpu:1", beside=True, arbiter="auto"), "beside=True", "'auto'", "leave one")
 
 
 @pytest.mark.parametrize("executor", ["gpu:4", FluidExecutor, {"devices": "cpu:1"}])

@@ -10,7 +10,6 @@ import pytest
 from ray import tune
 from ray.tune.schedulers import HyperBandScheduler
 
-import fluidtune
 from fluidtune.cluster.devices import DeviceSpec, layout
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
@@ -320,11 +319,6 @@ def test_packed_trials_count_as_if_alone():
     value = progress.valuation(contention=1.0, cluster_gpus=1)
     assert value.independent == pytest.approx(40.0)
     assert value.finish([gpu(0)]) == pytest.approx(14.0)
-
-
-def test_an_unknown_arbiter_is_refused():
-    with pytest.raises(FluidTuneError, match="auto"):
-        fluidtune.FluidExecutor(arbiter="other")
 
 
 def test_the_work_of_many_trials_is_added_up_without_a_view_of_each(monkeypatch):
