@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import fluidtune.engine
 from fluidtune.engine import Reason, Why, because
 from fluidtune.engine import messages as m
 from fluidtune.engine.reasons import NUMBERS
@@ -100,7 +99,7 @@ def a_larger_trial_lacks_devices() -> tuple[list[m.Instruction], str]:
     bench(m.Resized("a", (0, 1, 2), 0.1))
     bench.results("a", 0.45, 4, width=3)
     bench(m.TrialEnded("z", "stopped"), plain("b", 4000))
-    out = bench(m.KindFound("b", "elastic"), m.Result("b", 1.0, 1), fluidtune.engine.DeviceGained(9, "node0"))
+    out = bench(m.KindFound("b", "elastic"), m.Result("b", 1.0, 1), m.DeviceGained(9, "node0"))
     return out[1:], "trials with more work left can use its devices; 995 s left on 1 device instead of 448 s on 3"
 
 
@@ -209,7 +208,7 @@ def test_the_table_of_reasons_in_the_docs_is_that_of_the_code() -> None:
 
 
 def test_each_reason_is_given_somewhere_in_the_engine_and_each_number_belongs_to_one() -> None:
-    room = Path(fluidtune.engine.__file__).parent
+    room = Path(m.__file__).parent
     sources = "".join(path.read_text() for path in room.glob("*.py") if path.name != "reasons.py")
     assert {name for name in re.findall(r"Reason\.([A-Z_]+)", sources)} == set(Reason.__members__)
     for reason in Reason:
@@ -222,7 +221,7 @@ def test_no_instruction_is_made_without_a_reason_or_with_that_of_another_instruc
         m.Suspend("a")  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="this reason is one of Start"):
         m.Release("a", (0,), why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
-    assert fluidtune.engine.Resume("a", (0,), 1.0, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
+    assert m.Resume("a", (0,), 1.0, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
 
 
 def test_a_reason_has_exactly_its_numbers() -> None:

@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from fluidtune.trials import messages as m
-from fluidtune.trials.life_states import CHANGES, PLACES, WISHES, Change, Place, Wish
 from fluidtune.trials.life import on_event
+from fluidtune.trials.life_states import CHANGES, PLACES, WISHES, Change, Place, Wish
 from fluidtune.tune.trial_shell import _METHODS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trials.md").read_text()

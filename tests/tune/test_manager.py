@@ -13,14 +13,13 @@ import pytest
 from ray.exceptions import RayActorError
 
 from fluidtune import FluidExecutor
-from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.messages import IterationReply
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
-from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report import EVENT_LOG_NAME
 from fluidtune.trials import TrialLife
 from fluidtune.trials import messages as life
 from fluidtune.trials.seen_results import SeenResults
@@ -29,7 +28,6 @@ from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.trial_shell import LATE_S
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import resize
-from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Tried, growing, leader_of, wide
 
 
