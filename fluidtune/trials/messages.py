@@ -644,7 +644,6 @@ class NoteVerdict(Instruction):
     """A rehearsal of a growth has ended with this verdict."""
 
     kind: str
-    reason: str
 
 
 @dataclass(frozen=True)

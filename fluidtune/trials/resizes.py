@@ -182,7 +182,7 @@ def _on_joined(event: m.Joined, life: TrialLife) -> None:
         return
     if event.verdict is not None:
         kind, reason = event.verdict
-        life.order(m.NoteVerdict(kind, reason), m.Write("growth_checked", {"verdict": kind}, reason))
+        life.order(m.NoteVerdict(kind), m.Write("growth_checked", {"verdict": kind}, reason))
         if kind == "differs":
             end_growth(life, reason)
             return

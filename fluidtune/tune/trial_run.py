@@ -14,9 +14,8 @@ from ray.tune.experiment import Trial
 from fluidtune.elastic.transport.signing import new_secret
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
-from fluidtune.trials import TrialLife
+from fluidtune.trials.life import SeenResults, TrialLife
 from fluidtune.trials.messages import Call, Checkpoint
-from fluidtune.trials.seen_results import SeenResults
 
 if TYPE_CHECKING:
     from fluidtune.tune.tuning_job import TuningJob

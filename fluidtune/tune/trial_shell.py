@@ -7,22 +7,21 @@ instruction; what workers answer goes back as events (`worker_answers`).
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fluidtune.cluster.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.elastic import Reform
-from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.engine import messages as engine
 from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.trials import handle
 from fluidtune.trials import messages as m
 from fluidtune.tune import worker_answers
-from fluidtune.tune.growth_checks import GrowthChecks
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import RayCalls, failure, first_line
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_progress, task_of
@@ -32,6 +31,8 @@ from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, Worke
 
 log = logging.getLogger(__name__)
 
+#: Set to 1 in the driver's environment, it has every growth rehearsed.
+CHECK = "FLUIDTUNE_CHECK"
 #: Seconds in which a new worker must come to its loop's first boundary; until then it holds a device and does nothing.
 LATE_S = 600.0
 
@@ -51,7 +52,8 @@ class TrialShell:
     ) -> None:
         self._job, self._actors, self._runs = job, actors, runs
         self._calls, self._callbacks, self._dispatch, self._emit = calls, callbacks, dispatch, emit
-        self._checks = GrowthChecks()
+        #: Which growths are rehearsed (`fluidtune.elastic.checks.rehearsal`): the job's first one, all, or none any more.
+        self.rehearses: Literal["first", "all", "none"] = "all" if os.environ.get(CHECK) == "1" else "first"
         #: By name, new workers that run the trial's code up to its first boundary, and since when (monotonic clock).
         self._on_their_way: dict[str, tuple[TrialRun, PooledWorker, float]] = {}
 
@@ -151,7 +153,7 @@ class TrialShell:
 
     def _join(self, run: TrialRun, join: m.Join) -> None:
         worker, spec = _pooled(join.worker), self._job.load_spec(run)
-        if join.first and spec.emulation is None and self._checks.due():
+        if join.first and spec.emulation is None and self.rehearses != "none":
             spec = replace(spec, rehearse=True)
         self._on_their_way[worker.name] = run, worker, time.monotonic()
         self._calls.track_call(worker.actor.join.remote(run.trainable_ref, spec), partial(self._joined, run, worker))
@@ -162,7 +164,10 @@ class TrialShell:
         self.tell(run, worker_answers.joined(worker, value))
 
     def _note_verdict(self, run: TrialRun, verdict: m.NoteVerdict) -> None:
-        self._checks.heard(Verdict(verdict.kind, verdict.reason))  # type: ignore[arg-type]
+        if verdict.kind == "differs":
+            self.rehearses = "all"
+        elif self.rehearses == "first":
+            self.rehearses = "none"
 
     def _enter(self, run: TrialRun, enter: m.Enter) -> None:
         worker = _pooled(enter.worker)

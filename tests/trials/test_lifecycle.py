@@ -12,8 +12,7 @@ from fluidtune.engine import messages as engine
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES
-from fluidtune.trials.seen_results import SeenResults
+from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES, SeenResults
 from tests.engine.helpers import resize, start
 
 ADDRESS = ("127.0.0.1", 4321)

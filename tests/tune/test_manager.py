@@ -22,10 +22,10 @@ from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME
 from fluidtune.trials import TrialLife
 from fluidtune.trials import messages as life
-from fluidtune.trials.seen_results import SeenResults
+from fluidtune.trials.life import SeenResults
 from fluidtune.tune import final_report, tuning_job
 from fluidtune.tune.trial_run import TrialRun
-from fluidtune.tune.trial_shell import LATE_S
+from fluidtune.tune.trial_shell import CHECK, LATE_S, TrialShell
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import resize
 from tests.tune.tried_manager import Tried, growing, leader_of, wide
@@ -323,3 +323,28 @@ def test_a_process_in_which_a_trial_failed_serves_no_other(tried: Tried, status:
     # docs/bugs.md, 190
     call, arguments = unload_call(tried, status)
     assert (call, arguments[0]) == ("unload", fresh)
+
+
+@pytest.mark.parametrize(
+    ("variable", "verdicts", "rehearses"),
+    [
+        ("0", [], "first"),
+        ("0", ["unknown"], "none"),
+        ("0", ["same", "differs", "same"], "all"),  # the second was under way, too
+        ("1", ["same"], "all"),
+    ],
+)
+def test_the_first_growth_is_rehearsed_and_all_after_one_that_differed(
+    variable: str, verdicts: list[str], rehearses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CHECK, variable)
+    shell = TrialShell(*[None] * 7)  # type: ignore[arg-type]
+    for verdict in verdicts:
+        shell._note_verdict(None, life.NoteVerdict(verdict))  # type: ignore[arg-type]
+    assert shell.rehearses == rehearses
+
+
+def test_a_growth_is_rehearsed_by_the_first_new_worker(tried: Tried) -> None:
+    _, joiner = growing(tried)
+    actor: Any = joiner.actor
+    assert actor.called == ["join"] and actor.args[0][1].rehearse
