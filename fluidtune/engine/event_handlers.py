@@ -235,7 +235,7 @@ def _on_resized(event: m.Resized, state: State, now: float) -> Iterable[m.Instru
         raise EngineError(f"{event!r}: expected finite seconds >= 0")
     if _is_late_answer(trial, event):
         return ()
-    state.record_resize(event.seconds)
+    state.resize_total, state.resizes = state.resize_total + event.seconds, state.resizes + 1
     return state.end_resize(trial, event.devices, Reason.RESIZE_DONE)
 
 
