@@ -1,7 +1,7 @@
 """Carries messages between the trials' lives and everything else: workers, the engine, Tune and the log.
 
-It decides nothing. What a trial's life wants (`fluidtune.trials.messages`) is carried out here, one method for each
-instruction; what workers answer goes back as events (`worker_answers`).
+It decides nothing. What a trial's life wants (`fluidtune.trials.messages`) is carried out here, by `_METHODS`; what
+workers answer goes back as events (`worker_answers`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TrialShell:
     ) -> None:
         self._job, self._actors, self._runs = job, actors, runs
         self._calls, self._callbacks, self._dispatch, self._emit = calls, callbacks, dispatch, emit
-        #: Which growths are rehearsed (`fluidtune.elastic.checks.rehearsal`): the job's first one, all, or none any more.
+        #: Which growths `fluidtune.elastic.checks.rehearsal` tries first: the job's first one, all, or none any more.
         self.rehearses: Literal["first", "all", "none"] = "all" if os.environ.get(CHECK) == "1" else "first"
         #: By name, new workers that run the trial's code up to its first boundary, and since when (monotonic clock).
         self._on_their_way: dict[str, tuple[TrialRun, PooledWorker, float]] = {}
@@ -70,9 +70,6 @@ class TrialShell:
                 self.tell(run, m.JoinerLate(worker, LATE_S))
 
     # --- to the engine
-
-    def _tell(self, run: TrialRun, told: m.Tell) -> None:
-        self._emit(told.event)
 
     def _announce(self, run: TrialRun, announce: m.Announce) -> None:
         for event in self._job.trials.arrival_events(run, self._job.log):
@@ -194,12 +191,6 @@ class TrialShell:
         given_up = self._dispatch.device_broken(broken.device, broken.why)
         self.tell(run, m.DeviceJudged(broken.device, broken.why, given_up, broken.follower, broken.said))
 
-    def _end_idle_workers(self, run: TrialRun, end: m.EndIdleWorkers) -> None:
-        self._job.pool.discard_all_idle_workers()
-
-    def _poll_devices(self, run: TrialRun, poll: m.PollDevices) -> None:
-        self._dispatch.poll_devices(force=True)
-
     # --- to Tune
 
     def _tell_started(self, run: TrialRun, started: m.TellStarted) -> None:
@@ -227,9 +218,6 @@ class TrialShell:
         self._log_failure(run, failed.error)
         self._callbacks.tell_failed(run.tracked, [task_of(call) for call in failed.calls], failed.error)
 
-    def _forget(self, run: TrialRun, forget: m.Forget) -> None:
-        self._runs.drop_run(run)
-
     def _keep_checkpoint(self, run: TrialRun, kept: m.KeepCheckpoint) -> None:
         run.trial.on_checkpoint(kept.value)
         self.tell(run, m.CheckpointKept())
@@ -244,18 +232,12 @@ class TrialShell:
         reason = {} if write.reason is None else {"reason": write.reason[:REASON_LENGTH]}
         self._job.log.write(write.event, trial=run.id, **write.fields, **reason)
 
-    def _note_departure(self, run: TrialRun, departure: m.NoteDeparture) -> None:
-        self._job.log.leaves(run.id, departure.reason)
-
     def _log_failure(self, run: TrialRun, error: Exception) -> None:
         self._job.log.leaves(run.id, f"it failed: {failure(error)}")
 
     def _write_iteration(self, run: TrialRun, iteration: m.WriteIteration) -> None:
         assert isinstance(iteration.reply, IterationReply)
         self._job.iteration_reported(run, iteration.reply)
-
-    def _warn(self, run: TrialRun, warning: m.Warn) -> None:
-        log.warning("%s", warning.text)
 
 
 def _pooled(worker: m.Worker) -> PooledWorker:
@@ -273,7 +255,7 @@ def _reform(group: m.NewGroup | None) -> Reform | None:
 
 
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {
-    m.Tell: TrialShell._tell,
+    m.Tell: lambda shell, run, told: shell._emit(told.event),
     m.Announce: TrialShell._announce,
     m.SpreadKind: TrialShell._spread_kind,
     m.RequestLeader: TrialShell._request_leader,
@@ -289,18 +271,18 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.ExpectCleanup: TrialShell._expect_cleanup,
     m.Bury: TrialShell._bury,
     m.GiveUpDevice: TrialShell._give_up_device,
-    m.EndIdleWorkers: TrialShell._end_idle_workers,
-    m.PollDevices: TrialShell._poll_devices,
+    m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),
+    m.PollDevices: lambda shell, run, poll: shell._dispatch.poll_devices(force=True),
     m.TellStarted: TrialShell._tell_started,
     m.TellRecovered: TrialShell._tell_recovered,
     m.TellTune: TrialShell._tell_tune,
     m.TellError: TrialShell._tell_error,
     m.Fail: TrialShell._fail,
-    m.Forget: TrialShell._forget,
+    m.Forget: lambda shell, run, forget: shell._runs.drop_run(run),
     m.KeepCheckpoint: TrialShell._keep_checkpoint,
     m.TrialOver: TrialShell._trial_over,
     m.Write: TrialShell._write,
-    m.NoteDeparture: TrialShell._note_departure,
+    m.NoteDeparture: lambda shell, run, departure: shell._job.log.leaves(run.id, departure.reason),
     m.WriteIteration: TrialShell._write_iteration,
-    m.Warn: TrialShell._warn,
+    m.Warn: lambda shell, run, warning: log.warning("%s", warning.text),
 }
