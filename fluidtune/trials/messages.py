@@ -279,11 +279,8 @@ class RoomLacking(Event):
 class DeviceJudged(Event):
     """The shell's answer to `GiveUpDevice`. ``given_up``: the job uses the device no more; False: it has no other."""
 
-    device: int
-    why: str
+    asked: GiveUpDevice
     given_up: bool
-    follower: str | None = None
-    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -327,7 +324,6 @@ class Restored(Event):
     call: Call
     delivered: int
     number: Any
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -525,7 +521,7 @@ class StopForking(Instruction):
 
 @dataclass(frozen=True)
 class GiveUpDevice(Instruction):
-    """The device has failed. Answered by `DeviceJudged` with the same fields."""
+    """The device has failed. ``follower``: its worker, and what that ``said``. Answered by `DeviceJudged`."""
 
     device: int
     why: str

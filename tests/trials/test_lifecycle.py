@@ -186,7 +186,7 @@ def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
     driver.found()
     restore = driver.loaded()[-1]
     assert isinstance(restore, m.CallLeader) and restore.call.method == "restore" and not restore.call.wants_result
-    out = driver.hears(m.Restored(restore.call, 4, 40, 4))
+    out = driver.hears(m.Restored(restore.call, 4, 40))
     assert driver.life.seen.delivered == 4 and driver.life.seen.number == 40
     assert kinds(out) == ["CallLeader", "TellTune"] and out[0].call is driver.call  # type: ignore[attr-defined]
 
@@ -370,7 +370,7 @@ def test_a_device_that_has_failed_is_given_up_if_there_is_another(given_up: bool
     driver = Driver().live()
     driver.asked()
     assert driver.hears(m.RoomLacking(driver.call, "Xid 79", broken=0)) == [m.GiveUpDevice(0, "Xid 79")]
-    out = driver.hears(m.DeviceJudged(0, "Xid 79", given_up))
+    out = driver.hears(m.DeviceJudged(m.GiveUpDevice(0, "Xid 79"), given_up))
     lost, failed = engine.WorkerLost("a", device=0), engine.TrialEnded("a", "failed")
     assert told(out) == [lost if given_up else failed]
 
