@@ -362,8 +362,9 @@ def test_memory_that_ran_out_beside_others_is_made_free_for_one_more_try(
     tried: Tried, monkeypatch: pytest.MonkeyPatch, lanes: str | None, packing: int, kind: str, squeezed: bool
 ) -> None:
     layout = Layout(kind, 2, {"CPU": 1.0}, 1.0, packing, {"CPU": 1.0})
+    by_count = DeviceSetup("job", layout, None, 1, None, lanes, None, None).shares_gpus_by_count
     run = tried.placed(1.0, loaded=False)
-    monkeypatch.setattr(tried.job, "setup", DeviceSetup("job", layout, None, 1, None, lanes, None, None))
+    run.life.outside = replace(run.life.outside, shares_gpus_by_count=by_count)
     ended: list[str] = []
     monkeypatch.setattr(tried.pool, "discard_all_idle_workers", lambda: ended.append("idle workers"), raising=False)
     tried.loaded(run, Lack("no room", (1.0, 0.0)))
