@@ -96,7 +96,7 @@ TABLE = (
     "! interrupt ignored | in_main(signal.signal, signal.SIGINT, signal.SIG_IGN) | signal.getsignal(signal.SIGINT)",
     "! alarm | signal.setitimer(signal.ITIMER_REAL, 500.0) | signal.getitimer(signal.ITIMER_REAL)",
     "! blocked signals | signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}) | blocked_signals()",
-    "! standard output's file | os.dup2(os.open(os.devnull, os.O_WRONLY), 1) | os.readlink('/proc/self/fd/1') == os.devnull",
+    "! standard output's file | os.dup2(os.open(os.devnull, os.O_WRONLY), 1) | prints_to_nothing()",
     "! a thread | threading.Thread(target=time.sleep, args=(60,), daemon=True).start() | threading.active_count()",
     "! a child | KEPT.append(subprocess.Popen(['sleep', '60'])) | 0",
     "! a port | KEPT.append(socket.create_server(('127.0.0.1', 0))) | 0",
@@ -120,8 +120,8 @@ TABLE = (
     "! record factory | logging.setLogRecordFactory(print) | logging.getLogRecordFactory() is print",
     "! logger class | logging.setLoggerClass(type('Mine', (logging.Logger,), {})) | logging.getLoggerClass().__name__",
     # Modules: the user's own, and patches.
-    "state of a user's module | users_module().STATE.append(1) | state_of_users_module()",
-    "a patch of the user's module | users_module().answer = lambda: 0 | answer_of_users_module()",
+    "state of a user's module | users_module().STATE.append(1) | seen_of_users_module()",
+    "a patch of the user's module | users_module().answer = lambda: 0 | seen_of_users_module()",
     "! a patch of builtins | builtins.trials = 1 | hasattr(builtins, 'trials')",
     "! a patch of math | math.sqrt = abs | math.sqrt is abs",
     "! a patch of ssl | ssl._create_default_https_context = ssl._create_unverified_context | 0",
@@ -235,6 +235,10 @@ def blocked_signals() -> list[int]:
     return sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 
 
+def prints_to_nothing() -> bool:
+    return os.readlink("/proc/self/fd/1") == os.devnull
+
+
 def in_main(call: Callable[..., object], *args: Any) -> None:
     """A change that Python allows to the main thread alone; a thread of its own leaves it out."""
     if threading.current_thread() is threading.main_thread():
@@ -278,15 +282,11 @@ def users_module() -> Any:
     return importlib.import_module("a_users_module")
 
 
-def state_of_users_module() -> Any:
+def seen_of_users_module() -> tuple[Any, Any]:
     try:
-        return users_module().STATE
+        return users_module().STATE, users_module().answer()
     finally:
         sys.path.remove(FOLDER)
-
-
-def answer_of_users_module() -> Any:
-    return state_of_users_module() and users_module().answer()
 
 
 def package(name: str) -> Any:
