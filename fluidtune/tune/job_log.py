@@ -253,7 +253,7 @@ class JobLog:
             pid=info.pid,
             seconds=self._clock() - worker.asked,
             forked=info.forked,
-            spare=worker.spare,
+            spare=worker.started_for == "spare",
             **({} if info.mps is None else {"mps": info.mps}),
         )
 

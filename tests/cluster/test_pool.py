@@ -12,6 +12,7 @@ import pytest
 from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
 from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 
@@ -41,10 +42,8 @@ def pool(monkeypatch):
     def start(self, device, visible, spare=False):
         self._count += 1
         seen.append(visible)
-        exclusive = visible is not None
-        return PooledWorker(
-            f"w{self._count}", device, Actor(ended), 0.0, exclusive=exclusive, spare=spare, busy=not spare
-        )
+        started_for = "trial" if visible is None else "several"
+        return PooledWorker(f"w{self._count}", device, Actor(ended), 0.0, started_for=started_for)
 
     def wait(futures, num_returns, timeout):
         ready = [future for future in futures if not future.actor.hangs]
@@ -93,21 +92,21 @@ def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
     idle, other = taken(pool, 0), taken(pool, 1)
     assert pool.start_probe(1) is None, "its worker is starting, and will say"
     for worker, gpu in ((idle, "7"), (other, "8")):
-        worker.gpus, worker.group = [gpu], f"group-{worker.device}"
+        worker.info, worker.group = WorkerInfo(1, [gpu]), f"group-{worker.device}"
         pool.note_gpu(worker)
     assert pool.unknown_gpus(0, (1, 2)) == [2]
     assert not pool.can_serve(0, others=(1,))
     pool.return_worker(idle)
     assert pool.can_serve(0, others=(1,))
     wide = taken(pool, 0, others=(1,))
-    assert wide is not idle and wide.exclusive and pool.ended == [idle.actor]
+    assert wide is not idle and wide.started_for == "several" and pool.ended == [idle.actor]
     assert pool.seen == [None, None, ["7", "8"]]
     pool.return_worker(wide)
     assert pool.take_idle_worker(0) is None and pool.ended == [idle.actor, wide.actor] and not pool.killed
     pool._devices.group = lambda device: f"later-group-{device}"
     assert pool.unknown_gpus(0, (1,)) == [0, 1], "another lease of the device may be another GPU"
     probe = pool.start_probe(0)
-    assert probe is not None and pool.seen[-1] is None and not probe.exclusive
+    assert probe is not None and pool.seen[-1] is None and probe.started_for == "trial"
 
 
 def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monkeypatch):
@@ -117,7 +116,8 @@ def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monke
     for worker in (idle, stuck):
         worker.starting = False
     pool.return_worker(idle)
-    stuck.cleaning, stuck.actor.hangs = time.monotonic(), True
+    stuck.actor.hangs = True
+    stuck.clean_up()
     pool.close()
     assert pool.ended == [idle.actor, stuck.actor]
     assert pool.killed == [unborn.actor, stuck.actor] and not pool.workers
@@ -127,7 +127,8 @@ def test_workers_and_exit_handlers_are_waited_for_ten_seconds_in_all(pool, monke
     # docs/bugs.md, 300
     monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
     stuck, waited = taken(pool, 0), []
-    stuck.starting, stuck.cleaning, stuck.actor.hangs = False, time.monotonic(), True
+    stuck.starting, stuck.actor.hangs = False, True
+    stuck.clean_up()
     monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.append(timeout))
     pool.close()
     assert pool.killed == [stuck.actor] and waited == [0.0]

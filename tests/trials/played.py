@@ -216,7 +216,7 @@ class PlayedPool:
         if not self.idle.get(device):
             return None
         worker = self.idle[device].pop()
-        worker.busy = True
+        worker.take()
         return worker
 
     def start_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
@@ -236,7 +236,7 @@ class PlayedPool:
 
     def return_worker(self, worker: PooledWorker) -> None:
         self._play.note("returned", worker.name)
-        worker.busy, worker.cleaning = False, None
+        worker.free()
         self.idle.setdefault(worker.device, []).append(worker)
 
     def forget_worker(self, worker: PooledWorker) -> None:
