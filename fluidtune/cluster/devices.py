@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray.util.placement_group import (
@@ -21,6 +20,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.errors import FluidTuneError
 
 _SPEC = re.compile(r"(cpu|gpu|emulated)(?::(\d+))?")
@@ -306,10 +306,8 @@ def _check_enough(spec: DeviceSpec, there: float, name: str) -> None:
         )
 
 
-class Reservation:
-    """A `DeviceSource` of the job's own: it reserves every device with a placement group for the whole run.
-
-    ``job``: the job's name. ``plan.most`` must be known.
+class Reservation(DeviceSource):
+    """It reserves every device with a placement group for the whole run. ``plan.most`` must be known.
 
     A device is there when its group has been created on a living node.
     """
@@ -321,38 +319,16 @@ class Reservation:
             device: placement_group([dict(plan.bundle)], strategy="PACK", name=f"fluidtune-{job}-{device}")
             for device in range(plan.most)
         }
-        #: The devices that are there, each with its node's id.
         self.nodes: dict[int, str] = {}
-        #: See `DeviceSource`: none, all are held to the end.
-        self.given_back: frozenset[int] = frozenset()
 
     def group(self, device: int) -> PlacementGroup:
-        """See `DeviceSource.group`."""
         return self._groups[device]
 
     @property
-    def urgent(self) -> bool:
-        """False: nothing says when a device comes."""
-        return False
-
-    def bundle(self, device: int) -> int:
-        """See `DeviceSource`: a device is a group of one bundle."""
-        return 0
-
-    @property
     def complete(self) -> bool:
-        """Whether every device is there."""
         return len(self.nodes) == len(self._groups)
 
-    def leaving(self) -> list[int]:
-        """No device: nobody takes a job's own devices away."""
-        return []
-
-    def revoked(self, device: int, group: Any) -> None:
-        """Nothing to note: `poll` asks Ray about every group."""
-
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        """See `DeviceSource.poll`."""
         if wait_s:
             self._wait(wait_s)
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -378,7 +354,7 @@ class Reservation:
             wait_s = OTHER_GROUPS_WAIT_S
 
     def close(self) -> None:
-        """Remove all groups. Ray kills what still runs inside."""
+        # Ray kills what still runs inside a group.
         groups, self._groups = self._groups, {}
         self.nodes.clear()
         for group in groups.values():

@@ -18,6 +18,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout, devices_held
 from fluidtune.cluster.holding import Holding, Orders, Unit
 from fluidtune.engine import DeviceDemand
@@ -58,7 +59,7 @@ class Uses:
     has_workers: Callable[[int], bool]
 
 
-class OnDemandDevices:
+class OnDemandDevices(DeviceSource):
     """See the module. ``job``: the job's name. ``most_asked``: see `Holding`."""
 
     def __init__(self, job: str, plan: Layout, uses: Uses, most_asked: int):
@@ -68,9 +69,7 @@ class OnDemandDevices:
         self._unit_of: dict[int, Unit] = {}
         #: How many groups were asked for so far: Ray wants a name of its own for each.
         self._asked = 0
-        #: See `DeviceSource`.
         self.nodes: dict[int, str] = {}
-        self.given_back: frozenset[int] = frozenset()
         #: Devices that will be given back and that `leaving` has not named.
         self._leave: list[int] = []
         #: Units that were given back and whose workers are ending -> when their groups are removed in any case.
@@ -87,13 +86,8 @@ class OnDemandDevices:
         self._next_look = 0
 
     @property
-    def complete(self) -> bool:
-        """False: the devices that the job can use change with its trials."""
-        return False
-
-    @property
     def urgent(self) -> bool:
-        """See `DeviceSource`: further trials wait, or a group that was just asked for may have been made.
+        """Whether further trials wait, or a group that was just asked for may have been made.
 
         While a group waits for longer than a moment, the cluster has no room, and nothing is urgent.
         """
@@ -104,26 +98,21 @@ class OnDemandDevices:
         return more or (self._oldest <= now and now - self._polled >= SOON_S)
 
     def group(self, device: int) -> PlacementGroup:
-        """See `DeviceSource.group`."""
         return self._groups[self._unit_of[device]]
 
     def bundle(self, device: int) -> int:
-        """See `DeviceSource.bundle`."""
         return self._unit_of[device].devices.index(device)
 
     def leaving(self) -> list[int]:
-        """See `DeviceSource`: devices to which trials have grown and for which others wait."""
         leave, self._leave = [device for device in self._leave if device in self.nodes], []
         return leave
 
     def revoked(self, device: int, group: PlacementGroup) -> None:
-        """See `DeviceSource`."""
         unit = self._unit_of.get(device)
         if unit is not None and unit not in self._ending and self._groups[unit] == group:
             self._revoked.add(unit)
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        """See `DeviceSource.poll`."""
         came: dict[int, str] = {}
         gone: list[int] = []
         returned: set[int] = set()
@@ -276,7 +265,7 @@ class OnDemandDevices:
         return min(total - taken, free) >= len(unit.devices)
 
     def close(self) -> None:
-        """Remove all groups. Ray kills what still runs inside."""
+        # Ray kills what still runs inside a group.
         groups, self._groups = self._groups, {}
         self.nodes.clear()
         self._unit_of.clear()
