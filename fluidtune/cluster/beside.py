@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 #: The name of the lane: the search and the service have one core of this machine in common.
 LANE = "beside-cpu"
-#: Seconds to be admitted to the lane, and from a failure until it is tried again. Judgement: a lane service starts in
-#: one second, and everybody who asks is admitted at once, because nobody needs memory.
+#: Seconds to be admitted to the lane, and from a failure until it is tried again.
 ADMIT_S, RETRY_S = 30.0, 60.0
 
 

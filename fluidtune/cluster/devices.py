@@ -24,13 +24,11 @@ from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.errors import FluidTuneError
 
 _SPEC = re.compile(r"(cpu|gpu|emulated)(?::(\d+))?")
-#: CPUs of the real cluster that an emulated worker takes. Judgement: it sleeps, and 1,000 of them must fit one core.
+#: CPUs of the real cluster that an emulated worker takes. 1,000 of them must fit one core.
 EMULATED_CPUS = 0.001
-#: Added to a quotient of resources before it is rounded down. Judgement: above the rounding errors of the division,
-#: below any share that a user asks for.
+#: Added to a quotient of resources before it is rounded down.
 ROUNDING = 1e-9
-#: Seconds that a job's start waits for each further device once the first is there. Judgement: a group that is not
-#: created by then has no room now, and `Reservation.poll` finds it when it comes.
+#: Seconds that a job's start waits for each further device once the first is there.
 OTHER_GROUPS_WAIT_S = 0.1
 
 

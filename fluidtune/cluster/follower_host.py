@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from fluidtune.cluster.lanes import Lack
     from fluidtune.elastic import FollowerSession
 
-#: How long the end of a follower's loop is waited for, seconds. Judgement: a loop that waits for its group ends at
-#: once, and one that computes comes to a boundary within a step of a usual length.
+#: How long the end of a follower's loop is waited for, seconds.
 END_S = 5.0
 #: The environment of a follower: W&B's documented switch for a run that records nothing.
 _ENVIRONMENT = {"WANDB_MODE": "disabled"}

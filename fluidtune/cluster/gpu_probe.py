@@ -14,8 +14,8 @@ from salus_share.telemetry import DeviceSample, Telemetry
 #: The least seconds between two looks at a device. NVML's documentation: utilisation is that of the last
 #: sixth of a second to second, depending on the product; a shorter period would ask for the same figure again.
 SAMPLE_S = 2.0
-#: Bytes of a GPU's memory that others hold at least where another process computes on it. Judgement: a CUDA context
-#: takes 300 to 600 MiB; what a driver or MPS keeps for itself is less.
+#: Bytes of a GPU's memory that others hold at least where another process computes on it. A CUDA context takes 300 to
+#: 600 MiB; what a driver or MPS keeps for itself is less.
 NEIGHBOUR = 256 << 20
 #: What CUDA says on a GPU in compute mode Exclusive Process that another process is on: cudaErrorDevicesUnavailable in
 #: the documentation of its runtime.

@@ -24,21 +24,20 @@ from dataclasses import dataclass, field
 
 from fluidtune.engine import DeviceDemand
 
-#: Seconds after which a device that the job has no use for is given back. Judgement: about as long as a new worker
-#: process takes to start, so that keeping a device never costs much more than giving it back too early would. An
-#: algorithm that decides about its next trials takes less.
+#: Seconds after which a device that the job has no use for is given back. It is about as long as a new worker process
+#: takes to start, so that keeping a device never costs much more than giving it back too early would.
 SPARE_S = 3.0
-#: Seconds after which a request for growth that is not met is dropped. Judgement: Ray makes a placement group within
-#: milliseconds where there is room (5 ms on 2 cores), and its view of what is free is about a second old at most.
+#: Seconds after which a request for growth that is not met is dropped. Ray makes a placement group within milliseconds
+#: where there is room, and its view of what is free is about a second old at most.
 GROWTH_WAIT_S = 1.0
-#: Seconds for which others must have waited without a break before trials shrink for them. Judgement: longer than Ray
-#: takes to start a task for which there is room, so that not every short task makes a trial shrink.
+#: Seconds for which others must have waited without a break before trials shrink for them. It is longer than Ray takes
+#: to start a task for which there is room, so that not every short task makes a trial shrink.
 YIELD_AFTER_S = 1.0
-#: Seconds that a trial gets to shrink. Judgement: as long as an arbiter's notice (`themis_bridge.settings`), for the
-#: same reason: most iterations are shorter.
+#: Seconds that a trial gets to shrink. As long as an arbiter's notice (`themis_bridge.settings`), for the same reason:
+#: most iterations are shorter.
 LEAVE_S = 30.0
 #: Seconds without growth after trials have shrunk for others, or have not used what they were given. It doubles each
-#: time that trials shrink for others. Judgement: a growth pays for its resize within this time as a rule.
+#: time that trials shrink for others.
 GROW_AGAIN_S = 30.0
 
 

@@ -38,16 +38,14 @@ from salus_share.trial import SharedTrial
 
 logger = logging.getLogger(__name__)
 
-#: How long a trial waits for room on its device, seconds. Then it goes back to the engine's queue. Judgement: residents
-#: that were told to leave have done so by then, unless their iterations are long.
+#: How long a trial waits for room on its device, seconds. Then it goes back to the engine's queue.
 ADMIT_S = 30.0
-#: How long after a failure a trial asks for a lane service again, seconds. Judgement.
+#: How long after a failure a trial asks for a lane service again, seconds.
 RETRY_S = 60.0
-#: A trial that was promised at least this part of its device is taken to have had all of it. Judgement: it allows for
-#: rounding.
+#: A trial that was promised at least this part of its device is taken to have had all of it.
 ALL = 0.99
-#: The bytes that a process on a CPU maps and never touches: stacks of threads, arenas of the allocator. Judgement: 32
-#: stacks of 8 MiB.
+#: The bytes that a process on a CPU maps and never touches: stacks of threads, arenas of the allocator. 32 stacks of 8
+#: MiB.
 SLACK = 256 << 20
 
 

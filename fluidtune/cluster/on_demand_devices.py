@@ -24,21 +24,20 @@ from fluidtune.cluster.holding import Holding, Orders, Unit
 from fluidtune.engine import DeviceDemand
 from fluidtune.ray_compat.cluster_state import ClusterState, cluster_state
 
-#: Seconds between two looks after groups that were asked for a moment ago, and how long a moment is. Judgement: Ray
-#: makes a group in some milliseconds where there is room; where there is none, nobody waits for the next 50 ms.
+#: Seconds between two looks after groups that were asked for a moment ago, and how long a moment is. Ray makes a group
+#: in some milliseconds where there is room.
 SOON_S, MOMENT_S = 0.05, 1.0
-#: Seconds that a poll waits for all groups that it has just asked for. Judgement: Ray makes one in 1 to 5 ms.
+#: Seconds that a poll waits for all groups that it has just asked for. Ray makes one in 1 to 5 ms.
 JUST_ASKED_WAIT_S = 0.02
 #: Seconds that it waits where the cluster says that it has room for them. Otherwise trials that may share a device
-#: would share the first one that comes. Judgement: a hundred times what Ray takes as a rule, for a busy machine.
+#: would share the first one that comes.
 ROOM_WAIT_S = 0.5
-#: After a wait in vain, no poll waits for new groups for so many times as long. Judgement: the driver then stands still
-#: for at most 4 % of its time.
+#: After a wait in vain, no poll waits for new groups for so many times as long. The driver then stands still for at
+#: most 4 % of its time.
 IN_VAIN = 25.0
-#: Seconds that the idle workers of a device that is given back may take to end. Judgement: they have no trial's exit
-#: handlers left to run, and a process ends within a second as a rule.
+#: Seconds that the idle workers of a device that is given back may take to end.
 END_S = 10.0
-#: The most groups that one poll asks Ray about, in turn. Judgement: each costs about 0.4 ms.
+#: The most groups that one poll asks Ray about, in turn. Each costs about 0.4 ms.
 LOOKS = 32
 
 

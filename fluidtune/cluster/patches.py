@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-#: The modules of libraries that are compared. Judgement: those whose names people replace.
+#: The modules of libraries that are compared.
 _MODULES = {
     *("numpy", "numpy.random", "numpy.linalg", "pandas", "sklearn", "matplotlib", "matplotlib.pyplot", "ray"),
     *("ray.tune", "ray.train", "torch", "torch.autograd", "torch.nn.functional", "torch.nn.init"),

@@ -31,10 +31,8 @@ from fluidtune.cluster.new_processes import NewProcesses, PooledWorker, Use
 from salus_share.mps import ANSWER_S, end_client
 
 #: A worker that cleans up is waited for this long before another process is started, seconds.
-#: Judgement: cleaning takes milliseconds as a rule, and a new process takes seconds.
 CLEAN_SOON_S = 1.0
 #: Processes that may start at a time on a node that says it has fewer cores.
-#: Judgement: one computes while the other waits for its files.
 STARTS_AT_LEAST = 2
 #: Seconds that processes may take to end when the job ends, before the others are killed or left to end by themselves.
 #: ``_actor_force_cleanup_timeout`` of Ray's TuneController, which gives actors as long at the end of a run.

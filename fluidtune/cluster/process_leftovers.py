@@ -18,20 +18,19 @@ import psutil
 from fluidtune.cluster.gpu_probe import GpuProbe, torch_on_gpu
 from fluidtune.cluster.lanes import is_lane_service
 
-#: Bytes by which a process may have grown since its first trial was loaded. Judgement: allocators and caches of
-#: libraries keep hundreds of MiB, which the next trial uses again.
+#: Bytes by which a process may have grown since its first trial was loaded. Allocators and caches of libraries keep
+#: hundreds of MiB, which the next trial uses again.
 MEMORY_ALLOWANCE = 1 << 30
-#: Bytes that come to these where the process computes on a GPU. Judgement: reports of torch's users have 0.4 to 2 GB of
-#: host memory for CUDA, cuBLAS and cuDNN (pytorch issues 12873 and 113326), which start after the size was noted.
+#: Bytes that come to these where the process computes on a GPU. Reports of torch's users have 0.4 to 2 GB of host
+#: memory for CUDA, cuBLAS and cuDNN (pytorch issues 12873 and 113326), which start after the size was noted.
 CUDA_ALLOWANCE = 2 << 30
-#: Bytes of GPU memory that torch's allocator may hold after its cache was emptied. Judgement: the workspaces of CUDA's
-#: libraries take tens of MiB; a trial's model takes more.
+#: Bytes of GPU memory that torch's allocator may hold after its cache was emptied. The workspaces of CUDA's libraries
+#: take tens of MiB; a trial's model takes more.
 GPU_MEMORY_ALLOWANCE = 64 << 20
-#: Bytes of GPU memory that a process may hold, by NVML, besides what torch's allocator has. Judgement: a CUDA context
-#: with the kernels of torch takes 300 to 600 MiB; another framework keeps most of the GPU.
+#: Bytes of GPU memory that a process may hold, by NVML, besides what torch's allocator has. A CUDA context with the
+#: kernels of torch takes 300 to 600 MiB; another framework keeps most of the GPU.
 GPU_PROCESS_ALLOWANCE = 1 << 30
-#: Seconds that threads which are ending may take. Judgement: they take milliseconds, and a trial may wait for the
-#: process meanwhile.
+#: Seconds that threads which are ending may take.
 GRACE_S = 0.5
 #: How the names of threads begin that libraries start once per process, and that hold nothing of a trial.
 HARMLESS_THREADS = ("ray_", "Dummy-", "tqdm", "TMonitor", "pymp", "asyncio_", "IOThread", "AsyncIO", "fluid-")

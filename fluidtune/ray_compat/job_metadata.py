@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray._private.worker import global_worker
 
-#: The key in a Ray job's metadata that says whose job it is. Judgement: Ray gives no key a meaning.
+#: The key in a Ray job's metadata that says whose job it is.
 USER_KEY = "user"
 
 

@@ -49,7 +49,7 @@ __all__ = [
     "training_thread",
 ]
 
-#: Seconds between two looks whether the loop has reported. Judgement: short beside an iteration, long beside a look.
+#: Seconds between two looks whether the loop has reported.
 _LOOK_S = 0.005
 
 

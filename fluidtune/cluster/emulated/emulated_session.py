@@ -25,7 +25,7 @@ from fluidtune.elastic.transport.signing import SIGNATURE_SIZE, Signer
 from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEVICES_PER_NODE
 
-#: The most bytes of a follower's line. Judgement: a signature has 64, a worker's name some dozens.
+#: The most bytes of a follower's line.
 _LINE = 1024
 
 

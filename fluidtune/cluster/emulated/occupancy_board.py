@@ -14,7 +14,7 @@ from pathlib import Path
 
 from salus_share.private_files import open_own
 
-#: Slots of one device in the file. Judgement: more than any packing limit in use.
+#: Slots of one device in the file.
 SLOTS = 32
 _PID = struct.Struct("<I")
 

@@ -33,10 +33,10 @@ _APPLIED = {"env_vars", "working_dir", "py_modules", "config", "_ray_commit", "w
 #: What Ray gives a process of one core or less, unless the variable is set: the number of threads of its libraries.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 #: Seconds for which a process is not started while a server imports its last modules. A plain process would begin later
-#: to import the same. Judgement: Lightning and Transformers take 3 s on two cores; a server that takes longer than this
-#: waits for something, or has more to import than a trial needs.
+#: to import the same. Lightning and Transformers take 3 s on two cores; a server that takes longer than this waits for
+#: something, or has more to import than a trial needs.
 NEARLY_S = 10.0
-#: Seconds that the servers may take to end. Judgement: they end at once, unless they still import.
+#: Seconds that the servers may take to end.
 CLOSE_S = 2.0
 
 
