@@ -21,9 +21,8 @@ from fluidtune.cluster.commit_stores import fingerprint, follower_commit_store
 from fluidtune.cluster.follower_host import FollowerHost, NotTakenIn, Ungrowable
 from fluidtune.cluster.forks.shelf import is_forked
 from fluidtune.cluster.gpu_probe import GpuProbe
-from fluidtune.cluster.kept_trainable import KeptTrainable, can_stay
 from fluidtune.cluster.lanes import Lack, LaneTicket
-from fluidtune.cluster.leader_host import LeaderHost
+from fluidtune.cluster.leader_host import KeptTrainable, LeaderHost, can_stay
 from fluidtune.cluster.messages import IterationReply, LoadSpec, WorkerInfo
 from fluidtune.cluster.mps import MpsSettings, enter
 from fluidtune.cluster.process_reset import ProcessBaseline
@@ -68,11 +67,9 @@ class Worker:
 
     # --- a trial's leader
 
-    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
-        """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged, unless a lack caused it.
+    # Those of `LeaderHost` with the same names do the work.
 
-        Returns what the device lacks for the trial, which is not loaded then; None: it is loaded.
-        """
+    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
         startup.imported()
         self._baseline.note_imports()
@@ -82,15 +79,12 @@ class Worker:
         return self._leader.load(trainable_cls)
 
     def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None) -> IterationReply:
-        """See `LeaderHost.train`."""
         return self._hosted().train(reform, ticket)
 
     def save(self, *args: Any) -> Any:
-        """See `LeaderHost.save`."""
         return self._hosted().save(*args)
 
     def restore(self, checkpoint: Any, again: bool = False) -> int:
-        """See `LeaderHost.restore`."""
         return self._hosted().restore(checkpoint, again)
 
     def _hosted(self) -> LeaderHost:
@@ -110,10 +104,9 @@ class Worker:
         trainable = None if self._leader is None else self._leader.trainable
         return trainable.get_auto_filled_metrics(*args, **kwargs) if trainable is not None else {}
 
-    # --- a follower
+    # --- a follower: those of `FollowerHost` with the same names do the work
 
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | Verdict | None:
-        """Run the trial's code here up to where it can enter the group. Returns what `FollowerHost.join` does."""
         assert self._follower is None, f"{self._name} is still hosting a trial"
         self._kept.stop()
         startup.imported()
@@ -131,7 +124,6 @@ class Worker:
         return self._follower.join(trainable_cls, kwargs, spec.streams, spec.device if spec.rehearse else None)
 
     def enter(self, reform: Reform) -> str | Lack | Ungrowable | NotTakenIn | None:
-        """Enter the group, and follow until dismissed. Returns how that ended, see `FollowerHost.enter`."""
         assert self._follower is not None
         return self._follower.enter(reform)
 
@@ -142,7 +134,7 @@ class Worker:
 
         ``fresh``: why the process serves no further trial, so that nothing need be put back; None: it may serve one.
         ``keep``: the script says ``reuse_actors=True``: the process is used again as it is, and the trainable stays for
-        the next trial if its class can be reset, see `kept_trainable`. Returns None if the worker may serve other
+        the next trial if its class can be reset, see `KeptTrainable`. Returns None if the worker may serve other
         trials, else why it must be replaced.
         """
         lane, turn = (None, None) if self._leader is None else (self._leader.lane, self._leader.turn)
