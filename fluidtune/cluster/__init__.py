@@ -10,7 +10,7 @@
 | `forks` | the processes of workers, forked from one that has imported what they import |
 | `few_collections` | what a new worker process imports costs fewer garbage collections |
 | `process_reset` | whether a process is clean enough for another trial |
-| `process_settings`, `logging_state` | what of a process is put back, and what is only looked at |
+| `process_settings` | what of a process is put back, and what is only looked at |
 | `trial_modules`, `patches` | the modules that a trial has imported; what it has replaced in others |
 | `noted_calls`, `process_leftovers` | what a trial wants done at the end of its process; what it leaves there |
 | `result_replay`, `commit_stores` | what commits keep of a trial's results, and where commits are |

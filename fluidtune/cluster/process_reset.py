@@ -1,10 +1,10 @@
 """Decides whether a used process may serve another trial.
 
 It may if the packages that the trial imported are known (`trial_modules`), and a look finds nothing unusual. Before, it
-is put back what a plain training script touches (`process_settings`, `logging_state`), the user's exit handlers are
-called (`noted_calls`), and the user's modules are forgotten. The random streams of Python, numpy and torch start from
-entropy, as in a new process. Everything else is looked for: other settings, replaced functions (`patches`), what the
-trial owns in Ray, and threads, processes, files, ports and memory (`process_leftovers`).
+is put back what a plain training script touches (`process_settings`), the user's exit handlers are called
+(`noted_calls`), and the user's modules are forgotten. The random streams of Python, numpy and torch start from entropy,
+as in a new process. Everything else is looked for: other settings, replaced functions (`patches`), what the trial owns
+in Ray, and threads, processes, files, ports and memory (`process_leftovers`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 from fluidtune.cluster.forks.shelf import shelf_here
 from fluidtune.cluster.gpu_probe import cuda_failure, torch_on_gpu
-from fluidtune.cluster.logging_state import LoggingState
 from fluidtune.cluster.noted_calls import NotedCalls
 from fluidtune.cluster.patches import Patches
 from fluidtune.cluster.process_leftovers import Leftovers
@@ -45,7 +44,6 @@ class ProcessBaseline:
         self._leftovers = Leftovers()
         self._put_back = [(each, each.value()) for each in put_back(find)]
         self._looked_at = [(each, each.value()) for each in looked_at(find)]
-        self._logging = LoggingState()
         self._calls = NotedCalls(find("torch"))
         self._patches = Patches(self._known, find)
         ownership.watch()
@@ -74,7 +72,6 @@ class ProcessBaseline:
             return f"CUDA cannot be used any more: {failure}"
         trouble = forget(sys.modules.keys() - self._modules, self._known)
         self._modules |= sys.modules.keys()
-        self._logging.restore()
         changed = [(setting, value) for setting, value in self._put_back if setting.always or setting.value() != value]
         for setting, value in changed:
             setting.put_back(value)

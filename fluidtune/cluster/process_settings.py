@@ -9,6 +9,7 @@ from __future__ import annotations
 import decimal
 import importlib
 import locale
+import logging
 import multiprocessing
 import os
 import resource
@@ -60,7 +61,9 @@ class Setting(NamedTuple):
 
 def put_back(find: Find) -> list[Setting]:
     """What is put back, in this order."""
+    logs = _Logging()
     return [
+        Setting("logging", lambda: None, lambda _: logs.restore(), always=True),
         Setting("environment variables", lambda: dict(os.environ), _write_environment),
         # After the environment, which has TZ: the C library's idea of local time.
         Setting("time zone", lambda: time.tzname, lambda _: time.tzset()),
@@ -98,6 +101,53 @@ def _write_filters(value: list[Any]) -> None:
 def _figures() -> list[int]:
     pyplot = sys.modules.get("matplotlib.pyplot")
     return [] if pyplot is None else pyplot.get_fignums()
+
+
+#: level, handlers, filters, propagate, disabled of a logger.
+_Logger = tuple[int, list[Any], list[Any], bool, bool]
+_NEW: _Logger = (logging.NOTSET, [], [], True, False)
+
+
+class _Logging:
+    """Loggers and their handlers before a trial's code ran.
+
+    Loggers that a trial has made cannot be removed, so they become as a new logger is. Handlers that a trial has added
+    are flushed and closed, as `logging.shutdown` does when a process ends.
+    """
+
+    def __init__(self) -> None:
+        self._loggers = {name: _state(logger) for name, logger in _loggers().items()}
+        handlers = {each for _, handlers, *_ in self._loggers.values() for each in handlers}
+        self._handlers = {each: (each.level, each.formatter, list(each.filters)) for each in handlers}
+        self._disabled = logging.root.manager.disable
+
+    def restore(self) -> None:
+        if logging.root.manager.disable != self._disabled:
+            logging.disable(self._disabled)
+        gone = []
+        for name, logger in _loggers().items():
+            before = level, handlers, filters, propagate, disabled = self._loggers.get(name, _NEW)
+            if _state(logger) != before:
+                gone += [handler for handler in logger.handlers if handler not in self._handlers]
+                logger.handlers[:], logger.filters[:] = handlers, filters
+                logger.propagate, logger.disabled = propagate, disabled
+                logger.setLevel(level)
+        for handler, (level, formatter, filters) in self._handlers.items():
+            handler.level, handler.formatter, handler.filters[:] = level, formatter, filters
+        for handler in reversed(gone):
+            with suppress(Exception):  # as in logging.shutdown
+                handler.flush()
+                handler.close()
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    """All loggers by name; "" is the root."""
+    known = logging.root.manager.loggerDict
+    return {"": logging.root, **{name: each for name, each in list(known.items()) if isinstance(each, logging.Logger)}}
+
+
+def _state(logger: logging.Logger) -> _Logger:
+    return logger.level, list(logger.handlers), list(logger.filters), logger.propagate, logger.disabled
 
 
 def _of_numpy(numpy: Any) -> list[Setting]:
