@@ -63,7 +63,7 @@ def put_back(find: Find) -> list[Setting]:
     """What is put back, in this order."""
     logs = _Logging()
     return [
-        Setting("logging", lambda: None, lambda _: logs.restore(), always=True),
+        Setting("loggers", logs.changed, lambda _: logs.restore(), always=True),
         Setting("environment variables", lambda: dict(os.environ), _write_environment),
         # After the environment, which has TZ: the C library's idea of local time.
         Setting("time zone", lambda: time.tzname, lambda _: time.tzset()),
@@ -120,6 +120,10 @@ class _Logging:
         handlers = {each for _, handlers, *_ in self._loggers.values() for each in handlers}
         self._handlers = {each: (each.level, each.formatter, list(each.filters)) for each in handlers}
         self._disabled = logging.root.manager.disable
+
+    def changed(self) -> list[str]:
+        """The names of the loggers that are not as they were."""
+        return [name for name, logger in _loggers().items() if _state(logger) != self._loggers.get(name, _NEW)]
 
     def restore(self) -> None:
         if logging.root.manager.disable != self._disabled:
