@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fluidtune.cluster.lanes import ADMIT_S, RETRY_S
 from salus_share.client import LaneClient
 from salus_share.errors import SalusError, StaleToken
 from salus_share.messages import Need
@@ -24,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 #: The name of the lane: the search and the service have one core of this machine in common.
 LANE = "beside-cpu"
-#: Seconds to be admitted to the lane, and from a failure until it is tried again.
-ADMIT_S, RETRY_S = 30.0, 60.0
 
 
 class ServedFirst(Fair):

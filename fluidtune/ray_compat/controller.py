@@ -15,26 +15,6 @@ from ray.tune.experiment import Trial
 
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO
 
-__all__ = [
-    "ActorManager",
-    "TrackedActor",
-    "TuneController",
-    "actor_manager",
-    "asked_reuse",
-    "controller_behind",
-    "extend_controller",
-    "make_pending",
-    "max_pending_trials",
-    "pending_again",
-    "pending_trials_said",
-    "replace_actor_manager",
-    "run_stopper",
-    "storage",
-    "tell_failed",
-    "tell_started",
-    "tell_stopped",
-]
-
 
 def controller_behind(handed: Any) -> TuneController:
     """Return the controller behind what Tune hands to a scheduler: the controller itself, or a wrapper of it."""

@@ -263,7 +263,7 @@ def test_a_process_whose_cuda_has_failed_serves_no_further_trial(
         raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
 
     cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, synchronize=fail)
-    monkeypatch.setattr(gpu_probe, "torch_on_gpu", lambda torch: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(gpu_probe, "torch_on_gpu", lambda: SimpleNamespace(cuda=cuda))
     assert baseline.restore() == "CUDA cannot be used any more: CUDA error: device-side assert triggered"
     cuda.synchronize = lambda: None
     assert baseline.restore() is None
