@@ -9,22 +9,26 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult
+from ray.train._internal.checkpoint_manager import _TrainingResult
 from ray.train._internal.session import get_session
 from ray.tune import Trainable
-from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE as ENV_VARS_TO_PROPAGATE
+from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.result import (
-    EPISODES_TOTAL as EPISODES_TOTAL,
-    EXPR_PROGRESS_FILE as EXPR_PROGRESS_FILE,
-    EXPR_RESULT_FILE as EXPR_RESULT_FILE,
-    RESULT_DUPLICATE as RESULT_DUPLICATE,
+    EPISODES_TOTAL,
+    EXPR_PROGRESS_FILE,
+    EXPR_RESULT_FILE,
+    RESULT_DUPLICATE,
     SHOULD_CHECKPOINT,
-    TIME_TOTAL_S as TIME_TOTAL_S,
-    TIMESTEPS_TOTAL as TIMESTEPS_TOTAL,
-    TRAINING_ITERATION as TRAINING_ITERATION,
-    TRIAL_INFO as TRIAL_INFO,
+    TIME_TOTAL_S,
+    TIMESTEPS_TOTAL,
+    TRAINING_ITERATION,
+    TRIAL_INFO,
 )
 from ray.tune.trainable import FunctionTrainable
+
+#: Ray's names that are used elsewhere.
+__all__ = ["ENV_VARS_TO_PROPAGATE", "EPISODES_TOTAL", "EXPR_PROGRESS_FILE", "EXPR_RESULT_FILE", "RESULT_DUPLICATE"]
+__all__ += ["TIMESTEPS_TOTAL", "TIME_TOTAL_S", "TRAINING_ITERATION", "TRIAL_INFO", "TrainingResult"]
 
 #: Seconds between two looks whether the loop has reported.
 _LOOK_S = 0.005
