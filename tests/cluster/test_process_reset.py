@@ -50,21 +50,6 @@ def baseline(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessBaseline]:
     torch.set_rng_state(streams[2])
 
 
-def test_torchs_defaults_are_put_back(baseline: ProcessBaseline) -> None:
-    threads = torch.get_num_threads()
-    torch.set_default_device("meta")
-    torch.set_default_dtype(torch.float64)
-    torch.set_grad_enabled(False)
-    torch.set_num_threads(threads + 1)
-    torch.use_deterministic_algorithms(True)
-    assert baseline.restore() is None
-    assert torch.empty(1).device.type == "cpu"
-    assert torch.get_default_dtype() == torch.float32
-    assert torch.is_grad_enabled()
-    assert torch.get_num_threads() == threads
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 def test_a_thread_that_is_about_to_end_is_waited_for(baseline: ProcessBaseline) -> None:
     thread = threading.Timer(0.05, lambda: None)
     thread.start()
