@@ -217,11 +217,11 @@ class Ray:
         actor.remote = lambda *args: self.args.append(args)
         monkeypatch.setattr(pool_module.ray, "remote", lambda cls: self.classes.append(cls) or actor)
         monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
-        nodes = [{"Alive": True, "Resources": {}}]
-        monkeypatch.setattr(
-            pool_module.ray, "nodes", lambda: [{**nodes[0], "NodeID": each} for each in self.alive]
-        )
+        monkeypatch.setattr(pool_module.ray, "nodes", self.nodes)
         monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *given, **more: (given, more))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": each, "Alive": True, "Resources": {}} for each in self.alive]
 
     def pool(self, layout: Layout, devices: Any) -> WorkerPool:
         devices.group, devices.bundle = lambda device: "g", lambda device: device
