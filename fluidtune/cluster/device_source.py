@@ -43,7 +43,7 @@ class DeviceSource(ABC):
         came and was lost in between is in neither. It blocks for up to about ``wait_s`` seconds for a first device.
 
         Raises:
-            FluidTuneError: the job cannot go on, because whoever lends the devices has refused it.
+            FluidTuneError: the job cannot go on, because the lender of the devices has refused it.
         """
 
     #: Of the devices that the last `poll` called gone: those that the source gave back because they were of no use. All

@@ -65,7 +65,7 @@ class DeviceSpec:
 class Layout:
     """How a job's trials sit on its devices, derived from what the script asks for one trial.
 
-    ``kind``: see `DeviceSpec`. ``most``: the most devices that the job may have; None: any number, as many as its
+    ``kind``: see `DeviceSpec`. ``most``: the most devices that the job may have; None: any number that its
     trials can use. ``bundle``: Ray's resources of one device. ``share``: what one trial asks for, in devices: a part of
     one, 1.0, or several whole ones. ``packing``: how many workers one device may hold. ``worker``: Ray's resources of
     one worker. ``threads``: how many threads a worker's libraries are to use, where Ray would derive another number
@@ -312,7 +312,7 @@ class Reservation(DeviceSource):
 
     def __init__(self, job: str, plan: Layout):
         assert plan.most is not None, "a job that reserves its devices knows how many they are"
-        #: Every device's placement group, whether the device is there or not. Ray wants a name of its own for each.
+        #: Every device's placement group, whether the device is there or not.
         self._groups: dict[int, PlacementGroup] = {
             device: placement_group([dict(plan.bundle)], strategy="PACK", name=f"fluidtune-{job}-{device}")
             for device in range(plan.most)

@@ -1,6 +1,6 @@
 """A follower in its worker process: it runs the trial's code beside the leader's, and nothing of it is seen.
 
-A trial's side effects are its leader's alone. So a follower has a working directory of its own, which is removed when
+A trial's side effects are its leader's alone. So a follower gets a new working directory, which is removed when
 the follower ends; its log files are there, too. What it prints goes nowhere, its reports are dropped, and trackers that
 ask for a rank or for ``WANDB_MODE`` do not start. What remains is said in `fluidtune.elastic`.
 """

@@ -213,7 +213,7 @@ class LeaderHost:
     def _gate(self) -> AbstractContextManager[object]:
         """What an iteration passes on a device that it shares by turns."""
         if self.spec.beside:
-            # The first one imports libraries and reads data, for seconds that nobody knows: no batch waits for it.
+            # The first one imports libraries and reads data, for an unknown time: no batch waits for it.
             first, self._began = not self._began, True
             if self.turn is None:
                 self.turn = Turn(self.spec.trial, served=False)

@@ -155,7 +155,7 @@ class NewProcesses:
         return self._layout.kind == "cpu" or not self.is_unknown(device)
 
     def is_unknown(self, device: int) -> bool:
-        """Whether nobody knows yet which GPU the device is."""
+        """Whether no worker has said yet which GPU the device is."""
         return device not in self.gpus or self.gpus[device][0] != self._devices.group(device)
 
     def stop_forking(self, why: str) -> bool:
@@ -206,7 +206,7 @@ class NewProcesses:
         return PooledWorker(name, device, actor, asked, group, "trial" if visible is None else "several")
 
     def _needed_before_start(self) -> dict[str, Any]:
-        """The ``runtime_env`` by which all workers hash strings alike. Emulated devices run no loop with data."""
+        """The ``runtime_env`` by which all workers hash strings the same way. Emulated devices run no loop with data."""
         if self._layout.kind == "emulated":
             return {}
         nodes = sum(1 for node in ray.nodes() if node["Alive"])

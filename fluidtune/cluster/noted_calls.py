@@ -22,7 +22,7 @@ _OF_THE_PROCESS = {"", *OURS, "ray", "tqdm"}
 
 
 class NotedCalls:
-    """Stands between `atexit` and who registers, and before functions whose effect cannot be read.
+    """Stands between `atexit` and its callers, and before functions whose effect cannot be read.
 
     ``torch``: the module; None: it is not imported.
     """

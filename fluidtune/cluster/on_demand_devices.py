@@ -32,8 +32,8 @@ JUST_ASKED_WAIT_S = 0.02
 #: Seconds that it waits where the cluster says that it has room for them. Otherwise trials that may share a device
 #: would share the first one that comes.
 ROOM_WAIT_S = 0.5
-#: After a wait in vain, no poll waits for new groups for so many times as long. The driver then stands still for at
-#: most 4 % of its time.
+#: After a wait in vain, no poll waits for new groups for this multiple of its seconds. The driver then stands still for
+#: at most 4 % of its time.
 IN_VAIN = 25.0
 #: Seconds that the idle workers of a device that is given back may take to end.
 END_S = 10.0
@@ -66,7 +66,7 @@ class OnDemandDevices(DeviceSource):
         self._holding = Holding(plan.most, most_asked)
         self._groups: dict[Unit, PlacementGroup] = {}
         self._unit_of: dict[int, Unit] = {}
-        #: How many groups were asked for so far: Ray wants a name of its own for each.
+        #: How many groups were asked for so far. It is part of the next one's name, because Ray wants names to differ.
         self._asked = 0
         self.nodes: dict[int, str] = {}
         #: Devices that will be given back and that `leaving` has not named.
@@ -188,8 +188,8 @@ class OnDemandDevices(DeviceSource):
         if state is None:
             return 0
         waiting = [{name: amount for name, amount in request.items() if amount} for request in state.waiting]
-        alike = [request for request in waiting if not self._bundle.keys().isdisjoint(request)]
-        return sum(1 for request in alike if any(devices_held(request, total) for total, _ in state.nodes))
+        similar = [request for request in waiting if not self._bundle.keys().isdisjoint(request)]
+        return sum(1 for request in similar if any(devices_held(request, total) for total, _ in state.nodes))
 
     # --- what Ray is asked
 

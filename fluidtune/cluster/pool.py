@@ -109,7 +109,7 @@ class WorkerPool:
         )
 
     def _is_crowded(self, device: int) -> bool:
-        """Whether as many processes start on the device's node as may at a time."""
+        """Whether the most processes that may start at a time on the device's node are starting."""
         node = self._devices.nodes.get(device)
         if node is None:
             return False  # the process that is started there fails, and its trial hears so
@@ -156,7 +156,7 @@ class WorkerPool:
         return bool(others) and self._layout.kind == "gpu"
 
     def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
-        """Those of the devices whose GPUs a worker must be told and nobody knows yet."""
+        """Those of the devices whose GPUs a worker has to see and whose ids are not known yet."""
         if not self._must_see(others):
             return []
         return [each for each in (device, *others) if self._new.is_unknown(each)]
@@ -291,7 +291,7 @@ class WorkerPool:
 
         A worker that still cleans up gets the rest of its `CLOSE_S`. Trials' exit handlers on this machine are waited
         for until `CLOSE_S` seconds have passed in all, and then left to end by themselves. A clean process has none
-        left, so nobody waits for its end.
+        left, and is not waited for.
         """
         now = time.monotonic()
         for worker in list(self.workers.values()):

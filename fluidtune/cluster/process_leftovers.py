@@ -73,8 +73,8 @@ class Leftovers:
 
     def _ports_left(self, open_now: dict[int, str]) -> str | None:
         new = _sockets(open_now) - self._sockets
-        # Ray opens sockets of its own all the time, and gloo keeps a port for later groups of an elastic trial. Python
-        # knows only those of Python code.
+        # Ray opens sockets all the time, and gloo keeps a port for later groups of an elastic trial. Python knows only
+        # those of Python code.
         objects = gc.get_objects() if new else ()
         sockets = [each.fileno() for each in objects if issubclass(type(each), socket.socket)]
         left = {open_now[each] for each in sockets if each in open_now} & new
@@ -113,7 +113,7 @@ class Leftovers:
 
 
 def _own_memory(status: str = "/proc/self/status") -> int:
-    """Bytes of memory that is this process' own: the pages of libraries' files are nobody's leak."""
+    """Bytes of memory that is this process' own, without the pages of libraries' files."""
     with suppress(OSError, StopIteration):
         lines = Path(status).read_text().splitlines()
         return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10

@@ -57,7 +57,7 @@ class ProcessBaseline:
     def restore(self, memory_free: Callable[[], None] | None = None) -> str | None:
         """Put back what a plain script changes, and look for everything else.
 
-        ``memory_free``: called when the trial's memory is free, before it is looked for what is left. Returns None if
+        ``memory_free``: called when the trial's memory is free, before the look for what is left. Returns None if
         the process is as good as new, else one line that says what the trial has left behind.
         """
         try:
@@ -83,7 +83,7 @@ class ProcessBaseline:
         owned = ownership.owned()
         trouble = trouble or (f"created in Ray: {owned}" if owned else None) or self._calls.left()
         trouble = trouble or _different([*changed, *self._looked_at])
-        # Threads come last: those that are ending are waited for, and nobody waits for a process that ends anyway.
+        # Threads come last: those that are ending are waited for, which is in vain if the process ends anyway.
         trouble = trouble or self._patches.found() or self._leftovers.found()
         if trouble is None and not self._frozen:
             # What has come since belongs to libraries for the most part: later collections need not look at it.
@@ -106,7 +106,7 @@ def _draw_anew() -> None:
 
 
 def _free_gpu() -> None:
-    """Give the GPU back what torch keeps of it, and let the next trial have all of it, with a peak of its own."""
+    """Give the GPU back what torch keeps of it. The next trial may have all of it, and its peak begins at 0."""
     torch = torch_on_gpu()
     if torch is not None:
         forget_workspaces(torch)

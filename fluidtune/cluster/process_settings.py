@@ -35,7 +35,7 @@ Find = Callable[[str], Any]
 
 
 class Setting(NamedTuple):
-    """What a trial can change. ``name``: in words. ``write`` takes what ``read`` has returned; None: nobody writes it.
+    """What a trial can change. ``name``: in words. ``write`` takes what ``read`` has returned; None: it is only read.
 
     ``always``: it is written even if it reads as before.
     """
@@ -271,7 +271,7 @@ def looked_at(find: Find) -> list[Setting]:
         Setting("locale", lambda: [locale.setlocale(each) for each in _LOCALES]),
         Setting("decimal's contexts", lambda: [_decimal(decimal.getcontext()), _decimal(decimal.DefaultContext)]),
         Setting("asyncio's policy", _asyncio_policy),
-        # Where none is set, the first one who asks sets the default.
+        # Where none is set, the first question sets the default.
         Setting("start method of processes", lambda: multiprocessing.get_start_method(True) or _START_METHODS[0]),
         Setting("finalizers that run at exit", _new(_finalizers)),
         Setting("finalizers of multiprocessing", _new(_finalizers_of_multiprocessing)),
@@ -293,7 +293,7 @@ def _of_torchs_modes(torch: Any) -> list[Setting]:
 
 
 def _operators(library: Any) -> list[str]:
-    """`torch.vmap` registers kernels of its own when it is called for the first time."""
+    """The first call of `torch.vmap` registers its kernels, which do not count."""
     found = [*(_value(library, "_defs") or ()), *(_value(library, "_impls") or ())]
     return [each for each in found if "/FuncTorchBatched" not in each]
 
@@ -346,7 +346,7 @@ def _decimal(context: decimal.Context) -> list[Any]:
 
 
 def _asyncio_policy() -> Any:
-    """None: nobody has asked for it, or it is Python's own."""
+    """None: it was not asked for so far, or it is Python's own."""
     policy = vars(sys.modules.get("asyncio.events", sys)).get("_event_loop_policy")
     return None if type(policy).__module__.startswith(("asyncio", "builtins")) else policy
 

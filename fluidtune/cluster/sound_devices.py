@@ -1,7 +1,7 @@
 """A job's devices without those whose hardware has failed: `SoundDevices`, a `DeviceSource` around another one.
 
 Neither Ray nor an arbiter notices that a GPU fell off the bus. A device that was given back would come again, to this
-job or to another one. So the job keeps a broken device of its own until it ends, and uses it no more. A leased one goes
+job or to another one. So the job keeps a broken device, unless it is leased, until it ends, and uses it no more. A leased one goes
 back to the arbiter when that wants it; the GPU keeps its number, and is not used when it is leased again.
 """
 

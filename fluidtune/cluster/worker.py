@@ -182,8 +182,7 @@ class Worker:
         kept = keep and trainable is not None
         del trainable, session, leading, leader, follower
         trouble = trouble or fresh
-        # With `reuse_actors=True` the script wants what the process has; and no code of its own runs where a device is
-        # emulated.
+        # With `reuse_actors=True` the script wants what the process has. On an emulated device it runs no code.
         if trouble is None and not again and not emulated:
             trouble = self._baseline.restore(memory_free) if is_forked() else "it is no fork: it serves one trial"
         self._clean = trouble is None and not kept

@@ -47,7 +47,7 @@ def extend_controller(controller: TuneController, on_cleanup: Callable[[], None]
     """Have ``on_cleanup`` called when the controller begins to clean up, and the line of ``status`` shown to the user.
 
     Every reporter of Tune, in a terminal and in a notebook, shows what the controller says of used resources; Tune's
-    loop asks for it in each of its turns. ``status`` is said with it. The controller gets a class of its own for that,
+    loop asks for it in each of its turns. ``status`` is added to it. The controller gets a new class for that,
     because Tune saves the controller's attributes. The class also has the ``_reuse_actors`` that is in force, so that a
     run that is restored hears it from its script again.
     """

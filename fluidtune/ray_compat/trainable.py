@@ -62,7 +62,7 @@ def has_reported(trainable: FunctionTrainable) -> bool:
 def saved_with_result(trainable: Trainable, result: dict[str, Any]) -> Any:
     """Return what Tune's ``save`` returns after this ``result``, if that is known already; None: it is not.
 
-    A function's checkpoint comes with its result and is stored by then. Tune asks for it by a call of its own.
+    A function's checkpoint comes with its result and is stored by then. Tune asks for it by a further call.
     """
     if not isinstance(trainable, FunctionTrainable) or not result.get(SHOULD_CHECKPOINT):
         return None

@@ -189,7 +189,7 @@ class EmulatedSession:
         return nodes, max(1, self._board.count(self._device))
 
     def _accept(self) -> None:
-        """Take in what followers have said. It waits for nobody: whoever is late is heard at the next boundary."""
+        """Take in what followers have sent, without a wait. What comes later is read at the next boundary."""
         with contextlib.suppress(BlockingIOError):
             while self._server is not None:
                 line, _ = self._server.accept()

@@ -61,7 +61,7 @@ def _ask(path, program):
     if answer["pid"] is None:
         print(f"fluidtune: a plain new process: {answer['why']}", file=sys.stderr)
     for go in files:
-        os.write(go, b"!")  # the process waits for that: so it runs once, whoever dies meanwhile
+        os.write(go, b"!")  # the process waits for that: so it runs once, whatever dies meanwhile
         os.close(go)
     return server, answer["pid"]
 

@@ -167,7 +167,7 @@ class ForkServer:
 
 
 def new_folder() -> str:
-    """A new folder of this user's for a server's files, which nobody else can enter."""
+    """A new folder for a server's files, which no other user can enter."""
     return tempfile.mkdtemp(prefix=PREFIX)
 
 

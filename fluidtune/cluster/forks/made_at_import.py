@@ -5,7 +5,7 @@ In a new process each would be another one. So the server notes what is made, an
 - `DrawnIds`: identifiers, such as ``SESSION = uuid.uuid4().hex``, that a module keeps in a variable, be it as a part of
   a text. What also stands elsewhere (in an object, a class, a default) stays as it is: a package that finds two values
   for one identifier would be worse off than two processes with one.
-- `Generators`: random generators that began from entropy. Those that a package made with a seed of its own stay.
+- `Generators`: random generators that began from entropy. Those to which a package gave a seed stay.
 - `Temporaries`: a `tempfile.TemporaryDirectory`, which the process removes at its end. If forks had one together, the
   first that ends would remove it for all. So the server removes it at once, and a child makes another one when it
   imports the module. A folder in which something is, and what ``mkdtemp`` and ``mkstemp`` return, which may be noted
@@ -179,7 +179,7 @@ class Generators:
             known = {id(each) for each in (*self._of_numpy, *self._seeds)}
             for each in gc.get_objects():
                 if type(each) in (numpy.Generator, numpy.RandomState):
-                    # What both are made of, as they give it to who copies them.
+                    # What both are made of, as they give it to a copy.
                     for bits in each.__reduce__()[1]:
                         if id(bits) not in known and _is_drawn(getattr(bits, "seed_seq", None)):
                             self._of_numpy.append(bits)

@@ -194,7 +194,7 @@ def of_own_node() -> dict[str, str] | None:
     """The environment of workers of the Ray node that this process has started; None: it has started none."""
     with suppress(psutil.Error):
         raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
-        if len(raylets) == 1:  # of several, which are those of a test's cluster, nobody knows which is this node's
+        if len(raylets) == 1:  # several are those of a test's cluster, and any may be this node's
             found = raylets[0].environ()
             if found.get("RAY_LD_PRELOAD_ON_WORKERS", "0") == "0" and "LD_PRELOAD" not in os.environ:
                 found.pop("LD_PRELOAD", None)  # Ray's own, for the raylet
@@ -253,7 +253,7 @@ class ForkServers:
         if own is not None:
             self._nodes[node] = _finish_here({**self._unless_set, **own, **user, **self._environment})
             return
-        # Ray sets some in the actor as well, where nobody else has.
+        # Ray sets some in the actor as well, unless they are set.
         unless_set, environment = self._unless_set, self._environment
         rays_own = unless_set.keys() - os.environ.keys() - user.keys()
 

@@ -36,7 +36,7 @@ OF_THE_PROCESS |= {"PYTORCH_NVML_BASED_CUDA_CHECK", *READ_LATER}
 def variables(module: Any) -> dict[str, Any]:
     """The variables of what is in `sys.modules`; empty where it has none.
 
-    They are read past a module of `importlib.util.LazyLoader`, which is loaded by whoever reads any attribute of it.
+    They are read past a module of `importlib.util.LazyLoader`, which is loaded when any attribute of it is read.
     """
     try:
         found: dict[str, Any] = object.__getattribute__(module, "__dict__")
