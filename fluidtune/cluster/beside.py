@@ -45,7 +45,7 @@ class ServedFirst(Fair):
 class Turn:
     """The place of a trial or of a service in the lane. For one thread at a time.
 
-    ``name``: its name in the lane. ``served``: it is a service. ``directory``: of the lane's files; None: the usual one.
+    ``name``: its name in the lane. ``served``: it is a service. ``directory``: of the lane's files.
     """
 
     def __init__(self, name: str, served: bool, directory: Path | None = None):

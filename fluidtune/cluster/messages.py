@@ -83,8 +83,7 @@ class WorkerInfo:
 
     ``pid``, ``gpus``: its process id and the ids of its GPUs. ``mps``: whether it is a client of MPS; None: it was not
     asked to be one. ``why``: why it could not become one. ``forked``: it is a fork of its node's server. ``kind``: its
-    GPU's product name; None: it has none, or it is not known. ``broken``: why its GPU cannot be used; None: it can, as far
-    as is known.
+    GPU's product name; None: not known. ``broken``: why its GPU cannot be used; None: it can, as far as is known.
     """
 
     pid: int

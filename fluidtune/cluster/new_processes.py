@@ -206,7 +206,7 @@ class NewProcesses:
         return PooledWorker(name, device, actor, asked, group, "trial" if visible is None else "several")
 
     def _needed_before_start(self) -> dict[str, Any]:
-        """The ``runtime_env`` by which all workers hash strings the same way. Emulated devices run no loop with data."""
+        """The ``runtime_env`` by which all workers hash a string to one number. Emulated devices need none."""
         if self._layout.kind == "emulated":
             return {}
         nodes = sum(1 for node in ray.nodes() if node["Alive"])

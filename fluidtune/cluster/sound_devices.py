@@ -1,8 +1,8 @@
 """A job's devices without those whose hardware has failed: `SoundDevices`, a `DeviceSource` around another one.
 
 Neither Ray nor an arbiter notices that a GPU fell off the bus. A device that was given back would come again, to this
-job or to another one. So the job keeps a broken device, unless it is leased, until it ends, and uses it no more. A leased one goes
-back to the arbiter when that wants it; the GPU keeps its number, and is not used when it is leased again.
+job or to another one. So the job keeps a broken device until it ends, and uses it no more. A leased one goes back to
+the arbiter when that wants it; the GPU keeps its number, and is not used when it is leased again.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class SoundDevices(DeviceSource):
         return True
 
     def _leave_out_broken(self) -> None:
-        nodes = self._source.nodes
-        self.nodes = {device: nodes[device] for device in nodes if device not in self._broken} if self._broken else nodes
+        self.nodes = self._source.nodes
+        if self._broken:
+            self.nodes = {device: node for device, node in self.nodes.items() if device not in self._broken}
 
     @property
     def complete(self) -> bool:
