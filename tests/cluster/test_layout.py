@@ -16,7 +16,10 @@ def made(devices: str | None, request: dict[str, float], cluster: dict[str, floa
 
 #: What is asked for, and what comes of it: devices, one trial's request, the cluster, further arguments; the layout.
 LAYOUTS: dict[str, tuple[Any, ...]] = {
-    "a part of a core": ("cpu:2", {"CPU": 0.5}, {"CPU": 2}, {}, dict(most=2, share=0.5, packing=2, worker={"CPU": 0.5})),
+    "a part of a core": (
+        *("cpu:2", {"CPU": 0.5}, {"CPU": 2}, {}),
+        dict(most=2, share=0.5, packing=2, worker={"CPU": 0.5}),
+    ),
     "a GPU with its cores": (
         *(None, {"CPU": 3, "GPU": 1}, {"CPU": 8, "GPU": 2}, {}),
         dict(kind="gpu", most=2, packing=1, bundle={"CPU": 3, "GPU": 1}),
@@ -37,7 +40,10 @@ LAYOUTS: dict[str, tuple[Any, ...]] = {
         *("cpu:1", {"CPU": 0.5, "licence": 1}, {"CPU": 1, "licence": 2}, {}),
         dict(worker={"CPU": 0.5, "licence": 1}, bundle={"CPU": 1, "licence": 2}),
     ),
-    "the script's concurrency": ("cpu:2", {"CPU": 1}, {"CPU": 2}, {"concurrency": 5}, dict(packing=3)),
+    "the script's concurrency": (
+        *("cpu:2", {"CPU": 1}, {"CPU": 2}, {"concurrency": 5}),
+        dict(packing=3, worker={"CPU": 0.3333}),
+    ),
     "cores of which not all can be held": (
         *(None, {"CPU": 2}, {"CPU": 6}, {"concurrency": 6, "nodes": [{"CPU": 3}, {"CPU": 3}]}),
         dict(most=3, packing=2),
