@@ -45,7 +45,8 @@ class Worker:
         self._cores = TrialCores()
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
-        self._baseline = ProcessBaseline()
+        #: What the process was like before its first trial; None: it is no fork, and serves one trial.
+        self._baseline = ProcessBaseline() if is_forked() else None
         self._kept = KeptTrainable()
         self._gpu = GpuProbe()
         #: The hosted trial: here is its leader, or one of its followers.
@@ -65,15 +66,18 @@ class Worker:
             info.kind, info.broken = self._gpu.kind(), None if lost is None else lost.reason
         return info
 
-    # --- a trial's leader
+    def _begin(self, spec: LoadSpec) -> None:
+        """A trial's modules are imported, and its code has not run."""
+        startup.imported()
+        if self._baseline is not None:
+            self._baseline.note_imports()
+        self._spec, self._clean = spec, False
 
-    # Those of `LeaderHost` with the same names do the work.
+    # --- a trial's leader: the methods of `LeaderHost` with the same names do the work
 
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
-        startup.imported()
-        self._baseline.note_imports()
-        self._spec, self._clean = spec, False
+        self._begin(spec)
         self._cores.take(spec.cores)
         self._leader = LeaderHost(spec, self._name, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
@@ -104,14 +108,12 @@ class Worker:
         trainable = None if self._leader is None else self._leader.trainable
         return trainable.get_auto_filled_metrics(*args, **kwargs) if trainable is not None else {}
 
-    # --- a follower: those of `FollowerHost` with the same names do the work
+    # --- a follower: the methods of `FollowerHost` with the same names do the work
 
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | Verdict | None:
         assert self._follower is None, f"{self._name} is still hosting a trial"
         self._kept.stop()
-        startup.imported()
-        self._baseline.note_imports()
-        self._spec, self._clean = spec, False
+        self._begin(spec)
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         storage = storage_of(spec)
         session = follower_session(
@@ -182,9 +184,10 @@ class Worker:
         kept = keep and trainable is not None
         del trainable, session, leading, leader, follower
         trouble = trouble or fresh
-        # With `reuse_actors=True` the script wants what the process has. On an emulated device it runs no code.
+        # With `reuse_actors=True` the script wants what the process has. On an emulated device its training does not run.
         if trouble is None and not again and not emulated:
-            trouble = self._baseline.restore(memory_free) if is_forked() else "it is no fork: it serves one trial"
+            baseline = self._baseline
+            trouble = "it is no fork: it serves one trial" if baseline is None else baseline.restore(memory_free)
         self._clean = trouble is None and not kept
         return trouble
 
