@@ -184,7 +184,7 @@ class Worker:
         kept = keep and trainable is not None
         del trainable, session, leading, leader, follower
         trouble = trouble or fresh
-        # With `reuse_actors=True` the script wants what the process has. On an emulated device its training does not run.
+        # With `reuse_actors=True` the script wants what the process has. On an emulated device no training runs.
         if trouble is None and not again and not emulated:
             baseline = self._baseline
             trouble = "it is no fork: it serves one trial" if baseline is None else baseline.restore(memory_free)
