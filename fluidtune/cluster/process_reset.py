@@ -1,10 +1,10 @@
 """Decides whether a used process may serve another trial.
 
 It may if the packages that the trial imported are known (`trial_modules`), and a look finds nothing unusual. Before, it
-is put back what a plain training script touches (`process_settings`), the user's exit handlers are called
-(`noted_calls`), and the user's modules are forgotten. The random streams of Python, numpy and torch start from entropy,
-as in a new process. Everything else is looked for: other settings, replaced functions (`patches`), what the trial owns
-in Ray, and threads, processes, files, ports and memory (`process_leftovers`).
+is put back what a plain training script touches (`process_settings`), and the user's modules are forgotten. The random
+streams of Python, numpy and torch start from entropy, as in a new process. Everything else is looked for: other
+settings, replaced functions (`patches`), exit handlers (`noted_calls`), what the trial owns in Ray, and threads,
+processes, files, ports and memory (`process_leftovers`).
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class ProcessBaseline:
             return f"it could not be looked at: {type(error).__name__}: {error}"
 
     def _restore(self, memory_free: Callable[[], None] | None) -> str | None:
-        self._calls.call_users_handlers()
         failure = cuda_failure()
         if failure is not None:
             return f"CUDA cannot be used any more: {failure}"

@@ -39,7 +39,7 @@ globals().update({name: importlib.import_module(name) for name in _PYTHONS})
 torch: Any = None
 #: What a trial holds on to in its own module, and where its user's module is.
 KEPT: list[Any] = []
-MODE = FOLDER = ""
+FOLDER = ""
 
 #: name | what a trial does | what the next trial sees. "! " before the name: the process serves no further trial.
 TABLE = (
@@ -137,9 +137,9 @@ TABLE = (
     "! a patch of torch by a library | library_function('import torch; torch.relu = torch.tanh') | 0",
     "! an audit hook | sys.addaudithook(lambda *_: None) | 0",
     "! a codec | codecs.register(lambda name: None) | 0",
-    # What runs at exit: the note must be there, or the process must end.
-    "an exit handler | atexit.register(note, 'handler') | noted('handler')",
-    "! a finalizer | KEPT.append(Nothing()); weakref.finalize(KEPT[-1], note, 'finalizer') | noted('finalizer')",
+    # What runs at exit.
+    "! an exit handler | atexit.register(umask) | 0",
+    "! a finalizer | KEPT.append(Nothing()); weakref.finalize(KEPT[-1], umask) | 0",
     "a progress bar | KEPT.extend(importlib.import_module('tqdm').tqdm(range(2))) | 0",
     "! a manager | KEPT.append(multiprocessing.get_context('fork').Manager()) | 0",
     # numpy and tables.
@@ -301,15 +301,6 @@ def library_function(text: str) -> None:
     exec(compile(text, file, "exec"), {"__name__": "sklearn.somewhere"})
 
 
-def note(name: str) -> None:
-    Path(FOLDER, name).write_text("x")
-
-
-def noted(name: str) -> bool:
-    """In a new process nothing was asked for: it is the cleaned one that must have written."""
-    return MODE == "fresh" or Path(FOLDER, name).exists()
-
-
 def are_deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
@@ -353,8 +344,8 @@ def process_group() -> None:
 
 def main(mode: str, folder: str) -> None:
     """Print {property: [what the main thread sees, what a new thread sees]}, and with "warm" {name: [why, seen]}."""
-    global MODE, FOLDER
-    MODE, FOLDER = mode, folder
+    global FOLDER
+    FOLDER = folder
     import_libraries()  # as a fork server has done
     from fluidtune.cluster.process_reset import ProcessBaseline
 
