@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ray.train._internal.checkpoint_manager import _TrainingResult
+from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult
 from ray.train._internal.session import get_session
 from ray.tune import Trainable
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
