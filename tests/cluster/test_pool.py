@@ -37,6 +37,15 @@ class Actor:
         return Leaving(self)
 
 
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    """A question to Ray would start a cluster. docs/bugs.md, 454"""
+    before = pool_module.ray.is_initialized()
+    monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+    yield
+    assert pool_module.ray.is_initialized() == before
+
+
 @pytest.fixture
 def pool(monkeypatch):
     def start(self, device, visible, spare=False):
@@ -216,7 +225,6 @@ class Ray:
         actor = SimpleNamespace(options=lambda **options: self.options.append(options) or actor)
         actor.remote = lambda *args: self.args.append(args)
         monkeypatch.setattr(pool_module.ray, "remote", lambda cls: self.classes.append(cls) or actor)
-        monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
         monkeypatch.setattr(pool_module.ray, "nodes", self.nodes)
         monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *given, **more: (given, more))
 
