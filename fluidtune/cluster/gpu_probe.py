@@ -149,7 +149,7 @@ class GpuProbe:
         """
         if any(BUSY in str(each) for each in causes(error)):
             return Lack(f"another process is on its GPU, which admits one: nvidia-smi -c DEFAULT ({error})", (1.0, 0.0))
-        torch = torch_on_gpu()
+        torch: Any = torch_on_gpu()
         memory = memory_left(torch)
         if memory is None and any(NO_CONTEXT in str(each) for each in causes(error)):
             # Without room for a context CUDA cannot say what is free, and this process holds nothing.
