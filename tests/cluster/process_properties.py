@@ -426,7 +426,7 @@ def in_a_copy(call: Callable[[], Any]) -> Any:
         end_kept()
         os._exit(0)
     os.close(write)
-    impatience = threading.Timer(60, os.kill, (child, signal.SIGKILL))
+    impatience = threading.Timer(180, os.kill, (child, signal.SIGKILL))
     impatience.start()
     with os.fdopen(read, "rb") as end:
         answer = end.read()
