@@ -141,7 +141,7 @@ def progress(trials: int, devices: int) -> dict[str, float]:
     where = {device: Gpu(f"gpu{device}", f"node{device // PER_NODE}") for device in range(devices)}
     clock = SimpleNamespace(now=0.0)
     with patch.object(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now)):
-        told = Progress(lambda: job.engine, lambda group: (), None, None)
+        told = Progress(job.engine, lambda group: (), None, None)
         updates = []
         for _ in range(5):
             clock.now += 1.0

@@ -184,7 +184,7 @@ class LeaderHost:
                 break
         self._has_checkpoint = self._has_checkpoint or bool(result.get(ray_trainable.SHOULD_CHECKPOINT))
         facts = session.facts()
-        if facts.last_reform is not None and facts.last_reform != before:
+        if facts.last_reform is not None and (before is None or facts.last_reform[0] > before[0]):
             seconds = max(0.0, seconds - facts.last_reform[1])
         reply = IterationReply(
             result=result,

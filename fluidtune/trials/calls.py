@@ -1,15 +1,12 @@
-"""What the leader is asked for and what its answers mean: which call is next, what Tune hears, and what an iteration
+"""What the leader is asked for and what its answers mean: which call is next, what Tune gets, and what an iteration
 shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import TrialLife
+from fluidtune.trials.life import TrialLife, on_event
 from fluidtune.trials.recoveries import fail, move, recover
 from fluidtune.trials.resizes import (
     ask_to_leave,
@@ -40,7 +37,8 @@ def issue_next(life: TrialLife) -> None:
     life.order(m.CallLeader(life.crew.leader, call, group))
 
 
-def _on_asked(life: TrialLife, event: m.Asked) -> None:
+@on_event.register
+def _on_asked(event: m.Asked, life: TrialLife) -> None:
     call = event.call
     if life.saved is not None and not life.calls and call.method == "save" and event.plain:
         # It came with the newest result.
@@ -51,12 +49,14 @@ def _on_asked(life: TrialLife, event: m.Asked) -> None:
     issue_next(life)
 
 
-def _on_calls_dropped(life: TrialLife, event: m.CallsDropped) -> None:
+@on_event.register
+def _on_calls_dropped(event: m.CallsDropped, life: TrialLife) -> None:
     life.order(m.DropCalls(tuple(life.calls)))
     life.calls.clear()
 
 
-def _on_loaded(life: TrialLife, event: m.Loaded) -> None:
+@on_event.register
+def _on_loaded(event: m.Loaded, life: TrialLife) -> None:
     if not life.expects(event.worker):
         return  # the trial ended while it was being loaded
     life.go("live")
@@ -77,7 +77,8 @@ def _answered(life: TrialLife, call: m.Call) -> None:
     issue_next(life)
 
 
-def _on_answered(life: TrialLife, event: m.Answered) -> None:
+@on_event.register
+def _on_answered(event: m.Answered, life: TrialLife) -> None:
     call = event.call
     if not life.expects(call):
         return
@@ -89,11 +90,13 @@ def _on_answered(life: TrialLife, event: m.Answered) -> None:
     life.order(m.TellTune(call, event.value))
 
 
-def _on_checkpoint_kept(life: TrialLife, event: m.CheckpointKept) -> None:
+@on_event.register
+def _on_checkpoint_kept(event: m.CheckpointKept, life: TrialLife) -> None:
     issue_next(life)
 
 
-def _on_restored(life: TrialLife, event: m.Restored) -> None:
+@on_event.register
+def _on_restored(event: m.Restored, life: TrialLife) -> None:
     if life.expects(event.call):
         # They change when another trial's checkpoint was restored, and in a retry.
         life.seen.delivered, life.seen.number = event.delivered, event.number
@@ -101,7 +104,8 @@ def _on_restored(life: TrialLife, event: m.Restored) -> None:
         life.order(m.TellTune(event.call, event.value))
 
 
-def _on_raised(life: TrialLife, event: m.Raised) -> None:
+@on_event.register
+def _on_raised(event: m.Raised, life: TrialLife) -> None:
     if not life.expects(event.by):
         return
     if event.plain_process is not None:
@@ -114,7 +118,8 @@ def _on_raised(life: TrialLife, event: m.Raised) -> None:
         fail(life, event.error)
 
 
-def _on_room_lacking(life: TrialLife, event: m.RoomLacking) -> None:
+@on_event.register
+def _on_room_lacking(event: m.RoomLacking, life: TrialLife) -> None:
     """The device has no room for the trial: it goes on elsewhere, from where it loses as little as possible."""
     if not life.expects(event.by):
         return
@@ -139,7 +144,8 @@ def _on_room_lacking(life: TrialLife, event: m.RoomLacking) -> None:
         recover(life, event.reason)
 
 
-def _on_iteration_done(life: TrialLife, event: m.IterationDone) -> None:
+@on_event.register
+def _on_iteration_done(event: m.IterationDone, life: TrialLife) -> None:
     call, reply = event.call, event.reply
     if not life.expects(call):
         return
@@ -180,20 +186,7 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
     resize_again(life)
 
 
-def _on_kind_learned(life: TrialLife, event: m.KindLearned) -> None:
+@on_event.register
+def _on_kind_learned(event: m.KindLearned, life: TrialLife) -> None:
     life.kind = event.kind
     life.order(m.Tell(engine.KindFound(life.trial, event.kind)))
-
-
-HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {
-    m.Asked: _on_asked,
-    m.CallsDropped: _on_calls_dropped,
-    m.Loaded: _on_loaded,
-    m.Answered: _on_answered,
-    m.CheckpointKept: _on_checkpoint_kept,
-    m.Restored: _on_restored,
-    m.Raised: _on_raised,
-    m.RoomLacking: _on_room_lacking,
-    m.IterationDone: _on_iteration_done,
-    m.KindLearned: _on_kind_learned,
-}

@@ -70,7 +70,7 @@ class Outside(Protocol):
 
     @property
     def shares_gpus_by_count(self) -> bool:
-        """Several trials may be on one GPU, and nobody divides its memory among them."""
+        """Several trials may be on one GPU, whose memory is not divided among them."""
 
     @property
     def waits_for_checkpoints(self) -> bool:
@@ -88,7 +88,7 @@ class Call:
     """A method of the trial's trainable that is to be called. The life makes ``save`` and ``restore`` calls itself."""
 
     method: str
-    #: Somebody waits for its result; for its error. Nobody does of a call that the life has made.
+    #: Tune waits for its result; for its error. For a call that the life has made it waits for neither.
     wants_result: bool = False
     wants_error: bool = False
     #: It was sent to the leader and is not answered.
@@ -109,12 +109,13 @@ class NewGroup:
     address: tuple[str, int]
 
 
+@dataclass(frozen=True)
 class Event:
     """Something that happened."""
 
     def outline(self) -> str:
         """The event in a few words. What is handed through is left out."""
-        said = (f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))  # type: ignore[arg-type]
+        said = (f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))
         return f"{type(self).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
 
 
@@ -289,8 +290,8 @@ class DeviceJudged(Event):
 class IterationDone(Event):
     """The leader has done an iteration.
 
-    ``number``: the result's ``training_iteration``. ``final``: it is no result of its own, but says that the loop is
-    over.
+    ``number``: the result's ``training_iteration``. ``final``: the reply is no result, but says that the
+    loop is over.
     """
 
     call: Call
@@ -415,7 +416,7 @@ class Tell(Instruction):
 
 @dataclass(frozen=True)
 class Announce(Instruction):
-    """Hand the engine what it is told when Tune wants the trial to run."""
+    """Hand the engine the events with which a trial arrives."""
 
 
 # Instructions: to workers
@@ -562,7 +563,7 @@ class TellRecovered(Instruction):
 
 @dataclass(frozen=True)
 class TellTune(Instruction):
-    """A call has returned ``value``. ``progress``: what to keep with the trial when Tune hears so."""
+    """A call has returned ``value``. ``progress``: what to keep with the trial when Tune gets it."""
 
     call: Call
     value: Any
@@ -643,7 +644,6 @@ class NoteVerdict(Instruction):
     """A rehearsal of a growth has ended with this verdict."""
 
     kind: str
-    reason: str
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,11 @@ them in, and says so with that iteration's result. To shrink, only the leader ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import LifeError, TrialLife
+from fluidtune.trials.life import LifeError, TrialLife, on_event
 
-#: Followers that may end by an error of their own before their trial is not grown any more. Judgement: one may be an
-#: accident of its node, such as a file that is not there; what fails twice would fail at every growth.
+#: Followers that may end by an error of their own before their trial is not grown any more.
 MAX_FOLLOWER_ERRORS = 2
 #: Why a resize has failed, in the event log.
 CANNOT_GROW = "the trial cannot have several workers"
@@ -67,7 +63,7 @@ def _all_ready(life: TrialLife) -> None:
 
 
 def tell_leader(life: TrialLife) -> m.NewGroup | None:
-    """The leader is sent an iteration. Returns the group that it is told of with it; None: none."""
+    """The leader is sent an iteration. Returns the group that goes with it, if any."""
     crew = life.crew
     group, crew.announced = crew.announced, None
     if group is not None:
@@ -157,14 +153,16 @@ def resize_again(life: TrialLife) -> None:
 # Events
 
 
-def _on_resize_wanted(life: TrialLife, event: m.ResizeWanted) -> None:
+@on_event.register
+def _on_resize_wanted(event: m.ResizeWanted, life: TrialLife) -> None:
     if life.over:
         raise LifeError(life, f"it is to be resized to {event.devices}")
     life.crew.wanted, life.crew.why = event.devices, event.why
     begin_resize(life)
 
 
-def _on_joiner_found(life: TrialLife, event: m.JoinerFound) -> None:
+@on_event.register
+def _on_joiner_found(event: m.JoinerFound, life: TrialLife) -> None:
     crew, worker = life.crew, event.worker
     if worker.device not in crew.awaited or worker.device in crew.joining:
         raise LifeError(life, f"{worker.name} of device {worker.device} is to join")
@@ -177,13 +175,14 @@ def _joins(life: TrialLife, worker: m.Worker) -> bool:
     return life.crew.joining.get(worker.device) is worker
 
 
-def _on_joined(life: TrialLife, event: m.Joined) -> None:
+@on_event.register
+def _on_joined(event: m.Joined, life: TrialLife) -> None:
     crew, worker = life.crew, event.worker
     if not _joins(life, worker):
         return
     if event.verdict is not None:
         kind, reason = event.verdict
-        life.order(m.NoteVerdict(kind, reason), m.Write("growth_checked", {"verdict": kind}, reason))
+        life.order(m.NoteVerdict(kind), m.Write("growth_checked", {"verdict": kind}, reason))
         if kind == "differs":
             end_growth(life, reason)
             return
@@ -192,32 +191,25 @@ def _on_joined(life: TrialLife, event: m.Joined) -> None:
         _all_ready(life)
 
 
-def _on_join_failed(life: TrialLife, event: m.JoinFailed) -> None:
+@on_event.register
+def _on_join_failed(event: m.JoinFailed, life: TrialLife) -> None:
     if _joins(life, event.worker):
         follower_failed(life, event.why)
         if life.crew.change != "steady":  # else it was called off together with the growth
             cancel_resize(life, event.why)
 
 
-def _on_joiner_died(life: TrialLife, event: m.JoinerDied) -> None:
+@on_event.register
+def _on_joiner_died(event: m.JoinerDied, life: TrialLife) -> None:
     if _joins(life, event.worker):
         del life.crew.joining[event.worker.device]
         life.order(m.Bury(event.worker, event.error))
         cancel_resize(life, str(event.error))
 
 
-def _on_joiner_late(life: TrialLife, event: m.JoinerLate) -> None:
+@on_event.register
+def _on_joiner_late(event: m.JoinerLate, life: TrialLife) -> None:
     if _joins(life, event.worker):
         reason = f"a new worker has not come to its loop's first boundary in {event.seconds:.0f} s"
         life.order(m.Warn(f"trial {life.trial} does not grow now: {reason}"))
-        _on_join_failed(life, m.JoinFailed(event.worker, reason))
-
-
-HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {
-    m.ResizeWanted: _on_resize_wanted,
-    m.JoinerFound: _on_joiner_found,
-    m.Joined: _on_joined,
-    m.JoinFailed: _on_join_failed,
-    m.JoinerDied: _on_joiner_died,
-    m.JoinerLate: _on_joiner_late,
-}
+        _on_join_failed(m.JoinFailed(event.worker, reason), life)

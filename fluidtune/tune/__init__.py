@@ -2,8 +2,8 @@
 
 How a trial passes from Tune to a worker and back, with the files in order (start reading at `manager`):
 
-1. `scheduler` is told of the trial and puts `manager` under Tune's controller; `tuning_job` is made for the first one.
-2. Tune asks `manager` for the trial's actor. `trial_registry` says what the engine is told; `tuning_job` tells it.
+1. `scheduler` gets the trial and puts `manager` under Tune's controller; `tuning_job` is made for the first one.
+2. Tune asks `manager` for the trial's actor. `trial_registry` makes events for the engine; `tuning_job` hands them on.
 3. The engine answers `Start` with devices. `trial_shell` hands that to the trial's life (`fluidtune.trials`), which
    decides all that follows, and asks `worker_dispatch` for a worker of the first device. That one takes one from
    `fluidtune.cluster.pool`, and `trial_shell` has it (`fluidtune.cluster.worker`) load the trial.

@@ -1,4 +1,4 @@
-"""What is told of one job while it runs: its event log, Ray's gauges, Tune's status line, and the report at its end.
+"""What is written of one job while it runs: its event log, Ray's gauges, Tune's status line, and the report at its end.
 
 It decides nothing. The events and their fields are the schema in `fluidtune.report.events` (docs/events.md).
 """
@@ -30,7 +30,7 @@ from fluidtune.tune.stall_detector import SilentTrial
 
 logger = logging.getLogger(__name__)
 
-#: Reasons that are messages of errors are cut to this many characters. Judgement: a line of the log stays readable.
+#: Reasons that are messages of errors are cut to this many characters.
 REASON_LENGTH = 500
 
 
@@ -48,7 +48,7 @@ class JobLog:
         #: Why events are lost, once some are.
         self._lost: str | None = None
         self._iteration_lines = IterationLines()
-        #: The `trial_added` to come of trials that the engine has not heard of yet, by trial, oldest first.
+        #: The `trial_added` to come of trials that the engine does not know yet, by trial, oldest first.
         self._arrivals: dict[str, list[dict[str, Any]]] = {}
         #: By trial that is about to leave its devices: why, in words. See `leaves`.
         self._departures: dict[str, str] = {}
@@ -129,12 +129,12 @@ class JobLog:
         """Return when everything that is written into the experiment's directory is there."""
         self._report.wait()
 
-    # --- what the engine hears and says
+    # --- events and instructions of the engine
 
     def arrives(self, trial: str, **fields: Any) -> None:
-        """Tune wants the trial to run. ``fields``: of its `trial_added`, which is written when the engine hears of it.
+        """Tune wants the trial to run. ``fields``: of its `trial_added`, which is written when the engine gets it.
 
-        So it comes after what the engine hears before, such as the trial's own pause.
+        So it comes after earlier events of the batch, such as the trial's own pause.
         """
         self._arrivals.setdefault(trial, []).append(fields)
 

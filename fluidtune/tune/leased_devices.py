@@ -28,13 +28,11 @@ from themis_bridge.fairness import halving_phases
 from themis_bridge.locality import Gpu, Slowdowns, check_together, cut_in_gangs
 from themis_bridge.shell.tenant import Tenant
 
-#: Seconds of work that a trial of which nothing is known counts for. Judgement: enough to bid for a device, and
-#: replaced by measured times after the first iterations.
+#: Seconds of work that a trial of which nothing is known counts for.
 UNKNOWN_S = 60.0
-#: Seconds between two looks at the engine. Judgement: the driver polls its devices about as often.
+#: Seconds between two looks at the engine.
 UPDATE_S = 0.5
-#: How many of the latest device starts say by their median how long the next one takes. They are more than those of one
-#: moment at which many processes were started.
+#: The median of this many of the latest devices says how long it takes until a device is of use.
 LAGS = 9
 
 
@@ -48,7 +46,7 @@ class Progress:
 
     def __init__(
         self,
-        engine: Callable[[], Engine],
+        engine: Engine,
         rungs: Callable[[str], Iterable[tuple[int, float]]],
         max_workers: int | None,
         most: int | None,
@@ -84,8 +82,8 @@ class Progress:
         if now - self._updated < UPDATE_S:
             return
         self._updated = now
-        engine = self._engine()
-        if not engine.has_trials:
+        engine = self._engine
+        if not engine.knows_trials:
             return
         groups: dict[str, list[JobInfo]] = {}
         widest: dict[str, int] = {}
@@ -172,7 +170,6 @@ class Progress:
         return useful - useful % self._together
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        """See `themis_bridge.agent.Work`."""
         phases = self._phases
         budget = self._done + sum(job.work for jobs in phases for job in jobs)
         budget, gpus = max(budget, 1e-3), max(1, cluster_gpus)
@@ -189,8 +186,8 @@ class LeasedDevices(DeviceSource):
     "": it is the only one of its user.
 
     Raises:
-        FluidTuneError: a device of this job is not one whole GPU (or core), no gang has as many as a trial needs at
-            once, or the arbiter refuses the job, for example because it has an app of that name.
+        FluidTuneError: a device of this job is not one whole GPU (or core), a trial needs more at once than
+            a gang has, or the arbiter refuses the job, for example because it has an app of that name.
     """
 
     def __init__(self, plan: Layout, app: str, progress: Progress, in_use: Callable[[int], bool], user: str = ""):
@@ -231,17 +228,22 @@ class LeasedDevices(DeviceSource):
         return self._groups[device]
 
     def leaving(self) -> list[int]:
+        """The devices whose leases end soon, each once."""
         new = [device for device, named in self._ending.items() if not named]
         self._ending.update(dict.fromkeys(new, True))
         return new
 
     def revoked(self, device: int, group: Any) -> None:
-        # The device's lease is over, even if the arbiter's message has not come yet.
+        """The device's lease is over, even if the arbiter's message has not come yet."""
         if device in self._groups and self._groups[device] == group:
             self._revoked.add(device)
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        # A device whose lease is not renewed is gone as soon as nothing runs on it.
+        """A device whose lease is not renewed is gone as soon as nothing runs on it.
+
+        Raises:
+            FluidTuneError: the arbiter has refused this job.
+        """
         deadline = time.monotonic() + wait_s
         came: dict[int, str] = {}
         gone: list[int] = []

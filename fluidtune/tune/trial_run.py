@@ -14,9 +14,8 @@ from ray.tune.experiment import Trial
 from fluidtune.elastic.transport.signing import new_secret
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
-from fluidtune.trials import TrialLife
+from fluidtune.trials.life import SeenResults, TrialLife
 from fluidtune.trials.messages import Call, Checkpoint
-from fluidtune.trials.seen_results import SeenResults
 
 if TYPE_CHECKING:
     from fluidtune.tune.tuning_job import TuningJob
@@ -108,7 +107,7 @@ def results_seen(trial: Trial) -> SeenResults:
 
 
 def keep_progress(trial: Trial, progress: Mapping[str, Any]) -> None:
-    """Tune hears a result now: keep with the trial what it has seen, for `results_seen`, also after a restore."""
+    """Tune gets a result now: keep with the trial what it has seen, for `results_seen`, also after a restore."""
     setattr(trial.run_metadata, PROGRESS, {**progress, "failures": trial.num_failures})
 
 

@@ -1,28 +1,27 @@
 """Carries messages between the trials' lives and everything else: workers, the engine, Tune and the log.
 
-It decides nothing. What a trial's life wants (`fluidtune.trials.messages`) is carried out here, one method for each
-instruction; what workers answer goes back as events (`worker_answers`).
+It decides nothing. What a trial's life wants (`fluidtune.trials.messages`) is carried out here, by `_METHODS`; what
+workers answer goes back as events (`worker_answers`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fluidtune.cluster.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.elastic import Reform
-from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.engine import messages as engine
 from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.trials import handle
 from fluidtune.trials import messages as m
 from fluidtune.tune import worker_answers
-from fluidtune.tune.growth_checks import GrowthChecks
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import RayCalls, failure, first_line
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_progress, task_of
@@ -32,8 +31,9 @@ from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, Worke
 
 log = logging.getLogger(__name__)
 
+#: Set to 1 in the driver's environment, it has every growth rehearsed.
+CHECK = "FLUIDTUNE_CHECK"
 #: Seconds in which a new worker must come to its loop's first boundary; until then it holds a device and does nothing.
-#: Judgement: the code before a loop may download data and compile; see `stall_detector.FIRST_S`.
 LATE_S = 600.0
 
 
@@ -52,7 +52,8 @@ class TrialShell:
     ) -> None:
         self._job, self._actors, self._runs = job, actors, runs
         self._calls, self._callbacks, self._dispatch, self._emit = calls, callbacks, dispatch, emit
-        self._checks = GrowthChecks()
+        #: Which growths `fluidtune.elastic.checks.rehearsal` tries first: the job's first one, all, or none any more.
+        self.rehearses: Literal["first", "all", "none"] = "all" if os.environ.get(CHECK) == "1" else "first"
         #: By name, new workers that run the trial's code up to its first boundary, and since when (monotonic clock).
         self._on_their_way: dict[str, tuple[TrialRun, PooledWorker, float]] = {}
 
@@ -69,9 +70,6 @@ class TrialShell:
                 self.tell(run, m.JoinerLate(worker, LATE_S))
 
     # --- to the engine
-
-    def _tell(self, run: TrialRun, told: m.Tell) -> None:
-        self._emit(told.event)
 
     def _announce(self, run: TrialRun, announce: m.Announce) -> None:
         for event in self._job.trials.arrival_events(run, self._job.log):
@@ -152,7 +150,7 @@ class TrialShell:
 
     def _join(self, run: TrialRun, join: m.Join) -> None:
         worker, spec = _pooled(join.worker), self._job.load_spec(run)
-        if join.first and spec.emulation is None and self._checks.due():
+        if join.first and spec.emulation is None and self.rehearses != "none":
             spec = replace(spec, rehearse=True)
         self._on_their_way[worker.name] = run, worker, time.monotonic()
         self._calls.track_call(worker.actor.join.remote(run.trainable_ref, spec), partial(self._joined, run, worker))
@@ -163,7 +161,10 @@ class TrialShell:
         self.tell(run, worker_answers.joined(worker, value))
 
     def _note_verdict(self, run: TrialRun, verdict: m.NoteVerdict) -> None:
-        self._checks.heard(Verdict(verdict.kind, verdict.reason))  # type: ignore[arg-type]
+        if verdict.kind == "differs":
+            self.rehearses = "all"
+        elif self.rehearses == "first":
+            self.rehearses = "none"
 
     def _enter(self, run: TrialRun, enter: m.Enter) -> None:
         worker = _pooled(enter.worker)
@@ -189,12 +190,6 @@ class TrialShell:
     def _give_up_device(self, run: TrialRun, broken: m.GiveUpDevice) -> None:
         given_up = self._dispatch.device_broken(broken.device, broken.why)
         self.tell(run, m.DeviceJudged(broken.device, broken.why, given_up, broken.follower, broken.said))
-
-    def _end_idle_workers(self, run: TrialRun, end: m.EndIdleWorkers) -> None:
-        self._job.pool.discard_all_idle_workers()
-
-    def _poll_devices(self, run: TrialRun, poll: m.PollDevices) -> None:
-        self._dispatch.poll_devices(force=True)
 
     # --- to Tune
 
@@ -223,9 +218,6 @@ class TrialShell:
         self._log_failure(run, failed.error)
         self._callbacks.tell_failed(run.tracked, [task_of(call) for call in failed.calls], failed.error)
 
-    def _forget(self, run: TrialRun, forget: m.Forget) -> None:
-        self._runs.drop_run(run)
-
     def _keep_checkpoint(self, run: TrialRun, kept: m.KeepCheckpoint) -> None:
         run.trial.on_checkpoint(kept.value)
         self.tell(run, m.CheckpointKept())
@@ -240,18 +232,12 @@ class TrialShell:
         reason = {} if write.reason is None else {"reason": write.reason[:REASON_LENGTH]}
         self._job.log.write(write.event, trial=run.id, **write.fields, **reason)
 
-    def _note_departure(self, run: TrialRun, departure: m.NoteDeparture) -> None:
-        self._job.log.leaves(run.id, departure.reason)
-
     def _log_failure(self, run: TrialRun, error: Exception) -> None:
         self._job.log.leaves(run.id, f"it failed: {failure(error)}")
 
     def _write_iteration(self, run: TrialRun, iteration: m.WriteIteration) -> None:
         assert isinstance(iteration.reply, IterationReply)
         self._job.iteration_reported(run, iteration.reply)
-
-    def _warn(self, run: TrialRun, warning: m.Warn) -> None:
-        log.warning("%s", warning.text)
 
 
 def _pooled(worker: m.Worker) -> PooledWorker:
@@ -269,7 +255,7 @@ def _reform(group: m.NewGroup | None) -> Reform | None:
 
 
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {
-    m.Tell: TrialShell._tell,
+    m.Tell: lambda shell, run, told: shell._emit(told.event),
     m.Announce: TrialShell._announce,
     m.SpreadKind: TrialShell._spread_kind,
     m.RequestLeader: TrialShell._request_leader,
@@ -285,18 +271,18 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.ExpectCleanup: TrialShell._expect_cleanup,
     m.Bury: TrialShell._bury,
     m.GiveUpDevice: TrialShell._give_up_device,
-    m.EndIdleWorkers: TrialShell._end_idle_workers,
-    m.PollDevices: TrialShell._poll_devices,
+    m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),
+    m.PollDevices: lambda shell, run, poll: shell._dispatch.poll_devices(force=True),
     m.TellStarted: TrialShell._tell_started,
     m.TellRecovered: TrialShell._tell_recovered,
     m.TellTune: TrialShell._tell_tune,
     m.TellError: TrialShell._tell_error,
     m.Fail: TrialShell._fail,
-    m.Forget: TrialShell._forget,
+    m.Forget: lambda shell, run, forget: shell._runs.drop_run(run),
     m.KeepCheckpoint: TrialShell._keep_checkpoint,
     m.TrialOver: TrialShell._trial_over,
     m.Write: TrialShell._write,
-    m.NoteDeparture: TrialShell._note_departure,
+    m.NoteDeparture: lambda shell, run, departure: shell._job.log.leaves(run.id, departure.reason),
     m.WriteIteration: TrialShell._write_iteration,
-    m.Warn: TrialShell._warn,
+    m.Warn: lambda shell, run, warning: log.warning("%s", warning.text),
 }

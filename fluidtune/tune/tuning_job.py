@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
@@ -91,21 +91,11 @@ class TuningJob:
         app = storage(controller).experiment_dir_name
         #: How many trials Tune lets be pending by itself, and by how many we raised that.
         self._pending, self._ahead = max_pending_trials(controller), 0
-        #: What the trials ask for of which the engine hears with the next batch of events, in devices each.
+        #: The devices that each trial of the next batch of events asks for.
         self.arriving: list[float] = []
-        #: How many trials leave their devices with that batch; so many of those that arrive need no further device.
+        #: How many trials leave their devices with that batch. Each leaves one for a trial that arrives.
         self.departing = 0
-        self.devices = hold_devices(
-            self.setup,
-            settings,
-            app,
-            self.engine,
-            self.trials,
-            self.is_in_use,
-            lambda device: self.pool.has_worker(device),
-            lambda: self.arriving[self.departing :],
-            most_pending_groups(self._pending),
-        )
+        self.devices = hold_devices(self, settings, app, most_pending_groups(self._pending))
         reuse = asked_reuse(controller)
         #: The script asks for what stock Tune does with ``reuse_actors=True``: a class may keep its object.
         self.keeps_trainables = reuse is True and not settings.fresh_workers
@@ -134,8 +124,13 @@ class TuningJob:
         self.log.run_started(name, self._scheduler, self.setup.layout.kind, came)
         return [m.DeviceGained(device, node) for device, node in came.items()]
 
+    @property
+    def newcomers(self) -> Sequence[float]:
+        """Of ``arriving``, those for which no device becomes free with the same events."""
+        return self.arriving[self.departing :]
+
     def is_in_use(self, device: int) -> bool:
-        """Whether anything of this job runs on the device, or may: the engine may not have heard of the device yet."""
+        """Whether anything of this job runs on the device, or may: the engine may not know the device yet."""
         return not self.engine.is_free(device) or self.pool.has_busy_worker(device)
 
     def resources_in_use(self) -> dict[str, float]:
@@ -218,7 +213,7 @@ class TuningJob:
         self._logged.add(run.id)
 
     def iteration_reported(self, run: TrialRun, reply: IterationReply) -> None:
-        """Write down an iteration that Tune has not seen before. The engine hears of it as `messages.Result`."""
+        """Write down an iteration that Tune has not seen before. (The engine gets it as `messages.Result`.)"""
         self.stall_detector.iteration_done(run.id, reply.seconds)
         metric = self._scheduler.metric
         value = reply.result.get(metric) if metric else None

@@ -27,14 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: While a device is missing, devices are looked for this often, seconds. Judgement: a look costs a call to Ray for each
-#: device.
+#: While a device is missing, devices are looked for this often, seconds.
 POLL_S = 0.5
 #: Processes that are started in one pass of the driver's loop at most; Tune's loop goes on before the others follow.
-#: Judgement: a start takes the driver 1 ms (see `WorkerPool`), so that a pass takes 32 ms for them.
 STARTS_AT_ONCE = 32
 #: A worker of a trial that lost another worker is killed when it has not cleaned up within this time, seconds.
-#: Judgement: a loop that stands in a broken collective call may never return, and a new process takes seconds.
 CLEAN_BROKEN_S = 30.0
 
 

@@ -2,34 +2,26 @@
 
 import pytest
 
-from fluidtune.engine import (
-    DeviceLeaving,
-    DeviceLost,
-    EngineError,
-    KindFound,
-    Resized,
-    Result,
-    TrialAdded,
-    TrialEnded,
-)
+from fluidtune.engine import EngineError
+from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, elastic, plain, resize, resume, start, suspend
 
 
 def test_nothing_starts_on_a_leaving_device():
     bench = Bench(2)
-    bench(DeviceLeaving(0))
+    bench(m.DeviceLeaving(0))
     assert bench.engine.idle_devices == (1,)
     assert bench(plain("a"), plain("b")) == [start("a", (1,), 1.0)]
     assert bench.engine.waiting == ("b",)
-    assert bench(DeviceLost(0)) == []
+    assert bench(m.DeviceLost(0)) == []
 
 
 def test_a_trial_with_checkpoints_is_moved():
     bench = Bench(2)
-    bench(TrialAdded("a", "g", "checkpointing", 100))
-    assert bench(DeviceLeaving(0)) == [suspend("a")]
-    bench(TrialEnded("a", "paused"))
-    assert bench(TrialAdded("a", "g", "checkpointing", 99)) == [resume("a", (1,), 1.0)]
+    bench(m.TrialAdded("a", "g", "checkpointing", 100))
+    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
+    bench(m.TrialEnded("a", "paused"))
+    assert bench(m.TrialAdded("a", "g", "checkpointing", 99)) == [resume("a", (1,), 1.0)]
     assert bench.engine.devices == {0: (), 1: ("a",)}
 
 
@@ -37,33 +29,33 @@ def test_a_wide_trial_shrinks_when_its_first_worker_stays():
     bench = Bench(3)
     bench(elastic("a"))
     bench.results("a", 10.0, 3)
-    bench(Resized("a", (0, 1), 0.1))
+    bench(m.Resized("a", (0, 1), 0.1))
     bench.results("a", 5.0, 3, width=2)
-    bench(Resized("a", (0, 1, 2), 0.1))
-    assert bench(DeviceLeaving(1)) == [resize("a", (0, 2))]
-    bench(Resized("a", (0, 2), 0.1))
+    bench(m.Resized("a", (0, 1, 2), 0.1))
+    assert bench(m.DeviceLeaving(1)) == [resize("a", (0, 2))]
+    bench(m.Resized("a", (0, 2), 0.1))
     assert bench.engine.devices == {0: ("a",), 1: (), 2: ("a",)}
-    assert bench(DeviceLeaving(0)) == [suspend("a")]
+    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
 
 
 def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
     bench = Bench(2)
     bench(plain("a"))
-    assert bench(DeviceLeaving(0)) == []
-    assert bench(Result("a", 1.0, 1)) == []
-    assert bench(KindFound("a", "checkpointing")) == [suspend("a")]
+    assert bench(m.DeviceLeaving(0)) == []
+    assert bench(m.Result("a", 1.0, 1)) == []
+    assert bench(m.KindFound("a", "checkpointing")) == [suspend("a")]
 
 
 def test_a_plain_trial_still_there_when_the_device_is_lost_starts_again():
     bench = Bench(2)
     bench(plain("a"))
-    bench(DeviceLeaving(0))
-    assert bench(DeviceLost(0)) == [resume("a", (1,), 1.0)]
+    bench(m.DeviceLeaving(0))
+    assert bench(m.DeviceLost(0)) == [resume("a", (1,), 1.0)]
 
 
 @pytest.mark.parametrize("device", [0, 7])
 def test_only_a_known_device_can_leave_and_only_once(device):
     bench = Bench(1)
-    bench(DeviceLeaving(0))
+    bench(m.DeviceLeaving(0))
     with pytest.raises(EngineError, match=str(device)):
-        bench(DeviceLeaving(device))
+        bench(m.DeviceLeaving(device))

@@ -12,8 +12,7 @@ from fluidtune.engine import messages as engine
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES
-from fluidtune.trials.seen_results import SeenResults
+from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES, SeenResults
 from tests.engine.helpers import resize, start
 
 ADDRESS = ("127.0.0.1", 4321)
@@ -313,6 +312,14 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     assert driver.life.place == "queued" and list(driver.life.calls) == [driver.call]
 
 
+def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint() -> None:
+    # docs/bugs.md, 145: a class without an iteration has checkpoints without a number
+    driver = Driver(can_save=True).live()
+    driver.hears(m.LeaveWanted("for a test"))
+    assert kinds(driver.asked()) == ["NoteDeparture", "Unload"] and driver.states == ("moving", "steady", "stay")
+    assert list(driver.life.calls) == [driver.call], "what Tune waits for is asked of the next worker"
+
+
 def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
     driver = Driver(can_save=True).live()
     driver.trained(1)
@@ -467,11 +474,12 @@ def test_one_new_worker_that_does_not_come_calls_the_resize_off(which: int) -> N
 
 
 def test_the_second_error_of_further_workers_ends_growth() -> None:
-    driver = Driver().elastic()
-    for attempt in range(2):
-        driver.hears(m.ResizeWanted((0, 1), RESIZES))
-        out = driver.hears(m.JoinFailed(driver.joins(1)[1], "it fails"))
-        assert driver.life.crew.growth_ended == bool(attempt)
+    driver, joined = Driver().wide()
+    driver.hears(m.FollowerEnded(joined[1], "error", said="ValueError('its own')"))
+    assert driver.life.place == "queued" and not driver.life.crew.growth_ended
+    driver.live(0, 1, name="w1")
+    driver.trained(3, kind="elastic", address=ADDRESS)
+    out = driver.hears(m.JoinFailed(driver.joins(1)[1], "it fails"))
     assert told(out) == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
 
 
@@ -531,6 +539,15 @@ def test_a_group_that_mends_itself_goes_on_without_its_follower(how: m.End) -> N
     assert driver.life.place == "live" and driver.life.crew.width == 2
 
 
+def test_a_group_that_mends_itself_while_it_shrinks_leaves_out_a_worker_that_left_before() -> None:
+    driver, joined = Driver().wide(mends=True)
+    driver.hears(m.ResizeWanted((0, 2), RESIZES))
+    driver.asked()
+    driver.hears(m.FollowerEnded(joined[1], "over"))
+    out = driver.hears(m.FollowerEnded(joined[2], "died", error=ERROR))
+    assert told(out) == [engine.WorkerLost("a", (0,), 2)] and driver.life.crew.width == 1
+
+
 def test_a_group_that_mends_itself_does_so_only_while_nobody_else_enters() -> None:
     driver, joined = Driver().wide(mends=True)
     driver.hears(m.ResizeWanted((0, 1, 2, 3, 4), RESIZES))
@@ -550,11 +567,13 @@ def test_a_group_that_mends_itself_goes_on_as_it_is_if_the_only_one_that_enters_
     assert told(out) == [engine.ResizeFailed("a", (0, 1, 2))] and driver.states == ("live", "steady", "stay")
 
 
-def test_a_broken_group_is_not_reported() -> None:
+@pytest.mark.parametrize("ungrowable", [None, "the loop is so"])
+def test_a_broken_group_is_not_reported(ungrowable: str | None) -> None:
     driver, _ = Driver().wide()
     driver.asked()
-    out = driver.hears(m.GroupBroken(driver.call, "j1 is lost"))
-    assert told(out) == [engine.WorkerLost("a", alive=0)] and driver.life.seen.results == 2
+    out = driver.hears(m.GroupBroken(driver.call, "j1 is lost", ungrowable))
+    assert told(out)[-1] == engine.WorkerLost("a", alive=0) and driver.life.seen.results == 2
+    assert driver.life.crew.growth_ended == (engine.GrowthEnded("a") in told(out)) == (ungrowable is not None)
 
 
 def test_a_trial_out_of_its_new_workers_reach_leaves() -> None:

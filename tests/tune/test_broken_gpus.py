@@ -5,9 +5,7 @@ The first tests play the driver without Ray. The last one runs a job on two GPUs
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from fluidtune.cluster.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.sound_devices import SoundDevices
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.tune.trainables import began_at, report_saved
 from tests.tune.tried_manager import Tried, wide
 
 BUS = "NVML says of GPU 0: GPU is lost"
@@ -80,21 +79,12 @@ def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> No
 
 def loses_its_gpu(config: dict[str, Any]) -> None:
     """Saves every step; in the second step the first trial's GPU falls off the bus."""
-    from ray import tune
-
-    start, checkpoint = 0, tune.get_checkpoint()
-    if checkpoint:
-        with checkpoint.as_directory() as folder:
-            start = json.loads(Path(folder, "step").read_text())
     lost = Path(os.environ["NVML_STANDIN_LOST"])
-    for step in range(start, 3):
+    for step in range(began_at(), 3):
         if (config["x"], step) == (1, 1) and not lost.exists():
             lost.write_text(os.environ["CUDA_VISIBLE_DEVICES"])
             raise RuntimeError("CUDA error: unspecified launch failure")
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "step").write_text(json.dumps(step + 1))
-            saved = tune.Checkpoint.from_directory(folder)
-            tune.report({"step": step, "gpu": os.environ["CUDA_VISIBLE_DEVICES"]}, checkpoint=saved)
+        report_saved(step + 1, {"step": step, "gpu": os.environ["CUDA_VISIBLE_DEVICES"]})
 
 
 @pytest.mark.ray

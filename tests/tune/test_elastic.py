@@ -105,12 +105,8 @@ class ElasticClass(tune.Trainable):
 
 def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
-    space = {
-        "x": tune.grid_search([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
-        "iterations": 4,
-        "step": 0.01,
-        "notes": str(tmp_path / "notes"),
-    }
+    xs = tune.grid_search([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    space = {"x": xs, "iterations": 4, "step": 0.01, "notes": str(tmp_path / "notes")}
     config = {"metric": "value", "mode": "min", "scheduler": HyperBandScheduler(max_t=4, reduction_factor=2)}
     results = fit("fluid", jobs.elastic, space, tmp_path, **config)
     assert len(results) == 6 and not results.errors
@@ -132,23 +128,17 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
 ) -> None:
     monkeypatch.setattr(tuning_job, "Engine", Restless)
     (tmp_path / "notes").mkdir()
-    tuner = fluidtune.Tuner(
-        trainable,
-        param_space={"x": 3.0, "iterations": ITERATIONS, "step": 0.06, "notes": str(tmp_path / "notes")},
-        tune_config=tune.TuneConfig(metric="value", mode="min"),
-        run_config=tune.RunConfig(
-            name="job", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": ITERATIONS}
-        ),
-        executor=fluidtune.FluidExecutor(devices="cpu:2", backend=backend, reserve=True),
-    )
-    result = tuner.fit()[0]
+    space = {"x": 3.0, "iterations": ITERATIONS, "step": 0.06, "notes": str(tmp_path / "notes")}
+    executor = fluidtune.FluidExecutor(devices="cpu:2", backend=backend, reserve=True)
+    run = {"stop": {"training_iteration": ITERATIONS}}
+    result = fit("fluid", trainable, space, tmp_path, executor=executor, run=run, metric="value", mode="min")[0]
     values = list(result.metrics_dataframe["value"])
     if trainable is horovod_jobs.scripted:
         expected = horovod_jobs.alone(3.0, ITERATIONS, tmp_path / "undisturbed")
     else:
         expected = undisturbed("elastic", 3.0, ITERATIONS, tmp_path / "undisturbed")
     assert values == pytest.approx(expected, rel=1e-4)
-    events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))
+    events = list(read_events(tmp_path / "fluid" / EVENT_LOG_NAME))
     assert not [e for e in events if e["event"] == "worker_lost"]
     # A follower's process comes back from each shrink as good as new: gloo leaves nothing that counts.
     replaced = [e for e in events if e["event"] == "worker_replaced"]
@@ -161,18 +151,8 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
 def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, ray2: None) -> None:
     """The second trial is told to be two wide when it starts; until the other worker is there it has one device."""
     (tmp_path / "notes").mkdir()
-    tuner = fluidtune.Tuner(
-        jobs.elastic,
-        param_space={
-            "x": tune.grid_search([1.0, 2.0]),
-            "iterations": 40,
-            "step": 0.06,
-            "notes": str(tmp_path / "notes"),
-        },
-        tune_config=tune.TuneConfig(metric="value", mode="min", max_concurrent_trials=1),
-        run_config=tune.RunConfig(name="job", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": 40}),
-        executor=fluidtune.FluidExecutor(devices="cpu:2"),
-    )
+    space = {"x": tune.grid_search([1.0, 2.0]), "iterations": 40, "step": 0.06, "notes": str(tmp_path / "notes")}
+    one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1, "run": {"stop": {"training_iteration": 40}}}
     told: list[m.Start] = []
     handle = tuning_job.Engine.handle
 
@@ -183,9 +163,9 @@ def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_p
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning_job.Engine, "handle", listen)
-        tuner.fit()
+        fit("fluid", jobs.elastic, space, tmp_path, **one)
     assert [len(one.devices) for one in told] == [1, 2]
-    events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))
+    events = list(read_events(tmp_path / "fluid" / EVENT_LOG_NAME))
     assert [len(e["devices"]) for e in events if e["event"] == "trial_started"] == [1, 1]
     # A trial that turns out slower on two busy cores shrinks later.
     first = {e["trial"]: len(e["devices"]) for e in reversed(events) if e["event"] == "resized"}

@@ -13,7 +13,6 @@ from ray import tune
 from ray.tune import Checkpoint
 
 import fluidtune
-from fluidtune import FluidTuneError
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.tune.running import Recorder, fit
 
@@ -242,15 +241,3 @@ def test_trials_go_on_when_the_lane_service_is_killed(tmp_path: Path) -> None:
     assert not results.errors
     done = Counter(x for x, *_ in spans(tmp_path / "log"))
     assert (done["2"], done["3"]) == (20, 20) and done["1"] >= 20
-
-
-@pytest.mark.usefixtures("no_ray")
-def test_settings_that_cannot_work_are_named() -> None:
-    with pytest.raises(FluidTuneError, match="FIFO, PACK, SRTF, FAIR, HPT"):
-        fluidtune.FluidExecutor(lanes="ROUND-ROBIN")
-    with pytest.raises(FluidTuneError, match="add lanes"):
-        fluidtune.FluidExecutor(device_memory=1 << 30)
-    with pytest.raises(FluidTuneError, match="at least 1"):
-        fluidtune.FluidExecutor(lanes="FAIR", device_memory=-1)
-    with pytest.raises(FluidTuneError, match="no memory to divide"):
-        fluidtune.FluidExecutor(devices="emulated:2", lanes="FAIR")

@@ -65,7 +65,7 @@ class Pool:
     def note_gpu(self, worker: PooledWorker) -> None:
         pass
 
-    def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
+    def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker | None:
         return self.add_worker(f"w{len(self.workers) + 1}", device)
 
     def add_worker(self, name: str, device: int) -> PooledWorker:
@@ -73,7 +73,7 @@ class Pool:
         return worker
 
     def is_alive(self, worker: PooledWorker) -> bool:
-        return True
+        return worker.name in self.workers
 
     def return_worker(self, worker: PooledWorker) -> None:
         pass
