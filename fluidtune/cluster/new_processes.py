@@ -16,17 +16,17 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fluidtune import hash_seed
-from fluidtune.cluster.device_source import DeviceSource
-from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.devices.device_source import DeviceSource
+from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.nodes import ForkServers
-from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.trial_sessions import DEVICE_VARIABLE
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
+from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.cluster.sharing.mps import MpsSettings
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, without_gpus
 from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
 
 if TYPE_CHECKING:
-    from fluidtune.cluster.messages import WorkerInfo
+    from fluidtune.cluster.hosting.messages import WorkerInfo
 
 #: Environment variables that stock Tune gives its trial processes and that user code may rely on.
 _PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}

@@ -24,10 +24,10 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fluidtune.cluster.device_source import DeviceSource
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.mps import MpsSettings
+from fluidtune.cluster.devices.device_source import DeviceSource
+from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.new_processes import NewProcesses, PooledWorker, Use
+from fluidtune.cluster.sharing.mps import MpsSettings
 from salus_share.mps import ANSWER_S, end_client
 
 #: A worker that cleans up is waited for this long before another process is started, seconds.

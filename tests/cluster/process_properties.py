@@ -347,7 +347,7 @@ def main(mode: str, folder: str) -> None:
     global FOLDER
     FOLDER = folder
     import_libraries()  # as a fork server has done
-    from fluidtune.cluster.process_reset import ProcessBaseline
+    from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 
     baseline = None
     if mode == "warm":

@@ -15,10 +15,11 @@ from typing import ClassVar
 import pytest
 from ray.tune import Trainable
 
-from fluidtune.cluster import beside, leader_host
-from fluidtune.cluster.beside import Turn
-from fluidtune.cluster.messages import LoadSpec
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.hosting import leader_host
+from fluidtune.cluster.hosting.messages import LoadSpec
+from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.cluster.sharing import beside
+from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.executor import FluidExecutor
 from salus_share import service as lane_service
@@ -36,7 +37,7 @@ def lane():
     place = home(f"beside-test-{os.getpid()}")
     place.mkdir(mode=0o700, parents=True)
     words = [sys.executable, "-m", "salus_share.service", "--home", str(place), "--capacity", "1"]
-    started = subprocess.Popen([*words, "--policy", "fluidtune.cluster.beside:ServedFirst"])
+    started = subprocess.Popen([*words, "--policy", "fluidtune.cluster.sharing.beside:ServedFirst"])
     try:
         until(lambda: _answers(place), PATIENCE_S)
         yield place
@@ -148,7 +149,7 @@ def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path
     Told.turns.clear()
     monkeypatch.setattr(leader_host, "Turn", Recorded)
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
-    monkeypatch.setattr("fluidtune.cluster.worker.is_forked", lambda: True)
+    monkeypatch.setattr("fluidtune.cluster.hosting.worker.is_forked", lambda: True)
     worker = Worker("w", {})
     assert worker.load(Told, LoadSpec("t", {"config": {}}, beside=beside)) is None
     within = [worker.train().result["within"] for _ in range(3)]
@@ -164,7 +165,7 @@ def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path
 SERVES = """
 import sys, threading
 from pathlib import Path
-from fluidtune.cluster.beside import Turn
+from fluidtune.cluster.sharing.beside import Turn
 
 ended = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
@@ -194,7 +195,7 @@ def test_a_process_whose_trial_woke_a_service_serves_the_next_trial(lane, monkey
     """What a trial holds at the gate is gone before it is looked what it has left in the process."""
     monkeypatch.setattr(leader_host, "Turn", functools.partial(Turn, directory=lane))
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
-    monkeypatch.setattr("fluidtune.cluster.worker.is_forked", lambda: True)
+    monkeypatch.setattr("fluidtune.cluster.hosting.worker.is_forked", lambda: True)
     service = subprocess.Popen([sys.executable, "-c", SERVES, str(lane)], stdin=subprocess.PIPE)
     try:
         until((lane / FILE).exists, PATIENCE_S)

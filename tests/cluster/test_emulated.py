@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fluidtune.cluster.devices import DeviceSpec, layout
+from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.emulated import EmulatedSession, Emulation
 from fluidtune.cluster.emulated.occupancy_board import SLOTS, OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
@@ -110,7 +110,7 @@ def test_a_grown_trial_is_on_its_devices_until_it_shrinks(emulation: Emulation):
 
 
 def test_an_emulated_worker_imports_no_torch():
-    code = "import sys, fluidtune.cluster.worker; sys.exit('torch' in sys.modules)"
+    code = "import sys, fluidtune.cluster.hosting.worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ}).returncode == 0
 
 

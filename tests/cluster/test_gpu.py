@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.gpu_probe import GpuProbe, cuda_failure, wait_for_gpu
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe, cuda_failure, wait_for_gpu
 from salus_share.memory import CONTEXT
 from salus_share.telemetry import DeviceSample, Telemetry
 from tests.salus.test_telemetry import standin
@@ -66,7 +66,7 @@ def test_a_gpu_is_waited_for_and_its_failure_is_not_raised(cuda: Cuda) -> None:
 
 
 def test_without_a_gpu_nvml_is_not_even_opened(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluidtune.cluster.gpu_probe.Telemetry", lambda: pytest.fail("opened"))
+    monkeypatch.setattr("fluidtune.cluster.sharing.gpu_probe.Telemetry", lambda: pytest.fail("opened"))
     cuda.there = False
     assert GpuProbe().sample() is None and GpuProbe().memory_needed() is None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.devices import DeviceSpec, Layout, lack, layout
+from fluidtune.cluster.devices.layout import DeviceSpec, Layout, lack, layout
 from fluidtune.errors import FluidTuneError
 
 

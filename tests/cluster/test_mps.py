@@ -17,14 +17,14 @@ import psutil
 import pytest
 import ray
 
-from fluidtune.cluster import mps as cluster_mps
 from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.messages import WorkerInfo
-from fluidtune.cluster.mps import MpsFound, MpsSettings, enter, failed, verify
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses, PooledWorker
 from fluidtune.cluster.pool import WorkerPool
+from fluidtune.cluster.sharing import mps as cluster_mps
+from fluidtune.cluster.sharing.mps import MpsFound, MpsSettings, enter, failed, verify
 from salus_share import mps, telemetry
 from salus_share.seat_table import home
 from salus_share.telemetry import DeviceSample

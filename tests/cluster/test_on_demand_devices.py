@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster import on_demand_devices
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.holding import LEAVE_S, SPARE_S, YIELD_AFTER_S
-from fluidtune.cluster.on_demand_devices import OnDemandDevices, Uses
+from fluidtune.cluster.devices import on_demand_devices
+from fluidtune.cluster.devices.holding import LEAVE_S, SPARE_S, YIELD_AFTER_S
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.devices.on_demand_devices import OnDemandDevices, Uses
 from fluidtune.engine import DeviceDemand
 from fluidtune.ray_compat.cluster_state import ClusterState
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract

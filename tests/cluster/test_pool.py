@@ -11,8 +11,8 @@ import pytest
 
 from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.messages import WorkerInfo
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 

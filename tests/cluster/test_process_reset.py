@@ -24,10 +24,11 @@ import torch
 import torch._dynamo  # torch imports it when it is first used
 from ray.experimental import tqdm_ray
 
-from fluidtune.cluster import gpu_probe, process_leftovers, process_reset, process_settings, trial_modules
+from fluidtune.cluster.cleaning import process_leftovers, process_reset, process_settings, trial_modules
+from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
+from fluidtune.cluster.cleaning.process_settings import looked_at
 from fluidtune.cluster.forks.shelf import Entry, Shelf
-from fluidtune.cluster.process_reset import ProcessBaseline
-from fluidtune.cluster.process_settings import looked_at
+from fluidtune.cluster.sharing import gpu_probe
 from fluidtune.ray_compat import ownership
 from salus_share.telemetry import DeviceSample
 
@@ -70,7 +71,7 @@ def test_other_processes_are_looked_at_only_if_there_are_children() -> None:
     """A machine may have thousands, and a trial waits for this worker."""
     code = """if True:
         import psutil, subprocess, sys
-        from fluidtune.cluster.process_leftovers import Leftovers
+        from fluidtune.cluster.cleaning.process_leftovers import Leftovers
         looks, before = [], psutil.Process.children
         psutil.Process.children = lambda self, *more: looks.append(self) or before(self, *more)
         leftovers = Leftovers()

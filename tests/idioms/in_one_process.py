@@ -66,7 +66,7 @@ def main(mode: str, folder: str, scripts: dict[str, str | None]) -> None:
 
     tune.report = REPORTS.append
     if mode == "warm":
-        from fluidtune.cluster.process_reset import ProcessBaseline
+        from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 
         baseline = ProcessBaseline()
         baseline.note_imports()

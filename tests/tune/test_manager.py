@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from fluidtune import FluidExecutor
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.lanes import Lack
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.engine import messages as m
 from fluidtune.tune.device_setup import DeviceSetup
 from tests.tune.tried_manager import Tried

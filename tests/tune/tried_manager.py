@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.stand_in_tune import standing_alone
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.group_facts import GroupFacts

@@ -30,7 +30,7 @@ from fluidtune.ray_compat import worker_program
 NOT_FOR_TRIALS = {"IPython", "ipykernel", "ipywidgets", "jupyter_client", "zmq", "tornado", "debugpy", "pydevd"}
 NOT_FOR_TRIALS |= {"xdist", "execnet", "hypothesis", "pip", "setuptools", "_distutils_hack"}
 #: What every worker of FluidTune's imports.
-_OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.worker")
+_OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.hosting.worker")
 #: Where installed packages are, in a path, Ray apart: CPython's and Debian's names.
 _SITES = re.compile(r"/(?:site|dist)-packages/(?!(?:ray|fluidtune)/)")
 #: Packages that import Ray.

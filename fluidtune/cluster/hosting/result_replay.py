@@ -29,7 +29,8 @@ RESULTS_KEPT_S = 90.0
 
 #: (module, name) of `CommitNote` in commits that older versions have written, to its (module, name) now.
 MOVED_NAMES = {
-    ("fluidtune.cluster.reports", "Note"): ("fluidtune.cluster.result_replay", "CommitNote"),  # before 2026-11-23
+    ("fluidtune.cluster.reports", "Note"): (__name__, "CommitNote"),  # before 2026-11-23
+    ("fluidtune.cluster.result_replay", "CommitNote"): (__name__, "CommitNote"),  # before 2026-11-27
 }
 
 

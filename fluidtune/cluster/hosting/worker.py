@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from fluidtune import startup
-from fluidtune.cluster import few_collections  # noqa: F401 (before what imports Ray Tune)
-from fluidtune.cluster.commit_stores import fingerprint, follower_commit_store
-from fluidtune.cluster.follower_host import FollowerHost, NotTakenIn, Ungrowable
+from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.forks.shelf import is_forked
-from fluidtune.cluster.gpu_probe import GpuProbe
-from fluidtune.cluster.lanes import Lack, LaneTicket
-from fluidtune.cluster.leader_host import KeptTrainable, LeaderHost, can_stay
-from fluidtune.cluster.messages import IterationReply, LoadSpec, WorkerInfo
-from fluidtune.cluster.mps import MpsSettings, enter
-from fluidtune.cluster.process_reset import ProcessBaseline
-from fluidtune.cluster.trial_cores import TrialCores
-from fluidtune.cluster.trial_sessions import drop_session, follower_session, storage_of
+from fluidtune.cluster.hosting import few_collections  # noqa: F401 (before what imports Ray Tune)
+from fluidtune.cluster.hosting.commit_stores import fingerprint, follower_commit_store
+from fluidtune.cluster.hosting.follower_host import FollowerHost, NotTakenIn, Ungrowable
+from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
+from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec, WorkerInfo
+from fluidtune.cluster.hosting.trial_cores import TrialCores
+from fluidtune.cluster.hosting.trial_sessions import drop_session, follower_session, storage_of
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe
+from fluidtune.cluster.sharing.lanes import Lack, LaneTicket
+from fluidtune.cluster.sharing.mps import MpsSettings, enter
 from fluidtune.elastic import Reform
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.ray_compat import trainable as ray_trainable

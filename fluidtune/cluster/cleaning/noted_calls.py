@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fluidtune.cluster.trial_modules import OURS, package_of
+from fluidtune.cluster.cleaning.trial_modules import OURS, package_of
 
 #: Packages whose handlers at run time are about the process, never about a trial. tqdm's ends the one thread that
 #: redraws the bars of all its users.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from fluidtune.cluster import emulated
-from fluidtune.cluster.messages import LoadSpec
+from fluidtune.cluster.hosting.messages import LoadSpec
 from fluidtune.elastic import LazySession, use, wake_on_first_use
 from fluidtune.elastic.transport.membership import LOOPBACK
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fluidtune.cluster.gpu_probe import cuda_failure, torch_on_gpu
-from fluidtune.cluster.lanes import causes
+from fluidtune.cluster.sharing.gpu_probe import cuda_failure, torch_on_gpu
+from fluidtune.cluster.sharing.lanes import causes
 from salus_share.mps import Mps, apply, is_fault
 from salus_share.seat_table import home
 from salus_share.telemetry import DeviceSample, Telemetry

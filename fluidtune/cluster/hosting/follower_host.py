@@ -29,8 +29,8 @@ from fluidtune.elastic.random_streams import Streams, restore_streams
 from fluidtune.ray_compat import trainable as ray_trainable
 
 if TYPE_CHECKING:
-    from fluidtune.cluster.gpu_probe import GpuProbe
-    from fluidtune.cluster.lanes import Lack
+    from fluidtune.cluster.sharing.gpu_probe import GpuProbe
+    from fluidtune.cluster.sharing.lanes import Lack
     from fluidtune.elastic import FollowerSession
 
 #: How long the end of a follower's loop is waited for, seconds.

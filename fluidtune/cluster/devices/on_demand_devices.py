@@ -1,7 +1,7 @@
 """A job's own devices, held while its trials use them or wait for them: `OnDemandDevices`, a `DeviceSource`.
 
-Each unit of devices (`fluidtune.cluster.holding`) is one placement group, with a bundle for each device. What to ask
-for and what to give back is decided there. This module asks Ray.
+Each unit of devices (`holding`) is one placement group, with a bundle for each device. What to ask for and what to give
+back is decided there. This module asks Ray.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from fluidtune.cluster.device_source import DeviceSource
-from fluidtune.cluster.devices import Layout, devices_held
-from fluidtune.cluster.holding import Holding, Orders, Unit
+from fluidtune.cluster.devices.device_source import DeviceSource
+from fluidtune.cluster.devices.holding import Holding, Orders, Unit
+from fluidtune.cluster.devices.layout import Layout, devices_held
 from fluidtune.engine import DeviceDemand
 from fluidtune.ray_compat.cluster_state import ClusterState, cluster_state
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fluidtune.cluster.device_source import DeviceSource
+from fluidtune.cluster.devices.device_source import DeviceSource
 
 
 class SoundDevices(DeviceSource):

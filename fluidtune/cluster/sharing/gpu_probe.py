@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from fluidtune.cluster.lanes import Lack, causes
+from fluidtune.cluster.sharing.lanes import Lack, causes
 from salus_share.memory import CONTEXT, is_out_of_memory, memory_left
 from salus_share.telemetry import DeviceSample, Telemetry
 

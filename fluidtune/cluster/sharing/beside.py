@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fluidtune.cluster.lanes import ADMIT_S, RETRY_S
+from fluidtune.cluster.sharing.lanes import ADMIT_S, RETRY_S
 from salus_share.client import LaneClient
 from salus_share.errors import SalusError, StaleToken
 from salus_share.messages import Need

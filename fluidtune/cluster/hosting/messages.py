@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.cluster import emulated
-from fluidtune.cluster.lanes import Lack, LaneSettings, LaneTicket
+from fluidtune.cluster.sharing.lanes import Lack, LaneSettings, LaneTicket
 from fluidtune.elastic.random_streams import Streams
 from fluidtune.group_facts import GroupFacts
 

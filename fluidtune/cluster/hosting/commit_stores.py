@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pyarrow.fs import FileSelector, FileType
 from ray.tune.utils.serialization import TuneFunctionEncoder
 
-from fluidtune.cluster.result_replay import MOVED_NAMES
+from fluidtune.cluster.hosting.result_replay import MOVED_NAMES
 
 if TYPE_CHECKING:
     from fluidtune.elastic import CommitStore

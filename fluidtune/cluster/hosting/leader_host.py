@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
-from fluidtune.cluster.beside import Turn
-from fluidtune.cluster.commit_stores import commit_stores, delete_commits, fingerprint
-from fluidtune.cluster.gpu_probe import GpuProbe, wait_for_gpu
-from fluidtune.cluster.lanes import Lack, LaneMember, LaneTicket
-from fluidtune.cluster.messages import IterationReply, LoadSpec
-from fluidtune.cluster.mps import failed, verify
-from fluidtune.cluster.result_replay import ReportedResults, without_results
-from fluidtune.cluster.trial_sessions import leader_session, storage_of
+from fluidtune.cluster.hosting.commit_stores import commit_stores, delete_commits, fingerprint
+from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
+from fluidtune.cluster.hosting.result_replay import ReportedResults, without_results
+from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
+from fluidtune.cluster.sharing.beside import Turn
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
+from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneTicket
+from fluidtune.cluster.sharing.mps import failed, verify
 from fluidtune.elastic import GroupLost, Left, Reform
 from fluidtune.elastic.errors import CannotDivide, explain
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
@@ -31,7 +31,7 @@ from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
-    from fluidtune.cluster.mps import MpsFound
+    from fluidtune.cluster.sharing.mps import MpsFound
     from fluidtune.elastic import LeaderSession
     from fluidtune.engine.messages import Kind
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from fluidtune.cluster.gpu_probe import GpuProbe, torch_on_gpu
-from fluidtune.cluster.lanes import is_lane_service
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe, torch_on_gpu
+from fluidtune.cluster.sharing.lanes import is_lane_service
 
 #: Bytes by which a process may have grown since its first trial was loaded. Allocators and caches of libraries keep
 #: hundreds of MiB, which the next trial uses again.

@@ -25,9 +25,9 @@ from functools import partial
 from multiprocessing import util
 from typing import Any, NamedTuple
 
+from fluidtune.cluster.cleaning.trial_modules import OURS
 from fluidtune.cluster.forks.shelf import shelf_here
-from fluidtune.cluster.gpu_probe import torch_on_gpu
-from fluidtune.cluster.trial_modules import OURS
+from fluidtune.cluster.sharing.gpu_probe import torch_on_gpu
 from fluidtune.torch_flags import flag, set_flag
 
 #: Returns an imported module by its name, be it in sight or not; None: it is not imported.

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from fluidtune.cluster.cleaning.noted_calls import NotedCalls
+from fluidtune.cluster.cleaning.patches import Patches
+from fluidtune.cluster.cleaning.process_leftovers import Leftovers
+from fluidtune.cluster.cleaning.process_settings import looked_at, put_back
+from fluidtune.cluster.cleaning.trial_modules import forget
 from fluidtune.cluster.forks.shelf import shelf_here
-from fluidtune.cluster.gpu_probe import cuda_failure, torch_on_gpu
-from fluidtune.cluster.noted_calls import NotedCalls
-from fluidtune.cluster.patches import Patches
-from fluidtune.cluster.process_leftovers import Leftovers
-from fluidtune.cluster.process_settings import looked_at, put_back
-from fluidtune.cluster.trial_modules import forget
+from fluidtune.cluster.sharing.gpu_probe import cuda_failure, torch_on_gpu
 from fluidtune.ray_compat import ownership
 from salus_share.memory import forget_workspaces
 

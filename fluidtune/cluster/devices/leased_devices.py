@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
-from fluidtune.cluster.device_source import DeviceSource
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.holding import SPARE_S
+from fluidtune.cluster.devices.device_source import DeviceSource
+from fluidtune.cluster.devices.holding import SPARE_S
+from fluidtune.cluster.devices.layout import Layout
 from fluidtune.engine import Engine
 from fluidtune.engine.speed import widest_paying
 from fluidtune.errors import FluidTuneError
