@@ -35,8 +35,6 @@ _PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
 class Use(Enum):
     """What a worker does for trials.
 
-    .. code-block:: text
-
         started for a trial --> SERVING <--take-- IDLE <-- started as a spare
                                    |               ^
                                 clean_up           |

@@ -171,20 +171,6 @@ class TestOnDemandDevices(DeviceSourceContract):
         return OnDemandCase(cluster)
 
 
-def test_what_the_cluster_has_not_waits_in_ray_s_queue_and_is_withdrawn_with_its_trial(cluster: Cluster) -> None:
-    job = Job()
-    cluster.free = ["n"]
-    job.wait(3)
-    job.poll()
-    job.used.add(0)
-    job.wait(2)
-    job.poll()
-    assert len(cluster.asked()) == 2
-    job.wait(0)
-    job.poll()
-    assert cluster.asked() == [] and len(cluster.held()) == 1
-
-
 def test_a_device_without_use_is_given_back_and_is_not_lost(cluster: Cluster) -> None:
     cluster.free = ["n"] * 2
     job = Job()

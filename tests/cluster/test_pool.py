@@ -13,7 +13,7 @@ from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.hosting.messages import WorkerInfo
-from fluidtune.cluster.new_processes import NewProcesses
+from fluidtune.cluster.new_processes import NewProcesses, Use
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 
 
@@ -51,8 +51,10 @@ def pool(monkeypatch):
     def start(self, device, visible, spare=False):
         self._count += 1
         seen.append(visible)
-        started_for = "trial" if visible is None else "several"
-        return PooledWorker(f"w{self._count}", device, Actor(ended), 0.0, started_for=started_for)
+        name, actor = f"w{self._count}", Actor(ended)
+        if spare:
+            return PooledWorker(name, device, actor, 0.0, started_for="spare", use=Use.IDLE, trials=0)
+        return PooledWorker(name, device, actor, 0.0, started_for="trial" if visible is None else "several")
 
     def wait(futures, num_returns, timeout):
         ready = [future for future in futures if not future.actor.hangs]
@@ -93,6 +95,21 @@ def test_a_worker_that_was_discarded_while_cleaning_does_not_come_back(pool):
     pool.discard_worker(worker)
     pool.return_worker(worker)
     assert pool.take_idle_worker(0) is None
+
+
+def test_a_spare_is_idle_until_its_first_trial_takes_it(pool, monkeypatch):
+    monkeypatch.setattr(NewProcesses, "can_spare", lambda self, device: True)
+    first = taken(pool, 0)
+    assert pool.start_spares() == [], "its process may serve a second trial"
+    first.starting, first.info = False, WorkerInfo(1, forked=True)
+    pool.process_ended(first)
+    (spare,) = pool.start_spares()
+    assert (spare.use, spare.trials) == (Use.IDLE, 0) and pool.start_spares() == []
+    first.clean_up()
+    assert taken(pool, 0) is spare and (spare.use, spare.trials) == (Use.SERVING, 1)
+    pool.return_worker(spare)
+    pool.return_worker(first)
+    assert taken(pool, 0) is first and (first.use, first.trials) == (Use.SERVING, 2)
 
 
 def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
