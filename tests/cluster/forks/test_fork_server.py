@@ -151,17 +151,6 @@ def test_a_package_that_draws_from_rays_generator_is_left_out_and_named(packages
     assert list(served.state.left_out) == ["lib"] and "Ray's generator" in served.state.left_out["lib"]
 
 
-def test_a_package_that_starts_a_thread_or_opens_cuda_is_left_out_and_named(packages, serve, tmp_path):
-    folder = packages(
-        quiet="import os\nPID = os.getpid()\n",
-        loud="import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n",
-    )
-    served = serve(folder, "quiet", "loud")
-    assert list(served.state.left_out) == ["loud"] and "thread" in served.state.left_out["loud"]
-    found = served.run("import os, quiet, loud\nprint(quiet.PID == os.getpid())", tmp_path)
-    assert found.stdout == "False\n"
-
-
 @pytest.mark.parametrize("text", ["1 / 0", "import not_there", "import sys\nsys.exit(3)"])
 def test_a_package_that_cannot_be_imported_fails_in_the_child_as_in_a_plain_process(packages, serve, tmp_path, text):
     served = serve(packages(lib="", bad=text), "lib", "bad")
