@@ -15,6 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from ray.tune.trainable import FunctionTrainable
+
 from benchmarks.many_trials import PER_NODE, Case, Job
 from benchmarks.stand_in_tune import layout, standing_alone
 from fluidtune.cluster.devices import leased_devices
@@ -210,7 +212,7 @@ def _add(manager: FluidActorManager, name: str) -> None:
         placement_group_factory=request,
         evaluated_params={"lr": hash(name)},
         trainable_name="t",
-        get_trainable_cls=lambda: _Actor,
+        get_trainable_cls=lambda: FunctionTrainable,
         run_metadata=SimpleNamespace(),
         checkpoint=None,
         latest_checkpoint_result=None,

@@ -52,12 +52,7 @@ class Reason(Enum):
     #: Names of its numbers, each a key of `NUMBERS`.
     numbers: tuple[str, ...]
 
-    FREE_DEVICE = (
-        ("Start",),
-        "A device was idle.",
-        "{idle:device} idle, {waiting:trial} waiting",
-        ("waiting", "idle"),
-    )
+    FREE_DEVICE = (("Start",), "A device was idle.", "{idle:device} idle, {waiting:trial} waiting", ("waiting", "idle"))
     SPARE_DEVICES = (
         ("Start",),
         "More devices were idle than the waiting trials need.",
@@ -155,12 +150,7 @@ class Reason(Enum):
         "the trial has left its devices",
         (),
     )
-    RESIZE_DONE = (
-        ("Release",),
-        "A resize to fewer devices is done.",
-        "the trial now has {to:device}",
-        ("to",),
-    )
+    RESIZE_DONE = (("Release",), "A resize to fewer devices is done.", "the trial now has {to:device}", ("to",))
     RESIZE_FAILED = (
         ("Release",),
         "A resize was not done, and the devices that were promised are free again.",

@@ -101,7 +101,7 @@ def _on_restored(event: m.Restored, life: TrialLife) -> None:
         # They change when another trial's checkpoint was restored, and in a retry.
         life.seen.delivered, life.seen.number = event.delivered, event.number
         _answered(life, event.call)
-        life.order(m.TellTune(event.call, event.value))
+        life.order(m.TellTune(event.call, event.delivered))
 
 
 @on_event.register

@@ -6,7 +6,7 @@ are looked at here. Errors, replies, checkpoints and results are handed through.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
@@ -57,30 +57,22 @@ class Checkpoint:
     number: Any
 
 
-class Outside(Protocol):
+@dataclass(frozen=True)
+class Outside:
     """What a trial's life reads of its surroundings. Reading changes nothing."""
 
-    @property
-    def can_save(self) -> bool:
-        """The trial can be asked for a checkpoint at any iteration."""
-
-    @property
-    def commits(self) -> bool:
-        """An elastic trial commits when it is unloaded."""
-
-    @property
-    def shares_gpus_by_count(self) -> bool:
-        """Several trials may be on one GPU, whose memory is not divided among them."""
-
-    @property
-    def waits_for_checkpoints(self) -> bool:
-        """The algorithm may wait for the future of a checkpoint, so that each is asked of the leader."""
-
-    def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that Tune has of the trial; None: Tune has none."""
-
-    def out_of_reach(self, leader: tuple[str, int], devices: Collection[int]) -> bool:
-        """One of the devices is on a node from which the leader at this address cannot be reached."""
+    #: The trial can be asked for a checkpoint at any iteration.
+    can_save: bool
+    #: An elastic trial commits when it is unloaded.
+    commits: bool
+    #: Several trials may be on one GPU, whose memory is not divided among them.
+    shares_gpus_by_count: bool
+    #: The algorithm may wait for the future of a checkpoint, so that each is asked of the leader.
+    waits_for_checkpoints: bool
+    #: The newest checkpoint that Tune has of the trial; None: Tune has none.
+    newest_checkpoint: Callable[[], Checkpoint | None]
+    #: Whether one of these devices is on a node from which the leader at this address cannot be reached.
+    out_of_reach: Callable[[tuple[str, int], Collection[int]], bool]
 
 
 @dataclass(eq=False)
@@ -279,11 +271,8 @@ class RoomLacking(Event):
 class DeviceJudged(Event):
     """The shell's answer to `GiveUpDevice`. ``given_up``: the job uses the device no more; False: it has no other."""
 
-    device: int
-    why: str
+    asked: GiveUpDevice
     given_up: bool
-    follower: str | None = None
-    said: str = ""
 
 
 @dataclass(frozen=True)
@@ -327,7 +316,6 @@ class Restored(Event):
     call: Call
     delivered: int
     number: Any
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -525,7 +513,7 @@ class StopForking(Instruction):
 
 @dataclass(frozen=True)
 class GiveUpDevice(Instruction):
-    """The device has failed. Answered by `DeviceJudged` with the same fields."""
+    """The device has failed. ``follower``: its worker, and what that ``said``. Answered by `DeviceJudged`."""
 
     device: int
     why: str

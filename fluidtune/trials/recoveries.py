@@ -128,19 +128,16 @@ def _on_group_broken(event: m.GroupBroken, life: TrialLife) -> None:
 
 @on_event.register
 def _on_device_judged(event: m.DeviceJudged, life: TrialLife) -> None:
-    if event.follower is not None:
-        if event.given_up:
-            recover(life, f"worker {event.follower} lost its device: {event.why}", died=event.device)
-        else:
-            follower_failed(life, event.said)
-            recover(life, f"worker {event.follower} left: {event.said}", alive=event.device)
+    device, why, follower, said = event.asked.device, event.asked.why, event.asked.follower, event.asked.said
+    if follower is not None and event.given_up:
+        recover(life, f"worker {follower} lost its device: {why}", died=device)
+    elif follower is not None:
+        follower_failed(life, said)
+        recover(life, f"worker {follower} left: {said}", alive=device)
     elif event.given_up:
-        recover(life, event.why, died=event.device)
+        recover(life, why, died=device)
     else:
-        fail(
-            life,
-            FluidTuneError(f"{event.why}; the job has no other GPU for the trial: run it where there is one"),
-        )
+        fail(life, FluidTuneError(f"{why}; the job has no other GPU for the trial: run it where there is one"))
 
 
 @on_event.register

@@ -1,4 +1,4 @@
-"""What the driver keeps of each trial that Tune wants to run: Tune's objects, the trial's life, and what that may read.
+"""What the driver keeps of each trial that Tune wants to run: Tune's objects, and the trial's life.
 
 `new_run` makes the record of a trial, and `RunTable` finds it by Tune's tracked actor or by the trial's name.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
@@ -15,7 +16,7 @@ from fluidtune.elastic.transport.signing import new_secret
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
 from fluidtune.trials.life import SeenResults, TrialLife
-from fluidtune.trials.messages import Call, Checkpoint
+from fluidtune.trials.messages import Call, Checkpoint, Outside
 
 if TYPE_CHECKING:
     from fluidtune.tune.tuning_job import TuningJob
@@ -60,39 +61,22 @@ class TrialRun:
 def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[str, Any]) -> TrialRun:
     """Tune wants the trial to run."""
     trials, name = job.trials, trial.trial_id
+    outside = Outside(
+        can_save=trials.can_save(trial),
+        commits=job.setup.emulation is None,
+        shares_gpus_by_count=job.setup.shares_gpus_by_count,
+        waits_for_checkpoints=job.waits_for_checkpoints,
+        newest_checkpoint=partial(newest_checkpoint, trial),
+        out_of_reach=job.out_of_reach,
+    )
     gang, kind = trials.share_of(trial) > 1, trials.kind_of(trial)
-    life = TrialLife(name, TrialSurroundings(job, trial), gang, kind, results_seen(trial))
+    life = TrialLife(name, outside, gang, kind, results_seen(trial))
     return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life)
 
 
-class TrialSurroundings:
-    """What the life of one trial of the job reads; see `fluidtune.trials.messages.Outside`."""
-
-    def __init__(self, job: TuningJob, trial: Trial) -> None:
-        self._job, self._trial = job, trial
-
-    @property
-    def can_save(self) -> bool:
-        return self._job.trials.can_save(self._trial)
-
-    @property
-    def commits(self) -> bool:
-        return self._job.setup.emulation is None
-
-    @property
-    def shares_gpus_by_count(self) -> bool:
-        return self._job.setup.shares_gpus_by_count
-
-    @property
-    def waits_for_checkpoints(self) -> bool:
-        return self._job.waits_for_checkpoints
-
-    def newest_checkpoint(self) -> Checkpoint | None:
-        checkpoint = self._trial.latest_checkpoint_result
-        return None if checkpoint is None else Checkpoint(checkpoint.metrics.get(TRAINING_ITERATION))
-
-    def out_of_reach(self, leader: tuple[str, int], devices: Collection[int]) -> bool:
-        return self._job.out_of_reach(leader, devices)
+def newest_checkpoint(trial: Trial) -> Checkpoint | None:
+    checkpoint = trial.latest_checkpoint_result
+    return None if checkpoint is None else Checkpoint(checkpoint.metrics.get(TRAINING_ITERATION))
 
 
 def results_seen(trial: Trial) -> SeenResults:

@@ -189,7 +189,7 @@ class TrialShell:
 
     def _give_up_device(self, run: TrialRun, broken: m.GiveUpDevice) -> None:
         given_up = self._dispatch.device_broken(broken.device, broken.why)
-        self.tell(run, m.DeviceJudged(broken.device, broken.why, given_up, broken.follower, broken.said))
+        self.tell(run, m.DeviceJudged(broken, given_up))
 
     # --- to Tune
 

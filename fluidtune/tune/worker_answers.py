@@ -36,7 +36,7 @@ def called(call: m.Call, value: Any) -> m.Event:
         number = value.result.get(TRAINING_ITERATION, value.iteration)
         return m.IterationDone(call, value, number, final=RESULT_DUPLICATE in value.result)
     if call.method == "restore" and isinstance(value, int):
-        return m.Restored(call, value, task_of(call).args[0].metrics.get(TRAINING_ITERATION, value), value)
+        return m.Restored(call, value, task_of(call).args[0].metrics.get(TRAINING_ITERATION, value))
     return m.Answered(call, value)
 
 

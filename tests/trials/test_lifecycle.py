@@ -33,22 +33,6 @@ def process(name: str, device: int) -> Process:
 
 
 @dataclass
-class Surroundings:
-    can_save: bool = False
-    commits: bool = True
-    shares_gpus_by_count: bool = False
-    waits_for_checkpoints: bool = False
-    checkpoint: m.Checkpoint | None = None
-    far: bool = False
-
-    def newest_checkpoint(self) -> m.Checkpoint | None:
-        return self.checkpoint
-
-    def out_of_reach(self, leader: Any, devices: Any) -> bool:
-        return self.far
-
-
-@dataclass
 class Shown:
     """What a leader's reply shows."""
 
@@ -66,9 +50,19 @@ class Shown:
 class Driver:
     """Says what happens to one trial, and looks at what follows."""
 
-    def __init__(self, gang: bool = False, **outside: Any) -> None:
-        self.outside = Surroundings(**outside)
-        self.life = TrialLife("a", self.outside, gang, "plain", SeenResults())
+    def __init__(
+        self,
+        gang: bool = False,
+        can_save: bool = False,
+        shares_gpus_by_count: bool = False,
+        waits_for_checkpoints: bool = False,
+        checkpoint: m.Checkpoint | None = None,
+        far: bool = False,
+    ) -> None:
+        self.checkpoint = checkpoint
+        flags = (can_save, True, shares_gpus_by_count, waits_for_checkpoints)
+        outside = m.Outside(*flags, lambda: self.checkpoint, lambda leader, devices: far)
+        self.life = TrialLife("a", outside, gang, "plain", SeenResults())
         self.call: m.Call = m.Call("train", True, True)
 
     def hears(self, event: m.Event) -> list[m.Instruction]:
@@ -186,7 +180,7 @@ def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
     driver.found()
     restore = driver.loaded()[-1]
     assert isinstance(restore, m.CallLeader) and restore.call.method == "restore" and not restore.call.wants_result
-    out = driver.hears(m.Restored(restore.call, 4, 40, 4))
+    out = driver.hears(m.Restored(restore.call, 4, 40))
     assert driver.life.seen.delivered == 4 and driver.life.seen.number == 40
     assert kinds(out) == ["CallLeader", "TellTune"] and out[0].call is driver.call  # type: ignore[attr-defined]
 
@@ -303,7 +297,7 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     driver.trained(1)
     driver.hears(m.LeaveWanted("for a test"))
     assert kinds(driver.asked()) == ["CallLeader"]
-    driver.outside.checkpoint = m.Checkpoint(2)
+    driver.checkpoint = m.Checkpoint(2)
     driver.done(2)
     out = driver.asked()
     assert out[1:] == [m.Unload(process("w0", 0), "long", then=True)] and driver.states == ("moving", "steady", "stay")
@@ -327,7 +321,7 @@ def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
     save = driver.asked()[0]
     assert isinstance(save, m.CallLeader) and save.call.method == "save"
     assert kinds(driver.hears(m.Answered(save.call, "saved"))) == ["KeepCheckpoint", "TellTune"]
-    driver.outside.checkpoint = m.Checkpoint(1)
+    driver.checkpoint = m.Checkpoint(1)
     assert kinds(driver.hears(m.CheckpointKept())) == ["NoteDeparture", "Unload"]
 
 
@@ -370,7 +364,7 @@ def test_a_device_that_has_failed_is_given_up_if_there_is_another(given_up: bool
     driver = Driver().live()
     driver.asked()
     assert driver.hears(m.RoomLacking(driver.call, "Xid 79", broken=0)) == [m.GiveUpDevice(0, "Xid 79")]
-    out = driver.hears(m.DeviceJudged(0, "Xid 79", given_up))
+    out = driver.hears(m.DeviceJudged(m.GiveUpDevice(0, "Xid 79"), given_up))
     lost, failed = engine.WorkerLost("a", device=0), engine.TrialEnded("a", "failed")
     assert told(out) == [lost if given_up else failed]
 

@@ -15,7 +15,6 @@ from fluidtune.cluster.devices.sound_devices import SoundDevices
 from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.errors import FluidTuneError
-from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.tune.trainables import began_at, report_saved
 from tests.tune.tried_manager import Tried, wide
 
@@ -28,10 +27,6 @@ def sound(tried: Tried, needed: int = 1) -> None:
     tried.job.devices = watched
 
 
-def lost(tried: Tried) -> list[dict[str, Any]]:
-    return [event for event in read_events(tried._directory / EVENT_LOG_NAME) if event["event"] == "device_lost"]
-
-
 def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> None:
     sound(tried)
     run = tried.placed(1.0)
@@ -40,7 +35,7 @@ def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> No
     tried.answered(run, IterationReply({}, "plain", 0.0, lack=Lack(BUS, broken=0)))
     tried.manager._advance()
     assert run.life.crew.leader is not None and run.life.crew.devices == (1 - broken,) and not run.life.squeezed
-    (event,) = lost(tried)
+    (event,) = tried.logged("device_lost")
     assert (event["device"], event["reason"]) == (broken, BUS)
     assert not tried.job.engine.has_device(broken)
 
@@ -54,7 +49,7 @@ def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_com
     tried.manager._advance()
     assert run.life.crew.devices == (1 - broken,) and run.life.crew.leader is not worker
     tried.manager._dispatch._trial_unloaded(worker, None)
-    assert [event["reason"] for event in lost(tried)] == [BUS]
+    assert [event["reason"] for event in tried.logged("device_lost")] == [BUS]
 
 
 def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried) -> None:
@@ -65,7 +60,7 @@ def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried
     tried.loaded(run, Lack(BUS, broken=0))
     (error,) = told
     assert isinstance(error, FluidTuneError) and str(error).startswith(f"{BUS}; the job has no other GPU")
-    assert lost(tried) == []
+    assert tried.logged("device_lost") == []
 
 
 def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> None:
@@ -74,7 +69,7 @@ def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> No
     tried.follower_ended(run, follower, Lack(BUS, broken=0))
     tried.manager._advance()
     assert run.life.crew.follower_errors == 0 and run.life.crew.devices == (0,) and run.life.crew.leader is not None
-    assert [event["device"] for event in lost(tried)] == [follower.device]
+    assert [event["device"] for event in tried.logged("device_lost")] == [follower.device]
 
 
 def loses_its_gpu(config: dict[str, Any]) -> None:
@@ -95,7 +90,7 @@ def test_a_job_goes_on_without_a_gpu_that_falls_off_the_bus(
     from ray import tune
 
     import fluidtune
-    from tests.tune.running import Recorder, fit
+    from tests.tune.running import Recorder, events_of, fit
 
     standin = Path(__file__).parents[1] / "salus" / "standin"
     monkeypatch.setenv("NVML_STANDIN", "GPU-a,GPU-b")
@@ -119,7 +114,7 @@ def test_a_job_goes_on_without_a_gpu_that_falls_off_the_bus(
         assert heard.iterations() == {x: [1, 2, 3] for x in (1, 2, 3, 4)}, "nothing lost, nothing twice"
         broken = (tmp_path / "lost").read_text()
         assert results[0].metrics["gpu"] != broken
-        events = read_events(Path(results.experiment_path) / EVENT_LOG_NAME)
+        events = events_of(tmp_path / "run")
         (gone,) = [event for event in events if event["event"] == "device_lost"]
         assert gone["reason"] == f"NVML says of GPU {broken}: GPU is lost"
         later = [event for event in events if event["event"] == "trial_started" and event["t"] >= gone["t"]]

@@ -13,8 +13,7 @@ from ray import tune
 from ray.tune import Checkpoint
 
 import fluidtune
-from fluidtune.report import EVENT_LOG_NAME, read_events
-from tests.tune.running import Recorder, fit
+from tests.tune.running import Recorder, events_of, fit
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
@@ -23,11 +22,6 @@ MB = 1 << 20
 
 def lanes(policy: str = "FAIR", memory: int = 2 << 30, packing: int = 2, cpus: int = 1) -> fluidtune.FluidExecutor:
     return fluidtune.FluidExecutor(devices=f"cpu:{cpus}", max_packing=packing, lanes=policy, device_memory=memory)
-
-
-def events_of(results: Any, name: str) -> list[dict[str, Any]]:
-    log = Path(results.experiment_path) / EVENT_LOG_NAME
-    return [event for event in read_events(log) if event["event"] == name]
 
 
 def touched(size: int) -> bytearray:
@@ -81,7 +75,7 @@ def test_as_many_share_a_device_as_its_memory_holds(tmp_path: Path) -> None:
     assert [result.metrics["training_iteration"] for result in results] == [8] * 4
     there: set[str] = set()
     most, first_alone = 0, True
-    for event in read_events(Path(results.experiment_path) / EVENT_LOG_NAME):
+    for event in events_of(tmp_path):
         if event["event"] == "trial_started":
             there.add(event["trial"])
         elif event["event"] in ("trial_ended", "trial_suspended"):
@@ -159,14 +153,14 @@ def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path) -> None:
     beside = curves(results)
     assert beside[1] == alone[1]
     assert beside[2] == alone[2]
-    lacking = events_of(results, "room_lacking")
+    lacking = events_of(tmp_path, "room_lacking")
     greedy = {event["trial"] for event in lacking}
     assert len(greedy) == 1, "a neighbour was disturbed"
     sizes = [sum(event["memory"]) for event in lacking if "ran out" in event["reason"]]
     assert sizes and sizes == sorted(sizes), "it came back with less"
-    ended = {event["trial"]: event["t"] for event in events_of(results, "trial_ended")}
+    ended = {event["trial"]: event["t"] for event in events_of(tmp_path, "trial_ended")}
     assert all(lacking[0]["t"] < t for t in ended.values()), "the others were done before it failed for the first time"
-    lost = events_of(results, "worker_lost")
+    lost = events_of(tmp_path, "worker_lost")
     assert len(lost) <= len(sizes), lost
 
 
@@ -209,7 +203,7 @@ def test_one_that_outgrows_its_part_goes_on_from_its_last_checkpoint_with_a_bigg
     assert by_x[1].metrics["began"] == 0
     assert by_x[2].metrics["began"] >= 2, "it began anew instead of at its checkpoint"
     assert by_x[2].metrics["training_iteration"] == 14
-    assert {event["trial"] for event in events_of(results, "room_lacking")} == {by_x[2].metrics["trial_id"]}
+    assert {event["trial"] for event in events_of(tmp_path, "room_lacking")} == {by_x[2].metrics["trial_id"]}
 
 
 @pytest.mark.usefixtures("ray2")

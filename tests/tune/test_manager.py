@@ -13,7 +13,9 @@ import pytest
 from ray.exceptions import RayActorError
 
 from fluidtune import FluidExecutor
+from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.hosting.messages import IterationReply
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue
@@ -24,6 +26,7 @@ from fluidtune.trials import TrialLife
 from fluidtune.trials import messages as life
 from fluidtune.trials.life import SeenResults
 from fluidtune.tune import final_report, tuning_job
+from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.trial_shell import CHECK, LATE_S, TrialShell
 from fluidtune.tune.tuning_job import TuningJob
@@ -348,3 +351,24 @@ def test_a_growth_is_rehearsed_by_the_first_new_worker(tried: Tried) -> None:
     _, joiner = growing(tried)
     actor: Any = joiner.actor
     assert actor.called == ["join"] and actor.args[0][1].rehearse
+
+
+@pytest.mark.parametrize(
+    ("lanes", "packing", "kind", "squeezed"),
+    [(None, 4, "gpu", True), ("FAIR", 4, "gpu", False), (None, 1, "gpu", False), (None, 4, "cpu", False)],
+    ids=["by count", "lanes", "alone", "cpu"],
+)
+def test_memory_that_ran_out_beside_others_is_made_free_for_one_more_try(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch, lanes: str | None, packing: int, kind: str, squeezed: bool
+) -> None:
+    layout = Layout(kind, 2, {"CPU": 1.0}, 1.0, packing, {"CPU": 1.0})
+    by_count = DeviceSetup("job", layout, None, 1, None, lanes, None, None).shares_gpus_by_count
+    run = tried.placed(1.0, loaded=False)
+    run.life.outside = replace(run.life.outside, shares_gpus_by_count=by_count)
+    ended: list[str] = []
+    monkeypatch.setattr(tried.pool, "discard_all_idle_workers", lambda: ended.append("idle workers"), raising=False)
+    tried.loaded(run, Lack("no room", (1.0, 0.0)))
+    assert run.life.place == "queued" and run.life.losses.last == "no room"
+    assert tried.written()[-1] == "room_lacking"
+    assert tried.manager._events == [m.NeedFound("a", 1.0, 0.0), m.WorkerLost("a")]
+    assert run.life.squeezed == bool(ended) == squeezed, "the next time the lack is its own"

@@ -13,9 +13,8 @@ import pytest
 from ray import tune
 
 from fluidtune import FluidExecutor
-from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.story import story_of
-from tests.tune.running import fit
+from tests.tune.running import events_of, fit
 
 pytestmark = [pytest.mark.ray, pytest.mark.core]
 
@@ -56,7 +55,7 @@ def test_a_packed_trial_moves_at_its_own_checkpoint(tmp_path: Path) -> None:
         metric="value",
     )
     assert not grid.errors
-    events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+    events = events_of(tmp_path)
     moves = [e for e in events if e["event"] == "recovered" and "moved" in e["reason"]]
     assert len(moves) == 1
     for result in grid:

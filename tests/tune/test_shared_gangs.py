@@ -14,8 +14,7 @@ import pytest
 from ray import tune
 
 from fluidtune import FluidExecutor
-from fluidtune.report import EVENT_LOG_NAME, read_events
-from tests.tune.running import fit
+from tests.tune.running import events_of, fit
 from tests.tune.trainables import began_at, report_saved
 from themis_bridge import JobInfo
 from themis_bridge.agent import Gained, Leave
@@ -85,7 +84,7 @@ def test_trials_of_two_gpus_get_both_at_once_or_none(neighbour: Neighbour, tmp_p
     assert not results.errors and len(results) == 2
     assert {result.metrics["gpus"] for result in results} <= {"0,1", "1,0"}
     assert [result.metrics["training_iteration"] for result in results] == [3] * 2
-    started = [e for e in read_events(tmp_path / "fluid" / EVENT_LOG_NAME) if e["event"] == "trial_started"]
+    started = events_of(tmp_path, "trial_started")
     assert all(len(event["devices"]) == 2 for event in started)
 
 

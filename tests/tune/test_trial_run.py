@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fluidtune.trials import TrialLife
-from fluidtune.tune.trial_run import RunTable, TrialSurroundings, keep_progress, results_seen
+from fluidtune.trials.messages import Outside
+from fluidtune.tune.trial_run import RunTable, keep_progress, newest_checkpoint, results_seen
 
 
 def new_trial() -> SimpleNamespace:
@@ -18,8 +20,9 @@ def new_trial() -> SimpleNamespace:
 
 
 def life_of(trial: SimpleNamespace) -> TrialLife:
-    surroundings = TrialSurroundings(None, trial)  # type: ignore[arg-type]
-    return TrialLife("a", surroundings, False, "plain", results_seen(trial))  # type: ignore[arg-type]
+    newest = partial(newest_checkpoint, trial)  # type: ignore[arg-type]
+    outside = Outside(False, True, False, False, newest, lambda leader, devices: False)
+    return TrialLife("a", outside, False, "plain", results_seen(trial))  # type: ignore[arg-type]
 
 
 def hear(trial: SimpleNamespace, life: TrialLife, iteration: int, number: int) -> None:
