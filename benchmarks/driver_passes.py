@@ -19,13 +19,13 @@ from ray.tune.trainable import FunctionTrainable
 
 from benchmarks.many_trials import PER_NODE, Case, Job
 from benchmarks.stand_in_tune import layout, standing_alone
-from fluidtune.cluster.messages import WorkerInfo
+from fluidtune.cluster.devices import leased_devices
+from fluidtune.cluster.devices.leased_devices import Progress
+from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.ray_compat.trainable import TRIAL_INFO
-from fluidtune.tune import leased_devices
 from fluidtune.tune.job_log import JobLog
-from fluidtune.tune.leased_devices import Progress
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
 from themis_bridge.locality import Gpu

@@ -1,7 +1,7 @@
 """Which devices the job could use beyond those that its trials hold: for a source that gets devices when they are used.
 
 It decides nothing and changes nothing. It answers what the engine would do next if it had more devices: which waiting
-trials would start, and how far elastic trials would grow. A source (`fluidtune.cluster.on_demand_devices`) decides
+trials would start, and how far elastic trials would grow. A source (`fluidtune.cluster.devices.holding`) decides
 which devices to ask the cluster for.
 """
 

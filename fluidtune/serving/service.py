@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.tune import ResultGrid
 
-from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.cluster.forks.preload import installed_modules
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.accelerators import without_gpus

@@ -37,7 +37,7 @@ class Worker(Protocol):
 
 
 class Reply(Protocol):
-    """What a leader's reply to an iteration has for a trial's life; see `fluidtune.cluster.messages.IterationReply`."""
+    """What a leader's reply to an iteration has for a trial's life; see `fluidtune.cluster.hosting.messages`."""
 
     result: dict[str, Any]
     kind: Kind

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from fluidtune.cluster.device_source import DeviceSource
-from fluidtune.cluster.devices import DeviceSpec, Layout, Reservation, devices_held, lack, layout
+from fluidtune.cluster.devices.device_source import DeviceSource
+from fluidtune.cluster.devices.layout import DeviceSpec, Layout, devices_held, lack, layout
+from fluidtune.cluster.devices.on_demand_devices import OnDemandDevices, Uses
+from fluidtune.cluster.devices.reservation import Reservation
+from fluidtune.cluster.devices.sound_devices import SoundDevices
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
-from fluidtune.cluster.lanes import LaneSettings
-from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.on_demand_devices import OnDemandDevices, Uses
-from fluidtune.cluster.sound_devices import SoundDevices
+from fluidtune.cluster.sharing.lanes import LaneSettings
+from fluidtune.cluster.sharing.mps import MpsSettings
 from fluidtune.engine import DeviceDemand, with_arrivals
 from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.errors import FluidTuneError
@@ -250,7 +251,7 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
     if settings.arbiter is None:
         return sound(Reservation(setup.job, setup.layout))
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
-    from fluidtune.tune.leased_devices import LeasedDevices, Progress
+    from fluidtune.cluster.devices.leased_devices import LeasedDevices, Progress
 
     work = Progress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
 

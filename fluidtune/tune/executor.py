@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.elastic.transport import BACKENDS
 from fluidtune.elastic.transport.horovod_there import require_horovod
 from fluidtune.errors import FluidTuneError

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from ray.util.metrics import Gauge
 
-from fluidtune.cluster.gpu_probe import SAMPLE_S
 from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.sharing.gpu_probe import SAMPLE_S
 from fluidtune.tune.job_log import JobLog
 from salus_share.telemetry import DeviceSample
 

@@ -18,7 +18,7 @@ from ray.tune.experiment import Trial
 from ray.util.metrics import Counter, Gauge
 
 import fluidtune
-from fluidtune.cluster.messages import IterationReply, WorkerInfo
+from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
@@ -223,7 +223,7 @@ class JobLog:
             pid=info.pid,
             seconds=self._clock() - worker.asked,
             forked=info.forked,
-            spare=worker.spare,
+            spare=worker.started_for == "spare",
             **({} if info.mps is None else {"mps": info.mps}),
         )
 

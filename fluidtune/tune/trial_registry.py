@@ -16,7 +16,7 @@ from ray.tune.experiment import Trial
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune.cluster.emulated.paced_trainable import paced
-from fluidtune.cluster.leader_host import overrides_checkpointing
+from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
 from fluidtune.engine import messages as m
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.device_setup import DeviceSetup

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.elastic import Reform
 from fluidtune.engine import messages as engine

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
-from fluidtune.cluster.commit_stores import delete_commits
-from fluidtune.cluster.lanes import LaneTicket
-from fluidtune.cluster.messages import IterationReply, LoadSpec
+from fluidtune.cluster.hosting.commit_stores import delete_commits
+from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.pool import WorkerPool
+from fluidtune.cluster.sharing.lanes import LaneTicket
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m

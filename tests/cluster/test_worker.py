@@ -17,11 +17,11 @@ from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
 from ray.tune.trainable import wrap_function
 
-from fluidtune.cluster import leader_host
-from fluidtune.cluster import worker as worker_module
-from fluidtune.cluster.lanes import LaneSettings, LaneTicket, is_lane_service
-from fluidtune.cluster.messages import LoadSpec
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.hosting import leader_host
+from fluidtune.cluster.hosting import worker as worker_module
+from fluidtune.cluster.hosting.messages import LoadSpec
+from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.cluster.sharing.lanes import LaneSettings, LaneTicket, is_lane_service
 from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.testing.processes import peer_processes, until

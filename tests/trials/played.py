@@ -23,12 +23,12 @@ from ray.tune.trainable import FunctionTrainable
 
 import fluidtune.tune
 from benchmarks.stand_in_tune import standing_alone
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
-from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.messages import IterationReply, WorkerInfo
+from fluidtune.cluster.hosting.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.controller import TrackedActor
@@ -206,7 +206,7 @@ class PlayedPool(Pool):
         if not self.idle.get(device):
             return None
         worker = self.idle[device].pop()
-        worker.busy = True
+        worker.take()
         return worker
 
     def start_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
@@ -223,7 +223,7 @@ class PlayedPool(Pool):
 
     def return_worker(self, worker: PooledWorker) -> None:
         self._play.note("returned", worker.name)
-        worker.busy, worker.cleaning = False, None
+        worker.free()
         self.idle.setdefault(worker.device, []).append(worker)
 
     def forget_worker(self, worker: PooledWorker) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.messages import IterationReply, WorkerInfo
-from fluidtune.cluster.sound_devices import SoundDevices
+from fluidtune.cluster.devices.sound_devices import SoundDevices
+from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.errors import FluidTuneError
 from tests.tune.trainables import began_at, report_saved
 from tests.tune.tried_manager import Tried, wide

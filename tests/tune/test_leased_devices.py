@@ -10,13 +10,13 @@ import pytest
 from ray import tune
 from ray.tune.schedulers import HyperBandScheduler
 
-from fluidtune.cluster.devices import DeviceSpec, layout
+from fluidtune.cluster.devices import leased_devices
+from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
-from fluidtune.tune import leased_devices
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import resize
 from tests.themis.fake_tenant import FakeTenant, gpu

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.messages import IterationReply
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.engine import messages as m
 from fluidtune.group_facts import GroupFacts

@@ -13,9 +13,9 @@ import pytest
 from ray.exceptions import RayActorError
 
 from fluidtune import FluidExecutor
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.hosting.messages import IterationReply
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
-from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE

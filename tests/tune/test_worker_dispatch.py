@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.messages import WorkerInfo
+from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls

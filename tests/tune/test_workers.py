@@ -21,7 +21,7 @@ from ray import tune
 from ray.tune import CheckpointConfig
 
 from fluidtune import FluidExecutor
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events, summarise
 from tests.tune.running import events_of, fit, forks_ready
 

@@ -11,7 +11,7 @@ import pytest
 from ray.tune.trainable import FunctionTrainable
 
 from benchmarks.stand_in_tune import standing_alone
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.group_facts import GroupFacts
