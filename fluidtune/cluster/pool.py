@@ -53,6 +53,8 @@ def cleanup_patience() -> float:
 class WorkerPool:
     """Workers by device. Callers name a device and get a worker; the pool chooses the process.
 
+    One thing: a worker's life, from its start to its end, changes in one place.
+
     ``mps``: how the processes of one GPU share it under MPS, None: without. ``fresh``: why no process serves a second
     trial, in words; None: a clean one does. ``fork``: new processes are forked where that is possible.
     """

@@ -77,7 +77,10 @@ class DeviceModels:
 
 
 class DeviceTable:
-    """The devices of one engine, their nodes and their tenants (the trials that hold them)."""
+    """The devices of one engine, their nodes and their tenants (the trials that hold them).
+
+    One thing: every change of tenants keeps the slots of their device.
+    """
 
     def __init__(self) -> None:
         #: Node of every device.

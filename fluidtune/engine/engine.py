@@ -33,6 +33,8 @@ from fluidtune.engine.width_rules import growth_pays
 class Engine:
     """Divides devices among the trials of one tuning job.
 
+    One thing: the methods are the events, each handed to the module that handles it, and views of the state.
+
     Args:
         lanes: the policy (`salus_share.policies`) under which trials share a device, whose memory then limits sharing
             as well (`sharing`). None: trials share devices by count.

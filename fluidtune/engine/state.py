@@ -27,7 +27,10 @@ COOLDOWN = 3
 
 @dataclass(eq=False, repr=False)
 class State:
-    """The books of one engine."""
+    """The books of one engine.
+
+    One thing: the parts of the engine share these books, and each view of them is read by several.
+    """
 
     #: The packing limit by speed: how many trials may share a device. Given, or as far as ``search`` has found it.
     c: int

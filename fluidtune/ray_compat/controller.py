@@ -116,6 +116,8 @@ def tell_failed(tracked: TrackedActor, error: Exception) -> None:
 class ActorManager(abc.ABC):
     """What Tune's controller calls of its `RayActorManager`, under Ray's names and signatures.
 
+    One thing: each method is one of Ray's, or the one that answers it.
+
     A subclass answers under FluidTune's names. When a Ray release changes `RayActorManager`, only this class changes.
     It stands before the controller's `RayActorManager`, which runs the trials that the subclass does not host.
     """

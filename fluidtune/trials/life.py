@@ -172,6 +172,8 @@ class Crew:
 class TrialLife:
     """A trial from the moment Tune asks for its actor until Tune lets go of it, or it fails.
 
+    One thing: what other modules change of a trial, they change here, where its three states are kept legal.
+
     ``trial``: its id. ``outside``: what it may read of its surroundings. ``gang``: it asked for several devices; one
     process sees them all, and it is never resized.
     """

@@ -37,6 +37,8 @@ REASON_LENGTH = 500
 class JobLog:
     """The log of one job, in ``directory``. ``job``: the job's name in the metrics. ``engine`` says who holds what.
 
+    One thing: each kind of line in the log is one method.
+
     ``clock``: returns unix seconds; tests pass another clock.
     """
 

@@ -48,7 +48,10 @@ logger = logging.getLogger(__name__)
 
 
 class TuningJob:
-    """See the module. Made by `for_controller`."""
+    """See the module. Made by `for_controller`.
+
+    One thing: it has what Tune's controller asks of a job, and hands each question on.
+    """
 
     @classmethod
     def for_controller(cls, controller: Any, scheduler: Any, trial: Trial) -> TuningJob | None:

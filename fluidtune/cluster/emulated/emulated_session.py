@@ -32,6 +32,8 @@ _LINE = 1024
 class EmulatedSession:
     """A `LeaderSession`, a `FollowerSession`, and the `EmulatedHost` that the trial's iterations ask.
 
+    One thing: it has the methods of these three protocols.
+
     ``device``: the number of the worker's emulated device. ``leader``: this worker runs the trial; else it follows.
     ``secret``: the trial's, see `Signer`.
     """

@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """The actor class. Its methods run one after the other in the process' main thread."""
+    """The actor class. Its methods run one after the other in the process' main thread.
+
+    One thing: each method is one call of the driver's to the process.
+    """
 
     def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
         adopt_environment(environment)
