@@ -87,8 +87,13 @@ def _serve() -> str | None:
     return f"{' and '.join(missing)} not installed: fluidtune[serve]" if missing else None
 
 
+def _lightning() -> str | None:
+    found = importlib.util.find_spec("lightning")
+    return None if found else "Lightning is not installed: make test-frameworks, or fluidtune[lightning]"
+
+
 #: marker -> why its tests cannot run here, None when they can.
-_NEEDS = {"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2, "serve": _serve}
+_NEEDS = {"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2, "serve": _serve, "lightning": _lightning}
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()
 

@@ -44,6 +44,7 @@ ENTRY_POINTS = {
     "fluidtune.elastic:*": "CONTRIBUTING.md",
     "fluidtune.elastic.hvd:*": "docs/horovod.md",
     "fluidtune.elastic.hvd.elastic:*": "docs/horovod.md",
+    "fluidtune.integrations.lightning:*": "docs/lightning.md",
     "fluidtune.planning:*": "CONTRIBUTING.md",
     "themis_bridge:*": "CONTRIBUTING.md",
     "salus_share:*": "CONTRIBUTING.md",

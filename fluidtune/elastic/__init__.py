@@ -32,7 +32,7 @@ From top to bottom; each folder imports only what is below it:
 
 | where | what is there |
 | --- | --- |
-| `loop`, `hvd` | what a training loop calls; Horovod's names over the same session |
+| `loop`, `frameworks`, `hvd` | what a training loop calls; what a framework calls that owns it; Horovod's names |
 | `checks` | whether a trial's code can be divided, tried before the trial grows |
 | `group` | the workers of a trial: their session, its boundaries, resizes and losses |
 | `data` | what a loop works with: batches, gradients, batch statistics, random draws, state |
@@ -56,6 +56,7 @@ from .transport.membership import Reform
 
 if TYPE_CHECKING:
     from .commits.commit_store import Commit, CommitStore, Files, LocalFiles
+    from .frameworks import agreed, barrier, boundary, broadcast, gather, one_worker, rank, reduce, width
     from .group.session import ElasticSession
     from .loop import epochs, is_leader, mean, prepare, samples, state
 
@@ -74,19 +75,31 @@ __all__ = [
     "LoopThread",
     "Reform",
     "WorkerSession",
+    "agreed",
+    "barrier",
+    "boundary",
+    "broadcast",
     "current",
     "epochs",
+    "gather",
     "is_leader",
     "mean",
+    "one_worker",
     "prepare",
+    "rank",
+    "reduce",
     "samples",
     "state",
     "use",
     "wake_on_first_use",
+    "width",
 ]
 
 _HOMES = {
     **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits.commit_store"),
+    **dict.fromkeys(
+        ("agreed", "barrier", "boundary", "broadcast", "gather", "one_worker", "rank", "reduce", "width"), "frameworks"
+    ),
     **dict.fromkeys(("epochs", "is_leader", "mean", "prepare", "samples", "state"), "loop"),
     "ElasticSession": "group.session",
 }

@@ -19,7 +19,7 @@ from ..commits.commit_store import Commit, CommitStore
 from ..commits.committable import CommittableState
 from ..data.group_view import total_of_all
 from ..data.trial_state import TrialState
-from ..errors import GroupLost, explain
+from ..errors import CannotDivide, GroupLost, explain
 from ..random_streams import Streams, complete_streams
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Reform
@@ -85,6 +85,8 @@ class ElasticSession(LeaderSession, FollowerSession):
         self._member.state = self._objects
         #: A loop over `epochs` is running; one inside it has no boundaries.
         self._in_epochs = False
+        #: A framework's loop has come to a boundary, and not to its last one.
+        self._in_framework = False
         #: For a class trainable, the epoch that its next boundary stands before; None before its first one.
         self._next_step: int | None = None
 
@@ -207,6 +209,24 @@ class ElasticSession(LeaderSession, FollowerSession):
                 epoch = self._member.turn(epoch + 1, closing=epoch + 2 >= stop)
         finally:
             self._in_epochs = False
+
+    def before_epoch(self, epoch: int, stop: int | None) -> int | None:
+        """The boundary of a framework. An ``epoch`` that does not come after the last one begins another loop."""
+        if self._in_epochs:
+            self._member.growth.end("a framework's loop runs inside elastic.epochs(): let the outer one be range()")
+            return epoch
+        if self._in_framework and epoch > self._member.position.epoch:
+            reached: int | None = self._member.turn(epoch, closing=stop is not None and epoch + 1 >= stop)
+        else:
+            reached = self._member.begin(epoch, counted=True)
+        self._in_framework = reached is not None and (stop is None or reached < stop)
+        return reached
+
+    def keep_one_worker(self, why: str) -> None:
+        if self.width > 1:
+            self.backend.exchange(torch.zeros(1, dtype=torch.float64), "elastic.one_worker()")
+            raise CannotDivide(why)
+        self._member.growth.end(why)
 
     def boundary(self, done: int | None = None) -> int:
         """A class trainable's boundary, called before each ``step()``; returns the step's index, from 0.
