@@ -8,6 +8,9 @@ Batches are, if their sizes are equal or multiples of the width. Otherwise `Cann
 the trial goes on alone. A reading that has ended stays at hand while the loop keeps its batches, as `itertools.cycle`
 does.
 
+A loop that knows which batch it works on says so (`elastic.parts`): then the rule is not asked, and the loop may fetch
+as many batches ahead as it likes.
+
 A reading in which the loop evaluates is forgotten when it ends: nothing used its batches, and at each of its batches
 gradients were off or all modules were in evaluation mode.
 """
@@ -20,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..errors import CannotDivide
-from .batches import Reading, Share
+from .batches import BatchPart, Reading, Share
 from .counted import Counted
 from .left_out import LeftOut
 
@@ -49,6 +52,8 @@ class Uses:
         self._alike = alike
         self._tell = tell
         self._again = again
+        #: Of the batch that the loop says it works on; None: it has said nothing.
+        self.said: Share | None = None
         self._readings: dict[Reading, _Fetched] = {}
         #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.
         self._evaluated = _Fetched()
@@ -104,6 +109,8 @@ class Uses:
             CannotDivide: it could be one of several batches that are not divided alike.
         """
         self._tell()
+        if self.said is not None:
+            return self.said
         if len(self._readings) > 1 and any(fetched.unused for fetched in self._readings.values()):
             self._readings = {r: f for r, f in self._readings.items() if not self._is_over(r, f)}
         shares: dict[int, Share] = {}
@@ -139,13 +146,17 @@ class BatchesAtHand:
 
     def next_turn(self) -> None:
         """A boundary: what was fetched before is used up, except by readings that the loop has kept."""
+        self._handed_out = 0
         for uses in (self.gradients, self.statistics, self.counts):
             uses.forget_ended()
+            uses.said = None
         self.left_out.clear()
 
     def clear(self) -> None:
         """The trial has another group: no batch is divided now."""
         self.counted = Counted()
+        #: Batches that the loop has fetched and has not said yet that it works on.
+        self._handed_out = 0
         told, counted = self.left_out.used, self.left_out.counted
         self.left_out.clear()
         self.gradients = Uses("gradients", lambda share: share.division, told)
@@ -165,6 +176,23 @@ class BatchesAtHand:
         else:
             self.left_out.fetched(reading, share)
 
+    def handed_out(self) -> None:
+        """The loop gets a batch and will say itself when it works on it."""
+        self._handed_out += 1
+
+    def work_on(self, part: BatchPart | None) -> None:
+        """What follows is about this part of a batch; None: about what the loop fetches next, by the rule."""
+        for uses in (self.gradients, self.statistics, self.counts):
+            uses.said = None if part is None else part.share
+        if part is None:
+            return
+        self._handed_out = max(0, self._handed_out - 1)
+        part.reading.evaluates = part.reading.evaluates and self.nothing_learns()
+        if part.share.common:
+            self.left_out.fetched_whole()
+        else:
+            self.left_out.fetched(part.reading, part.share)
+
     def ended(self, reading: Reading) -> None:
         """The reading's last batch was fetched, or the loop reads no further."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
@@ -175,7 +203,8 @@ class BatchesAtHand:
     @property
     def settled(self) -> bool:
         """Between two batches: the loop has used and counted all that it fetched, and keeps none of it."""
-        return not self.gradients.ahead and not self.gradients.kept and self.counts.all_used
+        ahead = self.gradients.ahead or self._handed_out > 0
+        return not ahead and not self.gradients.kept and self.counts.all_used
 
     def nothing_learns(self) -> bool:
         """Whether gradients are off, or all of the trial's modules are in evaluation mode."""

@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from ..errors import CannotDivide
 from ..random_streams import Streams
-from .batches import Reading, Share
+from .batches import BatchPart, Reading, Share
 from .group_view import GroupView
 from .loop_draws import Part, PartsOfDataset, seed_of
 from .refusals import refuse_left_out
@@ -72,7 +72,7 @@ class ElasticLoader:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> _Batches:
         turn = self._group.turn_number
         self.let_go = self.let_go or any(made.turn is not None and made.turn < turn for made in self._unfinished())
         if self._group.width == 1:
@@ -85,6 +85,13 @@ class ElasticLoader:
             batches = _Batches(self, self._group, iter(self._divided(shares, seed)), shares)
         self._made.add(batches)
         return batches
+
+    def parts(self) -> Iterator[tuple[Any, BatchPart | None]]:
+        """See `elastic.parts`."""
+        batches = iter(self)
+        batches.says_itself = True
+        for batch in batches:
+            yield batch, batches.part
 
     @property
     def undecided(self) -> bool:
@@ -158,6 +165,9 @@ class _Batches:
         self._group = group
         #: The turn in which it was read last; None before.
         self.turn: int | None = None
+        #: The loop says which batch it works on; and what this worker has of the last one, None if it has all of it.
+        self.says_itself = False
+        self.part: BatchPart | None = None
         #: Its end was drawn.
         self.finished = False
         #: Batches that it has given, and that there are; None: nobody knows.
@@ -211,7 +221,11 @@ class _Batches:
                 of_data=self._of_data,
                 batches=self._all,
             )
-            self._group.batches.fetched(self._reading, share)
+            if self.says_itself:
+                self.part = BatchPart(share, self._reading)
+                self._group.batches.handed_out()
+            else:
+                self._group.batches.fetched(self._reading, share)
         return batch
 
     def __del__(self) -> None:

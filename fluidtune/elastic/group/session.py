@@ -15,6 +15,7 @@ import torch
 from ..commits.commit_policy import CommitPolicy
 from ..commits.commit_store import Commit, CommitStore
 from ..commits.committable import CommittableState
+from ..data.batches import BatchPart
 from ..data.refusals import refuse_left_out, total_of_all
 from ..data.trial_state import TrialState
 from ..errors import CannotDivide, GroupLost, explain
@@ -268,6 +269,10 @@ class ElasticSession:
             reached = self._member.begin(epoch, counted=True)
         self._in_framework = reached is not None and (stop is None or reached < stop)
         return reached
+
+    def work_on(self, part: BatchPart | None) -> None:
+        """See `elastic.work_on`."""
+        self._member.batches.work_on(part)
 
     def keep_one_worker(self, why: str) -> None:
         """See `elastic.one_worker`."""
