@@ -85,6 +85,8 @@ class Module(pl.LightningModule):
         else:
             loss = self.loss(batch)
         size = 8 if self.kind == "two loaders" else None
+        if self.kind == "counted otherwise":
+            size = batch[0].numel()
         self.log("last", loss)
         self.log("train", loss, on_step=True, on_epoch=True, batch_size=size)
         if self.kind != "two loaders":
@@ -138,13 +140,14 @@ class Data(pl.LightningDataModule):
 
 
 class Told(pl.Callback):
-    """Reports what Lightning says of an epoch, when all of it is known."""
+    """Reports what Lightning says of an epoch. ``widths``: the trial's, in the epochs that this worker has run."""
 
     def __init__(self, report: Report) -> None:
-        self.report, self.due = report, False
+        self.report = report
+        self.widths: list[int] = []
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.due = True
+        self.widths.append(elastic.width())
         values = {name: value.item() for name, value in trainer.callback_metrics.items()}
         values["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         values["step"] = trainer.global_step
@@ -169,6 +172,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "metric": ({}, "metric of torchmetrics"),
     "averaged": ({}, "StochasticWeightAveraging"),
     "reloaded": ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs"),
+    "counted otherwise": ({}, "batch_size=48 for a batch of 8 samples"),
 }
 
 
@@ -178,12 +182,13 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
     leader = elastic.is_leader()
     folder = Path(config["folder"]) / ("leader" if leader else f"follower-{os.getpid()}")
     pl.seed_everything(3)
-    callbacks: list[pl.Callback] = [Told(report), ModelCheckpoint(folder / "best", monitor="val", save_top_k=2)]
+    told = Told(report)
+    callbacks: list[pl.Callback] = [told, ModelCheckpoint(folder / "best", monitor="val", save_top_k=2)]
     if kind == "stopping":
         callbacks.append(EarlyStopping("val", patience=1, min_delta=0.2))
     if kind == "averaged":
         callbacks.append(StochasticWeightAveraging(1e-2))
-    told = KINDS[kind] if kind in KINDS else REFUSED[kind][0]
+    settings = KINDS[kind] if kind in KINDS else REFUSED[kind][0]
     trainer = pl.Trainer(
         max_epochs=config.get("stop", 8 if kind == "stopping" else 4),
         accelerator="cpu",
@@ -195,7 +200,7 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
         enable_model_summary=False,
         log_every_n_steps=2,
         default_root_dir=str(folder),
-        **told,
+        **settings,
     )
     module = Module(kind)
     if kind == "data module":
@@ -205,6 +210,7 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
     return {
         "weights": {name: value.double() for name, value in module.state_dict().items()},
         "epochs": trainer.current_epoch,
+        "widths": told.widths,
         "best": Path(trainer.checkpoint_callback.best_model_path).name,
         "files": sorted(path.name for path in folder.rglob("*") if path.is_file()),
         "log": (folder / "logs" / "version_0" / "metrics.csv").read_text() if leader else "",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
-from weakref import ref
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -17,11 +15,14 @@ from torch.utils.data import DataLoader
 
 from fluidtune import elastic
 
+from .late_iterators import LateLoader
 from .trainer_epochs import EpochBoundaries
 from .whole_values import WholeValues
 
 #: By which Lightning decides whether a process logs, as this process had it before any trial.
 _RANK = rank_zero_only.rank
+#: The fits and evaluations of followers in this process; a rehearsal has two at a time.
+_silent_ones: set[int] = set()
 
 
 class ElasticStrategy(Strategy):
@@ -43,7 +44,6 @@ class ElasticStrategy(Strategy):
         self._plain: str | None = None
         #: An `EpochBoundaries`, once a model is connected.
         self._boundaries: Any = None
-        self._waiting: list[ref[_LateIterator]] = []
 
     @property
     def root_device(self) -> torch.device:
@@ -63,8 +63,9 @@ class ElasticStrategy(Strategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        if elastic.current() is not None:
-            rank_zero_only.rank = 0 if elastic.is_leader() else 1
+        if not elastic.is_leader():
+            _silent_ones.add(id(self))
+            rank_zero_only.rank = 1
 
     def model_to_device(self) -> None:
         self.model.to(self.root_device)
@@ -99,7 +100,7 @@ class ElasticStrategy(Strategy):
             self._keep_plain(str(error))
             return dataloader
         self._boundaries.loaders.append(dataloader)
-        return dataloader if prepared is dataloader else _IteratedLate(prepared, dataloader, self._waiting)
+        return dataloader if prepared is dataloader else LateLoader(prepared, dataloader, self._boundaries.iterators)
 
     def _keep_plain(self, why: str) -> None:
         self._plain = why
@@ -114,7 +115,8 @@ class ElasticStrategy(Strategy):
             model.__dict__.pop("log", None)
             if boundaries in model.trainer.callbacks:
                 model.trainer.callbacks.remove(boundaries)
-        if elastic.current() is not None:
+        _silent_ones.discard(id(self))
+        if not _silent_ones:
             rank_zero_only.rank = _RANK
 
     # -- what Lightning asks of its processes: there is one, except where workers decide --
@@ -137,55 +139,6 @@ class ElasticStrategy(Strategy):
     @property
     def _together(self) -> bool:
         return self._boundaries is not None and self._boundaries.together
-
-
-class _IteratedLate:
-    """A prepared DataLoader whose iterators begin when a batch is asked for.
-
-    Lightning makes the first ones before the boundary at which a worker joins. Attributes are those of the user's
-    DataLoader, where Lightning sets some. ``waiting``: iterators of all loaders that are trained on and have not begun.
-    """
-
-    def __init__(self, prepared: Any, loader: DataLoader, waiting: list[ref[_LateIterator]]) -> None:
-        vars(self).update(_prepared=prepared, _loader=loader, _waiting=waiting)
-
-    def __len__(self) -> int:
-        return len(self._prepared)
-
-    def __iter__(self) -> _LateIterator:
-        return _LateIterator(self._prepared, self._waiting)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("_prepared", "_loader", "_waiting"):  # while unpickling they are not there yet
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._loader, name, value)
-
-
-class _LateIterator:
-    """The first to be asked for a batch begins all that wait, in the order in which Lightning made them.
-
-    So several loaders draw from one random stream in the order of stock. What Lightning has dropped does not begin.
-    """
-
-    def __init__(self, prepared: Any, waiting: list[ref[_LateIterator]]) -> None:
-        self._prepared, self._waiting = prepared, waiting
-        self._batches: Iterator[Any] | None = None
-        waiting.append(ref(self))
-
-    def __iter__(self) -> _LateIterator:
-        return self
-
-    def __next__(self) -> Any:
-        if self._batches is None:
-            made, self._waiting[:] = [each() for each in self._waiting], []
-            for each in made:
-                if each is not None:
-                    each._batches = iter(each._prepared)
-        assert self._batches is not None
-        return next(self._batches)
 
 
 def plain_because(trainer: Trainer) -> str | None:

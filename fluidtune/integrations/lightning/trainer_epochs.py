@@ -10,6 +10,8 @@ from torchmetrics import Metric
 
 from fluidtune import elastic
 
+from .late_iterators import LateIterators
+
 
 class EpochBoundaries(Callback):
     """The first of the Trainer's callbacks: others begin their epoch with the state that a joiner has got.
@@ -22,10 +24,11 @@ class EpochBoundaries(Callback):
         self.plain = False
         #: The user's DataLoaders that are trained on.
         self.loaders: list[DataLoader] = []
+        self.iterators = LateIterators()
         #: The batch that a step trains on; None between epochs.
         self.batch: Any = None
         #: An epoch of training runs, its validations included: all workers are at the same place of Lightning's loops.
-        self._in_epoch = False
+        self.in_epoch = False
         self._counts: bool | None = None
         #: The module's metrics of torchmetrics, and how often each had been updated before this step.
         self._updates: list[tuple[Metric, int]] = []
@@ -33,7 +36,7 @@ class EpochBoundaries(Callback):
     @property
     def together(self) -> bool:
         """Whether several workers are in the same epoch."""
-        return self._in_epoch and elastic.width() > 1
+        return self.in_epoch and elastic.width() > 1
 
     @property
     def counts(self) -> bool:
@@ -45,13 +48,14 @@ class EpochBoundaries(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.plain:
             return
-        self._in_epoch = False  # the boundary itself is in no step of Lightning's
+        self.in_epoch = False  # the boundary itself is in no step of Lightning's
+        self.iterators.end()
         limit = trainer.max_epochs
         reached = elastic.boundary(trainer.current_epoch, None if limit is None or limit < 0 else limit)
         if reached is None or self.state.over:
             self.state.over = True
             raise StopIteration  # the loop over the epochs ends at that, as at its last epoch
-        self._in_epoch = True
+        self.in_epoch = True
         for loader in self.loaders:  # Lightning did so for the epoch that this worker began with
             for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
                 if callable(set_epoch := getattr(sampler, "set_epoch", None)):
@@ -75,13 +79,14 @@ class EpochBoundaries(Callback):
         self.batch, self._counts = None, None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        began, self._in_epoch = self._in_epoch, False
+        began, self.in_epoch = self.in_epoch, False
         if began:
             self.state.over = True
+            self.iterators.end()
             elastic.boundary(trainer.current_epoch, trainer.current_epoch)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._in_epoch = False  # the other workers are elsewhere
+        self.in_epoch = False  # the other workers are elsewhere
 
 
 class TrainerState:
