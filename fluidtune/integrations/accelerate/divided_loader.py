@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
 from accelerate.utils import send_to_device
+from torch.utils.data import IterableDataset
 
 from fluidtune import elastic
 
@@ -63,6 +64,8 @@ class DividedLoader(DataLoaderShard):
 
 def undivided_because(loader: Any) -> str | None:
     """Why the batches of a loader of Accelerate's cannot be divided, in a line; None: `elastic.prepare` decides."""
+    if isinstance(getattr(loader, "dataset", None), IterableDataset):
+        return "the training data is an IterableDataset, of which no worker can take its part"
     if not issubclass(type(loader), DataLoaderShard):
         return f"the training data is a {type(loader).__name__}, and not a DataLoader that Accelerate reads in one process"
     if loader.use_stateful_dataloader:
