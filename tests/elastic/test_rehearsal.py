@@ -271,6 +271,32 @@ def test_samples_that_happen_to_divide_evenly_do_not_hide_an_error(monkeypatch):
     assert rehearse(evenly_divided_at_first).kind == "same"
 
 
+def summed_last(last):
+    """A trial whose optimizer computes its gradients by a closure; its ``last``-th loss is a sum."""
+    torch.manual_seed(3)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(80, 4), torch.randn(80, 1)), batch_size=8)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for _ in elastic.epochs(0, 2):
+        for number, (x, y) in enumerate(loader, start=1):
+
+            def closure(x=x, y=y, reduction="sum" if number == last else "mean"):
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(x), y, reduction=reduction)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+
+
+def test_the_gradients_of_each_step_with_a_closure_are_compared(monkeypatch):
+    monkeypatch.setattr(rehearsal, "_SECONDS", 60.0)
+    for last in range(1, rehearsal._MOST_STEPS + 1):
+        assert rehearse(lambda last=last: summed_last(last)).kind == "differs", last
+    assert rehearse(lambda: summed_last(0)).kind == "same"
+
+
 def noisy(model, x, y):
     return F.cross_entropy(model(x + torch.randn_like(x)), y)
 

@@ -71,7 +71,7 @@ class Module(pl.LightningModule):
         return self.loss_of(*batch)
 
     def loss_of(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.mse_loss(self.net(x), y)
+        return nn.functional.mse_loss(self.net(x), y, reduction="sum" if self.kind == "summed" else "mean")
 
     def training_step(self, batch: Any, index: int) -> torch.Tensor | None:
         if self.kind == "two optimizers":
@@ -163,7 +163,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "two optimizers": {},
     "two loaders": {},
     "data module": {"limit_val_batches": 1},
+    "processes": {"limit_train_batches": 5, "max_steps": 18},
 }
+#: Kinds whose losses depend on the width: that cannot be divided, and that are rounded.
+MORE: dict[str, dict[str, Any]] = {"summed": {"gradient_clip_val": 0.3}, "mixed": {"precision": "bf16-mixed"}}
 #: Kind -> what it is told beside, and a part of the line that says why it stays at one worker.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({}, "IterableDataset"),
@@ -181,14 +184,14 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
     kind = config["kind"]
     leader = elastic.is_leader()
     folder = Path(config["folder"]) / ("leader" if leader else f"follower-{os.getpid()}")
-    pl.seed_everything(3)
+    pl.seed_everything(3, workers=kind == "processes")
     told = Told(report)
     callbacks: list[pl.Callback] = [told, ModelCheckpoint(folder / "best", monitor="val", save_top_k=2)]
     if kind == "stopping":
         callbacks.append(EarlyStopping("val", patience=1, min_delta=0.2))
     if kind == "averaged":
         callbacks.append(StochasticWeightAveraging(1e-2))
-    settings = KINDS[kind] if kind in KINDS else REFUSED[kind][0]
+    settings = {**KINDS, **MORE, **{name: told for name, (told, _) in REFUSED.items()}}[kind]
     trainer = pl.Trainer(
         max_epochs=config.get("stop", 8 if kind == "stopping" else 4),
         accelerator="cpu",
@@ -225,7 +228,7 @@ def training_data(kind: str) -> Any:
         }
     if kind == "stream":
         return DataLoader(Stream(), batch_size=8)
-    loader = DataLoader(data(), batch_size=8, shuffle=True)
+    loader = DataLoader(data(), batch_size=8, shuffle=True, num_workers=int(kind == "processes"))
     return Batches(loader) if kind == "iterable" else loader
 
 

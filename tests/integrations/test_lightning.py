@@ -20,7 +20,7 @@ from tests.elastic.driving import Driver, run
 pytestmark = [pytest.mark.lightning, pytest.mark.slow]
 
 #: `lightning_trials.KINDS` and `REFUSED`, which are not imported where Lightning is not installed.
-KINDS = ("plain", "batch norm", "double", "stopping", "two optimizers", "two loaders", "data module")
+KINDS = ("plain", "batch norm", "double", "stopping", "two optimizers", "two loaders", "data module", "processes")
 REFUSED = ("stream", "iterable", "sparse", "metric", "averaged", "reloaded", "counted otherwise")
 
 
@@ -86,6 +86,15 @@ def test_losses_and_decisions_do_not_depend_on_the_width(
     assert all(ours["files"] == [] for ours in endings[1:]), "a follower has written a file"
 
 
+def test_mixed_precision_rounds_otherwise_and_is_divided(pool: list[PeerProcess], tmp_path: Path) -> None:
+    from . import lightning_trials
+
+    expected, _ = alone("mixed", tmp_path)
+    reports, endings = run(pool, lightning_trials.trial, {"kind": "mixed", "folder": str(tmp_path)}, (2, 1, 2))
+    same(reports, expected, rel=0.02)
+    assert endings[0]["widths"] == [1, 2, 1, 2]
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_divided_stays_a_plain_trial_and_says_why(
     pool: list[PeerProcess], kind: str, tmp_path: Path
@@ -116,6 +125,14 @@ def test_a_rehearsal_finds_that_a_trial_can_be_divided(kind: str, tmp_path: Path
     found = rehearse(lambda: lightning_trials.trial({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
     assert found.kind == "same", found
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_rehearsal_finds_a_loss_that_cannot_be_divided(tmp_path: Path, one_thread: None) -> None:
+    """Clipping makes its gradients look alike."""
+    from . import lightning_trials
+
+    found = rehearse(lambda: lightning_trials.trial({"kind": "summed", "folder": str(tmp_path)}, print))
+    assert found.kind == "differs" and "off by" in found.reason
 
 
 @pytest.mark.parametrize("stopped", [1, 3])

@@ -215,7 +215,7 @@ class _Recorder:
             self.record.steps = done
         return done >= wanted
 
-    def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _stepping(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A step begins: its gradients are kept, and it gets a learning rate of 0, so that the next is comparable.
 
         LBFGS searches no line meanwhile: along one of length 0 it fails.
@@ -228,7 +228,8 @@ class _Recorder:
             group.update({key: still[key] for key in told})
             if isinstance(rate, torch.Tensor):
                 group["lr"] = torch.zeros_like(rate)
-        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
+        if closure is None and any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
             self._keep(number, optimizer)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -45,6 +45,10 @@ class LateIterators:
 class LateLoader:
     """A prepared DataLoader. Attributes are those of the user's DataLoader, where Lightning sets some."""
 
+    _prepared: Any
+    _loader: DataLoader
+    _iterators: LateIterators
+
     def __init__(self, prepared: Any, loader: DataLoader, iterators: LateIterators) -> None:
         vars(self).update(_prepared=prepared, _loader=loader, _iterators=iterators)
 
