@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,13 +20,13 @@ class DividedLoader(DataLoaderShard):
     Where a trial has one worker it is Accelerate's own iterator, which fetches one batch ahead. Where it has several
     nothing is fetched ahead. ``parts``: what this worker has of the batches that were yielded and not worked on, in
     their order (see `elastic.parts`); empty where batches are not divided. ``says_itself``: the reader takes them from
-    there and says which it works on.
+    there and says which it works on. ``whole``: asked when a pass begins, whether each worker reads all of it.
 
     Raises:
         TypeError: it cannot be divided; the message says why.
     """
 
-    def __init__(self, loader: Any, says_itself: bool) -> None:
+    def __init__(self, loader: Any, says_itself: bool, whole: Callable[[], bool] | None = None) -> None:
         why = undivided_because(loader)
         if why is not None:
             raise TypeError(why)
@@ -35,12 +35,18 @@ class DividedLoader(DataLoaderShard):
         if isinstance(sampler, SeedableRandomSampler) and sampler.generator is None:
             # It would make one when it is first read: a joiner's has not been. It seeds it for each epoch.
             sampler.generator = torch.Generator().manual_seed(sampler.initial_seed)
+        self._undivided = loader
+        self._whole = whole
         self.base_dataloader = elastic.prepare(loader.base_dataloader)
         self.parts: deque[Any] = deque()
         self.says_itself = says_itself
 
     def __iter__(self) -> Iterator[Any]:
         self.parts.clear()
+        if self._whole is not None and self._whole():
+            yield from self._undivided
+            self.iteration = self._undivided.iteration
+            return
         # A rehearsal has a worker that is alone and does not lead: it fetches as those do that it is compared with.
         if elastic.width() == 1 and elastic.is_leader():
             yield from super().__iter__()
