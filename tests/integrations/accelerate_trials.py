@@ -11,7 +11,6 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from fluidtune import elastic
 from fluidtune.integrations.accelerate import ElasticAccelerator
 from tests.elastic.trials import data
 
@@ -24,7 +23,7 @@ class Stream(IterableDataset):
 
 
 def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Accumulates two batches, clips, evaluates, and gathers in both modes; ``kind``: "seeded", "normed" or "stream"."""
+    """Accumulates two batches, clips, evaluates, and gathers in both modes. Kinds are "seeded", "normed", "stream"."""
     kind, folder = config["kind"], Path(config["folder"])
     torch.manual_seed(3)
     how = DataLoaderConfiguration(use_seedable_sampler=kind == "seeded")
@@ -65,4 +64,5 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "main").touch()
-    return {"weights": {name: value.double() for name, value in model.state_dict().items()}, "leader": elastic.is_leader()}
+    weights = {name: value.double() for name, value in model.state_dict().items()}
+    return {"weights": weights, "leader": accelerator.is_main_process}

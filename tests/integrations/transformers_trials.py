@@ -146,7 +146,7 @@ def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class Means(Trainer):
     """Leaves out how many items the whole batch has."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
         return super().compute_loss(model, inputs, return_outputs)
 
 

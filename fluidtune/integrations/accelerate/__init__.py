@@ -5,9 +5,9 @@
     for epoch in accelerator.epochs(0, 10):
         ...
 
-`elastic_accelerator` hands what is prepared to `elastic.prepare`; `divided_loader` has Accelerate's loader read parts of
-batches. Evaluation is not divided. What cannot be divided keeps the trial at one worker, and a line of the event log
-says why.
+`elastic_accelerator` hands what is prepared to `elastic.prepare`; `divided_loader` has Accelerate's loader read parts
+of batches. Evaluation is not divided. What cannot be divided keeps the trial at one worker, and a line of the event
+log says why.
 """
 
 from .elastic_accelerator import ElasticAccelerator

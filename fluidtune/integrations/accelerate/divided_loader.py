@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard, SeedableRandomSampler
 from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset
@@ -26,16 +27,18 @@ class DividedLoader(DataLoaderShard):
         TypeError: it cannot be divided; the message says why.
     """
 
-    def __init__(self, loader: Any, says_itself: bool, whole: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self, loader: Any, accelerator: Accelerator, says_itself: bool, whole: Callable[[], bool] | None = None
+    ) -> None:
         why = undivided_because(loader)
         if why is not None:
             raise TypeError(why)
-        vars(self).update(vars(loader))
+        self.__dict__.update(vars(loader))
         sampler = getattr(loader.batch_sampler, "sampler", None)
         if isinstance(sampler, SeedableRandomSampler) and sampler.generator is None:
             # It would make one when it is first read: a joiner's has not been. It seeds it for each epoch.
             sampler.generator = torch.Generator().manual_seed(sampler.initial_seed)
-        self._undivided = loader
+        self._undivided, self._accelerator = loader, accelerator
         self._whole = whole
         self.base_dataloader = elastic.prepare(loader.base_dataloader)
         self.parts: deque[Any] = deque()
@@ -59,7 +62,7 @@ class DividedLoader(DataLoaderShard):
             batches = ((batch, None) for batch in self.base_dataloader)
         for number, (batch, part) in enumerate(batches, start=1):
             if self.device is not None:
-                batch = send_to_device(batch, self.device, non_blocking=self._non_blocking)
+                batch = send_to_device(batch, self.device, non_blocking=self._accelerator.non_blocking)
             self.end_of_dataloader = number == len(self)
             if part is not None:
                 self.parts.append(part)
@@ -73,7 +76,7 @@ def undivided_because(loader: Any) -> str | None:
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         return "the training data is an IterableDataset, of which no worker can take its part"
     if not issubclass(type(loader), DataLoaderShard):
-        return f"the training data is a {type(loader).__name__}, and not a DataLoader that Accelerate reads in one process"
+        return f"the training data is a {type(loader).__name__}, not a DataLoader that Accelerate reads in one process"
     if loader.use_stateful_dataloader:
         return "a StatefulDataLoader keeps a place in its data that a new worker lacks"
     return None

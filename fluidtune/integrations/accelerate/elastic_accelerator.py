@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.scheduler import AcceleratedScheduler
-from accelerate.utils import DistributedType, recursively_apply
+from accelerate.utils import DistributedType, is_compiled_module, recursively_apply
 from torch.utils.data import DataLoader
 
 from fluidtune import elastic
@@ -69,10 +69,10 @@ class ElasticAccelerator(Accelerator):
         elif isinstance(part, AcceleratedScheduler):
             elastic.prepare(part.scheduler)
         elif isinstance(part, DataLoader):
-            part = DividedLoader(part, says_itself=False, whole=lambda: not self._trains())
+            part = DividedLoader(part, self, says_itself=False, whole=lambda: not self._trains())
             self._progress.loaders.append(part)
         elif isinstance(part, torch.nn.Module):
-            if hasattr(part, "_orig_mod"):
+            if is_compiled_module(part):
                 raise TypeError("a compiled model makes a step of which FluidTune sees no parts")
             elastic.prepare(part)
             self._trained.append(part)

@@ -76,7 +76,7 @@ class ElasticTrainer:
         why = plain_because(self._trainer)
         if why is None:
             try:
-                self._loader = DividedLoader(loader, says_itself=True)
+                self._loader = DividedLoader(loader, self._trainer.accelerator, says_itself=True)
             except TypeError as error:
                 why = str(error)
         if why is not None:

@@ -18,8 +18,8 @@ CHECKPOINT_NAME = "checkpoint"
 class ReportCallback(TrainerCallback):
     """Calls ``tune.report`` for each evaluation while the Trainer trains; with every Trainer.
 
-    A report has the metrics of the evaluation, the values that were logged last (``loss``, ``learning_rate``), ``epoch``
-    and ``step``. If the Trainer saves there, the report has a checkpoint: its folder "checkpoint" is one for
+    A report has the metrics of the evaluation, the values that were logged last (``loss``, ``learning_rate``),
+    ``epoch`` and ``step``. If the Trainer saves there, the report has a checkpoint: its folder "checkpoint" is one for
     ``trainer.train(resume_from_checkpoint=...)``. A Trainer that never evaluates reports what it logs, and one that
     saves elsewhere reports there as well.
     """
