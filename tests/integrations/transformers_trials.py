@@ -195,7 +195,7 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
         "step": trainer.state.global_step,
         "epoch": trainer.state.epoch,
         "loss": found.training_loss,
-        "best": trainer.state.best_metric,
+        "best": trainer.state.best_metric or 0.0,
         "flos": trainer.state.total_flos,
         "log": [sorted(entry) for entry in trainer.state.log_history],
         "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()),
