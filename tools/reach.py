@@ -45,6 +45,8 @@ ENTRY_POINTS = {
     "fluidtune.elastic.hvd:*": "docs/horovod.md",
     "fluidtune.elastic.hvd.elastic:*": "docs/horovod.md",
     "fluidtune.integrations.lightning:*": "docs/lightning.md",
+    "fluidtune.integrations.transformers:*": "docs/transformers.md",
+    "fluidtune.integrations.accelerate:*": "docs/transformers.md",
     "fluidtune.planning:*": "CONTRIBUTING.md",
     "themis_bridge:*": "CONTRIBUTING.md",
     "salus_share:*": "CONTRIBUTING.md",
