@@ -148,6 +148,11 @@ class ForkServer:
     def _failed(self, why: str) -> None:
         self._state = ServerState(None, why, self._left_out)
 
+    def forget_data(self) -> None:
+        """Its job has ended: let it free the data sets that it keeps."""
+        if self._process is not None:
+            self._say({"forget": "data"})
+
     def wait(self) -> str:
         """Wait for the end of the server that has started. Returns in words how it came."""
         if self._process is not None and self._process.stdout is not None:

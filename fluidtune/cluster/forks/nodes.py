@@ -105,7 +105,9 @@ class _Here:
         """The thread has written the news."""
 
     def close(self) -> None:
-        """It goes on for the driver's next job, and ends with the driver."""
+        """It goes on for the driver's next job, and ends with the driver. The data sets of this job are freed."""
+        if self.state is not None and self.state.command is not None:
+            self._server.forget_data()
 
 
 class Holder:

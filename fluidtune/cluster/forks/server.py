@@ -3,7 +3,7 @@
 It is started by `fork_server` as a program. It reads from its standard input what it is to import, imports it
 (`preload`), says so in one line on standard output, and listens. A request is a `fork_launcher`'s; what the child makes
 of itself is in `child`. The server ends when its standard input does, which the process holds that has started it. Its
-children live on.
+children live on. Processes of the job keep data sets here, too (`kept_data`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from fluidtune.cluster.forks import child, preload
+from fluidtune.cluster.forks import child, preload, server_socket
+from fluidtune.cluster.forks.kept_data import KeptData
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Shelf
 
 #: The variables that the interpreter and the C library have read before any module's code runs: CPython's and glibc's
@@ -73,6 +74,7 @@ class Server:
         self._launchers: dict[int, _Launcher] = {}
         #: Processes that are to be killed: the child that ends what such a one computes under MPS -> that one.
         self._dying: dict[int, int] = {}
+        self._data = KeptData[_Launcher]()
         self._selector = selectors.DefaultSelector()
 
     def serve(self, listener: socket.socket) -> dict[str, Any] | None:
@@ -98,10 +100,13 @@ class Server:
                         for pid in self._dying.values():
                             _kill(pid)
                         return None
+                    for file in self._data.forget():
+                        os.close(file)
                 else:
                     request = self._hear(key.data)
                     if request is not None:
-                        for descriptor in (listener.fileno(), wake, awake, self._selector.fileno()):
+                        own = listener.fileno(), wake, awake, self._selector.fileno()
+                        for descriptor in (*own, *self._data.files()):
                             os.close(descriptor)
                         listener.detach()
                         return request
@@ -133,6 +138,10 @@ class Server:
             return None
         try:
             request: dict[str, Any] = json.loads(bytes(launcher.said[_HEAD:]))
+            if "program" not in request:
+                launcher.said.clear()
+                self._keep(launcher, request)
+                return None
             why = self._why_not(request)
         except (ValueError, KeyError, AttributeError):
             why = "the request cannot be read"
@@ -161,6 +170,25 @@ class Server:
         os.close(go)
         return None
 
+    def _keep(self, who: _Launcher, request: dict[str, Any]) -> None:
+        """A process asks for a data set, or brings the one that it was to load."""
+        if "data" in request:
+            load, file = self._data.asked(request["data"], who)
+            if load:
+                self._answer(who, {"load": True})
+            elif file is not None:
+                self._hand(who, file)
+            return
+        (file,) = who.files
+        waiting = self._data.loaded(who, file)
+        who.files.clear()
+        for each in waiting:
+            self._hand(each, file)
+
+    def _hand(self, who: _Launcher, file: int) -> None:
+        with suppress(OSError):
+            socket.send_fds(who.connection, [b"{}"], [file])
+
     def _why_not(self, request: dict[str, Any]) -> str | None:
         """Why no fork of this server is what a new process would be; None: one is."""
         asked = request["environment"]
@@ -178,6 +206,9 @@ class Server:
         with suppress(KeyError):
             self._selector.unregister(launcher.connection)
         launcher.close()
+        heir = self._data.lost(launcher)
+        if heir is not None:
+            self._answer(heir, {"load": True})
         if launcher.pid is not None and self._launchers.pop(launcher.pid, None) is not None:
             ending = os.fork()
             if ending == 0:
@@ -319,6 +350,7 @@ def main() -> None:
     out.close()
     notes.generators.begin_anew()
     notes.ids.draw_anew()
+    server_socket.path = path
     child.become(request, shelf, path)
 
 
