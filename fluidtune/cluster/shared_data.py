@@ -88,8 +88,9 @@ def shared(load: Callable[[], Data]) -> Data:
             value = load()
             files = [_written(value, getattr(load, "__qualname__", repr(load)))]
             del value
-            with suppress(OSError):  # it is of use here in any case
+            with suppress(OSError, ValueError):  # they are of use here in any case
                 _send(server, {"loaded": True}, files)
+                _answer(server)
     try:
         return _mapped(files[0])  # type: ignore[no-any-return]
     finally:
@@ -166,15 +167,22 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.storage.TypedStorage and obj.device.type == "cpu":
-            found = obj.untyped()
-            return _typed_storage, (self._storages.setdefault(found.data_ptr() or id(found), found), obj.dtype)
+        if torch is not None and type(obj) is torch.Tensor and self._is_plain(obj, torch):
+            found = obj.untyped_storage()
+            storage = self._storages.setdefault(found.data_ptr() or id(found), found)
+            return _tensor, (storage, obj.dtype, obj.storage_offset(), tuple(obj.shape), obj.stride())
         if torch is not None and type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
-            array = torch.frombuffer(obj, dtype=torch.uint8).numpy() if len(obj) else np.empty(0, np.uint8)
+            array = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
             if not (obj.is_shared() or obj.is_pinned() or obj.filename):
                 self.of_torch.append(array)
             return _storage, (pickle.PickleBuffer(array),)
         return super().reducer_override(obj)
+
+    @staticmethod
+    def _is_plain(tensor: Any, torch: Any) -> bool:
+        """Whether it is its memory and how that is laid out, and nothing else."""
+        dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        return dense and not (tensor.is_conj() or tensor.is_neg() or tensor.requires_grad or tensor.__dict__)
 
 
 def _storage(memory: Any) -> Any:
@@ -183,10 +191,10 @@ def _storage(memory: Any) -> Any:
     return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage() if len(memory) else torch.UntypedStorage(0)
 
 
-def _typed_storage(storage: Any, dtype: Any) -> Any:
+def _tensor(storage: Any, dtype: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
     import torch
 
-    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 
 
 def _written(value: Any, name: str) -> int:

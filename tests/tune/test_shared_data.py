@@ -11,11 +11,11 @@ from ray import tune
 
 import fluidtune
 
-pytestmark = [pytest.mark.ray]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 
 
 @pytest.mark.core
-def test_the_trials_of_a_job_load_once_and_the_next_job_loads_again(ray_cluster, tmp_path):
+def test_the_trials_of_a_job_load_once_and_the_next_job_loads_again(tmp_path):
     notes = tmp_path / "loads"
     notes.mkdir()
 

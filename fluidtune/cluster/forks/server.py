@@ -182,6 +182,7 @@ class Server:
         (file,) = who.files
         waiting = self._data.loaded(who, file)
         who.files.clear()
+        self._answer(who, {"kept": True})
         for each in waiting:
             self._hand(each, file)
 

@@ -157,6 +157,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "dataset": lambda: torch.utils.data.TensorDataset(torch.eye(3), torch.arange(3)),
     "complex": lambda: torch.ones(2, dtype=torch.complex64),
     "sparse": lambda: torch.eye(3).to_sparse(),
+    "conjugate, gradient": lambda: (torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, requires_grad=True)),
     "nested": lambda: {"train": [np.ones(3), (torch.ones(2), "text")], "n": 3},
     "own class": Plain,
     "nothing": lambda: None,
@@ -171,7 +172,7 @@ def flat(value: Any) -> Any:
     if isinstance(value, torch.UntypedStorage):
         return len(value)
     if isinstance(value, np.ndarray):
-        return str(value.dtype), value.flags.f_contiguous, value.tolist()
+        return str(value.dtype), value.flags.fnc, value.tolist()  # fnc: Fortran's order of axes, and not C's
     if isinstance(value, torch.nn.Module):
         return [flat(each) for each in value.state_dict().values()], [each.requires_grad for each in value.parameters()]
     if isinstance(value, torch.utils.data.TensorDataset):
