@@ -68,6 +68,11 @@ def in_use() -> int:
     return int(found.total - found.available)
 
 
+def times(place: Path, kind: str) -> list[int]:
+    """When (ns) a trial wrote down that it loads, or has summed up."""
+    return [int(each.name.split("-")[1]) for each in place.glob(f"{kind}-*")]
+
+
 def measured(side: str, size: int, trials: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         samples: list[tuple[int, int]] = []
@@ -85,7 +90,7 @@ def measured(side: str, size: int, trials: int) -> dict[str, float]:
         finally:
             over.set()
             thread.join()
-        loads, sums = ([int(each.name.split("-")[1]) for each in Path(directory).glob(f"{kind}-*")] for kind in ("load", "sum"))
+        loads, sums = (times(Path(directory), kind) for kind in ("load", "sum"))
     before = [used for when, used in samples if when <= min(loads)][-1]
     during = [used - before for when, used in samples if when > min(loads)]
     after = [used - before for when, used in samples if min(sums) < when < max(sums)]

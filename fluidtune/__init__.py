@@ -48,7 +48,7 @@ _HOMES = {
     "forked": "fluidtune.cluster.forks.forked",
     "run": "fluidtune.tune.api",
     "serve": "fluidtune.serving.service",
-    "shared": "fluidtune.cluster.shared_data",
+    "shared": "fluidtune.cluster.data.shared_data",
 }
 
 

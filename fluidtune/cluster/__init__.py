@@ -8,10 +8,10 @@
 | `new_processes` | how a process is started |
 | `worker` | the worker process: hosts a trial's leader or one of its followers |
 | `forks` | the processes of workers, forked from one that has imported what they import |
+| `data` | data sets that the processes of a job have in memory once a node |
 | `few_collections` | what a new worker process imports costs fewer garbage collections |
-| `kept_trainable` | a class trainable that stays between two trials, with `reuse_actors=True` |
 | `process_reset` | whether a process is clean enough for another trial |
-| `process_settings`, `logging_state` | what of a process is put back, and what is only looked at |
+| `process_settings` | what of a process is put back, and what is only looked at |
 | `trial_modules`, `patches` | the modules that a trial has imported; what it has replaced in others |
 | `noted_calls`, `process_leftovers` | what a trial wants done at the end of its process; what it leaves there |
 | `result_replay`, `commit_stores` | what commits keep of a trial's results, and where commits are |

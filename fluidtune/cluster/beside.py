@@ -2,8 +2,8 @@
 
 Both pass the gate of one lane (`salus_share`): a trial before each iteration but its first, a model process before each
 batch. A batch that waits goes first, so it waits for one iteration at most. A trial that waits alone waits for one
-batch at most. Nobody's memory is limited here. Nothing that a trial computes depends on it: without a lane service,
-everybody goes on without turns, and says so.
+batch at most. No memory is limited here. Nothing that a trial computes depends on it: without a lane service, both go
+on without turns, and log that.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fluidtune.cluster.lanes import ADMIT_S, RETRY_S
 from salus_share.client import LaneClient
 from salus_share.errors import SalusError, StaleToken
 from salus_share.messages import Need
@@ -24,15 +25,12 @@ logger = logging.getLogger(__name__)
 
 #: The name of the lane: the search and the service have one core of this machine in common.
 LANE = "beside-cpu"
-#: Seconds to be admitted to the lane, and from a failure until it is tried again. Judgement: a lane service starts in
-#: one second, and everybody who asks is admitted at once, because nobody needs memory.
-ADMIT_S, RETRY_S = 30.0, 60.0
 
 
 class ServedFirst(Fair):
     """One lane, in which a service goes before trials. Trials share as under FAIR.
 
-    The lane is kept for nobody: when a batch ends, the next one is not at the gate yet, and a trial that waits goes in.
+    The lane does not linger: when a batch ends, the next one is not at the gate yet, and a trial that waits goes in.
     """
 
     name = "SERVED"
@@ -47,8 +45,7 @@ class ServedFirst(Fair):
 class Turn:
     """The place of a trial or of a service in the lane. For one thread at a time.
 
-    name: who it is, among those in the lane. served: it is a service. directory: of the lane's files, if it is
-    not the usual one.
+    ``name``: its name in the lane. ``served``: it is a service. ``directory``: of the lane's files.
     """
 
     def __init__(self, name: str, served: bool, directory: Path | None = None):

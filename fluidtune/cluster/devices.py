@@ -11,7 +11,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray.util.placement_group import (
@@ -21,16 +20,15 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.errors import FluidTuneError
 
 _SPEC = re.compile(r"(cpu|gpu|emulated)(?::(\d+))?")
-#: CPUs of the real cluster that an emulated worker takes. Judgement: it sleeps, and 1,000 of them must fit one core.
+#: CPUs of the real cluster that an emulated worker takes. 1,000 of them must fit one core.
 EMULATED_CPUS = 0.001
-#: Added to a quotient of resources before it is rounded down. Judgement: above the rounding errors of the division,
-#: below any share that a user asks for.
+#: Added to a quotient of resources before it is rounded down.
 ROUNDING = 1e-9
-#: Seconds that a job's start waits for each further device once the first is there. Judgement: a group that is not
-#: created by then has no room now, and `Reservation.poll` finds it when it comes.
+#: Seconds that a job's start waits for each further device once the first is there.
 OTHER_GROUPS_WAIT_S = 0.1
 
 
@@ -67,7 +65,7 @@ class DeviceSpec:
 class Layout:
     """How a job's trials sit on its devices, derived from what the script asks for one trial.
 
-    ``kind``: see `DeviceSpec`. ``most``: the most devices that the job may have; None: any number, as many as its
+    ``kind``: see `DeviceSpec`. ``most``: the most devices that the job may have; None: any number that its
     trials can use. ``bundle``: Ray's resources of one device. ``share``: what one trial asks for, in devices: a part of
     one, 1.0, or several whole ones. ``packing``: how many workers one device may hold. ``worker``: Ray's resources of
     one worker. ``threads``: how many threads a worker's libraries are to use, where Ray would derive another number
@@ -306,53 +304,29 @@ def _check_enough(spec: DeviceSpec, there: float, name: str) -> None:
         )
 
 
-class Reservation:
-    """A `DeviceSource` of the job's own: it reserves every device with a placement group for the whole run.
-
-    ``job``: the job's name. ``plan.most`` must be known.
+class Reservation(DeviceSource):
+    """It reserves every device with a placement group for the whole run. ``plan.most`` must be known.
 
     A device is there when its group has been created on a living node.
     """
 
     def __init__(self, job: str, plan: Layout):
         assert plan.most is not None, "a job that reserves its devices knows how many they are"
-        #: Every device's placement group, whether the device is there or not. Ray wants a name of its own for each.
+        #: Every device's placement group, whether the device is there or not.
         self._groups: dict[int, PlacementGroup] = {
             device: placement_group([dict(plan.bundle)], strategy="PACK", name=f"fluidtune-{job}-{device}")
             for device in range(plan.most)
         }
-        #: The devices that are there, each with its node's id.
         self.nodes: dict[int, str] = {}
-        #: See `DeviceSource`: none, all are held to the end.
-        self.given_back: frozenset[int] = frozenset()
 
     def group(self, device: int) -> PlacementGroup:
-        """See `DeviceSource.group`."""
         return self._groups[device]
 
     @property
-    def urgent(self) -> bool:
-        """False: nothing says when a device comes."""
-        return False
-
-    def bundle(self, device: int) -> int:
-        """See `DeviceSource`: a device is a group of one bundle."""
-        return 0
-
-    @property
     def complete(self) -> bool:
-        """Whether every device is there."""
         return len(self.nodes) == len(self._groups)
 
-    def leaving(self) -> list[int]:
-        """No device: nobody takes a job's own devices away."""
-        return []
-
-    def revoked(self, device: int, group: Any) -> None:
-        """Nothing to note: `poll` asks Ray about every group."""
-
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        """See `DeviceSource.poll`."""
         if wait_s:
             self._wait(wait_s)
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
@@ -378,7 +352,7 @@ class Reservation:
             wait_s = OTHER_GROUPS_WAIT_S
 
     def close(self) -> None:
-        """Remove all groups. Ray kills what still runs inside."""
+        # Ray kills what still runs inside a group.
         groups, self._groups = self._groups, {}
         self.nodes.clear()
         for group in groups.values():

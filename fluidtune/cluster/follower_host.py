@@ -1,6 +1,6 @@
 """A follower in its worker process: it runs the trial's code beside the leader's, and nothing of it is seen.
 
-A trial's side effects are its leader's alone. So a follower has a working directory of its own, which is removed when
+A trial's side effects are its leader's alone. So a follower gets a new working directory, which is removed when
 the follower ends; its log files are there, too. What it prints goes nowhere, its reports are dropped, and trackers that
 ask for a rank or for ``WANDB_MODE`` do not start. What remains is said in `fluidtune.elastic`.
 """
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from fluidtune.cluster.lanes import Lack
     from fluidtune.elastic import FollowerSession
 
-#: How long the end of a follower's loop is waited for, seconds. Judgement: a loop that waits for its group ends at
-#: once, and one that computes comes to a boundary within a step of a usual length.
+#: How long the end of a follower's loop is waited for, seconds.
 END_S = 5.0
 #: The environment of a follower: W&B's documented switch for a run that records nothing.
 _ENVIRONMENT = {"WANDB_MODE": "disabled"}
@@ -72,7 +71,7 @@ class FollowerHost:
     ) -> str | Verdict | None:
         """Run the trial's code up to where it can enter the group. Returns why it cannot; None: it is ready.
 
-        ``kwargs``: what Tune would pass to the trainable's constructor. ``streams``: see `LeaderSession.streams`.
+        ``kwargs``: what Tune would pass to the trainable's constructor. ``streams``: see `GroupFacts`.
         ``rehearse_on``: a device, on which a step is rehearsed first. The verdict is returned instead of None, and with
         "differs" the follower does not get ready.
         """

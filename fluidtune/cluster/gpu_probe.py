@@ -14,8 +14,8 @@ from salus_share.telemetry import DeviceSample, Telemetry
 #: The least seconds between two looks at a device. NVML's documentation: utilisation is that of the last
 #: sixth of a second to second, depending on the product; a shorter period would ask for the same figure again.
 SAMPLE_S = 2.0
-#: Bytes of a GPU's memory that others hold at least where another process computes on it. Judgement: a CUDA context
-#: takes 300 to 600 MiB; what a driver or MPS keeps for itself is less.
+#: Bytes of a GPU's memory that others hold at least where another process computes on it. A CUDA context takes 300 to
+#: 600 MiB; what a driver or MPS keeps for itself is less.
 NEIGHBOUR = 256 << 20
 #: What CUDA says on a GPU in compute mode Exclusive Process that another process is on: cudaErrorDevicesUnavailable in
 #: the documentation of its runtime.
@@ -23,8 +23,6 @@ BUSY = "busy or unavailable"
 #: What CUDA says when hardware fails, and no program: cudaErrorECCUncorrectable and cudaErrorNvlinkUncorrectable in the
 #: documentation of its runtime.
 HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
-
-
 #: What torch raises when CUDA has no memory for the context of a process: cudaErrorMemoryAllocation in CUDA's
 #: documentation. Of an allocation for a tensor torch's own allocator says more.
 NO_CONTEXT = "CUDA error: out of memory"
@@ -37,19 +35,19 @@ def _squeezed_by(others: int) -> Lack | None:
     return Lack(f"its GPU's memory ran out, of which others held {others >> 20} MiB", (1.0, 0.0))
 
 
-def torch_on_gpu(torch: Any = None) -> Any | None:
-    """torch, if this process computes on a GPU with it, else None. ``torch``: None is the module that is imported."""
-    torch = torch or sys.modules.get("torch")
+def torch_on_gpu() -> Any | None:
+    """torch, if this process computes on a GPU with it, else None."""
+    torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
-def cuda_failure(torch: Any = None) -> str | None:
+def cuda_failure() -> str | None:
     """What CUDA has said since an error that ended its context; None: it works, or this process computes on no GPU.
 
     NVIDIA's documentation of the runtime, cudaErrorAssert and its like: after such an error the process must end before
-    CUDA can be used again. ``torch``: see `torch_on_gpu`. It waits for the GPU.
+    CUDA can be used again. It waits for the GPU.
     """
-    torch = torch_on_gpu(torch)
+    torch = torch_on_gpu()
     if torch is None:
         return None
     try:
@@ -79,13 +77,10 @@ class GpuProbe:
         self._context: int | None = None
         self._next_context = 0.0
 
-    def sample(self, torch: Any = None) -> DeviceSample | None:
-        """The GPU now. None without a GPU, within `SAMPLE_S` of the last look, and where NVML does not know the GPU.
-
-        ``torch``: see `torch_on_gpu`.
-        """
+    def sample(self) -> DeviceSample | None:
+        """The GPU now. None without a GPU, within `SAMPLE_S` of the last look, and where NVML does not know the GPU."""
         now = time.monotonic()
-        torch = torch_on_gpu(torch) if now >= self._next else None
+        torch = torch_on_gpu() if now >= self._next else None
         if torch is None:
             return None
         self._next = now + SAMPLE_S
@@ -93,13 +88,13 @@ class GpuProbe:
         found = (sample for sample in self._nvml().sample() if sample.uuid.removeprefix("GPU-") == uuid)
         return next(found, None)
 
-    def memory_needed(self, torch: Any = None) -> float | None:
+    def memory_needed(self) -> float | None:
         """The part of the GPU's memory that this process has needed for its trial; None: not known, or no GPU.
 
         It is what torch reserved at most, and the context with all that libraries allocate by themselves: processes
-        that share a GPU have one each. ``torch``: see `torch_on_gpu`.
+        that share a GPU have one each.
         """
-        torch = torch_on_gpu(torch)
+        torch = torch_on_gpu()
         if torch is None:
             return None
         device = torch.cuda.current_device()
@@ -108,7 +103,7 @@ class GpuProbe:
         return float(min(1.0, needed / total))
 
     def kind(self) -> str | None:
-        """The product name of this process' GPU; None: it has none, several, or NVML does not know it."""
+        """The product name of this process' GPU; None: as for `_only_gpu`."""
         gpu = self._only_gpu()
         return None if gpu is None else gpu.name
 
@@ -146,15 +141,15 @@ class GpuProbe:
             self._telemetry = Telemetry()
         return self._telemetry
 
-    def squeezed(self, error: BaseException, torch: Any = None) -> Lack | None:
+    def squeezed(self, error: BaseException) -> Lack | None:
         """What to tell the driver if ``error`` says that the GPU's memory ran out while other processes held some.
 
         Or that the GPU, by its compute mode, admits one process only. None: it is another error, or the trial had all
-        of the memory that its GPU has. ``torch``: see `torch_on_gpu`.
+        of the memory that its GPU has.
         """
         if any(BUSY in str(each) for each in causes(error)):
             return Lack(f"another process is on its GPU, which admits one: nvidia-smi -c DEFAULT ({error})", (1.0, 0.0))
-        torch = torch_on_gpu(torch)
+        torch: Any = torch_on_gpu()
         memory = memory_left(torch)
         if memory is None and any(NO_CONTEXT in str(each) for each in causes(error)):
             # Without room for a context CUDA cannot say what is free, and this process holds nothing.

@@ -1,8 +1,8 @@
 """How many devices a job holds that gets them on demand: the decision, without Ray and without a clock.
 
 The devices of a job come in *units*. A unit is one device, or the devices that one trial needs together on one node. A
-unit is *asked for* until Ray has made its placement group; then it is *there*. `Holding.decide` is told what the job
-could use (`DeviceDemand`), which devices are in use, and what the cluster has. It answers which units to ask for and
+unit is *asked for* until Ray has made its placement group; then it is *there*. `Holding.decide` takes what the job
+could use (`DeviceDemand`), which devices are in use, and what the cluster has. It returns which units to ask for and
 which to drop. These are the rules:
 
 - For every trial that waits and would start there is a unit: one that is there and idle, or one that is asked for. So a
@@ -12,7 +12,7 @@ which to drop. These are the rules:
   so that no autoscaler ever adds a node for it.
 - A device that is idle, and that no waiting trial would get, is given back after `SPARE_S`. A device to which a trial
   is on its way is kept until the trial comes.
-- If somebody else waits, devices that trials have grown to are given back: as many as others wait for. The trials are
+- If others wait, devices that trials have grown to are given back: the number that others wait for. The trials are
   asked to shrink first. After `LEAVE_S` the devices are taken, because a trial may stand still until the other work is
   done, such as a task that it has started itself.
 """
@@ -24,21 +24,20 @@ from dataclasses import dataclass, field
 
 from fluidtune.engine import DeviceDemand
 
-#: Seconds after which a device that the job has no use for is given back. Judgement: about as long as a new worker
-#: process takes to start, so that keeping a device never costs much more than giving it back too early would. An
-#: algorithm that decides about its next trials takes less.
+#: Seconds after which a device that the job has no use for is given back. It is about as long as a new worker process
+#: takes to start, so that keeping a device never costs much more than giving it back too early would.
 SPARE_S = 3.0
-#: Seconds after which a request for growth that is not met is dropped. Judgement: Ray makes a placement group within
-#: milliseconds where there is room (5 ms on 2 cores), and its view of what is free is about a second old at most.
+#: Seconds after which a request for growth that is not met is dropped. Ray makes a placement group within milliseconds
+#: where there is room, and its view of what is free is about a second old at most.
 GROWTH_WAIT_S = 1.0
-#: Seconds for which others must have waited without a break before trials shrink for them. Judgement: longer than Ray
-#: takes to start a task for which there is room, so that not every short task makes a trial shrink.
+#: Seconds for which others must have waited without a break before trials shrink for them. It is longer than Ray takes
+#: to start a task for which there is room, so that not every short task makes a trial shrink.
 YIELD_AFTER_S = 1.0
-#: Seconds that a trial gets to shrink. Judgement: as long as an arbiter's notice (`themis_bridge.settings`), for the
-#: same reason: most iterations are shorter.
+#: Seconds that a trial gets to shrink. As long as an arbiter's notice (`themis_bridge.settings`), for the same reason:
+#: most iterations are shorter.
 LEAVE_S = 30.0
 #: Seconds without growth after trials have shrunk for others, or have not used what they were given. It doubles each
-#: time that trials shrink for others. Judgement: a growth pays for its resize within this time as a rule.
+#: time that trials shrink for others.
 GROW_AGAIN_S = 30.0
 
 
@@ -83,7 +82,7 @@ class Holding:
         #: No growth before this time, and how long it is put off when trials shrink for others the next time.
         self._grow_after = float("-inf")
         self._pause = GROW_AGAIN_S
-        #: Since when others wait; None: nobody does.
+        #: Since when others wait; None: they do not.
         self._others_since: float | None = None
 
     # --- what the caller tells
@@ -106,7 +105,7 @@ class Holding:
         self.ending.remove(unit)
 
     def asked(self, size: int | None = None) -> list[Unit]:
-        """The units that are asked for, oldest first; with ``size``, those of so many devices."""
+        """The units that are asked for, oldest first. ``size``: only those of this number of devices."""
         return [unit for unit in self.units if not unit.there and size in (None, len(unit.devices))]
 
     @property
@@ -202,7 +201,7 @@ class Holding:
                     self._grow_after = max(self._grow_after, now + GROW_AGAIN_S)
 
     def _grow(self, now: float, missing: int, room: int, others: int, orders: Orders) -> None:
-        """Ask for devices to grow to, if they are free and nobody else waits; drop old requests for such devices."""
+        """Ask for devices to grow to, if they are free and no others wait; drop old requests for such devices."""
         asked = [unit for unit in self.asked() if unit.growth]
         for unit in asked:
             if others or missing <= 0 or now - unit.asked >= GROWTH_WAIT_S:
@@ -215,7 +214,7 @@ class Holding:
             self._ask(now, 1, True, orders)
 
     def _yield(self, now: float, grown: tuple[int, ...], others: int, orders: Orders) -> None:
-        """Begin to give back devices that trials have grown to, as many as others wait for."""
+        """Begin to give back devices that trials have grown to: the number that others wait for."""
         if self._others_since is None or now - self._others_since < YIELD_AFTER_S:
             return
         leaving = sum(len(unit.devices) for unit in self.units if unit.leaving_since is not None)

@@ -3,8 +3,8 @@
 While a trial has its device alone, only its memory is measured. When the driver says that the device is shared (by a
 `LaneTicket` with the trial or with its next iteration), the device's lane service admits the trial to a lane. From then
 on the trial is held to what it was promised and passes the gate. When it is alone again, it leaves the lane.
-Nothing is decided here: the engine says who shares a device, the lane service who is admitted, the policy who goes
-first.
+Nothing is decided here: the engine decides which trials share a device, the lane service which of them it admits, the
+policy which goes first.
 """
 
 from __future__ import annotations
@@ -38,16 +38,14 @@ from salus_share.trial import SharedTrial
 
 logger = logging.getLogger(__name__)
 
-#: How long a trial waits for room on its device, seconds. Then it goes back to the engine's queue. Judgement: residents
-#: that were told to leave have done so by then, unless their iterations are long.
+#: How long a trial waits for room on its device, seconds. Then it goes back to the engine's queue.
 ADMIT_S = 30.0
-#: How long after a failure a trial asks for a lane service again, seconds. Judgement.
+#: How long after a failure a trial asks for a lane service again, seconds.
 RETRY_S = 60.0
-#: A trial that was promised at least this part of its device is taken to have had all of it. Judgement: it allows for
-#: rounding.
+#: A trial that was promised at least this part of its device is taken to have had all of it.
 ALL = 0.99
-#: The bytes that a process on a CPU maps and never touches: stacks of threads, arenas of the allocator. Judgement: 32
-#: stacks of 8 MiB.
+#: The bytes that a process on a CPU maps and never touches: stacks of threads, arenas of the allocator. 32 stacks of 8
+#: MiB.
 SLACK = 256 << 20
 
 
@@ -72,7 +70,7 @@ class LaneSettings:
 class LaneTicket:
     """The trial shares its device from now on.
 
-    ``need``: the parts of the device's memory (persistent, ephemeral) that it is likely to need, None if nobody knows.
+    ``need``: the parts of the device's memory (persistent, ephemeral) that it is likely to need; None: not known.
     ``least``: the parts that it needs at least, because it had too little before; None if it had enough.
     ``remaining``: the seconds that it has left if it runs alone. ``rung``: how often it was promoted.
     """
@@ -204,7 +202,7 @@ class LaneMember:
         return Lack(str(error), None if promised is None else self._parts(promised), between=True)
 
     def failed(self, error: BaseException) -> Lack | None:
-        """The answer to the driver when an allocation failed that the trial's share, or other trials, forbade.
+        """What to tell the driver if memory ran out because of the trial's share, or because of other trials.
 
         None: the error is the trial's own, for instance because it had the whole device.
         """

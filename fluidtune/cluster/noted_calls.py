@@ -1,8 +1,7 @@
 """What a trial asks of the end of its process, and other calls that cannot be read back: they are noted.
 
-Handlers that the user's code has registered with `atexit` are called when the trial leaves, the last one first. Those
-that a library has registered while the trial ran are left to the end of the process, because the library may be of no
-use afterwards.
+A process with exit handlers that the trial or a library has registered while the trial ran serves no further trial, so
+that they run when it ends, as under stock Ray Tune.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import Any
 from fluidtune.cluster.trial_modules import OURS, package_of
 
 #: Packages whose handlers at run time are about the process, never about a trial. tqdm's ends the one thread that
-#: redraws the bars of all who use it.
+#: redraws the bars of all its users.
 _OF_THE_PROCESS = {"", *OURS, "ray", "tqdm"}
 
 
 class NotedCalls:
-    """Stands between `atexit` and who registers, and before functions whose effect cannot be read.
+    """Stands between `atexit` and its callers, and before functions whose effect cannot be read.
 
     ``torch``: the module; None: it is not imported.
     """
@@ -30,8 +29,8 @@ class NotedCalls:
     def __init__(self, torch: Any) -> None:
         self._register, self._unregister = atexit.register, atexit.unregister
         atexit.register, atexit.unregister = self.register, self.unregister  # type: ignore[assignment]
-        #: The package that has registered it, None: the user's code; the function, and its arguments; the oldest first.
-        self._handlers: list[tuple[str | None, Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+        #: Each handler with the package that has registered it.
+        self._handlers: list[tuple[str, Callable[..., Any]]] = []
         self._called: list[str] = []
         # torch's may be called once a process, and that it was called does not always show in the number.
         for owner, name in ((sys, "addaudithook"), (codecs, "register"), (torch, "set_num_interop_threads")):
@@ -51,7 +50,7 @@ class NotedCalls:
         self._register(function, *args, **kwargs)
         package = package_of(sys._getframe(1).f_code.co_filename)
         if package not in _OF_THE_PROCESS:
-            self._handlers.append((package, function, args, kwargs))
+            self._handlers.append((package or "the trial", function))
         return function
 
     def unregister(self, function: Callable[..., Any], /) -> None:
@@ -59,23 +58,8 @@ class NotedCalls:
         self._unregister(function)
         self._handlers = [each for each in self._handlers if each[1] != function]
 
-    def call_users_handlers(self) -> None:
-        """Call the handlers of the user's code, as Python does at the end of a process."""
-        while users := [each for each in self._handlers if each[0] is None]:  # one may register another one
-            self._handlers.remove(users[-1])
-            _, function, args, kwargs = users[-1]
-            self._unregister(function)
-            try:
-                function(*args, **kwargs)
-            except SystemExit:
-                pass
-            except BaseException:
-                print("Exception ignored in atexit callback:", file=sys.stderr)
-                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-
     def left(self) -> str | None:
         """What is left to the end of the process, in words; None: nothing."""
-        owners = {each[0] for each in self._handlers if each[0] is not None}
-        if owners:
-            return f"exit handlers left by {', '.join(sorted(owners))}"
+        if self._handlers:
+            return f"exit handlers left by {', '.join(sorted({owner for owner, _ in self._handlers}))}"
         return f"called: {', '.join(self._called)}" if self._called else None

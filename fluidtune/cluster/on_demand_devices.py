@@ -18,26 +18,26 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
+from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout, devices_held
 from fluidtune.cluster.holding import Holding, Orders, Unit
 from fluidtune.engine import DeviceDemand
 from fluidtune.ray_compat.cluster_state import ClusterState, cluster_state
 
-#: Seconds between two looks after groups that were asked for a moment ago, and how long a moment is. Judgement: Ray
-#: makes a group in some milliseconds where there is room; where there is none, nobody waits for the next 50 ms.
+#: Seconds between two looks after groups that were asked for a moment ago, and how long a moment is. Ray makes a group
+#: in some milliseconds where there is room.
 SOON_S, MOMENT_S = 0.05, 1.0
-#: Seconds that a poll waits for all groups that it has just asked for. Judgement: Ray makes one in 1 to 5 ms.
+#: Seconds that a poll waits for all groups that it has just asked for. Ray makes one in 1 to 5 ms.
 JUST_ASKED_WAIT_S = 0.02
 #: Seconds that it waits where the cluster says that it has room for them. Otherwise trials that may share a device
-#: would share the first one that comes. Judgement: a hundred times what Ray takes as a rule, for a busy machine.
+#: would share the first one that comes.
 ROOM_WAIT_S = 0.5
-#: After a wait in vain, no poll waits for new groups for so many times as long. Judgement: the driver then stands still
-#: for at most 4 % of its time.
+#: After a wait in vain, no poll waits for new groups for this multiple of its seconds. The driver then stands still for
+#: at most 4 % of its time.
 IN_VAIN = 25.0
-#: Seconds that the idle workers of a device that is given back may take to end. Judgement: they have no trial's exit
-#: handlers left to run, and a process ends within a second as a rule.
+#: Seconds that the idle workers of a device that is given back may take to end.
 END_S = 10.0
-#: The most groups that one poll asks Ray about, in turn. Judgement: each costs about 0.4 ms.
+#: The most groups that one poll asks Ray about, in turn. Each costs about 0.4 ms.
 LOOKS = 32
 
 
@@ -58,7 +58,7 @@ class Uses:
     has_workers: Callable[[int], bool]
 
 
-class OnDemandDevices:
+class OnDemandDevices(DeviceSource):
     """See the module. ``job``: the job's name. ``most_asked``: see `Holding`."""
 
     def __init__(self, job: str, plan: Layout, uses: Uses, most_asked: int):
@@ -66,11 +66,9 @@ class OnDemandDevices:
         self._holding = Holding(plan.most, most_asked)
         self._groups: dict[Unit, PlacementGroup] = {}
         self._unit_of: dict[int, Unit] = {}
-        #: How many groups were asked for so far: Ray wants a name of its own for each.
+        #: How many groups were asked for so far. It is part of the next one's name, because Ray wants names to differ.
         self._asked = 0
-        #: See `DeviceSource`.
         self.nodes: dict[int, str] = {}
-        self.given_back: frozenset[int] = frozenset()
         #: Devices that will be given back and that `leaving` has not named.
         self._leave: list[int] = []
         #: Units that were given back and whose workers are ending -> when their groups are removed in any case.
@@ -87,13 +85,8 @@ class OnDemandDevices:
         self._next_look = 0
 
     @property
-    def complete(self) -> bool:
-        """False: the devices that the job can use change with its trials."""
-        return False
-
-    @property
     def urgent(self) -> bool:
-        """See `DeviceSource`: further trials wait, or a group that was just asked for may have been made.
+        """Whether further trials wait, or a group that was just asked for may have been made.
 
         While a group waits for longer than a moment, the cluster has no room, and nothing is urgent.
         """
@@ -104,26 +97,21 @@ class OnDemandDevices:
         return more or (self._oldest <= now and now - self._polled >= SOON_S)
 
     def group(self, device: int) -> PlacementGroup:
-        """See `DeviceSource.group`."""
         return self._groups[self._unit_of[device]]
 
     def bundle(self, device: int) -> int:
-        """See `DeviceSource.bundle`."""
         return self._unit_of[device].devices.index(device)
 
     def leaving(self) -> list[int]:
-        """See `DeviceSource`: devices to which trials have grown and for which others wait."""
         leave, self._leave = [device for device in self._leave if device in self.nodes], []
         return leave
 
     def revoked(self, device: int, group: PlacementGroup) -> None:
-        """See `DeviceSource`."""
         unit = self._unit_of.get(device)
         if unit is not None and unit not in self._ending and self._groups[unit] == group:
             self._revoked.add(unit)
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        """See `DeviceSource.poll`."""
         came: dict[int, str] = {}
         gone: list[int] = []
         returned: set[int] = set()
@@ -200,8 +188,8 @@ class OnDemandDevices:
         if state is None:
             return 0
         waiting = [{name: amount for name, amount in request.items() if amount} for request in state.waiting]
-        alike = [request for request in waiting if not self._bundle.keys().isdisjoint(request)]
-        return sum(1 for request in alike if any(devices_held(request, total) for total, _ in state.nodes))
+        similar = [request for request in waiting if not self._bundle.keys().isdisjoint(request)]
+        return sum(1 for request in similar if any(devices_held(request, total) for total, _ in state.nodes))
 
     # --- what Ray is asked
 
@@ -276,7 +264,7 @@ class OnDemandDevices:
         return min(total - taken, free) >= len(unit.devices)
 
     def close(self) -> None:
-        """Remove all groups. Ray kills what still runs inside."""
+        # Ray kills what still runs inside a group.
         groups, self._groups = self._groups, {}
         self.nodes.clear()
         self._unit_of.clear()

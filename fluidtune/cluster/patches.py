@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-#: The modules of libraries that are compared. Judgement: those whose names people replace.
+#: The modules of libraries that are compared.
 _MODULES = {
     *("numpy", "numpy.random", "numpy.linalg", "pandas", "sklearn", "matplotlib", "matplotlib.pyplot", "ray"),
     *("ray.tune", "ray.train", "torch", "torch.autograd", "torch.nn.functional", "torch.nn.init"),
@@ -78,7 +78,7 @@ def _is_patch(name: str, was: Any, value: Any, package: str) -> bool:
 
 
 def _wraps(value: Any, was: Any, package: str) -> bool:
-    """Whether the package has put a function of its own around ``was``, as torch does when one is used first."""
+    """Whether the package has put one of its functions around ``was``, as torch does when one is used first."""
     if _top(str(getattr(value, "__globals__", {}).get("__name__"))) != package or package in sys.stdlib_module_names:
         return False
     try:

@@ -18,20 +18,19 @@ import psutil
 from fluidtune.cluster.gpu_probe import GpuProbe, torch_on_gpu
 from fluidtune.cluster.lanes import is_lane_service
 
-#: Bytes by which a process may have grown since its first trial was loaded. Judgement: allocators and caches of
-#: libraries keep hundreds of MiB, which the next trial uses again.
+#: Bytes by which a process may have grown since its first trial was loaded. Allocators and caches of libraries keep
+#: hundreds of MiB, which the next trial uses again.
 MEMORY_ALLOWANCE = 1 << 30
-#: Bytes that come to these where the process computes on a GPU. Judgement: reports of torch's users have 0.4 to 2 GB of
-#: host memory for CUDA, cuBLAS and cuDNN (pytorch issues 12873 and 113326), which start after the size was noted.
+#: Bytes that come to these where the process computes on a GPU. Reports of torch's users have 0.4 to 2 GB of host
+#: memory for CUDA, cuBLAS and cuDNN (pytorch issues 12873 and 113326), which start after the size was noted.
 CUDA_ALLOWANCE = 2 << 30
-#: Bytes of GPU memory that torch's allocator may hold after its cache was emptied. Judgement: the workspaces of CUDA's
-#: libraries take tens of MiB; a trial's model takes more.
+#: Bytes of GPU memory that torch's allocator may hold after its cache was emptied. The workspaces of CUDA's libraries
+#: take tens of MiB; a trial's model takes more.
 GPU_MEMORY_ALLOWANCE = 64 << 20
-#: Bytes of GPU memory that a process may hold, by NVML, besides what torch's allocator has. Judgement: a CUDA context
-#: with the kernels of torch takes 300 to 600 MiB; another framework keeps most of the GPU.
+#: Bytes of GPU memory that a process may hold, by NVML, besides what torch's allocator has. A CUDA context with the
+#: kernels of torch takes 300 to 600 MiB; another framework keeps most of the GPU.
 GPU_PROCESS_ALLOWANCE = 1 << 30
-#: Seconds that threads which are ending may take. Judgement: they take milliseconds, and a trial may wait for the
-#: process meanwhile.
+#: Seconds that threads which are ending may take.
 GRACE_S = 0.5
 #: How the names of threads begin that libraries start once per process, and that hold nothing of a trial.
 HARMLESS_THREADS = ("ray_", "Dummy-", "tqdm", "TMonitor", "pymp", "asyncio_", "IOThread", "AsyncIO", "fluid-")
@@ -74,8 +73,8 @@ class Leftovers:
 
     def _ports_left(self, open_now: dict[int, str]) -> str | None:
         new = _sockets(open_now) - self._sockets
-        # Ray opens sockets of its own all the time, and gloo keeps a port for later groups of an elastic trial. Python
-        # knows only those of Python code.
+        # Ray opens sockets all the time, and gloo keeps a port for later groups of an elastic trial. Python knows only
+        # those of Python code.
         objects = gc.get_objects() if new else ()
         sockets = [each.fileno() for each in objects if issubclass(type(each), socket.socket)]
         left = {open_now[each] for each in sockets if each in open_now} & new
@@ -114,7 +113,7 @@ class Leftovers:
 
 
 def _own_memory(status: str = "/proc/self/status") -> int:
-    """Bytes of memory that is this process' own: the pages of libraries' files are nobody's leak."""
+    """Bytes of memory that is this process' own, without the pages of libraries' files."""
     with suppress(OSError, StopIteration):
         lines = Path(status).read_text().splitlines()
         return int(next(line for line in lines if line.startswith("RssAnon:")).split()[1]) << 10

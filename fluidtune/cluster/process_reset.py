@@ -1,10 +1,10 @@
 """Decides whether a used process may serve another trial.
 
 It may if the packages that the trial imported are known (`trial_modules`), and a look finds nothing unusual. Before, it
-is put back what a plain training script touches (`process_settings`, `logging_state`), the user's exit handlers are
-called (`noted_calls`), and the user's modules are forgotten. The random streams of Python, numpy and torch start from
-entropy, as in a new process. Everything else is looked for: other settings, replaced functions (`patches`), what the
-trial owns in Ray, and threads, processes, files, ports and memory (`process_leftovers`).
+is put back what a plain training script touches (`process_settings`), and the user's modules are forgotten. The random
+streams of Python, numpy and torch start from entropy, as in a new process. Everything else is looked for: other
+settings, replaced functions (`patches`), exit handlers (`noted_calls`), what the trial owns in Ray, and threads,
+processes, files, ports and memory (`process_leftovers`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any
 
 from fluidtune.cluster.forks.shelf import shelf_here
 from fluidtune.cluster.gpu_probe import cuda_failure, torch_on_gpu
-from fluidtune.cluster.logging_state import LoggingState
 from fluidtune.cluster.noted_calls import NotedCalls
 from fluidtune.cluster.patches import Patches
 from fluidtune.cluster.process_leftovers import Leftovers
@@ -45,7 +44,6 @@ class ProcessBaseline:
         self._leftovers = Leftovers()
         self._put_back = [(each, each.value()) for each in put_back(find)]
         self._looked_at = [(each, each.value()) for each in looked_at(find)]
-        self._logging = LoggingState()
         self._calls = NotedCalls(find("torch"))
         self._patches = Patches(self._known, find)
         ownership.watch()
@@ -59,7 +57,7 @@ class ProcessBaseline:
     def restore(self, memory_free: Callable[[], None] | None = None) -> str | None:
         """Put back what a plain script changes, and look for everything else.
 
-        ``memory_free``: called when the trial's memory is free, before it is looked for what is left. Returns None if
+        ``memory_free``: called when the trial's memory is free, before the look for what is left. Returns None if
         the process is as good as new, else one line that says what the trial has left behind.
         """
         try:
@@ -68,13 +66,11 @@ class ProcessBaseline:
             return f"it could not be looked at: {type(error).__name__}: {error}"
 
     def _restore(self, memory_free: Callable[[], None] | None) -> str | None:
-        self._calls.call_users_handlers()
         failure = cuda_failure()
         if failure is not None:
             return f"CUDA cannot be used any more: {failure}"
         trouble = forget(sys.modules.keys() - self._modules, self._known)
         self._modules |= sys.modules.keys()
-        self._logging.restore()
         changed = [(setting, value) for setting, value in self._put_back if setting.always or setting.value() != value]
         for setting, value in changed:
             setting.put_back(value)
@@ -86,7 +82,7 @@ class ProcessBaseline:
         owned = ownership.owned()
         trouble = trouble or (f"created in Ray: {owned}" if owned else None) or self._calls.left()
         trouble = trouble or _different([*changed, *self._looked_at])
-        # Threads come last: those that are ending are waited for, and nobody waits for a process that ends anyway.
+        # Threads come last: those that are ending are waited for, which is in vain if the process ends anyway.
         trouble = trouble or self._patches.found() or self._leftovers.found()
         if trouble is None and not self._frozen:
             # What has come since belongs to libraries for the most part: later collections need not look at it.
@@ -109,7 +105,7 @@ def _draw_anew() -> None:
 
 
 def _free_gpu() -> None:
-    """Give the GPU back what torch keeps of it, and let the next trial have all of it, with a peak of its own."""
+    """Give the GPU back what torch keeps of it. The next trial may have all of it, and its peak begins at 0."""
     torch = torch_on_gpu()
     if torch is not None:
         forget_workspaces(torch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import decimal
 import importlib
 import locale
+import logging
 import multiprocessing
 import os
 import resource
@@ -34,7 +35,7 @@ Find = Callable[[str], Any]
 
 
 class Setting(NamedTuple):
-    """What a trial can change. ``name``: in words. ``write`` takes what ``read`` has returned; None: nobody writes it.
+    """What a trial can change. ``name``: in words. ``write`` takes what ``read`` has returned; None: it is only read.
 
     ``always``: it is written even if it reads as before.
     """
@@ -60,7 +61,9 @@ class Setting(NamedTuple):
 
 def put_back(find: Find) -> list[Setting]:
     """What is put back, in this order."""
+    logs = _Logging()
     return [
+        Setting("loggers", logs.changed, lambda _: logs.restore(), always=True),
         Setting("environment variables", lambda: dict(os.environ), _write_environment),
         # After the environment, which has TZ: the C library's idea of local time.
         Setting("time zone", lambda: time.tzname, lambda _: time.tzset()),
@@ -98,6 +101,57 @@ def _write_filters(value: list[Any]) -> None:
 def _figures() -> list[int]:
     pyplot = sys.modules.get("matplotlib.pyplot")
     return [] if pyplot is None else pyplot.get_fignums()
+
+
+#: level, handlers, filters, propagate, disabled of a logger.
+_Logger = tuple[int, list[Any], list[Any], bool, bool]
+_NEW: _Logger = (logging.NOTSET, [], [], True, False)
+
+
+class _Logging:
+    """Loggers and their handlers before a trial's code ran.
+
+    Loggers that a trial has made cannot be removed, so they become as a new logger is. Handlers that a trial has added
+    are flushed and closed, as `logging.shutdown` does when a process ends.
+    """
+
+    def __init__(self) -> None:
+        self._loggers = {name: _state(logger) for name, logger in _loggers().items()}
+        handlers = {each for _, handlers, *_ in self._loggers.values() for each in handlers}
+        self._handlers = {each: (each.level, each.formatter, list(each.filters)) for each in handlers}
+        self._disabled = logging.root.manager.disable
+
+    def changed(self) -> list[str]:
+        """The names of the loggers that are not as they were."""
+        return [name for name, logger in _loggers().items() if _state(logger) != self._loggers.get(name, _NEW)]
+
+    def restore(self) -> None:
+        if logging.root.manager.disable != self._disabled:
+            logging.disable(self._disabled)
+        gone = []
+        for name, logger in _loggers().items():
+            before = level, handlers, filters, propagate, disabled = self._loggers.get(name, _NEW)
+            if _state(logger) != before:
+                gone += [handler for handler in logger.handlers if handler not in self._handlers]
+                logger.handlers[:], logger.filters[:] = handlers, filters
+                logger.propagate, logger.disabled = propagate, disabled
+                logger.setLevel(level)
+        for handler, (level, formatter, filters) in self._handlers.items():
+            handler.level, handler.formatter, handler.filters[:] = level, formatter, filters
+        for handler in reversed(gone):
+            with suppress(Exception):  # as in logging.shutdown
+                handler.flush()
+                handler.close()
+
+
+def _loggers() -> dict[str, logging.Logger]:
+    """All loggers by name; "" is the root."""
+    known = logging.root.manager.loggerDict
+    return {"": logging.root, **{name: each for name, each in list(known.items()) if isinstance(each, logging.Logger)}}
+
+
+def _state(logger: logging.Logger) -> _Logger:
+    return logger.level, list(logger.handlers), list(logger.filters), logger.propagate, logger.disabled
 
 
 def _of_numpy(numpy: Any) -> list[Setting]:
@@ -217,7 +271,7 @@ def looked_at(find: Find) -> list[Setting]:
         Setting("locale", lambda: [locale.setlocale(each) for each in _LOCALES]),
         Setting("decimal's contexts", lambda: [_decimal(decimal.getcontext()), _decimal(decimal.DefaultContext)]),
         Setting("asyncio's policy", _asyncio_policy),
-        # Where none is set, the first one who asks sets the default.
+        # Where none is set, the first question sets the default.
         Setting("start method of processes", lambda: multiprocessing.get_start_method(True) or _START_METHODS[0]),
         Setting("finalizers that run at exit", _new(_finalizers)),
         Setting("finalizers of multiprocessing", _new(_finalizers_of_multiprocessing)),
@@ -239,7 +293,7 @@ def _of_torchs_modes(torch: Any) -> list[Setting]:
 
 
 def _operators(library: Any) -> list[str]:
-    """`torch.vmap` registers kernels of its own when it is called for the first time."""
+    """The first call of `torch.vmap` registers its kernels, which do not count."""
     found = [*(_value(library, "_defs") or ()), *(_value(library, "_impls") or ())]
     return [each for each in found if "/FuncTorchBatched" not in each]
 
@@ -292,7 +346,7 @@ def _decimal(context: decimal.Context) -> list[Any]:
 
 
 def _asyncio_policy() -> Any:
-    """None: nobody has asked for it, or it is Python's own."""
+    """None: it was not asked for so far, or it is Python's own."""
     policy = vars(sys.modules.get("asyncio.events", sys)).get("_event_loop_policy")
     return None if type(policy).__module__.startswith(("asyncio", "builtins")) else policy
 

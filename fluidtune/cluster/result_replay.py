@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fluidtune.elastic import Commit, CommitStore
 
 #: A commit keeps at most this many results, of at most this many seconds, for a driver that dies before Tune has saved
-#: them. Judgement: Tune saves the experiment's state about every ten seconds, and later on a slow disk.
+#: them.
 RESULTS_KEPT = 512
 RESULTS_KEPT_S = 90.0
 

@@ -1,19 +1,19 @@
 """A job's devices without those whose hardware has failed: `SoundDevices`, a `DeviceSource` around another one.
 
 Neither Ray nor an arbiter notices that a GPU fell off the bus. A device that was given back would come again, to this
-job or to another one. So the job keeps a broken device of its own until it ends, and uses it no more. A leased one goes
-back to the arbiter when that wants it; the GPU keeps its number, and is not used when it is leased again.
+job or to another one. So the job keeps a broken device until it ends, and uses it no more. A leased one goes back to
+the arbiter when that wants it; the GPU keeps its number, and is not used when it is leased again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from fluidtune.cluster.device_source import DeviceSource
 
 
-class SoundDevices:
+class SoundDevices(DeviceSource):
     """See the module.
 
     ``broken``: the numbers of the devices that are not used any more; the owner of ``source`` may read it.
@@ -26,6 +26,7 @@ class SoundDevices:
     ) -> None:
         self._source, self._broken = source, broken
         self._numbered, self._could_have, self._needed = numbered, could_have, needed
+        self.nodes = source.nodes
         #: Broken devices of which no `poll` has said that they are gone.
         self._untold: dict[int, None] = {}
         #: Device -> why it counts as gone, of those that the last `poll` called gone because they are broken.
@@ -42,63 +43,48 @@ class SoundDevices:
         self._why[device] = why
         if device in self._source.nodes:
             self._untold[device] = None
+        self._leave_out_broken()
         return True
 
-    @property
-    def nodes(self) -> Mapping[int, str]:
-        """See `DeviceSource`."""
-        nodes = self._source.nodes
-        if not self._broken:
-            return nodes
-        return {device: node for device, node in nodes.items() if device not in self._broken}
+    def _leave_out_broken(self) -> None:
+        self.nodes = self._source.nodes
+        if self._broken:
+            self.nodes = {device: node for device, node in self.nodes.items() if device not in self._broken}
 
     @property
     def complete(self) -> bool:
-        """See `DeviceSource`."""
         return self._source.complete
 
     @property
     def urgent(self) -> bool:
-        """See `DeviceSource`."""
         return self._source.urgent
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        """See `DeviceSource.poll`."""
         came, gone = self._source.poll(wait_s)
-        if not self._broken:
-            self.reasons.clear()
-            return came, gone
-        told = [device for device in self._untold if device not in gone]
+        self.given_back = self._source.given_back
         self.reasons = {device: self._why[device] for device in self._untold}
+        told = [device for device in self._untold if device not in gone]
         gone = [device for device in gone if device not in self._broken or device in self._untold] + told
         lost = [device for device in self._broken if device not in self._source.nodes or device in came]
         self._untold.clear()
         if not self._numbered:
             # Its node is dead: what comes under this number is another device.
             self._broken.difference_update(lost)
+        self._leave_out_broken()
         return {device: node for device, node in came.items() if device not in self._broken}, gone
 
-    @property
-    def given_back(self) -> Collection[int]:
-        """See `DeviceSource`."""
-        return self._source.given_back
-
     def leaving(self) -> list[int]:
-        """See `DeviceSource`."""
         return [device for device in self._source.leaving() if device not in self._broken]
 
     def revoked(self, device: int, group: Any) -> None:
-        """See `DeviceSource`."""
         self._source.revoked(device, group)
 
     def group(self, device: int) -> Any:
-        """See `DeviceSource`."""
         return self._source.group(device)
 
     def bundle(self, device: int) -> int:
-        """See `DeviceSource`."""
         return self._source.bundle(device)
 
     def close(self) -> None:
-        """See `DeviceSource`."""
         self._source.close()
+        self._leave_out_broken()

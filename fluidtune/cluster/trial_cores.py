@@ -1,7 +1,7 @@
-"""The one process of a trial over several devices of cores has the cores of all of them, and not those of its own.
+"""The one process of a trial over several devices of cores has the cores of all of them.
 
-Ray gives a process what its bundle holds, and its libraries as many threads. A trial that asks for more cores than the
-job's first one holds several bundles, and its process is in the first.
+Ray gives a process the cores that its bundle holds, and its libraries the same number of threads. A trial that asks for
+more cores than the job's first one holds several bundles, and its process is in the first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TrialCores:
             watch_cores()
 
     def take(self, cores: float | None) -> None:
-        """Have the next trial find so many; None: those of this process.
+        """Have the next trial find this number of cores; None: that of this process.
 
         In a forked process, libraries other than torch have read their number of threads already.
         """

@@ -21,9 +21,8 @@ from fluidtune.cluster.commit_stores import fingerprint, follower_commit_store
 from fluidtune.cluster.follower_host import FollowerHost, NotTakenIn, Ungrowable
 from fluidtune.cluster.forks.shelf import is_forked
 from fluidtune.cluster.gpu_probe import GpuProbe
-from fluidtune.cluster.kept_trainable import KeptTrainable, can_stay
 from fluidtune.cluster.lanes import Lack, LaneTicket
-from fluidtune.cluster.leader_host import LeaderHost
+from fluidtune.cluster.leader_host import KeptTrainable, LeaderHost, can_stay
 from fluidtune.cluster.messages import IterationReply, LoadSpec, WorkerInfo
 from fluidtune.cluster.mps import MpsSettings, enter
 from fluidtune.cluster.process_reset import ProcessBaseline
@@ -46,7 +45,8 @@ class Worker:
         self._cores = TrialCores()
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
-        self._baseline = ProcessBaseline()
+        #: What the process was like before its first trial; None: it is no fork, and serves one trial.
+        self._baseline = ProcessBaseline() if is_forked() else None
         self._kept = KeptTrainable()
         self._gpu = GpuProbe()
         #: The hosted trial: here is its leader, or one of its followers.
@@ -66,31 +66,29 @@ class Worker:
             info.kind, info.broken = self._gpu.kind(), None if lost is None else lost.reason
         return info
 
-    # --- a trial's leader
+    def _begin(self, spec: LoadSpec) -> None:
+        """A trial's modules are imported, and its code has not run."""
+        startup.imported()
+        if self._baseline is not None:
+            self._baseline.note_imports()
+        self._spec, self._clean = spec, False
+
+    # --- a trial's leader: the methods of `LeaderHost` with the same names do the work
 
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
-        """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged, unless a lack caused it.
-
-        Returns what the device lacks for the trial, which is not loaded then; None: it is loaded.
-        """
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
-        startup.imported()
-        self._baseline.note_imports()
-        self._spec, self._clean = spec, False
+        self._begin(spec)
         self._cores.take(spec.cores)
         self._leader = LeaderHost(spec, self._name, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
 
     def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None) -> IterationReply:
-        """See `LeaderHost.train`."""
         return self._hosted().train(reform, ticket)
 
     def save(self, *args: Any) -> Any:
-        """See `LeaderHost.save`."""
         return self._hosted().save(*args)
 
     def restore(self, checkpoint: Any, again: bool = False) -> int:
-        """See `LeaderHost.restore`."""
         return self._hosted().restore(checkpoint, again)
 
     def _hosted(self) -> LeaderHost:
@@ -110,15 +108,12 @@ class Worker:
         trainable = None if self._leader is None else self._leader.trainable
         return trainable.get_auto_filled_metrics(*args, **kwargs) if trainable is not None else {}
 
-    # --- a follower
+    # --- a follower: the methods of `FollowerHost` with the same names do the work
 
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | Verdict | None:
-        """Run the trial's code here up to where it can enter the group. Returns what `FollowerHost.join` does."""
         assert self._follower is None, f"{self._name} is still hosting a trial"
         self._kept.stop()
-        startup.imported()
-        self._baseline.note_imports()
-        self._spec, self._clean = spec, False
+        self._begin(spec)
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         storage = storage_of(spec)
         session = follower_session(
@@ -131,7 +126,6 @@ class Worker:
         return self._follower.join(trainable_cls, kwargs, spec.streams, spec.device if spec.rehearse else None)
 
     def enter(self, reform: Reform) -> str | Lack | Ungrowable | NotTakenIn | None:
-        """Enter the group, and follow until dismissed. Returns how that ended, see `FollowerHost.enter`."""
         assert self._follower is not None
         return self._follower.enter(reform)
 
@@ -142,7 +136,7 @@ class Worker:
 
         ``fresh``: why the process serves no further trial, so that nothing need be put back; None: it may serve one.
         ``keep``: the script says ``reuse_actors=True``: the process is used again as it is, and the trainable stays for
-        the next trial if its class can be reset, see `kept_trainable`. Returns None if the worker may serve other
+        the next trial if its class can be reset, see `KeptTrainable`. Returns None if the worker may serve other
         trials, else why it must be replaced.
         """
         lane, turn = (None, None) if self._leader is None else (self._leader.lane, self._leader.turn)
@@ -168,7 +162,7 @@ class Worker:
         if trainable is not None:
             if leader is not None:
                 leader.leave_in_order()  # the last commit also has the results that were reported
-            keep = keep and can_stay(trainable) and leading is not None and not leading.is_elastic
+            keep = keep and can_stay(trainable) and leading is not None and not leading.facts().is_elastic
             runner = ray_trainable.training_thread()
             try:
                 self._kept.keep(trainable) if keep else trainable.stop()
@@ -190,10 +184,10 @@ class Worker:
         kept = keep and trainable is not None
         del trainable, session, leading, leader, follower
         trouble = trouble or fresh
-        # With `reuse_actors=True` the script wants what the process has; and no code of its own runs where a device is
-        # emulated.
+        # With `reuse_actors=True` the script wants what the process has. On an emulated device no training runs.
         if trouble is None and not again and not emulated:
-            trouble = self._baseline.restore(memory_free) if is_forked() else "it is no fork: it serves one trial"
+            baseline = self._baseline
+            trouble = "it is no fork: it serves one trial" if baseline is None else baseline.restore(memory_free)
         self._clean = trouble is None and not kept
         return trouble
 

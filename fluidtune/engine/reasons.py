@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 #: Every number that a reason may carry, and its unit.
 NUMBERS = {
@@ -219,6 +220,10 @@ class Why:
     def words(self) -> str:
         """The reason and its numbers in words, for people."""
         return self.reason.template.format_map({name: _Number(number) for name, number in self.numbers})
+
+    def as_fields(self) -> dict[str, Any]:
+        """The fields of an event in the event log that say why."""
+        return {"reason": self.words, "why": self.reason.label, "numbers": dict(self.numbers)}
 
 
 def because(reason: Reason, **numbers: float) -> Why:

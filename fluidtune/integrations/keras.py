@@ -61,7 +61,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         names = self._names or {name: name for name in logs}
         missing = [name for name in names.values() if name not in logs]
         if missing:
-            raise ValueError(f"Keras has not logged {', '.join(missing)} in this epoch, but {', '.join(logs) or 'nothing'}")
+            logged = ", ".join(logs) or "nothing"
+            raise ValueError(f"Keras has not logged {', '.join(missing)} in this epoch, but {logged}")
         return {name: float(logs[own]) for name, own in names.items()}
 
 

@@ -108,7 +108,7 @@ def _on_raised(life: TrialLife, event: m.Raised) -> None:
         life.order(m.StopForking(event.plain_process, event))
     elif isinstance(event.by, m.Call) and event.by.wants_error:
         _answered(life, event.by)
-        life.order(m.NoteFailure(event.error), m.TellError(event.by, event.error))
+        life.order(m.TellError(event.by, event.error))
     else:
         # A restore or save of our own failed, too: the trial cannot go on from where Tune thinks it is.
         fail(life, event.error)
@@ -129,7 +129,7 @@ def _on_room_lacking(life: TrialLife, event: m.RoomLacking) -> None:
         # It gets another try on a GPU without neighbours, of which idle workers hold contexts, too.
         life.squeezed = True
         life.order(m.EndIdleWorkers())
-    fields = {"trial": life.trial, "device": life.crew.devices[0], "memory": event.need}
+    fields = {"device": life.crew.devices[0], "memory": event.need}
     life.order(m.Write("room_lacking", fields, event.reason))
     if event.between and life.place == "live" and (life.movable or life.outside.can_save):
         ask_to_leave(life, event.reason)
@@ -157,25 +157,23 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
     The engine's estimates of speed come from `Result` alone. The log and the stall detector get the same seconds at
     once, while the engine gets its events in batches: in the log an iteration stands before what follows from it.
     """
-    crew = life.crew
+    crew, before, facts = life.crew, life.crew.facts, reply.facts
     life.losses.forgive()
     life.done_here += 1
-    crew.address, crew.mends = reply.address, reply.mends
-    life.streams = reply.streams or life.streams
+    crew.facts = facts
+    life.streams = facts.streams or life.streams
     if reply.kind != life.kind:
         life.kind = reply.kind
         life.order(m.SpreadKind(reply.kind))
-    if reply.reformed is not None:
-        group_reformed(life, *reply.reformed)
-    if reply.differed is not None:
-        life.order(
-            m.Warn(f"trial {life.trial}: {reply.differed}"),
-            m.Write("workers_differed", {"trial": life.trial}, reply.differed),
-        )
-    if reply.ungrowable is not None:
-        end_growth(life, reply.ungrowable)
-    if reply.refused is not None:
-        resize_refused(life, reply.refused)
+    if facts.last_reform is not None:
+        group_reformed(life, *facts.last_reform)
+    if facts.difference is not None and facts.differences > before.differences:
+        warning = m.Warn(f"trial {life.trial}: {facts.difference}")
+        life.order(warning, m.Write("workers_differed", reason=facts.difference))
+    if facts.ungrowable is not None:
+        end_growth(life, facts.ungrowable)
+    if facts.refused is not None:
+        resize_refused(life, facts.refused)
     if not final:
         needs = reply.memory, reply.ephemeral, reply.compute
         life.order(m.Tell(engine.Result(life.trial, reply.seconds, crew.ran_at, *needs)), m.WriteIteration(reply))

@@ -12,12 +12,18 @@ from typing import Any
 from fluidtune.engine.messages import Kind
 from fluidtune.trials.crew import Crew
 from fluidtune.trials.life_states import CHANGES, HELD, PLACES, WISHES, Change, Place, Wish
-from fluidtune.trials.losses import Losses
-from fluidtune.trials.messages import Call, Event, Instruction, Outside, Worker
+from fluidtune.trials.messages import Call, Instruction, Outside, Worker
 from fluidtune.trials.seen_results import SeenResults
 
 #: How many of its latest events an error of a trial's life shows. Judgement: a resize that fails takes about ten.
 STORY_LENGTH = 20
+#: A trial whose workers die this many times without one iteration done in between is itself at fault.
+#: Judgement: two deaths in a row may be an accident of its node.
+MAX_DEATHS = 3
+#: A trial is failed, too, when it loses this many workers through the cluster's fault without one iteration done in
+#: between: before they had started, or together with their node. Judgement: it may take seconds until Ray notices that
+#: a node is dead, and meanwhile workers are started there.
+MAX_MISSES = 10
 
 
 class LifeError(RuntimeError):
@@ -34,6 +40,30 @@ class LifeError(RuntimeError):
             f"trial {life.trial}: {what}, while it is {life.place}, {life.crew.change}, {life.wish}. Its latest "
             "events, with the states after each:\n" + "\n".join(story)
         )
+
+
+@dataclass(eq=False)
+class Losses:
+    """The losses of one trial since its last iteration."""
+
+    #: How many of its workers died, as far as is known through its own fault.
+    deaths: int = 0
+    #: How many workers it lost through the cluster's fault.
+    misses: int = 0
+    #: Why the trial last left its workers, in words.
+    last: str = ""
+
+    def count_death(self, *, started: bool, device_there: bool) -> bool:
+        """A worker of the trial died; ``started``: it had started before. Returns whether that was too often."""
+        if started and device_there:
+            self.deaths += 1
+        else:
+            self.misses += 1
+        return self.deaths >= MAX_DEATHS or self.misses >= MAX_MISSES
+
+    def forgive(self) -> None:
+        """The trial has done an iteration."""
+        self.deaths = self.misses = 0
 
 
 @dataclass(eq=False)
@@ -75,25 +105,12 @@ class TrialLife:
     story: deque[tuple[str, Place, Change, Wish]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
     #: The event that is being handled, in words; "" between events.
     under_way: str = ""
-    _orders: list[Instruction] = field(default_factory=list)
+    #: What the event under way has the shell do so far.
+    orders: list[Instruction] = field(default_factory=list)
 
     def order(self, *instructions: Instruction) -> None:
         """The shell is to carry these out, after those before."""
-        self._orders += instructions
-
-    def take_orders(self) -> list[Instruction]:
-        """What the shell is to carry out now."""
-        orders, self._orders = self._orders, []
-        return orders
-
-    def begin(self, event: Event) -> None:
-        """The event is being handled from now on."""
-        self.under_way = event.outline()
-
-    def end(self) -> None:
-        """The event was handled."""
-        self.story.append((self.under_way, self.place, self.crew.change, self.wish))
-        self.under_way = ""
+        self.orders += instructions
 
     def go(self, place: Place) -> None:
         """Change the place. Raises LifeError if the event under way causes no such change."""
@@ -143,6 +160,11 @@ class TrialLife:
         checkpoint = self.outside.newest_checkpoint()
         return checkpoint is not None and checkpoint.number == self.seen.number
 
+    def iterations_to(self, target: float | None) -> float | None:
+        """How many iterations are left until the trial's ``training_iteration`` is ``target``; None: not known."""
+        checkpoint = self.outside.newest_checkpoint()
+        return self.seen.iterations_to(target, checkpoint.number if checkpoint else 0)
+
     @property
     def movable(self) -> bool:
         """Nothing is lost by moving now: it has done nothing since it was loaded, or its newest iteration is saved."""
@@ -159,6 +181,6 @@ class TrialLife:
         crew.validate()
         led = self.released_from if self.place == "released" else self.place
         assert (crew.leader is not None) == (led in ("loading", "live")), self
-        assert led == "live" or (crew.change == "steady" and crew.address is None), self
+        assert led == "live" or (crew.change == "steady" and crew.facts.address is None), self
         assert not any(call.issued for call in list(self.calls)[led == "live" :]), self
         assert self.place != "released" or self.released_from is not None, self

@@ -27,10 +27,12 @@ def handle(life: TrialLife, event: m.Event) -> list[m.Instruction]:
     handler = _HANDLERS.get(type(event))
     if handler is None:
         raise LifeError(life, f"{event!r} is not an event of a trial's life; see fluidtune.trials.messages")
-    life.begin(event)
+    life.under_way = event.outline()
     handler(life, event)
-    life.end()
-    return life.take_orders()
+    life.story.append((life.under_way, life.place, life.crew.change, life.wish))
+    life.under_way = ""
+    orders, life.orders = life.orders, []
+    return orders
 
 
 def _on_placed(life: TrialLife, event: m.Placed) -> None:

@@ -6,13 +6,14 @@ are looked at here. Errors, replies, checkpoints and results are handed through.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
 from fluidtune.engine import messages as engine
 from fluidtune.engine.messages import Ending, Kind
 from fluidtune.engine.reasons import Why
+from fluidtune.group_facts import GroupFacts
 
 #: How long a worker may clean up before it is killed. ``long``: it may write a last commit or checkpoint. ``short``:
 #: its group broke, so that it may stand in a call that never returns.
@@ -42,25 +43,18 @@ class Reply(Protocol):
     kind: Kind
     seconds: float
     iteration: int
-    address: tuple[str, int] | None
-    reformed: tuple[float, float] | None
-    ungrowable: str | None
-    refused: float | None
-    differed: str | None
-    mends: bool
-    streams: Any
+    facts: GroupFacts
     memory: float | None
     ephemeral: float
     compute: float | None
     saved: Any
 
 
-class Checkpoint(Protocol):
-    """The newest checkpoint that Tune has of a trial."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that Tune has of a trial. ``number``: ``training_iteration`` of the result that it belongs to."""
 
-    @property
-    def number(self) -> Any:
-        """``training_iteration`` of the result that it belongs to."""
+    number: Any
 
 
 class Outside(Protocol):
@@ -85,8 +79,8 @@ class Outside(Protocol):
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint that Tune has of the trial; None: Tune has none."""
 
-    def out_of_reach(self) -> bool:
-        """A device that the trial is to have is on a node from which its leader cannot be reached."""
+    def out_of_reach(self, leader: tuple[str, int], devices: Collection[int]) -> bool:
+        """One of the devices is on a node from which the leader at this address cannot be reached."""
 
 
 @dataclass(eq=False)
@@ -120,7 +114,7 @@ class Event:
 
     def outline(self) -> str:
         """The event in a few words. What is handed through is left out."""
-        said = (f"{field.name}={_plain(getattr(self, field.name))}" for field in fields(self))  # type: ignore[arg-type]
+        said = (f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
 
 
@@ -424,11 +418,6 @@ class Announce(Instruction):
     """Hand the engine what it is told when Tune wants the trial to run."""
 
 
-@dataclass(frozen=True)
-class CountDeparture(Instruction):
-    """The trial leaves devices with the next batch of events."""
-
-
 # Instructions: to workers
 
 
@@ -582,20 +571,15 @@ class TellTune(Instruction):
 
 @dataclass(frozen=True)
 class TellError(Instruction):
-    """A call has raised ``error``."""
+    """A call has raised ``error``. If the trial leaves its devices now, that is why: as `NoteDeparture`."""
 
     call: Call
     error: Exception
 
 
 @dataclass(frozen=True)
-class MarkFailed(Instruction):
-    """Tune's further calls for this trial do nothing. `TellFailed` follows."""
-
-
-@dataclass(frozen=True)
-class TellFailed(Instruction):
-    """The trial has failed, and with it these calls."""
+class Fail(Instruction):
+    """The trial has failed, and with it these calls. Tune's further calls for it do nothing."""
 
     calls: tuple[Call, ...]
     error: Exception
@@ -603,7 +587,7 @@ class TellFailed(Instruction):
 
 @dataclass(frozen=True)
 class Forget(Instruction):
-    """Tune does not want the trial to run any more."""
+    """Tune does not want the trial to run any more. `TrialOver` follows."""
 
 
 @dataclass(frozen=True)
@@ -615,9 +599,10 @@ class KeepCheckpoint(Instruction):
 
 @dataclass(frozen=True)
 class TrialOver(Instruction):
-    """Tune let go of the trial, which has left its devices."""
+    """Tune let go of the trial. ``had_place``: it leaves devices with the next batch of events."""
 
     ending: Ending
+    had_place: bool
 
 
 # Instructions: what is written down
@@ -625,32 +610,11 @@ class TrialOver(Instruction):
 
 @dataclass(frozen=True)
 class Write(Instruction):
-    """Write an event into the event log. ``reason``: a reason that may be long, and is cut."""
+    """Write an event of the trial into the event log. ``reason``: a reason that may be long, and is cut."""
 
     event: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = field(default_factory=dict)
     reason: str | None = None
-
-
-@dataclass(frozen=True)
-class WriteResizeStarted(Instruction):
-    """The group begins to change from the first devices to the second, for this reason."""
-
-    devices_from: tuple[int, ...]
-    devices_to: tuple[int, ...]
-    why: Why
-
-
-@dataclass(frozen=True)
-class WriteResized(Instruction):
-    """The group has changed to these devices, which paused the trial for ``seconds``.
-
-    ``lost``: the loss of a worker that caused it, in words; None: the resize that was begun is done.
-    """
-
-    devices: tuple[int, ...]
-    seconds: float
-    lost: str | None = None
 
 
 @dataclass(frozen=True)
@@ -658,13 +622,6 @@ class NoteDeparture(Instruction):
     """The trial leaves its devices for this reason, in words: the next line of the log that says so carries it."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class NoteFailure(Instruction):
-    """The trial leaves its devices with this error, or Tune hears of it: as `NoteDeparture`."""
-
-    error: Exception
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fluidtune.engine import messages as engine
+from fluidtune.engine.reasons import Reason
 from fluidtune.errors import FluidTuneError
+from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import LifeError, TrialLife
 from fluidtune.trials.life_states import HELD
@@ -47,9 +49,9 @@ def fail(life: TrialLife, error: Exception) -> None:
     """The trial cannot be kept alive here: tell Tune, which follows the script's failure config."""
     life.go("ended")
     calls = tuple(life.calls)
-    life.order(m.MarkFailed(), m.Forget(), m.DropCalls(calls))
+    life.order(m.Fail(calls, error), m.DropCalls(calls))
     unload(life, "short")
-    life.order(m.NoteFailure(error), m.Tell(engine.TrialEnded(life.trial, "failed")), m.TellFailed(calls, error))
+    life.order(m.Tell(engine.TrialEnded(life.trial, "failed")))
     life.calls.clear()
 
 
@@ -72,7 +74,7 @@ def unload(
     leader, crew.leader = crew.leader, None
     followers, crew.followers = crew.followers, {}
     joining = call_off(life)
-    crew.address = None
+    crew.facts = GroupFacts()
     if leader is not None:
         life.order(m.Unload(leader, patience, then, keep, fresh))
     for worker in joining:
@@ -153,7 +155,7 @@ def _on_follower_ended(life: TrialLife, event: m.FollowerEnded) -> None:
     others_enter = crew.followers.keys() - {*crew.devices, worker.device}
     if how == "broken":
         life.order(m.GiveUpDevice(worker.device, event.why, worker.name, event.said))
-    elif crew.mends and how in ("died", "over") and not others_enter:
+    elif crew.facts.mends and how in ("died", "over") and not others_enter:
         _go_on_without(life, worker)
     elif how == "died":
         recover(life, f"worker {worker.name} died", died=worker.device)
@@ -178,8 +180,9 @@ def _go_on_without(life: TrialLife, lost: m.Worker) -> None:
     crew.wanted = crew.devices = tuple(device for device in crew.devices if device in crew.members())
     crew.width = len(crew.devices)
     # What it cost the others is part of their next iteration.
+    fields = {"devices": list(crew.wanted), "seconds": 0.0, "why": Reason.WORKER_LOST.label}
     life.order(
-        m.WriteResized(crew.wanted, 0.0, f"worker {lost.name} was lost"),
+        m.Write("resized", fields, f"worker {lost.name} was lost"),
         m.Tell(engine.WorkerLost(life.trial, crew.devices, lost.device)),
     )
 
@@ -199,10 +202,8 @@ def _on_released(life: TrialLife, event: m.Released) -> None:
 def _on_left(life: TrialLife, event: m.Left) -> None:
     had_place = life.released_from in HELD
     life.go("ended")
-    if had_place:
-        life.order(m.CountDeparture())
     unload(life, "long", keep=event.keep, fresh=event.fresh)
-    life.order(m.TrialOver(event.ending), m.Tell(engine.TrialEnded(life.trial, event.ending)))
+    life.order(m.TrialOver(event.ending, had_place), m.Tell(engine.TrialEnded(life.trial, event.ending)))
 
 
 HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {

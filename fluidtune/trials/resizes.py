@@ -24,18 +24,19 @@ CANNOT_GROW = "the trial cannot have several workers"
 def begin_resize(life: TrialLife) -> None:
     """Bring the workers of an elastic trial to the devices ``wanted`` of its crew."""
     crew = life.crew
-    if crew.address is None:
+    if crew.facts.address is None:
         return  # its leader has not said where to be found; asked again after its next iteration
-    if life.outside.out_of_reach():
+    if life.commits and life.outside.out_of_reach(crew.facts.address, crew.wanted):
         # It goes on from its commit, where the workers of all nodes reach it.
         ask_to_leave(life, "it is to have workers on a node that its leader is not reached from")
-        life.order(m.Write("suspend_asked", {"trial": life.trial}, life.leaves_for))
+        life.order(m.Write("suspend_asked", reason=life.leaves_for))
         return
     if crew.change != "steady":
         raise LifeError(life, f"a resize to {crew.wanted} begins")
     new = [device for device in crew.wanted if device not in crew.members()]
     assert crew.why is not None
-    life.order(m.WriteResizeStarted(tuple(crew.members()), crew.wanted, crew.why))
+    devices = {"devices_from": list(crew.members()), "devices_to": list(crew.wanted)}
+    life.order(m.Write("resize_started", {**devices, **crew.why.as_fields()}))
     crew.generation += 1
     crew.ready, crew.awaited = set(), set(new)
     if new:
@@ -54,10 +55,10 @@ def ask_to_leave(life: TrialLife, why: str) -> None:
 def _all_ready(life: TrialLife) -> None:
     """Let the new workers enter the group; the leader is told with its next iteration."""
     crew = life.crew
-    assert crew.address is not None
+    assert crew.facts.address is not None
     workers = {**crew.members(), **crew.joining}
     members = tuple(workers[device].name for device in crew.wanted)
-    group = crew.announced = m.NewGroup(crew.generation, members, crew.address)
+    group = crew.announced = m.NewGroup(crew.generation, members, crew.facts.address)
     joining, crew.joining, crew.awaited, crew.ready = crew.joining, {}, set(), set()
     life.turn("announced")
     for device, worker in joining.items():
@@ -94,8 +95,8 @@ def cancel_resize(life: TrialLife, reason: str) -> None:
     unload_joining(life)
     crew = life.crew
     crew.wanted = tuple(device for device in crew.devices if device in crew.members())
-    fields = {"trial": life.trial, "devices": list(crew.wanted)}
-    life.order(m.Write("resize_failed", fields, reason), m.Tell(engine.ResizeFailed(life.trial, crew.wanted)))
+    failed = m.Write("resize_failed", {"devices": list(crew.wanted)}, reason)
+    life.order(failed, m.Tell(engine.ResizeFailed(life.trial, crew.wanted)))
 
 
 def end_growth(life: TrialLife, reason: str) -> None:
@@ -103,10 +104,8 @@ def end_growth(life: TrialLife, reason: str) -> None:
     if life.crew.growth_ended:
         return
     life.crew.growth_ended = True
-    life.order(
-        m.Write("growth_ended", {"trial": life.trial}, reason),
-        m.Warn(f"trial {life.trial} goes on with one worker: {reason}"),
-    )
+    warning = m.Warn(f"trial {life.trial} goes on with one worker: {reason}")
+    life.order(m.Write("growth_ended", reason=reason), warning)
     if life.crew.change == "gathering":  # workers that already stand ready are refused by the leader
         cancel_resize(life, CANNOT_GROW)
     life.order(m.Tell(engine.GrowthEnded(life.trial)))
@@ -128,7 +127,8 @@ def group_reformed(life: TrialLife, generation: float, seconds: float) -> None:
     life.turn("steady")
     crew.followers = {device: worker for device, worker in crew.followers.items() if device in crew.wanted}
     crew.width, crew.devices = len(crew.wanted), crew.wanted
-    life.order(m.WriteResized(crew.wanted, seconds), m.Tell(engine.Resized(life.trial, crew.wanted, seconds)))
+    done = m.Write("resized", {"devices": list(crew.wanted), "seconds": seconds})
+    life.order(done, m.Tell(engine.Resized(life.trial, crew.wanted, seconds)))
 
 
 def resize_refused(life: TrialLife, generation: float) -> None:
@@ -183,8 +183,7 @@ def _on_joined(life: TrialLife, event: m.Joined) -> None:
         return
     if event.verdict is not None:
         kind, reason = event.verdict
-        fields = {"trial": life.trial, "verdict": kind}
-        life.order(m.NoteVerdict(kind, reason), m.Write("growth_checked", fields, reason))
+        life.order(m.NoteVerdict(kind, reason), m.Write("growth_checked", {"verdict": kind}, reason))
         if kind == "differs":
             end_growth(life, reason)
             return

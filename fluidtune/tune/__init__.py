@@ -13,9 +13,8 @@ How a trial passes from Tune to a worker and back, with the files in order (star
 5. Further workers come, and workers leave, as the trial's life says; `worker_dispatch` returns a worker to the pool, or
    replaces it.
 
-What the driver keeps of a trial is a `trial_run`; `run_table` finds it. `trial_surroundings` are what the trial's life
-reads of Tune and of the job. `device_setup` cuts and holds the job's devices, of which `leased_devices` are lent by the
-arbiter. `api`, `launcher` and `executor` are what a user calls. `groups` translates each algorithm into TrialGroups.
-`commit_cleanup`, `experiment_folder`, `result_logs`, `final_report`, `stall_detector`, `gpu_telemetry`: see their
-names.
+`trial_run` is what the driver keeps of a trial, and what the trial's life reads of Tune and of the job. `device_setup`
+cuts and holds the job's devices. `api`, `launcher` and `executor` are what a user calls. `groups` translates each
+algorithm into TrialGroups. `commit_cleanup`, `experiment_folder`, `result_logs`, `final_report`, `stall_detector`,
+`gpu_telemetry`: see their names.
 """

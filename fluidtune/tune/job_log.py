@@ -20,7 +20,7 @@ from ray.util.metrics import Counter, Gauge
 import fluidtune
 from fluidtune.cluster.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.engine import Engine, Reason, Why
+from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
@@ -72,6 +72,8 @@ class JobLog:
         for line in self._iteration_lines.before(event, fields):
             self._append("trial_result", line)
         self._append(event, fields)
+        if event == "resized":
+            self._resizes.inc(1, {"job": self._job})
 
     def _append(self, event: str, fields: Mapping[str, Any]) -> None:
         if self._events is not None:
@@ -168,7 +170,7 @@ class JobLog:
         """Write down which trials the engine has just started, and which it wants elsewhere."""
         for instruction in instructions:
             if isinstance(instruction, m.Suspend):
-                self.write("suspend_asked", trial=instruction.trial, **_cause(instruction.why))
+                self.write("suspend_asked", trial=instruction.trial, **instruction.why.as_fields())
             if isinstance(instruction, m.Start):
                 self._paused.discard(instruction.trial)
                 self.write(
@@ -178,7 +180,7 @@ class JobLog:
                     devices=list(self._engine.runs_on(instruction.trial)),
                     share=float(instruction.share),
                     resumed=isinstance(instruction, m.Resume),
-                    **_cause(instruction.why),
+                    **instruction.why.as_fields(),
                 )
         self._trials_waiting.set(self._engine.waiting_count, {"job": self._job})
         self._devices_busy.set(self._engine.held_count, {"job": self._job})
@@ -215,20 +217,6 @@ class JobLog:
         self._iterations.inc(1, {"job": self._job})
         self._report.prepare()  # the first processes have started by now, and the driver mostly waits
 
-    def resize_started(self, trial: str, devices_from: Iterable[int], devices_to: Iterable[int], why: Why) -> None:
-        """The trial's workers begin to change to ``devices_to``."""
-        devices = {"devices_from": list(devices_from), "devices_to": list(devices_to)}
-        self.write("resize_started", trial=trial, **devices, **_cause(why))
-
-    def resized(self, trial: str, devices: Iterable[int], seconds: float, lost: str | None = None) -> None:
-        """The trial's group has changed to these devices, which paused it for ``seconds``.
-
-        ``lost``: the loss of workers that caused it, in words; None: the resize that was begun is done.
-        """
-        cause = {} if lost is None else {"reason": lost[:REASON_LENGTH], "why": Reason.WORKER_LOST.label}
-        self.write("resized", trial=trial, devices=list(devices), seconds=seconds, **cause)
-        self._resizes.inc(1, {"job": self._job})
-
     def silent(self, silent: SilentTrial) -> None:
         """The trial has not reported for long: warn the user."""
         usual = f"its iterations took up to {silent.usual:.3g} s" if silent.usual else "nothing was reported yet"
@@ -253,7 +241,7 @@ class JobLog:
             pid=info.pid,
             seconds=self._clock() - worker.asked,
             forked=info.forked,
-            spare=worker.spare,
+            spare=worker.started_for == "spare",
             **({} if info.mps is None else {"mps": info.mps}),
         )
 
@@ -261,11 +249,6 @@ class JobLog:
         """A process has died."""
         self.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
         self._losses.inc(1, {"job": self._job})
-
-
-def _cause(why: Why) -> dict[str, Any]:
-    """The fields of an event that say why the engine wanted it."""
-    return {"reason": why.words, "why": why.reason.label, "numbers": dict(why.numbers)}
 
 
 def _is_number(value: Any) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, zip_longest
 from typing import Any
 
+from fluidtune.cluster.device_source import DeviceSource
 from fluidtune.cluster.devices import Layout
 from fluidtune.cluster.holding import SPARE_S
 from fluidtune.engine import Engine
@@ -32,8 +33,8 @@ from themis_bridge.shell.tenant import Tenant
 UNKNOWN_S = 60.0
 #: Seconds between two looks at the engine. Judgement: the driver polls its devices about as often.
 UPDATE_S = 0.5
-#: So many of the latest devices say how long it takes until one is of use. Judgement: their median is then not that of
-#: one moment at which many processes were started.
+#: How many of the latest device starts say by their median how long the next one takes. They are more than those of one
+#: moment at which many processes were started.
 LAGS = 9
 
 
@@ -181,8 +182,8 @@ class Progress:
         return Valuation(phases, elapsed, independent, self._slowdowns, self._most, whole, self._together)
 
 
-class LeasedDevices:
-    """A `fluidtune.cluster.device_source.DeviceSource` whose devices are leases of the arbiter.
+class LeasedDevices(DeviceSource):
+    """Its devices are leases of the arbiter. A lease that is over counts as lost.
 
     ``app``: the job's name at the arbiter. ``in_use``: whether anything runs on a device. ``user``: whose job it is;
     "": it is the only one of its user.
@@ -209,10 +210,7 @@ class LeasedDevices:
             self._tenant = Tenant(app, progress, plan.bundle, unit, user, self._together)
         except ThemisError as error:
             raise FluidTuneError(str(error)) from error
-        #: See `DeviceSource`.
         self.nodes: dict[int, str] = {}
-        #: See `DeviceSource`: none; every lease that is over counts as lost.
-        self.given_back: frozenset[int] = frozenset()
         #: Device -> its lease; the same keys as `nodes`.
         self._leases: dict[int, Gained] = {}
         #: GPU -> its device number, which it keeps: the same GPU may come back under another lease.
@@ -226,44 +224,24 @@ class LeasedDevices:
         #: Device -> the time since which the job has had no use for it.
         self._spare: dict[int, float] = {}
 
-    @property
-    def complete(self) -> bool:
-        """False: leases come and go."""
-        return False
-
-    @property
-    def urgent(self) -> bool:
-        """False: nothing says when a device comes."""
-        return False
-
-    def bundle(self, device: int) -> int:
-        """See `DeviceSource`: a lease is a group of one bundle."""
-        return 0
-
     def group(self, device: int) -> Any:
-        """See `DeviceSource`."""
         if device not in self._groups:
             lease = self._leases[device]
             self._groups[device] = self._tenant.group(lease.gpu.id, lease.token)
         return self._groups[device]
 
     def leaving(self) -> list[int]:
-        """See `DeviceSource`: devices whose leases end soon."""
         new = [device for device, named in self._ending.items() if not named]
         self._ending.update(dict.fromkeys(new, True))
         return new
 
     def revoked(self, device: int, group: Any) -> None:
-        """See `DeviceSource`: the device's lease is over, even if the arbiter's message has not come yet."""
+        # The device's lease is over, even if the arbiter's message has not come yet.
         if device in self._groups and self._groups[device] == group:
             self._revoked.add(device)
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        """See `DeviceSource.poll`. A device whose lease is not renewed is gone as soon as nothing runs on it.
-
-        Raises:
-            FluidTuneError: the arbiter has refused this job.
-        """
+        # A device whose lease is not renewed is gone as soon as nothing runs on it.
         deadline = time.monotonic() + wait_s
         came: dict[int, str] = {}
         gone: list[int] = []
@@ -339,7 +317,6 @@ class LeasedDevices:
         del self._leases[device], self.nodes[device]
 
     def close(self) -> None:
-        """Give all leases back and leave the arbiter."""
         self.nodes.clear()
         self._leases.clear()
         self._groups.clear()

@@ -29,10 +29,8 @@ from fluidtune.ray_compat.controller import (
 )
 from fluidtune.trials import messages as life
 from fluidtune.tune.ray_calls import RayCalls
-from fluidtune.tune.run_table import RunTable
-from fluidtune.tune.trial_run import Task, TrialRun, task_of
+from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, task_of
 from fluidtune.tune.trial_shell import TrialShell
-from fluidtune.tune.trial_surroundings import new_run
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import WorkerDispatch
@@ -126,7 +124,7 @@ class FluidActorManager(ActorManager):
         run = self._runs.find_trial(trial_id)
         if run is not None:
             self._job.trials.promoted_in_place(self._job.engine.trial(trial_id).group, group)
-            self._emit(m.BudgetChanged(trial_id, run.iterations_to(target)))
+            self._emit(m.BudgetChanged(trial_id, run.life.iterations_to(target)))
 
     def trial_removed(self, trial: Trial) -> None:
         """Tune stops a trial that waits or is paused."""

@@ -131,7 +131,7 @@ class TrialRegistry:
                 algorithm=type(self._scheduler.base_scheduler).__name__,
                 concurrency=concurrency,
             )
-        left = run.iterations_to(member.target)
+        left = run.life.iterations_to(member.target)
         kind = self.kind_of(trial)
         share = self.share_of(trial)
         log.arrives(

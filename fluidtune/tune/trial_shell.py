@@ -25,8 +25,7 @@ from fluidtune.tune import worker_answers
 from fluidtune.tune.growth_checks import GrowthChecks
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import RayCalls, failure, first_line
-from fluidtune.tune.run_table import RunTable
-from fluidtune.tune.trial_run import Task, TrialRun, task_of
+from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_progress, task_of
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, WorkerRequest
@@ -77,9 +76,6 @@ class TrialShell:
     def _announce(self, run: TrialRun, announce: m.Announce) -> None:
         for event in self._job.trials.arrival_events(run, self._job.log):
             self._emit(event)
-
-    def _count_departure(self, run: TrialRun, departure: m.CountDeparture) -> None:
-        self._job.departing += 1
 
     def _spread_kind(self, run: TrialRun, found: m.SpreadKind) -> None:
         self._job.trials.kind_found(run.trial, found.kind)
@@ -214,16 +210,17 @@ class TrialShell:
         self._job.log.write("recovered", trial=run.id, iteration=run.life.seen.delivered, reason=recovered.why)
 
     def _tell_tune(self, run: TrialRun, told: m.TellTune) -> None:
-        keep = None if told.progress is None else partial(run.keep_progress, dict(told.progress))
+        keep = None if told.progress is None else partial(keep_progress, run.trial, told.progress)
         self._callbacks.tell_result(run.tracked, task_of(told.call), told.value, keep)
 
     def _tell_error(self, run: TrialRun, told: m.TellError) -> None:
+        self._log_failure(run, told.error)
         self._callbacks.tell_error(run.tracked, task_of(told.call), told.error)
 
-    def _mark_failed(self, run: TrialRun, failed: m.MarkFailed) -> None:
+    def _fail(self, run: TrialRun, failed: m.Fail) -> None:
         self._actors.set_failed(run.tracked)
-
-    def _tell_failed(self, run: TrialRun, failed: m.TellFailed) -> None:
+        self._runs.drop_run(run)
+        self._log_failure(run, failed.error)
         self._callbacks.tell_failed(run.tracked, [task_of(call) for call in failed.calls], failed.error)
 
     def _forget(self, run: TrialRun, forget: m.Forget) -> None:
@@ -234,25 +231,20 @@ class TrialShell:
         self.tell(run, m.CheckpointKept())
 
     def _trial_over(self, run: TrialRun, over: m.TrialOver) -> None:
+        self._job.departing += over.had_place
         self._job.trial_ended(run.trial, over.ending)
 
     # --- to the log
 
     def _write(self, run: TrialRun, write: m.Write) -> None:
         reason = {} if write.reason is None else {"reason": write.reason[:REASON_LENGTH]}
-        self._job.log.write(write.event, **write.fields, **reason)
-
-    def _write_resize_started(self, run: TrialRun, started: m.WriteResizeStarted) -> None:
-        self._job.log.resize_started(run.id, started.devices_from, started.devices_to, started.why)
-
-    def _write_resized(self, run: TrialRun, resized: m.WriteResized) -> None:
-        self._job.log.resized(run.id, resized.devices, resized.seconds, resized.lost)
+        self._job.log.write(write.event, trial=run.id, **write.fields, **reason)
 
     def _note_departure(self, run: TrialRun, departure: m.NoteDeparture) -> None:
         self._job.log.leaves(run.id, departure.reason)
 
-    def _note_failure(self, run: TrialRun, failed: m.NoteFailure) -> None:
-        self._job.log.leaves(run.id, f"it failed: {failure(failed.error)}")
+    def _log_failure(self, run: TrialRun, error: Exception) -> None:
+        self._job.log.leaves(run.id, f"it failed: {failure(error)}")
 
     def _write_iteration(self, run: TrialRun, iteration: m.WriteIteration) -> None:
         assert isinstance(iteration.reply, IterationReply)
@@ -279,7 +271,6 @@ def _reform(group: m.NewGroup | None) -> Reform | None:
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {
     m.Tell: TrialShell._tell,
     m.Announce: TrialShell._announce,
-    m.CountDeparture: TrialShell._count_departure,
     m.SpreadKind: TrialShell._spread_kind,
     m.RequestLeader: TrialShell._request_leader,
     m.Load: TrialShell._load,
@@ -300,16 +291,12 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.TellRecovered: TrialShell._tell_recovered,
     m.TellTune: TrialShell._tell_tune,
     m.TellError: TrialShell._tell_error,
-    m.MarkFailed: TrialShell._mark_failed,
-    m.TellFailed: TrialShell._tell_failed,
+    m.Fail: TrialShell._fail,
     m.Forget: TrialShell._forget,
     m.KeepCheckpoint: TrialShell._keep_checkpoint,
     m.TrialOver: TrialShell._trial_over,
     m.Write: TrialShell._write,
-    m.WriteResizeStarted: TrialShell._write_resize_started,
-    m.WriteResized: TrialShell._write_resized,
     m.NoteDeparture: TrialShell._note_departure,
-    m.NoteFailure: TrialShell._note_failure,
     m.WriteIteration: TrialShell._write_iteration,
     m.Warn: TrialShell._warn,
 }

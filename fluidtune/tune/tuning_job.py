@@ -181,27 +181,23 @@ class TuningJob:
             lanes=self.setup.lane_settings(life.crew.devices[0]),
             ticket=self.lane_ticket(run),
             secret=run.secret,
-            one_node=self._on_one_node(run),
+            one_node=self._on_one_node(life.crew.facts.address),
             may_be_squeezed=self.setup.shares_gpus_by_count and not life.squeezed,
             beside=self._scheduler.executor.beside,
             cores=self.trials.cores_of(run.trial),
         )
 
-    def _on_one_node(self, run: TrialRun) -> bool:
-        """Whether the trial's leader is to be found on its own node only. Its followers look where it is."""
+    def _on_one_node(self, leader: tuple[str, int] | None) -> bool:
+        """Whether a trial's leader is to be found on its own node only. Its followers look where it is."""
         self._several_nodes = self._several_nodes or len(set(self.devices.nodes.values())) > 1
-        address = run.life.crew.address
-        if address is not None:
-            return address[0] == LOOPBACK
+        if leader is not None:
+            return leader[0] == LOOPBACK
         return self.setup.one_node and not self._several_nodes
 
-    def out_of_reach(self, run: TrialRun) -> bool:
-        """Whether the trial is to have workers on a node from which its leader cannot be reached.
-
-        It then has to be loaded anew: nodes have come to a cluster that had one.
-        """
-        found = {self.devices.nodes.get(device) for device in run.life.crew.wanted} - {None}
-        return run.life.commits and self._on_one_node(run) and len(found) > 1
+    def out_of_reach(self, leader: tuple[str, int], devices: Collection[int]) -> bool:
+        """See `Outside`: nodes have come to a cluster that had one. The trial then has to be loaded anew."""
+        found = {self.devices.nodes.get(device) for device in devices} - {None}
+        return self._on_one_node(leader) and len(found) > 1
 
     def lane_ticket(self, run: TrialRun) -> LaneTicket | None:
         """The trial's needs on the device that it shares; None while it has the device alone."""

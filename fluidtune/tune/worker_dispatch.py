@@ -91,8 +91,7 @@ class WorkerDispatch:
             self._started += 1
             worker = pool.start_worker(request.device, request.others)
             self._ask_who(worker)
-        elif worker.spare and not worker.taken:
-            worker.taken = True
+        elif worker.started_for == "spare" and worker.trials == 1:
             self._job.log.write("spare_taken", worker=worker.name, device=worker.device)
         request.on_worker(worker)
 
@@ -129,8 +128,7 @@ class WorkerDispatch:
         """A new process says what it is; ``value`` is an exception when it could not."""
         worker.starting = False
         if isinstance(value, WorkerInfo):
-            worker.pid, worker.gpus, worker.mps = value.pid, value.gpus, bool(value.mps)
-            worker.forked = value.forked
+            worker.info = value
             self._job.pool.note_gpu(worker)
             self._job.log.worker_started(worker, value)
             if value.mps is False:
@@ -160,7 +158,7 @@ class WorkerDispatch:
                 then()
             return
         self.cleaning += 1
-        worker.cleaning = time.monotonic()
+        worker.clean_up()
         self.expect_cleanup(worker, within)
 
         def on_answer(value: Any) -> None:
@@ -211,7 +209,7 @@ class WorkerDispatch:
         if pool.is_alive(worker):
             self._job.log.worker_lost(worker, first_line(error))
             pool.forget_worker(worker)
-            if worker.mps:
+            if worker.in_mps:
                 # A fault of one MPS client ends all clients of its GPU; the idle ones have not noticed yet.
                 pool.discard_idle_workers(worker.device)
         if isinstance(error, DeviceRevoked):

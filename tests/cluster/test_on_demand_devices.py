@@ -235,13 +235,6 @@ def test_a_worker_that_does_not_end_is_killed_with_its_group(cluster: Cluster) -
     assert cluster.held() == []
 
 
-def test_the_job_never_holds_or_asks_for_more_than_its_limit(cluster: Cluster) -> None:
-    job = Job(Layout("gpu", 2, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0}))
-    job.wait(5)
-    job.poll()
-    assert len(cluster.held()) == 2
-
-
 @pytest.mark.parametrize("free, came", [(2.0, {0: "n", 1: "n"}), (0.0, {})])
 def test_a_poll_waits_for_groups_that_ray_makes_late_if_the_cluster_has_room(
     cluster: Cluster, free: float, came: dict[int, str]

@@ -81,7 +81,7 @@ def train(leader: bool) -> str:
         else:
             session.run(loop)
     except (GroupLost, ValueError) as error:
-        return f"{type(error).__name__}, {session.lost is not None}"
+        return f"{type(error).__name__}, {session.facts().lost is not None}"
     raise AssertionError("the loop has ended")
 
 

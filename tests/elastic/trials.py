@@ -393,6 +393,8 @@ class Hosted:
 
     def __init__(self, trial: Callable[..., Any], config: dict[str, Any], leader: bool, name: str) -> None:
         self.reports: list[float] = []
+        #: The differences that `difference` has returned.
+        self.differences = 0
         self.turns = threading.Semaphore(0 if leader and not config.get("free") else 10**9)
         folder = config.get("commits")
         commits = None
@@ -437,7 +439,7 @@ def start(trial: Callable[..., Any], config: dict[str, Any], leader: bool, name:
 
 
 def address() -> Any:
-    return here().session.address
+    return here().session.facts().address
 
 
 def reports() -> list[float]:
@@ -470,12 +472,15 @@ def announced(generation: int, ranks: list[int]) -> bool:
 
 def refused() -> tuple[float | None, str | None]:
     """(the generation that the leader has refused, why the trial cannot grow)."""
-    session = here().session
-    return session.refused, session.ungrowable
+    facts = here().session.facts()
+    return facts.refused, facts.ungrowable
 
 
 def difference() -> str | None:
-    return here().session.take_difference()
+    """What the workers have differed in since the last call."""
+    facts, seen = here().session.facts(), here().differences
+    here().differences = facts.differences
+    return facts.difference if facts.differences > seen else None
 
 
 def leave() -> None:
@@ -484,12 +489,13 @@ def leave() -> None:
 
 def facts() -> dict[str, Any]:
     session = here().session
+    known = session.facts()
     return {
-        "is_elastic": session.is_elastic,
+        "is_elastic": known.is_elastic,
         "iteration": session.iteration,
         "generation": session.generation,
-        "last_reform": session.last_reform,
-        "width": session.width,
+        "last_reform": known.last_reform,
+        "width": known.width,
     }
 
 

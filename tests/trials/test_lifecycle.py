@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from fluidtune.engine import messages as engine
+from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
-from fluidtune.trials.losses import MAX_DEATHS, MAX_MISSES
+from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES
 from fluidtune.trials.seen_results import SeenResults
 from tests.engine.helpers import resize, start
 
@@ -32,24 +33,19 @@ def process(name: str, device: int) -> Process:
     return Process(name, device)
 
 
-@dataclass(frozen=True)
-class Saved:
-    number: Any
-
-
 @dataclass
 class Surroundings:
     can_save: bool = False
     commits: bool = True
     shares_gpus_by_count: bool = False
     waits_for_checkpoints: bool = False
-    checkpoint: Saved | None = None
+    checkpoint: m.Checkpoint | None = None
     far: bool = False
 
-    def newest_checkpoint(self) -> Saved | None:
+    def newest_checkpoint(self) -> m.Checkpoint | None:
         return self.checkpoint
 
-    def out_of_reach(self) -> bool:
+    def out_of_reach(self, leader: Any, devices: Any) -> bool:
         return self.far
 
 
@@ -61,13 +57,7 @@ class Shown:
     kind: engine.Kind = "plain"
     result: dict[str, Any] = field(default_factory=dict)
     seconds: float = 1.0
-    address: tuple[str, int] | None = None
-    reformed: tuple[float, float] | None = None
-    ungrowable: str | None = None
-    refused: float | None = None
-    differed: str | None = None
-    mends: bool = False
-    streams: Any = None
+    facts: GroupFacts = field(default_factory=GroupFacts)
     memory: float | None = None
     ephemeral: float = 0.0
     compute: float | None = None
@@ -111,8 +101,10 @@ class Driver:
         self.asked()
         return self.done(iteration, **shown)
 
-    def done(self, iteration: int, **shown: Any) -> list[m.Instruction]:
-        return self.hears(m.IterationDone(self.life.calls[0], Shown(iteration, **shown), iteration))
+    def done(self, iteration: int, kind: engine.Kind = "plain", saved: Any = None, **facts: Any) -> list[m.Instruction]:
+        """The leader has done an iteration. ``facts``: fields of `GroupFacts`."""
+        shown = Shown(iteration, kind, facts=GroupFacts(**facts), saved=saved)
+        return self.hears(m.IterationDone(self.life.calls[0], shown, iteration))
 
     def elastic(self, *devices: int) -> Driver:
         self.live(*devices)
@@ -134,7 +126,7 @@ class Driver:
         for worker in joined.values():
             self.hears(m.Joined(worker))
         self.asked()
-        self.done(2, kind="elastic", address=ADDRESS, mends=mends, reformed=(1.0, 0.2))
+        self.done(2, kind="elastic", address=ADDRESS, mends=mends, last_reform=(1.0, 0.2))
         assert self.life.crew.width == 3 and self.life.crew.change == "steady"
         return self, joined
 
@@ -188,7 +180,7 @@ def test_what_tune_waits_for_is_asked_of_the_next_leader() -> None:
 
 
 def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
-    driver = Driver(checkpoint=Saved(4)).live()
+    driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
     driver.hears(m.PlaceTaken())
     driver.placed(0)
@@ -201,7 +193,7 @@ def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
 
 
 def test_a_restore_of_our_own_is_made_anew_after_the_next_loss() -> None:
-    driver = Driver(checkpoint=Saved(4)).live()
+    driver = Driver(checkpoint=m.Checkpoint(4)).live()
     driver.asked()
     for _ in range(2):
         driver.hears(m.PlaceTaken())
@@ -211,7 +203,10 @@ def test_a_restore_of_our_own_is_made_anew_after_the_next_loss() -> None:
     assert [call.method for call in driver.life.calls] == ["restore", "train"]
 
 
-@pytest.mark.parametrize(("started", "there", "most"), [(True, True, MAX_DEATHS), (False, True, MAX_MISSES)])
+@pytest.mark.parametrize(
+    ("started", "there", "most"),
+    [(True, True, MAX_DEATHS), (False, True, MAX_MISSES), (True, False, MAX_MISSES), (False, False, MAX_MISSES)],
+)
 def test_too_many_losses_fail_the_trial(started: bool, there: bool, most: int) -> None:
     driver = Driver()
     for loss in range(most):
@@ -220,7 +215,7 @@ def test_too_many_losses_fail_the_trial(started: bool, there: bool, most: int) -
         driver.hears(m.LeaderDied(process(f"w{loss}", 0), ERROR))
         out = driver.hears(m.LeaderBuried(process(f"w{loss}", 0), ERROR, "killed", started, there))
     assert told(out) == [engine.TrialEnded("a", "failed")]
-    assert kinds(out) == ["MarkFailed", "Forget", "DropCalls", "NoteFailure", "Tell", "TellFailed"]
+    assert kinds(out) == ["Fail", "DropCalls", "Tell"]
     assert driver.life.place == "ended"
 
 
@@ -273,10 +268,10 @@ def test_a_checkpoint_that_came_with_its_result_answers_one_save(waits: bool) ->
 def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -> None:
     driver = Driver().live()
     driver.asked()
-    assert driver.hears(m.Raised(driver.call, ERROR)) == [m.NoteFailure(ERROR), m.TellError(driver.call, ERROR)]
+    assert driver.hears(m.Raised(driver.call, ERROR)) == [m.TellError(driver.call, ERROR)]
     driver.call = m.Call("train", True)
     driver.hears(m.Asked(driver.call, True))
-    assert "TellFailed" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
+    assert "Fail" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
 
 
 def test_a_process_that_may_not_be_forked_is_replaced_by_another() -> None:
@@ -309,7 +304,7 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     driver.trained(1)
     driver.hears(m.LeaveWanted("for a test"))
     assert kinds(driver.asked()) == ["CallLeader"]
-    driver.outside.checkpoint = Saved(2)
+    driver.outside.checkpoint = m.Checkpoint(2)
     driver.done(2)
     out = driver.asked()
     assert out[1:] == [m.Unload(process("w0", 0), "long", then=True)] and driver.states == ("moving", "steady", "stay")
@@ -325,7 +320,7 @@ def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
     save = driver.asked()[0]
     assert isinstance(save, m.CallLeader) and save.call.method == "save"
     assert kinds(driver.hears(m.Answered(save.call, "saved"))) == ["KeepCheckpoint", "TellTune"]
-    driver.outside.checkpoint = Saved(1)
+    driver.outside.checkpoint = m.Checkpoint(1)
     assert kinds(driver.hears(m.CheckpointKept())) == ["NoteDeparture", "Unload"]
 
 
@@ -374,16 +369,18 @@ def test_a_device_that_has_failed_is_given_up_if_there_is_another(given_up: bool
 
 
 @pytest.mark.parametrize(
-    ("place", "leaves"),
+    ("place", "had_place", "unloads"),
     [
-        ("queued", []),
-        ("placed", ["CountDeparture"]),
-        ("loading", ["CountDeparture", "Unload"]),
-        ("live", ["CountDeparture", "Unload"]),
-        ("moving", []),
+        ("queued", False, []),
+        ("placed", True, []),
+        ("loading", True, ["Unload"]),
+        ("live", True, ["Unload"]),
+        ("moving", False, []),
     ],
 )
-def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(place: str, leaves: list[str]) -> None:
+def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
+    place: str, had_place: bool, unloads: list[str]
+) -> None:
     driver = Driver()
     steps = [lambda: driver.placed(0), driver.found, driver.loaded]
     for step in {"queued": [], "placed": steps[:1], "loading": steps[:2]}.get(place, steps):
@@ -394,7 +391,7 @@ def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(pl
     assert driver.life.place == place
     assert kinds(driver.hears(m.Released())) == ["Forget", "DropCalls"]
     out = driver.hears(m.Left("stopped", keep=True))
-    assert kinds(out) == [*leaves, "TrialOver", "Tell"]
+    assert kinds(out) == [*unloads, "TrialOver", "Tell"] and m.TrialOver("stopped", had_place) in out
     assert told(out) == [engine.TrialEnded("a", "stopped")] and driver.life.place == "ended"
     assert driver.hears(m.Unloaded()) == []
 
@@ -413,17 +410,17 @@ def test_a_group_grows_at_a_boundary() -> None:
     ready = driver.hears(m.Joined(process("j1", 1), ("same", "")))
     assert ready[2:] == [m.Enter(process("j2", 2), group), m.Enter(process("j1", 1), group)]
     assert driver.asked() == [m.CallLeader(process("w0", 0), driver.call, group)]
-    out = driver.done(2, kind="elastic", address=ADDRESS, reformed=(1.0, 0.2))
+    out = driver.done(2, kind="elastic", address=ADDRESS, last_reform=(1.0, 0.2))
     assert told(out) == [engine.Resized("a", (0, 1, 2), 0.2), engine.Result("a", 1.0, 3)]
 
 
 def test_a_group_that_shrinks_needs_nobody_but_its_leader() -> None:
     driver, joined = Driver().wide()
     out = driver.hears(m.ResizeWanted((0, 2), RESIZES))
-    assert kinds(out) == ["WriteResizeStarted"] and driver.life.crew.change == "announced"
+    assert kinds(out) == ["Write"] and driver.life.crew.change == "announced"
     assert driver.asked()[0].group == m.NewGroup(2, ("w0", "j2"), ADDRESS)  # type: ignore[attr-defined]
     assert kinds(driver.hears(m.FollowerEnded(joined[1], "over"))) == ["Unload"], "it was dismissed"
-    out = driver.done(3, kind="elastic", address=ADDRESS, reformed=(2.0, 0.1))
+    out = driver.done(3, kind="elastic", address=ADDRESS, last_reform=(2.0, 0.1))
     assert told(out)[0] == engine.Resized("a", (0, 2), 0.1)
 
 
@@ -431,7 +428,7 @@ def test_a_dismissed_worker_is_none_of_the_group_also_before_its_loop_has_ended(
     driver, joined = Driver().wide()
     driver.hears(m.ResizeWanted((0, 2), RESIZES))
     driver.asked()
-    driver.done(3, kind="elastic", address=ADDRESS, reformed=(2.0, 0.1))
+    driver.done(3, kind="elastic", address=ADDRESS, last_reform=(2.0, 0.1))
     assert driver.life.crew.members().keys() == {0, 2}
     assert kinds(driver.hears(m.FollowerEnded(joined[1], "died", error=ERROR))) == ["Bury"]
 
@@ -443,7 +440,8 @@ def test_an_old_boundary_is_no_answer_to_a_newer_resize() -> None:
     driver.hears(m.ResizeWanted((0, 2), RESIZES))
     driver.hears(m.Joined(driver.joins(2)[2]))
     driver.asked()
-    assert told(driver.done(2, kind="elastic", address=ADDRESS, reformed=(1.0, 0.1))) == [engine.Result("a", 1.0, 1.0)]
+    out = driver.done(2, kind="elastic", address=ADDRESS, last_reform=(1.0, 0.1))
+    assert told(out) == [engine.Result("a", 1.0, 1.0)]
     assert driver.life.crew.change == "reforming"
 
 

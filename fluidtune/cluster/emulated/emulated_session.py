@@ -22,9 +22,10 @@ from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.elastic.errors import GroupLost, Left
 from fluidtune.elastic.transport.membership import Reform
 from fluidtune.elastic.transport.signing import SIGNATURE_SIZE, Signer
+from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEVICES_PER_NODE
 
-#: The most bytes of a follower's line. Judgement: a signature has 64, a worker's name some dozens.
+#: The most bytes of a follower's line.
 _LINE = 1024
 
 
@@ -37,10 +38,7 @@ class EmulatedSession:
 
     def __init__(self, trial: str, worker: str, leader: bool, device: int, emulation: Emulation, secret: bytes = b""):
         self.trial, self.worker, self.leader = trial, worker, leader
-        self.last_reform: tuple[float, float] | None = None
-        self.mends = False
-        self.committing = False
-        self.streams = self.ungrowable = self.refused = None
+        self._last_reform: tuple[float, float] | None = None
         self._device = device
         self._profile = emulation.profile
         self._signer = Signer(secret)
@@ -64,20 +62,13 @@ class EmulatedSession:
 
     # -- the host's side
 
-    @property
-    def is_elastic(self) -> bool:
-        """See `LeaderSession`: the profile has figures for more than one device."""
-        return self._profile.widest > 1
-
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """See `LeaderSession`."""
-        return self._server.getsockname() if self._server is not None else None
-
-    @property
-    def width(self) -> int:
-        """See `LeaderSession`."""
-        return 1 + len(self._followers)
+    def facts(self) -> GroupFacts:
+        return GroupFacts(
+            is_elastic=self._profile.widest > 1,
+            address=self._server.getsockname() if self._server is not None else None,
+            width=1 + len(self._followers),
+            last_reform=self._last_reform,
+        )
 
     def forget_resume(self) -> None:
         """Nothing to do: there is no commit."""
@@ -88,36 +79,25 @@ class EmulatedSession:
     def recall(self) -> None:
         """Nothing to do: there is no commit."""
 
-    @property
-    def lost(self) -> None:
-        """None: nothing is computed that a loss could spoil."""
-
     def fails_divided(self, error: BaseException) -> None:
-        """See `LeaderSession`: nothing is divided."""
-
-    def take_difference(self) -> str | None:
-        """See `LeaderSession`: nothing is computed that could differ."""
-        return None
+        """Nothing is divided."""
 
     def direct(self, reform: Reform) -> None:
-        """See `LeaderSession`. In a follower: see `enter`."""
         with self._changed:
             self._wish = reform
 
     def wait_ready(self, timeout: float | None) -> bool:
-        """See `FollowerSession`."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._closed, timeout)
             return self._ready and not self._closed
 
     def enter(self, reform: Reform) -> None:
-        """See `FollowerSession`."""
         self.direct(reform)
         with self._changed:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """See `WorkerSession`. A leader dismisses its followers at once."""
+        """A leader dismisses its followers at once."""
         with self._changed:
             self._leaving = True
             self._changed.notify_all()
@@ -129,7 +109,6 @@ class EmulatedSession:
                 self._line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See `WorkerSession`: gives the device back, closes all connections."""
         if self._closed:
             return
         with self._changed:
@@ -151,7 +130,7 @@ class EmulatedSession:
     # -- a follower's loop
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """See `FollowerSession`: holds the device until the leader dismisses this worker. Does not call ``fn``."""
+        """Hold the device until the leader dismisses this worker. ``fn`` is not called."""
         try:
             self._follow()
         finally:
@@ -184,7 +163,7 @@ class EmulatedSession:
     # -- the leader's iteration
 
     def begin_iteration(self) -> None:
-        """See `EmulatedHost`: a boundary, at which the group re-forms if it is to and all joiners are there."""
+        """Re-form the group, if it has a wish to follow and all joiners are there."""
         self._check()
         self._accept()
         with self._changed:
@@ -201,17 +180,16 @@ class EmulatedSession:
             if name in self._announced:
                 self._followers[name] = self._announced.pop(name)
         time.sleep(self._profile.resize)
-        self.last_reform = (reform.generation, time.perf_counter() - started)
+        self._last_reform = (reform.generation, time.perf_counter() - started)
 
     def placement(self) -> tuple[tuple[int, ...], int]:
-        """See `EmulatedHost`. GroupLost if a follower has died."""
         self._check()
         devices = [self._device, *(device for device, _ in self._followers.values())]
         nodes = tuple(sorted(Counter(device // DEVICES_PER_NODE for device in devices).values()))
         return nodes, max(1, self._board.count(self._device))
 
     def _accept(self) -> None:
-        """Take in what followers have said. It waits for nobody: whoever is late is heard at the next boundary."""
+        """Take in what followers have sent, without a wait. What comes later is read at the next boundary."""
         with contextlib.suppress(BlockingIOError):
             while self._server is not None:
                 line, _ = self._server.accept()

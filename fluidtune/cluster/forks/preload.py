@@ -22,11 +22,8 @@ from types import FrameType, ModuleType
 from typing import Any, ClassVar
 
 from fluidtune.cluster.forks import forkable
-from fluidtune.cluster.forks.drawn_ids import DrawnIds
-from fluidtune.cluster.forks.generators import Generators
-from fluidtune.cluster.forks.lazily import variables
-from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Entry, Shelf
-from fluidtune.cluster.forks.temporaries import Temporaries
+from fluidtune.cluster.forks.made_at_import import DrawnIds, Generators, Temporaries
+from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Entry, Shelf, variables
 from fluidtune.ray_compat import worker_program
 
 #: Packages of the driver's that no trial needs: they are the notebook's, a debugger's, the test runner's, or pip's.

@@ -3,7 +3,7 @@
 It is started by `fork_server` as a program. It reads from its standard input what it is to import, imports it
 (`preload`), says so in one line on standard output, and listens. A request is a `fork_launcher`'s; what the child makes
 of itself is in `child`. The server ends when its standard input does, which the process holds that has started it. Its
-children live on. Processes of the job keep data sets here, too (`kept_data`).
+children live on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from fluidtune.cluster.forks import child, preload, server_socket
-from fluidtune.cluster.forks.kept_data import KeptData
+from fluidtune.cluster.forks import child, preload
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Shelf
 
 #: The variables that the interpreter and the C library have read before any module's code runs: CPython's and glibc's
@@ -74,7 +73,6 @@ class Server:
         self._launchers: dict[int, _Launcher] = {}
         #: Processes that are to be killed: the child that ends what such a one computes under MPS -> that one.
         self._dying: dict[int, int] = {}
-        self._data = KeptData[_Launcher]()
         self._selector = selectors.DefaultSelector()
 
     def serve(self, listener: socket.socket) -> dict[str, Any] | None:
@@ -100,13 +98,10 @@ class Server:
                         for pid in self._dying.values():
                             _kill(pid)
                         return None
-                    for file in self._data.forget():
-                        os.close(file)
                 else:
                     request = self._hear(key.data)
                     if request is not None:
-                        own = listener.fileno(), wake, awake, self._selector.fileno()
-                        for descriptor in (*own, *self._data.files()):
+                        for descriptor in (listener.fileno(), wake, awake, self._selector.fileno()):
                             os.close(descriptor)
                         listener.detach()
                         return request
@@ -138,10 +133,6 @@ class Server:
             return None
         try:
             request: dict[str, Any] = json.loads(bytes(launcher.said[_HEAD:]))
-            if "program" not in request:
-                launcher.said.clear()
-                self._keep(launcher, request)
-                return None
             why = self._why_not(request)
         except (ValueError, KeyError, AttributeError):
             why = "the request cannot be read"
@@ -170,26 +161,6 @@ class Server:
         os.close(go)
         return None
 
-    def _keep(self, who: _Launcher, request: dict[str, Any]) -> None:
-        """A process asks for a data set, or brings the one that it was to load."""
-        if "data" in request:
-            load, file = self._data.asked(request["data"], who)
-            if load:
-                self._answer(who, {"load": True})
-            elif file is not None:
-                self._hand(who, file)
-            return
-        (file,) = who.files
-        waiting = self._data.loaded(who, file)
-        who.files.clear()
-        self._answer(who, {"kept": True})
-        for each in waiting:
-            self._hand(each, file)
-
-    def _hand(self, who: _Launcher, file: int) -> None:
-        with suppress(OSError):
-            socket.send_fds(who.connection, [b"{}"], [file])
-
     def _why_not(self, request: dict[str, Any]) -> str | None:
         """Why no fork of this server is what a new process would be; None: one is."""
         asked = request["environment"]
@@ -207,9 +178,6 @@ class Server:
         with suppress(KeyError):
             self._selector.unregister(launcher.connection)
         launcher.close()
-        heir = self._data.lost(launcher)
-        if heir is not None:
-            self._answer(heir, {"load": True})
         if launcher.pid is not None and self._launchers.pop(launcher.pid, None) is not None:
             ending = os.fork()
             if ending == 0:
@@ -301,7 +269,7 @@ def listen(path: str) -> socket.socket:
 
 def main() -> None:
     """The program. `fork_server` has started it, writes what it is to import, and reads what it says."""
-    # Not a child of who started it, and in a session of its own: Ray ends what is either with the worker.
+    # Neither a child of the worker that started it nor in its session: Ray ends what is either with the worker.
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -317,7 +285,7 @@ def main() -> None:
         with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
             place = json.loads(orders.readline() or "null")
             if place is None:
-                os._exit(0)  # who has started it was killed; what is left is removed by the next one
+                os._exit(0)  # its starter was killed; the next server removes what is left
             path, lock = place["path"], place["lock"]
             os.set_inheritable(lock, False)
             # What needs no Ray comes first: Ray's compiled part reads the number of its job when it is loaded.
@@ -351,7 +319,6 @@ def main() -> None:
     out.close()
     notes.generators.begin_anew()
     notes.ids.draw_anew()
-    server_socket.path = path
     child.become(request, shelf, path)
 
 

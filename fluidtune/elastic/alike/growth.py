@@ -19,11 +19,7 @@ MOST_BOUNDARIES = 3
 
 @dataclass
 class Growth:
-    """What the leader of a trial knows of its growth; see `LeaderSession` for the first two.
-
-    ``difference``: what differed between the workers at a boundary, not yet told to the host.
-    ``differences``: how often something did.
-    """
+    """What the leader of a trial knows of its growth; the fields without underscore are of `GroupFacts`."""
 
     ungrowable: str | None = None
     refused: float | None = None
@@ -39,11 +35,6 @@ class Growth:
         self.differences += 1
         if self.differences >= MOST_DIFFERENCES:
             self.end(f"its workers drift apart: {what}")
-
-    def take_difference(self) -> str | None:
-        """See `LeaderSession`."""
-        difference, self.difference = self.difference, None
-        return difference
 
     def end(self, why: str) -> None:
         """From now on the trial must have one worker."""

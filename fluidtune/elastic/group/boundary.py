@@ -63,7 +63,7 @@ class GroupMember:
         self.entered = leader
         #: Where the leader's store is.
         self.address: Address | None = None
-        #: See `LeaderSession`.
+        #: See `GroupFacts`.
         self.committing = False
         self.last_reform: tuple[float, float] | None = None
         self.growth = Growth()

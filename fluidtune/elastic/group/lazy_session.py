@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ..random_streams import Streams
-from ..transport.membership import Address, Reform
+from fluidtune.group_facts import GroupFacts
+
+from ..transport.membership import Reform
 
 if TYPE_CHECKING:
     from .session import ElasticSession
@@ -28,63 +29,11 @@ class LazySession:
             self._made = self._make()
         return self._made
 
-    @property
-    def is_elastic(self) -> bool:
-        """See `LeaderSession`."""
-        return self._made is not None and self._made.is_elastic
-
-    @property
-    def address(self) -> Address | None:
-        """See `LeaderSession`."""
-        return None if self._made is None else self._made.address
-
-    @property
-    def streams(self) -> Streams | None:
-        """See `LeaderSession`."""
-        return None if self._made is None else self._made.streams
-
-    @property
-    def width(self) -> int:
-        """See `LeaderSession`."""
-        return 1 if self._made is None else self._made.width
-
-    @property
-    def last_reform(self) -> tuple[float, float] | None:
-        """See `LeaderSession`."""
-        return None if self._made is None else self._made.last_reform
-
-    @property
-    def ungrowable(self) -> str | None:
-        """See `LeaderSession`."""
-        return None if self._made is None else self._made.ungrowable
-
-    @property
-    def refused(self) -> float | None:
-        """See `LeaderSession`."""
-        return None if self._made is None else self._made.refused
-
-    @property
-    def lost(self) -> str | None:
-        """See `LeaderSession`."""
-        return None if self._made is None else self._made.lost
+    def facts(self) -> GroupFacts:
+        return GroupFacts() if self._made is None else self._made.facts()
 
     def fails_divided(self, error: BaseException) -> str | None:
-        """See `LeaderSession`."""
         return None if self._made is None else self._made.fails_divided(error)
-
-    def take_difference(self) -> str | None:
-        """See `LeaderSession`."""
-        return None if self._made is None else self._made.take_difference()
-
-    @property
-    def mends(self) -> bool:
-        """See `LeaderSession`."""
-        return self._made is not None and self._made.mends
-
-    @property
-    def committing(self) -> bool:
-        """See `LeaderSession`."""
-        return self._made is not None and self._made.committing
 
     def direct(self, reform: Reform) -> None:
         """See `LeaderSession`. RuntimeError before the session is elastic."""
@@ -95,12 +44,10 @@ class LazySession:
         return self._elastic().boundary(done)
 
     def leave(self) -> None:
-        """See `WorkerSession`."""
         if self._made is not None:
             self._made.leave()
 
     def close(self) -> None:
-        """See `WorkerSession`."""
         if self._made is not None:
             self._made.close()
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from fluidtune.group_facts import GroupFacts
+
 from ..commits.commit_policy import CommitPolicy
 from ..commits.commit_store import Commit, CommitStore
 from ..commits.committable import CommittableState
@@ -20,7 +22,7 @@ from ..data.trial_state import TrialState
 from ..errors import GroupLost, explain
 from ..random_streams import Streams, complete_streams
 from ..transport.base import CollectiveBackend
-from ..transport.membership import Address, Reform
+from ..transport.membership import Reform
 from .boundary import GroupMember
 from .control_messages import HostRequests
 
@@ -65,8 +67,6 @@ class ElasticSession:
         streams: Streams | None = None,
     ) -> None:
         self.trial, self.worker, self.leader = trial, worker, leader
-        #: See `LeaderSession`: set by `adopt`.
-        self.mends = False
         self._commits = CommitPolicy(
             trial,
             leader,
@@ -90,68 +90,36 @@ class ElasticSession:
 
     # -- the host's side: any thread, never blocks for long --
 
-    @property
-    def is_elastic(self) -> bool:
-        """See `LeaderSession`: the loop has called `prepare`, or has come to a boundary."""
-        return self._member.elastic
+    def facts(self) -> GroupFacts:
+        member, growth = self._member, self._member.growth
+        return GroupFacts(
+            is_elastic=member.elastic,
+            address=member.address if self.leader else None,
+            width=member.width,
+            last_reform=member.last_reform,
+            refused=growth.refused,
+            ungrowable=growth.ungrowable,
+            differences=growth.differences,
+            difference=growth.difference,
+            mends=self._commits.saves_itself,
+            lost=self._group.lost,
+            committing=member.committing,
+            streams=self._commits.streams,
+        )
 
     @property
     def iteration(self) -> int:
         """Iterations done, those before a restart included."""
         return self._member.position.iteration
 
-    @property
-    def address(self) -> Address | None:
-        """See `LeaderSession`. None in a follower."""
-        return self._member.address if self.leader else None
-
-    @property
-    def streams(self) -> Streams | None:
-        """See `LeaderSession`."""
-        return self._commits.streams
-
-    @property
-    def ungrowable(self) -> str | None:
-        """See `LeaderSession`."""
-        return self._member.growth.ungrowable
-
-    @property
-    def refused(self) -> float | None:
-        """See `LeaderSession`."""
-        return self._member.growth.refused
-
-    @property
-    def lost(self) -> str | None:
-        """See `LeaderSession`."""
-        return self._group.lost
-
     def fails_divided(self, error: BaseException) -> str | None:
         """See `LeaderSession`."""
-        return self._member.common.fails_divided(error, self.width) if self.leader else None
-
-    def take_difference(self) -> str | None:
-        """See `LeaderSession`."""
-        return self._member.growth.take_difference()
+        return self._member.common.fails_divided(error, self._member.width) if self.leader else None
 
     @property
     def generation(self) -> float:
         """Of the group that the loop runs in; -1 before the first reform."""
         return self._member.generation
-
-    @property
-    def width(self) -> int:
-        """See `LeaderSession`."""
-        return self._member.width
-
-    @property
-    def last_reform(self) -> tuple[float, float] | None:
-        """See `LeaderSession`."""
-        return self._member.last_reform
-
-    @property
-    def committing(self) -> bool:
-        """See `LeaderSession`."""
-        return self._member.committing
 
     def forget_resume(self) -> None:
         """See `LeaderSession`."""
@@ -222,7 +190,7 @@ class ElasticSession:
             return value
         except (GroupLost, Exception) as error:
             dismissed = self._requests.leaving and not self.leader
-            explain(error, self.lost, dismissed=dismissed, divided=self.fails_divided(error))
+            explain(error, self._group.lost, dismissed=dismissed, divided=self.fails_divided(error))
             raise
         finally:
             self.close()
@@ -280,7 +248,7 @@ class ElasticSession:
     def mean(self, total: float, count: float) -> float:
         """See `elastic.mean`."""
         pair = torch.tensor([total, count], dtype=torch.float64)
-        if self.width > 1:
+        if self._member.width > 1:
             refuse_left_out(self._member, "mean")
             pair = total_of_all(self._member, pair)
         return float(pair[0]) / float(pair[1])
@@ -298,7 +266,7 @@ class ElasticSession:
         """The trial is ``state``, and its boundaries are where it calls `boundary`."""
         self._member.become_elastic()
         self._member.state, self._next_step = state, None
-        self.mends = self._commits.saves_itself = True
+        self._commits.saves_itself = True
 
     def first_boundary(self) -> bool:
         """The boundary before the first iteration, where a follower enters. False if the trial's commit is later."""

@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..random_streams import Streams
-from ..transport.membership import Address, Reform
+from fluidtune.group_facts import GroupFacts
+
+from ..transport.membership import Reform
 
 
 class WorkerSession(Protocol):
@@ -47,54 +48,10 @@ class WorkerSession(Protocol):
 
 
 class LeaderSession(WorkerSession, Protocol):
-    """The session of a trial's first worker.
+    """The session of a trial's first worker."""
 
-    The host reads the properties after every iteration, and passes them on with the iteration's result.
-    """
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the trial can have several workers. May become true as its loop runs, and then stays true."""
-        ...
-
-    @property
-    def address(self) -> Address | None:
-        """(host, port) where followers find the leader. None while the session is not elastic."""
-        ...
-
-    @property
-    def streams(self) -> Streams | None:
-        """The random streams with which the trial's code began, for its joiners. None: it has none, or is not elastic.
-        """
-        ...
-
-    @property
-    def width(self) -> int:
-        """The number of workers in the trial's group, this one included."""
-        ...
-
-    @property
-    def last_reform(self) -> tuple[float, float] | None:
-        """Generation and pause in seconds of the last resize, None before the first."""
-        ...
-
-    @property
-    def ungrowable(self) -> str | None:
-        """Why the trial must go on with one worker, in a line. None: as far as is known, it can have several."""
-        ...
-
-    @property
-    def refused(self) -> float | None:
-        """The generation of the last reform that the leader has refused. Its joiners end by themselves."""
-        ...
-
-    @property
-    def lost(self) -> str | None:
-        """Why the group is lost, in a line; None: it is not, as far as is known.
-
-        An error of the loop that is raised after that is no error of the trial's: a GPU's collective that was aborted
-        leaves no sum behind.
-        """
+    def facts(self) -> GroupFacts:
+        """What the leader knows of its group now. Any thread calls it; it returns at once."""
         ...
 
     def fails_divided(self, error: BaseException) -> str | None:
@@ -102,20 +59,6 @@ class LeaderSession(WorkerSession, Protocol):
 
         In the first turn whose batches are divided it may come of that. Alone the turn fails again, or does not.
         """
-        ...
-
-    def take_difference(self) -> str | None:
-        """What differed between the workers at a boundary since the last call, in a line. They are equal again."""
-        ...
-
-    @property
-    def mends(self) -> bool:
-        """Whether the trial's loop goes on by itself, in a smaller group, when a follower dies."""
-        ...
-
-    @property
-    def committing(self) -> bool:
-        """Whether the loop is writing its last commit, which the host then waits for. Any thread reads it."""
         ...
 
     def direct(self, reform: Reform) -> None:

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -21,7 +20,7 @@ from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer
 from fluidtune.cluster.forks.forked import with_server_in
 from salus_share.seat_table import home
 from tests.cluster.forks.conftest import plainly
-from tests.salus.processes import mps_server
+from tests.salus.processes import mps_server, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -299,22 +298,11 @@ os.write(1, repr(state.why).encode())
 
 
 def folders() -> list[str]:
-    return [str(each) for each in Path(new_folder_parent()).glob(f"{PREFIX}*")]
-
-
-def new_folder_parent() -> str:
-    return fork_server.tempfile.gettempdir()
+    return [str(each) for each in Path(fork_server.tempfile.gettempdir()).glob(f"{PREFIX}*")]
 
 
 def running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def until(said, seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not said() and time.monotonic() < end:
-        time.sleep(0.02)
-    return said()
 
 
 #: Says its process' id, and waits.

@@ -1,30 +1,31 @@
-"""`fluidtune.shared` through a real fork server: one process loads, the others map, and nothing is left."""
+"""`fluidtune.shared` in real processes: one loads, the others map, and nothing is left."""
 
 from __future__ import annotations
 
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 import fluidtune
-from fluidtune.cluster import shared_data
-from fluidtune.cluster.forks import server_socket
-from fluidtune.cluster.forks.fork_server import socket_in
+from fluidtune.cluster.data import shared_data
+from fluidtune.cluster.data.data_keeper import HEAD, VARIABLE, DataKeeper
 from fluidtune.errors import FluidTuneError
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
+ROOT = Path(__file__).parents[3]
 #: A process of a trial: it asks for data, says so, and holds it until it is told to go on. PLACE: a folder for notes.
 PROCESS = """
 import os, sys, time
@@ -46,25 +47,27 @@ if sys.stdin.readline().strip() == "write":
 
 
 @pytest.fixture
-def server(serve, tmp_path) -> Iterator[Any]:
-    """A fork server, which is also that of this process."""
-    served = serve(tmp_path)
-    server_socket.path = socket_in(served.server._folder)
-    yield served
-    server_socket.path = None
+def keeper(monkeypatch) -> Iterator[DataKeeper]:
+    """The keeper of this machine, for this process and those that it starts."""
+    name = f"fluidtune-data-test-{os.getpid()}-{time.monotonic_ns()}"
+    monkeypatch.setenv(VARIABLE, name)
+    made = DataKeeper(name)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def processes(server, tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """A function that starts a process of a trial, forked by the server."""
+def processes(keeper, tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """A function that starts a process of a trial."""
     program = tmp_path / "process.py"
     program.write_text(PROCESS)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = []
 
     def start(size: int = 1000, slow: float = 0.0) -> subprocess.Popen[str]:
-        command = [*server.command, str(program), str(tmp_path), str(size), str(slow)]
+        command = [sys.executable, str(program), str(tmp_path), str(size), str(slow)]
         pipes: Any = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        started.append(subprocess.Popen(command, env=server.environment, cwd=tmp_path, **pipes))
+        started.append(subprocess.Popen(command, env=environment, cwd=tmp_path, **pipes))
         return started[-1]
 
     yield start
@@ -76,13 +79,13 @@ def loads(folder: Path) -> list[int]:
     return [int(each.name.split("-")[1]) for each in folder.glob("loads-*")]
 
 
-def kept_files(server: Any) -> list[str]:
-    held = Path(f"/proc/{server.state.pid}/fd")
-    found = [os.readlink(each) for each in held.iterdir() if each.exists() or each.is_symlink()]
-    return [each for each in found if "fluidtune-shared" in each]
+def kept() -> int:
+    """How many data sets this process keeps."""
+    found = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return sum("fluidtune-shared" in each for each in found)
 
 
-def test_processes_that_ask_at_once_and_later_have_the_data_once(server, processes, tmp_path):
+def test_processes_that_ask_at_once_and_later_have_the_data_once(processes, tmp_path):
     size = 200 << 20
     together = [processes(size, 0.2) for _ in range(3)]
     said = [process.stdout.readline().split() for process in together]
@@ -93,7 +96,7 @@ def test_processes_that_ask_at_once_and_later_have_the_data_once(server, process
     assert sum(int(each[2]) for each in said[1:]) < 2 * size
 
 
-def test_what_a_process_changes_is_its_own(server, processes):
+def test_what_a_process_changes_is_its_own(processes):
     one, other = processes(), processes()
     assert [each.stdout.readline().split()[0] for each in (one, other)] == ["1000", "1000"]
     one.stdin.write("write\n")
@@ -102,7 +105,7 @@ def test_what_a_process_changes_is_its_own(server, processes):
     assert processes().stdout.readline().split()[0] == "1000"
 
 
-def test_when_the_process_that_loads_is_killed_the_next_one_loads(server, processes, tmp_path):
+def test_when_the_process_that_loads_is_killed_the_next_one_loads(processes, tmp_path):
     first = processes(slow=30)
     while not loads(tmp_path):
         time.sleep(0.01)
@@ -114,28 +117,44 @@ def test_when_the_process_that_loads_is_killed_the_next_one_loads(server, proces
     assert len(loads(tmp_path)) == 2
 
 
-def test_the_data_are_freed_when_the_job_has_ended_though_the_server_goes_on(server, processes, tmp_path):
-    processes().stdout.readline()
-    assert len(kept_files(server)) == 1
-    server.server.forget_data()
-    processes().stdout.readline()
-    assert len(loads(tmp_path)) == 2
-    assert len(kept_files(server)) == 1
+def test_data_are_freed_when_the_keeper_has_closed_and_no_process_maps_them(keeper, processes):
+    process = processes()
+    process.stdout.readline()
+    assert kept() == 1
+    keeper.close()
+    assert kept() == 0
+    assert "fluidtune-shared" in Path(f"/proc/{process.pid}/maps").read_text()
 
 
-def test_a_forked_process_has_no_file_of_the_data(server, processes, tmp_path):
-    processes().stdout.readline()
-    program = "import os\nprint([os.readlink(f'/proc/self/fd/{each}') for each in os.listdir('/proc/self/fd')[:-1]])"
-    assert "fluidtune-shared" not in server.run(program, tmp_path).stdout
-
-
-def test_without_a_server_and_when_it_has_died_each_process_loads(server, caplog):
-    psutil.Process(server.state.pid).kill()
-    psutil.wait_procs([psutil.Process(server.state.pid)] if psutil.pid_exists(server.state.pid) else [], timeout=5)
+def test_where_nothing_keeps_data_a_process_loads_its_own_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(shared_data, "_WAIT_S", 0.1)
+    monkeypatch.setenv(VARIABLE, "fluidtune-data-nothing")
     assert fluidtune.shared(lambda: 7) == 7
     assert "loads its own copy" in caplog.text
-    server_socket.path = None
-    assert fluidtune.shared(lambda: 8) == 8
+
+
+def test_a_process_waits_for_a_keeper_that_is_about_to_start(monkeypatch):
+    name = f"fluidtune-data-late-{os.getpid()}"
+    monkeypatch.setenv(VARIABLE, name)
+    later: list[DataKeeper] = []
+    thread = threading.Timer(0.5, lambda: later.append(DataKeeper(name)))
+    thread.start()
+    assert fluidtune.shared(lambda: 7) == 7
+    assert kept() == 1
+    later[0].close()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\0", HEAD.pack(1 << 40), HEAD.pack(4) + b"nope", HEAD.pack(2) + b"{}", HEAD.pack(4) + b"[[]]"]
+)
+def test_whoever_sends_something_else_is_hung_up_on_and_the_others_are_served(keeper, sent):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect("\0" + os.environ[VARIABLE])
+        connection.sendall(sent)
+        assert fluidtune.shared(lambda: 7) == 7
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
 
 
 class Plain:
@@ -196,7 +215,7 @@ def test_a_value_is_as_it_was_loaded(name):
         os.close(file)
 
 
-def test_tables_are_as_they_were_loaded(server):
+def test_tables_are_as_they_were_loaded(keeper):
     pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     table = pandas.DataFrame({"a": range(5), "b": np.linspace(0, 1, 5), "c": list("vwxyz")})
     got = fluidtune.shared(lambda: (table, arrow.table({"a": [1, 2], "s": ["x", None]})))
@@ -204,7 +223,7 @@ def test_tables_are_as_they_were_loaded(server):
     assert got[1].equals(arrow.table({"a": [1, 2], "s": ["x", None]}))
 
 
-def test_views_of_one_storage_stay_views_of_one_storage(server):
+def test_views_of_one_storage_stay_views_of_one_storage(keeper):
     def load() -> Any:
         base = torch.zeros(8)
         return base, base[2:5]
@@ -218,7 +237,7 @@ def of(size: int) -> Any:
     return np.full(size, size)
 
 
-def test_functions_are_told_apart_by_their_code_and_by_what_they_are_given(server):
+def test_functions_are_told_apart_by_their_code_and_by_what_they_are_given(keeper):
     def enclosing(size: int) -> Callable[[], Any]:
         return lambda: np.full(size, size)
 
@@ -226,12 +245,12 @@ def test_functions_are_told_apart_by_their_code_and_by_what_they_are_given(serve
     assert len(fluidtune.shared(functools.partial(of, size=4))) == 4
     assert len(fluidtune.shared(enclosing(5))) == 5
     assert len(fluidtune.shared(enclosing(6))) == 6
-    assert len(kept_files(server)) == 4
+    assert kept() == 4
     fluidtune.shared(enclosing(6))
-    assert len(kept_files(server)) == 4
+    assert kept() == 4
 
 
-def test_what_cannot_be_shared_is_refused_in_one_line_and_the_next_process_is_not_kept_waiting(server):
+def test_what_cannot_be_shared_is_refused_in_one_line_and_the_next_process_is_not_kept_waiting(keeper):
     with pytest.raises(FluidTuneError, match=r"shared\(.*load\): what it returned, a generator, cannot be shared"):
         def load() -> Any:
             return (each for each in range(3))
@@ -247,6 +266,6 @@ def test_outside_fluidtune_it_is_what_the_function_returns(tmp_path):
     program = "import fluidtune\nprint(fluidtune.shared(lambda: 5))"
     path = tmp_path / "program.py"
     path.write_text(program)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment, timeout=120)
     assert done.stdout == "5\n", done.stderr

@@ -1,10 +1,12 @@
-"""Training functions as PyTorch's tutorials and notes have them; each reports to Tune. All of them are seeded."""
+"""Training functions as the guides of PyTorch, scikit-learn, joblib and Python have them. All of them are seeded."""
 
 from __future__ import annotations
 
-import copy
-import math
+import logging
+import multiprocessing
 import random
+import tempfile
+import warnings
 from typing import Any
 
 import numpy
@@ -12,8 +14,7 @@ import torch
 from ray import tune
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 
 def samples(n: int = 48) -> TensorDataset:
@@ -23,6 +24,12 @@ def samples(n: int = 48) -> TensorDataset:
 
 def mlp(width: int = 16) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 1))
+
+
+def table(seed: int, n: int = 120) -> tuple[numpy.ndarray, numpy.ndarray]:
+    from sklearn.datasets import make_classification
+
+    return make_classification(n, 8, random_state=seed)
 
 
 def seed_worker(worker_id: int) -> None:
@@ -57,24 +64,6 @@ def persistent_processes(config: dict[str, Any]) -> None:
         tune.report({"loss": sum((x * y).sum().item() * k for k, (x, y) in enumerate(loader))})
 
 
-def mixed_precision(config: dict[str, Any]) -> None:
-    """Recipe: automatic mixed precision."""
-    torch.manual_seed(config["seed"])
-    model, (x, y) = mlp(), samples().tensors
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu")
-    for _ in range(2):
-        with torch.autocast(device_type="cpu", dtype=torch.bfloat16):
-            loss = F.mse_loss(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        tune.report({"loss": loss.item(), "scale": scaler.get_scale()})
-
-
 def autocast_left_on(config: dict[str, Any]) -> None:
     """A notebook's habit: contexts that are entered and never left, and default settings."""
     torch.manual_seed(config["seed"])
@@ -89,7 +78,7 @@ def compiled(config: dict[str, Any]) -> None:
     """Tutorial: torch.compile. (``aot_eager`` needs no C++ compiler.)"""
     torch.manual_seed(config["seed"])
     model, (x, y) = mlp(), samples().tensors
-    fast = torch.compile(model, backend=config.get("compiler", "aot_eager"))
+    fast = torch.compile(model, backend="aot_eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()
@@ -97,42 +86,6 @@ def compiled(config: dict[str, Any]) -> None:
         loss.backward()
         optimizer.step()
         tune.report({"loss": loss.item()})
-
-
-def quantized(config: dict[str, Any]) -> None:
-    """Tutorial: quantization-aware training in eager mode."""
-    import torch.ao.quantization as quantization
-
-    torch.manual_seed(config["seed"])
-    model = nn.Sequential(quantization.QuantStub(), *mlp(), quantization.DeQuantStub())
-    torch.backends.quantized.engine = "qnnpack" if "qnnpack" in torch.backends.quantized.supported_engines else "onednn"
-    model.qconfig = quantization.get_default_qat_qconfig(torch.backends.quantized.engine)
-    quantization.prepare_qat(model.train(), inplace=True)
-    x, y = samples().tensors
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        ready = quantization.convert(copy.deepcopy(model).eval())
-        tune.report({"loss": loss.item(), "quantized": F.mse_loss(ready(x), y).item()})
-
-
-def hooked(config: dict[str, Any]) -> None:
-    """Hooks on one module, and on all modules of the process."""
-    torch.manual_seed(config["seed"])
-    model, (x, y) = mlp(), samples().tensors
-    seen: list[float] = []
-    model[0].register_forward_hook(lambda module, args, out: seen.append(out.sum().item()))
-    model[2].register_full_backward_hook(lambda module, gi, go: seen.append(go[0].sum().item()))
-    nn.modules.module.register_module_forward_hook(lambda module, args, out: seen.append(1.0))
-    register_optimizer_step_post_hook(lambda *args: seen.append(2.0))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(2):
-        F.mse_loss(model(x), y).backward()
-        optimizer.step()
-        tune.report({"loss": sum(seen), "calls": len(seen)})
 
 
 def profiled(config: dict[str, Any]) -> None:
@@ -176,38 +129,78 @@ def whole_model(config: dict[str, Any]) -> None:
         tune.report({"loss": model(x).sum().item()})
 
 
-class Stream(IterableDataset):
-    """Docs of torch.utils.data: an iterable dataset that its workers divide."""
+def unseeded_numpy(config: dict[str, Any]) -> None:
+    """Common pitfalls: the global random state seeded once."""
+    from sklearn.neural_network import MLPClassifier
 
-    def __init__(self, start: int, end: int) -> None:
-        self.start, self.end = start, end
-
-    def __iter__(self) -> Any:
-        info = get_worker_info()
-        if info is None:
-            return iter(range(self.start, self.end))
-        each = math.ceil((self.end - self.start) / info.num_workers)
-        begin = self.start + info.id * each
-        return iter(range(begin, min(begin + each, self.end)))
+    numpy.random.seed(config["seed"])
+    x, y = table(config["seed"])
+    warnings.filterwarnings("ignore")
+    model = MLPClassifier((8,), max_iter=5, early_stopping=True).fit(x, y)
+    tune.report({"loss": model.loss_, "drawn": float(numpy.random.rand())})
 
 
-def streamed(config: dict[str, Any]) -> None:
-    torch.manual_seed(config["seed"])
-    for workers in (0, 2):
-        data = ChainDataset([Stream(0, 7), Stream(7, 20)])
-        loader = DataLoader(data, batch_size=4, num_workers=workers)
-        tune.report({"loss": float(sum(k * batch.sum() for k, batch in enumerate(loader)))})
+def n_jobs(config: dict[str, Any]) -> None:
+    """Grid search with processes by joblib's loky, which stay for five minutes."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+
+    x, y = table(config["seed"])
+    search = GridSearchCV(LogisticRegression(), {"C": [0.01, 1.0]}, n_jobs=2, cv=2).fit(x, y)
+    tune.report({"loss": 1 - search.best_score_, "C": search.best_params_["C"]})
 
 
-SCRIPTS = [
-    loader_processes,
-    persistent_processes,
-    mixed_precision,
-    autocast_left_on,
-    compiled,
-    quantized,
-    hooked,
-    profiled,
-    whole_model,
-    streamed,
-]
+def cached_pipeline(config: dict[str, Any]) -> None:
+    """User guide: caching transformers in a temporary directory, and one in the working directory."""
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    x, y = table(config["seed"])
+    for memory in (tempfile.mkdtemp(), "cache"):
+        model = make_pipeline(PCA(3), LogisticRegression(), memory=memory).fit(x, y)
+        tune.report({"loss": 1 - model.score(x, y)})
+
+
+def global_settings(config: dict[str, Any]) -> None:
+    """``set_config``, numpy's error state and print options, as at the top of notebooks."""
+    import sklearn
+
+    x, _ = table(config["seed"])
+    seen = f"{numpy.geterr()['over']} {sklearn.get_config()['display']} {numpy.array([1 / 3])}"
+    sklearn.set_config(display="text", assume_finite=True)
+    numpy.seterr(all="raise")
+    numpy.set_printoptions(precision=2)
+    logging.basicConfig(filename="log.txt", level=logging.INFO, force=True)
+    logging.info("loss")
+    tune.report({"loss": float(x.sum()), "seen": seen})
+
+
+def square(x: int) -> int:
+    return x * x
+
+
+def pool(config: dict[str, Any]) -> None:
+    """multiprocessing's first example, and a pool that nobody closes."""
+    with multiprocessing.Pool(2) as two:
+        first = sum(two.map(square, range(config["seed"])))
+    global left
+    left = multiprocessing.get_context("fork").Pool(1)
+    tune.report({"loss": float(first + left.apply(square, (3,)))})
+
+
+#: The names of the scripts, each with why its process serves no further trial, in words that the reason has; None: it
+#: serves further ones.
+SCRIPTS = {
+    "loader_processes": None,
+    "persistent_processes": None,
+    "autocast_left_on": None,
+    "compiled": "packages that were imported from their files",
+    "profiled": None,
+    "whole_model": None,
+    "unseeded_numpy": None,
+    "n_jobs": "exit handlers left by joblib",
+    "cached_pipeline": None,
+    "global_settings": None,
+    "pool": "changed: finalizers of multiprocessing",
+}

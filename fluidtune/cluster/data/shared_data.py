@@ -1,9 +1,9 @@
 """`fluidtune.shared`: a data set that is loaded once a node, and that all processes of a job there have in memory once.
 
-The first process that asks loads it and writes it into a file in memory (memfd_create(2)), which the fork server of the
-node keeps (`forks.kept_data`). The others map that file: copy on write, so that a process that changes the data changes
-its own. The kernel frees it when the server has let go of it, at the end of the job, and no process maps it: nothing is
-left on disk or in /dev/shm, whoever was killed.
+The first process that asks loads it and writes it into a file in memory (memfd_create(2)), which the node's
+`data_keeper` holds. The others map that file: copy on write, so that a process that changes the data changes its own.
+The kernel frees it when the keeper has let go of it, at the end of the job, and no process maps it: nothing is left on
+disk or in /dev/shm, whoever was killed.
 
 The file holds the buffers of arrays, tensors and tables as they are in memory (pickle's protocol 5, PEP 574), then the
 pickle that refers to them, then where they are. The process that has loaded them never has them twice: what of a large
@@ -25,6 +25,7 @@ import pickle
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import CodeType, FunctionType
@@ -33,7 +34,7 @@ from typing import Any, TypeVar
 import cloudpickle
 import numpy as np
 
-from fluidtune.cluster.forks import server_socket
+from fluidtune.cluster.data.data_keeper import HEAD, VARIABLE, peer
 from fluidtune.errors import FluidTuneError
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,11 @@ _ALIGNED = 64
 _END = struct.Struct("QQ")
 #: Bytes that are written before they are mapped: so much of the data is there twice. Small beside data worth sharing.
 _PIECE = 16 << 20
-#: A buffer of fewer bytes is written and not mapped. glibc maps larger ones from the system each by itself (mallopt(3)).
+#: A buffer of fewer bytes is written and not mapped. glibc gets each larger one from the system alone (mallopt(3)).
 _LARGE = 1 << 20
-#: What a message to the server begins with: the length of the rest.
-_HEAD = struct.Struct("Q")
+#: Seconds for which a process waits for the keeper of its node, which starts when the node's first worker does.
+#: Judgement: the start of a plain process takes 5 s on two cores.
+_WAIT_S = 15.0
 
 
 def shared(load: Callable[[], Data]) -> Data:
@@ -59,7 +61,7 @@ def shared(load: Callable[[], Data]) -> Data:
     arrays, tensors and tables of its result. They may change them: what a process changes is its own from then on.
     The data are freed when the job has ended.
 
-    Outside FluidTune, and in a process that was not forked by a fork server, it calls ``load()``.
+    Outside the workers of FluidTune, and where the system is not Linux, it calls ``load()``.
 
     Args:
         load: a function without arguments, or a `functools.partial`. It gives the same data wherever it is called.
@@ -71,11 +73,11 @@ def shared(load: Callable[[], Data]) -> Data:
     Raises:
         FluidTuneError: what ``load`` returned cannot be pickled.
     """
-    path = server_socket.path
-    if path is None or not hasattr(os, "memfd_create"):
+    name = os.environ.get(VARIABLE)
+    if name is None or not hasattr(os, "memfd_create"):
         return load()
     try:
-        server = _connect(path)
+        server = _connect(name)
     except OSError as error:
         return _by_itself(load, error)
     with server:
@@ -98,23 +100,32 @@ def shared(load: Callable[[], Data]) -> Data:
 
 
 def _by_itself(load: Callable[[], Data], error: Exception) -> Data:
-    log.warning("fluidtune.shared: this process loads its own copy, because the fork server did not answer: %s", error)
+    log.warning("fluidtune.shared: this process loads its own copy, because none is shared on this node: %s", error)
     return load()
 
 
-def _connect(path: str) -> socket.socket:
-    server = socket.socket(socket.AF_UNIX)
-    try:
-        server.connect(path)
-    except OSError:
-        server.close()
-        raise
-    return server
+def _connect(name: str) -> socket.socket:
+    until = time.monotonic() + _WAIT_S
+    while True:
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(f"\0{name}")
+            if peer(server) != os.geteuid():
+                raise PermissionError(f"the socket {name} is user {peer(server)}'s")
+            return server
+        except ConnectionRefusedError:
+            server.close()
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        except BaseException:
+            server.close()
+            raise
 
 
 def _send(server: socket.socket, message: dict[str, Any], files: list[int]) -> None:
     said = json.dumps(message).encode()
-    socket.send_fds(server, [_HEAD.pack(len(said))], files)
+    socket.send_fds(server, [HEAD.pack(len(said))], files)
     server.sendall(said)
 
 

@@ -1,10 +1,9 @@
-"""Data sets that a fork server keeps for the processes of its job: who loads one, who waits for it, who gets its file.
+"""Who loads a data set of a job, who waits for it, and who gets its file. `data_keeper` carries the answers.
 
-The server holds an open file in memory for each data set and hands it to whoever asks. The machine here decides; the
-server carries the answers. A data set has three states:
+A data set has two states, besides not being known:
 
-    (absent) --asked--> loading --loaded--> kept
-    loading --lost--> loading, by the process that has waited longest; (absent), if none waits
+    (unknown) --asked--> loading --loaded--> kept
+    loading --lost--> loading, by the process that has waited longest; (unknown), if none waits
 
 "Who" is a connection. A connection asks for one data set.
 """
@@ -69,13 +68,6 @@ class KeptData(Generic[Who]):
                     return found.loader
                 del self._sets[key]
         return None
-
-    def forget(self) -> list[int]:
-        """The job has ended. Returns the files that nobody needs any more; data sets that are being loaded stay."""
-        kept = {key: found.file for key, found in self._sets.items() if found.file is not None}
-        for key in kept:
-            del self._sets[key]
-        return list(kept.values())
 
     def files(self) -> list[int]:
         """The files that are kept."""

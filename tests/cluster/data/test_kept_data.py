@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fluidtune.cluster.forks.kept_data import KeptData
+from fluidtune.cluster.data.kept_data import KeptData
 
 KEYS = st.sampled_from(["digits", "words"])
 
@@ -55,11 +55,6 @@ class Processes(RuleBasedStateMachine):
         if key and heirs:
             self.loading[key] = heirs[0]
             del self.waiting[heirs[0]]
-
-    @rule()
-    def end_of_job(self) -> None:
-        assert sorted(self.data.forget()) == sorted(self.kept.values())
-        self.kept = {}
 
     @invariant()
     def what_waits_is_being_loaded(self) -> None:
