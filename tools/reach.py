@@ -47,6 +47,7 @@ ENTRY_POINTS = {
     "fluidtune.integrations.lightning:*": "docs/lightning.md",
     "fluidtune.integrations.transformers:*": "docs/transformers.md",
     "fluidtune.integrations.accelerate:*": "docs/transformers.md",
+    "fluidtune.integrations.keras:*": "docs/keras.md",
     "fluidtune.planning:*": "CONTRIBUTING.md",
     "themis_bridge:*": "CONTRIBUTING.md",
     "salus_share:*": "CONTRIBUTING.md",

@@ -9,6 +9,7 @@
 | `cleaning` | whether a process is clean enough for another trial |
 | `sharing` | how the trials of one device share it |
 | `forks` | the processes of workers, forked from one that has imported what they import |
+| `data` | data sets that the processes of a job have in memory once a node |
 | `emulated` | devices that compute nothing |
 
 Start with `hosting.worker`. Which trial runs where, and how wide, is decided in `fluidtune.engine`; nothing here

@@ -7,6 +7,8 @@ when.
 from __future__ import annotations
 
 import os
+import secrets
+import sys
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +18,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fluidtune import hash_seed
+from fluidtune.cluster.data.data_keeper import VARIABLE, DataKeeper
 from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.nodes import ForkServers
@@ -124,7 +127,12 @@ class NewProcesses:
         #: The number of threads that Ray gives the libraries of a process on its device.
         self._threads = max(1, int(plan.worker.get("CPU", 0)))
         beside = {"OMP_NUM_THREADS": str(self._threads)}
-        self._forks = ForkServers(self.environment, beside) if fork and plan.kind != "emulated" else None
+        forks = fork and plan.kind != "emulated"
+        #: How the names of the sockets begin at which nodes keep shared data.
+        self._data = f"fluidtune-data-{secrets.token_hex(8)}"
+        #: Keeps the data of the driver's own node; None: no process was started there.
+        self._keeper: DataKeeper | None = None
+        self._forks = ForkServers(self.environment, beside, self._data) if forks else None
         if plan.kind == "cpu":
             # A server has begun before it is known what the devices are. What is imported does not depend on it, except
             # where a package reads it at its import: the process imports that anew.
@@ -141,6 +149,18 @@ class NewProcesses:
         if self._forks is not None and node is not None:
             self._forks.prepare(node, self._before_start[node])
         return node
+
+    def _shared_data(self, node: str | None) -> dict[str, str]:
+        """The variable by which a process finds the data that its node keeps; empty: the node keeps none."""
+        if node is None or sys.platform != "linux":
+            return {}
+        name = f"{self._data}-{node}"
+        if ray.get_runtime_context().get_node_id().startswith(node):
+            if self._keeper is None:
+                self._keeper = DataKeeper(name)
+        elif self._forks is None or self._forks.off is not None:
+            return {}  # its actor would have kept them
+        return {VARIABLE: name}
 
     def is_nearly_ready(self, device: int) -> bool:
         """Whether a process on the device is there sooner if it is forked after a moment than if it is started now."""
@@ -182,6 +202,7 @@ class NewProcesses:
             resources["GPU"] = 1.0
             environment[VISIBLE_GPUS] = ",".join(visible)
         node = self._prepare(device)
+        environment |= self._shared_data(node)
         runtime_env = self._before_start[node]
         command = None if self._forks is None else self._forks.command(node)
         if command is not None:
@@ -211,6 +232,8 @@ class NewProcesses:
         return hash_seed.runtime_env(nodes, dict(ray.get_runtime_context().runtime_env)) or {}
 
     def close(self) -> None:
-        """Let the fork servers of the job end."""
+        """Let the fork servers of the job end, and its shared data be freed."""
+        if self._keeper is not None:
+            self._keeper.close()
         if self._forks is not None:
             self._forks.close()

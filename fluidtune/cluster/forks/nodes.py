@@ -21,6 +21,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from fluidtune.cluster.data.data_keeper import DataKeeper
 from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, ServerState
 from fluidtune.cluster.forks.preload import modules_of_trials
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS
@@ -83,9 +84,15 @@ class _Here:
 
 
 class Holder:
-    """The actor that holds a node's server. It asks for no resources and lives as long as the job."""
+    """The actor that holds a node's server. It asks for no resources and lives as long as the job.
 
-    def __init__(self, variables: Callable[[Mapping[str, str]], dict[str, str]], folder: str | None) -> None:
+    ``data``: the name of the socket at which it also keeps the node's shared data (`fluidtune.cluster.data`).
+    """
+
+    def __init__(
+        self, variables: Callable[[Mapping[str, str]], dict[str, str]], folder: str | None, data: str | None
+    ) -> None:
+        self._keeper = None if data is None else DataKeeper(data)
         self._folder = folder
         own = {**os.environ, "RAY_JOB_ID": ray.get_runtime_context().get_job_id()}
         own.pop("CUDA_VISIBLE_DEVICES", None)
@@ -115,6 +122,7 @@ class There:
         variables: Callable[[Mapping[str, str]], dict[str, str]],
         runtime_env: Mapping[str, Any],
         folder: str | None = None,
+        data: str | None = None,
     ) -> None:
         self.state: ServerState | None = None
         whole = next((each["NodeID"] for each in ray.nodes() if each["NodeID"].startswith(node)), node)
@@ -124,7 +132,7 @@ class There:
             runtime_env=dict(runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(whole, soft=False),
         )
-        self._actor = ray.remote(Holder).options(**options).remote(variables, folder)
+        self._actor = ray.remote(Holder).options(**options).remote(variables, folder, data)
         #: The call that is answered when the server is ready, and then the one that is answered when it has ended.
         self._awaited = self._actor.start.remote(*modules)
 
@@ -224,10 +232,11 @@ class ForkServers:
     """See the module.
 
     ``environment``: variables that the job's processes get after their start. ``unless_set``: those of them that Ray
-    gives a process which does not have them.
+    gives a process which does not have them. ``data``: how the names of the sockets begin at which nodes keep data.
     """
 
-    def __init__(self, environment: Mapping[str, str], unless_set: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], unless_set: Mapping[str, str], data: str) -> None:
+        self._data = data
         self._environment, self._unless_set = dict(environment), dict(unless_set)
         self._nodes: dict[str, _Here | There] = {}
         self._said: set[str] = set()
@@ -261,7 +270,7 @@ class ForkServers:
             found = {name: value for name, value in found.items() if name not in rays_own}
             return {**unless_set, **found, **environment}
 
-        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env)
+        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env, data=f"{self._data}-{node}")
 
     def _on(self, node: str | None) -> _Here | There | None:
         return None if node is None or self.off is not None else self._nodes.get(node)
