@@ -56,7 +56,19 @@ from .transport.membership import Reform
 
 if TYPE_CHECKING:
     from .commits.commit_store import Commit, CommitStore, Files, LocalFiles
-    from .frameworks import agreed, barrier, boundary, broadcast, gather, one_worker, rank, reduce, width
+    from .frameworks import (
+        agreed,
+        barrier,
+        boundary,
+        broadcast,
+        gather,
+        one_worker,
+        parts,
+        rank,
+        reduce,
+        width,
+        work_on,
+    )
     from .group.session import ElasticSession
     from .loop import epochs, is_leader, mean, prepare, samples, state
 
@@ -85,6 +97,7 @@ __all__ = [
     "is_leader",
     "mean",
     "one_worker",
+    "parts",
     "prepare",
     "rank",
     "reduce",
@@ -93,13 +106,13 @@ __all__ = [
     "use",
     "wake_on_first_use",
     "width",
+    "work_on",
 ]
 
 _HOMES = {
     **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits.commit_store"),
-    **dict.fromkeys(
-        ("agreed", "barrier", "boundary", "broadcast", "gather", "one_worker", "rank", "reduce", "width"), "frameworks"
-    ),
+    **dict.fromkeys(("agreed", "barrier", "boundary", "broadcast", "gather", "one_worker"), "frameworks"),
+    **dict.fromkeys(("parts", "rank", "reduce", "width", "work_on"), "frameworks"),
     **dict.fromkeys(("epochs", "is_leader", "mean", "prepare", "samples", "state"), "loop"),
     "ElasticSession": "group.session",
 }

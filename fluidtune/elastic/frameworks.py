@@ -15,10 +15,13 @@ needs and wait for nobody. The same holds in a worker that has not come to its f
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import torch
 
+from .data.batches import BatchPart
+from .data.loader import ElasticLoader
 from .group.current_session import current
 from .group.session import ElasticSession
 
@@ -121,6 +124,25 @@ def boundary(epoch: int, stop: int | None = None) -> int | None:
     """
     session = current()
     return epoch if session is None else session.before_epoch(epoch, stop)
+
+
+def parts(loader: Iterable[Any]) -> Iterator[tuple[Any, BatchPart | None]]:
+    """Iterate over a DataLoader; with each batch, what this worker has of it, for `work_on`.
+
+    For a loop that fetches several batches before it computes with the first, as one does that accumulates gradients:
+    nobody else could tell which batch a backward pass is about, where their sizes differ. ``part.weight`` is the share
+    of the batch's samples that this worker has: the worker's gradients count by it. It is 0 if the worker has only a
+    stand-in, or computes for a comparison what another worker's gradients are taken from. In place of a part there is
+    None where the batch is not divided.
+    """
+    return loader.parts() if isinstance(loader, ElasticLoader) else ((batch, None) for batch in loader)
+
+
+def work_on(part: BatchPart | None) -> None:
+    """From now on the loop computes with the batch that came with this part; see `parts`. All workers call it."""
+    session = current()
+    if session is not None:
+        session.work_on(part)
 
 
 def one_worker(why: str) -> None:

@@ -117,6 +117,19 @@ def test_a_loop_with_boundaries_has_the_results_of_one_with_epochs(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("widths", [(1, 1, 1), (2, 2, 2), (1, 2, 1), (3, 2, 3)])
+def test_a_loop_that_says_what_it_works_on_may_fetch_ahead(pool: list[PeerProcess], widths: tuple[int, ...]) -> None:
+    expected, ending = trials.plain(framework_trials.ahead, {})
+    reports, endings = run(pool, framework_trials.ahead, {}, widths)
+    assert reports == pytest.approx(expected, rel=1e-5)
+    for ours in endings:
+        for name, value in ending.items():
+            assert name == "divided" or torch.allclose(ours[name], value, rtol=1e-4, atol=1e-6), name
+    if widths[0] == 2:  # after the batches that are compared, in the same epoch
+        assert endings[0]["divided"] == [False] * 12 + [True] * 20
+
+
+@pytest.mark.slow
 def test_a_worker_that_joins_the_second_loop_runs_no_epoch_of_the_first(pool: list[PeerProcess]) -> None:
     config = {"loops": 2, "stop": 2}
     expected, _ = trials.plain(framework_trials.owned, config)

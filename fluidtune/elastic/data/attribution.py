@@ -7,6 +7,9 @@ batch at hand, so all of them must be divided in the same way: their sizes are e
 Otherwise `CannotDivide` is raised on all workers, and the trial goes on with one. A reading that has ended stays at
 hand while the loop keeps its batches, as `itertools.cycle` does.
 
+A loop that knows which batch it works on says so (`elastic.parts`): then the rule is not asked, and the loop may fetch
+as many batches ahead as it likes.
+
 A reading in which the loop evaluates is forgotten when it ends: nothing used its batches, and at each of its batches
 gradients were off or all modules were in evaluation mode.
 """
@@ -19,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..errors import CannotDivide
-from .batches import Reading, Share
+from .batches import BatchPart, Reading, Share
 from .counted import Counted
 from .left_out import LeftOut
 
@@ -47,6 +50,8 @@ class Uses:
         self, what: str, kind_of: Callable[[Share], int], on_use: Callable[[], None], again: bool = True
     ) -> None:
         self._what, self._kind_of, self._on_use, self._again = what, kind_of, on_use, again
+        #: Of the batch that the loop says it works on; None: it has said nothing.
+        self.said: Share | None = None
         self._readings: dict[Reading, _Fetched] = {}
         #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.
         self._evaluated: dict[int, Share] = {}
@@ -97,6 +102,8 @@ class Uses:
             CannotDivide: it could be one of several batches that are not divided in the same way.
         """
         self._on_use()
+        if self.said is not None:
+            return self.said
         if len(self._readings) > 1 and any(fetched.unused for fetched in self._readings.values()):
             self._readings = {r: f for r, f in self._readings.items() if not self._is_over(r, f)}
         shares: dict[int, Share] = {}
@@ -129,14 +136,18 @@ class BatchesAtHand:
 
     def next_turn(self) -> None:
         """A boundary: what was fetched before is used up, except by readings that the loop has kept."""
+        self._handed_out = 0
         for uses in self._uses:
             uses.forget_ended()
+            uses.said = None
         self.left_out.clear()
 
     def clear(self) -> None:
         """The trial has another group: no batch is divided now."""
         #: Since the last mean, or since the group has formed.
         self.counted = Counted()
+        #: Batches that the loop has fetched and has not said yet that it works on.
+        self._handed_out = 0
         self.left_out.clear()
         used, counted = self.left_out.used, self.left_out.counted
         self.gradients = Uses("gradients", lambda share: share.division, used)
@@ -154,6 +165,20 @@ class BatchesAtHand:
             uses.fetched(reading, share)
         self.left_out.fetched(reading, share)
 
+    def handed_out(self) -> None:
+        """The loop gets a batch and will say itself when it works on it."""
+        self._handed_out += 1
+
+    def work_on(self, part: BatchPart | None) -> None:
+        """What follows is about this part of a batch; None: about what the loop fetches next, by the rule."""
+        for uses in self._uses:
+            uses.said = None if part is None else part.share
+        if part is None:
+            return
+        self._handed_out = max(0, self._handed_out - 1)
+        part.reading.evaluates = part.reading.evaluates and self.nothing_learns()
+        self.left_out.fetched(part.reading, part.share)
+
     def ended(self, reading: Reading) -> None:
         """The reading's last batch was fetched, or the loop reads no further."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
@@ -164,7 +189,7 @@ class BatchesAtHand:
     @property
     def settled(self) -> bool:
         """Between two batches: the loop has used and counted all that it fetched, and keeps none of it."""
-        return self.gradients.settled and self.counts.all_used
+        return self._handed_out == 0 and self.gradients.settled and self.counts.all_used
 
     def nothing_learns(self) -> bool:
         """Whether gradients are off, or all of the trial's modules are in evaluation mode."""

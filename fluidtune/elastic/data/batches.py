@@ -1,4 +1,4 @@
-"""A worker's share of a batch (`Share`), and one iteration of the loop over a DataLoader (`Reading`)."""
+"""A worker's share of a batch (`Share`, `BatchPart`), and one iteration of the loop over a DataLoader (`Reading`)."""
 
 from __future__ import annotations
 
@@ -72,6 +72,19 @@ class Reading:
     def kept(self) -> bool:
         """Whether the loop keeps batches on purpose: not only the last of several, as a loop's variables do."""
         return bool(self._earlier) or (self._batches == 1 and bool(self._last))
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """What a worker has of one batch, for a loop that says itself which batch it works on; see `elastic.parts`."""
+
+    share: Share
+    reading: Reading
+
+    @property
+    def weight(self) -> float:
+        """The part of the batch's samples that this worker has: its gradients count by it; 0 if none of them count."""
+        return self.share.weight
 
 
 def _tensors(batch: Any) -> Iterator[torch.Tensor]:

@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from ..errors import CannotDivide
 from ..random_streams import Streams
-from .batches import Reading, Share
+from .batches import BatchPart, Reading, Share
 from .group_view import GroupView, refuse_left_out
 from .loop_draws import Part, PartsOfDataset, seed_of
 from .whole_batches import as_it_is, in_whole_batches, reader_of
@@ -66,7 +66,7 @@ class ElasticLoader:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> _Batches:
         turn = self._group.turn_number
         if any(made.turn is not None and made.turn < turn for made in self._unfinished()):
             self.renews_iterator = True
@@ -80,6 +80,13 @@ class ElasticLoader:
             batches = _Batches(self, self._group, iter(self._divided(shares, seed)), shares)
         self._made.add(batches)
         return batches
+
+    def parts(self) -> Iterator[tuple[Any, BatchPart | None]]:
+        """See `elastic.parts`."""
+        batches = iter(self)
+        batches.says_itself = True
+        for batch in batches:
+            yield batch, batches.part
 
     @property
     def undecided(self) -> bool:
@@ -150,6 +157,9 @@ class _Batches:
         self._group = group
         self.turn: int | None = None  # in which it was read last
         self.finished = False  # its end was drawn
+        #: The loop says which batch it works on; and what this worker has of the last one, None if it has all of it.
+        self.says_itself = False
+        self.part: BatchPart | None = None
         self._given = 0
         self._all = _length(loader)
         self._of_data = _length(loader.dataset)
@@ -201,7 +211,11 @@ class _Batches:
                 of_data=self._of_data,
                 batches=self._all,
             )
-            self._group.batches.fetched(self._reading, share)
+            if self.says_itself:
+                self.part = BatchPart(share, self._reading)
+                self._group.batches.handed_out()
+            else:
+                self._group.batches.fetched(self._reading, share)
         return batch
 
     def __del__(self) -> None:

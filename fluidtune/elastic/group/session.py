@@ -17,6 +17,7 @@ from fluidtune.group_facts import GroupFacts
 from ..commits.commit_policy import CommitPolicy
 from ..commits.commit_store import Commit, CommitStore
 from ..commits.committable import CommittableState
+from ..data.batches import BatchPart
 from ..data.group_view import total_of_all
 from ..data.trial_state import TrialState
 from ..errors import CannotDivide, GroupLost, explain
@@ -221,6 +222,10 @@ class ElasticSession(LeaderSession, FollowerSession):
             reached = self._member.begin(epoch, counted=True)
         self._in_framework = reached is not None and (stop is None or reached < stop)
         return reached
+
+    def work_on(self, part: BatchPart | None) -> None:
+        """See `elastic.work_on`."""
+        self._member.batches.work_on(part)
 
     def keep_one_worker(self, why: str) -> None:
         if self.width > 1:

@@ -1,0 +1,163 @@
+"""An Accelerator for loops whose trial can have several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.scheduler import AcceleratedScheduler
+from accelerate.utils import DistributedType, is_compiled_module, recursively_apply
+from torch.utils.data import DataLoader
+
+from fluidtune import elastic
+
+from .divided_loader import DividedLoader
+
+
+class ElasticAccelerator(Accelerator):
+    """An `Accelerator`, with its parameters; outside a FluidTune worker nothing else.
+
+    Iterate over `epochs` where the loop would iterate over `range`. The loss that `backward` gets must be a mean over
+    the samples of the batch: see `fluidtune.elastic.prepare`, which says what else must hold.
+
+    A loader that was prepared gives this worker's parts of the batches while a prepared model is in training mode, and
+    whole batches while all are in evaluation mode. `gather`, `gather_for_metrics` and `reduce` are over all workers in
+    the first case. In the second each worker has all, and they return what they get.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._plain: str | None = None
+        self._progress: _Progress | None = None
+        self._trained: list[torch.nn.Module] = []
+
+    def epochs(self, start: int, stop: int) -> Iterable[int]:
+        """Yield start .. stop-1. Before each of them the trial can be resized; see `fluidtune.elastic.epochs`."""
+        return range(start, stop) if self._plain is not None else elastic.epochs(start, stop)
+
+    def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
+        prepared = super().prepare(*args, device_placement=device_placement)
+        if elastic.current() is None or self._plain is not None:
+            return prepared
+        parts = prepared if isinstance(prepared, tuple) else (prepared,)
+        try:
+            self._refuse()
+            parts = tuple(self._divided(part) for part in parts)
+        except TypeError as error:
+            self._plain = str(error)
+            elastic.one_worker(f"Accelerate: {error}")
+            return prepared
+        return parts if isinstance(prepared, tuple) else parts[0]
+
+    def _refuse(self) -> None:
+        if self.distributed_type != DistributedType.NO or self.num_processes > 1:
+            kind = self.distributed_type.value
+            raise TypeError(f"Accelerate trains in its own way over processes or devices ({kind})")
+        if self.device.type not in ("cpu", "cuda"):
+            raise TypeError(f"the loop trains on {self.device}, and not on a CPU or a CUDA GPU")
+        if self._progress is None:
+            self._progress = _Progress(self)
+            elastic.prepare(*([] if self.scaler is None else [self.scaler]), self._progress)
+
+    def _divided(self, part: Any) -> Any:
+        assert self._progress is not None
+        if isinstance(part, AcceleratedOptimizer):
+            elastic.prepare(part.optimizer)
+        elif isinstance(part, AcceleratedScheduler):
+            elastic.prepare(part.scheduler)
+        elif isinstance(part, DataLoader):
+            part = DividedLoader(part, self, says_itself=False, whole=lambda: not self._trains())
+            self._progress.loaders.append(part)
+        elif isinstance(part, torch.nn.Module):
+            if is_compiled_module(part):
+                raise TypeError("a compiled model makes a step of which FluidTune sees no parts")
+            elastic.prepare(part)
+            self._trained.append(part)
+        return part
+
+    def _trains(self) -> bool:
+        return torch.is_grad_enabled() and any(model.training for model in self._trained)
+
+    # -- what is over all processes, where there is one --
+
+    def gather(self, tensor: Any) -> Any:
+        return recursively_apply(_of_all, tensor) if self._together else super().gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        if self._together and use_gather_object:
+            elastic.one_worker("Accelerate: gather_for_metrics(use_gather_object=True) is called in training mode")
+        return super().gather_for_metrics(input_data, use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        if not self._together or reduction == "none":
+            return super().reduce(tensor, reduction, scale)
+        counts = elastic.samples(1)
+
+        def reduced(each: torch.Tensor) -> torch.Tensor:
+            if reduction == "max":
+                return elastic.reduce(each, "max")
+            total = elastic.reduce(each if counts else torch.zeros_like(each))
+            return total / elastic.reduce(torch.tensor(float(counts))).item() if reduction == "mean" else total
+
+        return recursively_apply(reduced, tensor)
+
+    @property
+    def _together(self) -> bool:
+        return elastic.width() > 1 and self._trains()
+
+    # -- what one process does for all --
+
+    @property
+    def is_main_process(self) -> bool:
+        return bool(super().is_main_process) and elastic.is_leader()
+
+    @property
+    def is_local_main_process(self) -> bool:
+        return bool(super().is_local_main_process) and elastic.is_leader()
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        if elastic.is_leader():
+            super().print(*args, **kwargs)
+
+    def init_trackers(self, *args: Any, **kwargs: Any) -> None:
+        if elastic.is_leader():
+            super().init_trackers(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if elastic.is_leader():
+            super().save(*args, **kwargs)
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        if elastic.is_leader():
+            super().save_model(*args, **kwargs)
+
+    def save_state(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        return super().save_state(output_dir, *args, **kwargs) if elastic.is_leader() else output_dir
+
+
+class _Progress:
+    """Where an accelerator stands between the epochs of a loop: its steps of accumulation, its loaders' passes."""
+
+    def __init__(self, accelerator: ElasticAccelerator) -> None:
+        self._accelerator = accelerator
+        self.loaders: list[Any] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._accelerator.step, "passes": [loader.iteration for loader in self.loaders]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._accelerator.step = state["step"]
+        for loader, passes in zip(self.loaders, state["passes"], strict=True):
+            loader.iteration = passes
+
+
+def _of_all(tensor: torch.Tensor) -> torch.Tensor:
+    """The rows of all workers that count, in the order of the batch; a number is a row."""
+    rows = tensor.detach().unsqueeze(0) if tensor.dim() == 0 else tensor.detach()
+    sizes = elastic.gather(torch.tensor(len(rows) if elastic.samples(1) else 0))
+    padded = rows.new_zeros((int(sizes.max()), *rows.shape[1:]))
+    padded[: min(len(rows), len(padded))] = rows[: len(padded)]
+    return torch.cat([each[:size] for each, size in zip(elastic.gather(padded), sizes.tolist(), strict=True)])
