@@ -41,7 +41,8 @@ class Actor:
 def no_cluster(monkeypatch):
     """A question to Ray would start a cluster. docs/bugs.md, 454"""
     before = pool_module.ray.is_initialized()
-    monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+    context = SimpleNamespace(runtime_env={}, get_node_id=lambda: "another")
+    monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: context)
     yield
     assert pool_module.ray.is_initialized() == before
 
