@@ -25,9 +25,9 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Seconds that a command may take where nothing else is said. Judgement: twice the longest side of all benchmarks.
+#: Seconds that a command may take where nothing else is said: twice the longest side of all benchmarks.
 PROCESS_LIMIT_S = 900.0
-#: Seconds in which a killed process ends. Judgement: it ends at once unless it is held in the kernel.
+#: Seconds in which a killed process ends. It ends at once unless it is held in the kernel.
 KILLED_S = 30.0
 #: The figures of one run of one side: name -> number.
 Figures = dict[str, float]

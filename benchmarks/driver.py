@@ -25,7 +25,7 @@ from fluidtune import startup
 
 #: Trials of a job and devices: the sizes of the issue that asked for this benchmark.
 TRIALS, DEVICES = 10_000, (100, 1_000)
-#: Trials and devices with ``--quick``. Judgement: as many trials per device as the larger case has.
+#: Trials and devices with ``--quick``. The larger case has the same number per device.
 QUICK_TRIALS, QUICK_DEVICES = 1_000, (100,)
 
 

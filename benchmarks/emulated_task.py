@@ -17,7 +17,7 @@ from ray import tune
 def accuracy(config: dict[str, Any], iteration: float) -> float:
     """The accuracy, 0 to 1, of a configuration after ``iteration`` iterations.
 
-    Judgement: the constants make learning rates near 0.01 best, and let wide networks learn slowly and end no better.
+    The constants make learning rates near 0.01 best, and let wide networks learn slowly and end no better.
     """
     distance = math.log10(config["lr"]) + 2.0
     top = 0.95 - 0.12 * distance**2 - 0.5 * (config["momentum"] - 0.85) ** 2

@@ -25,9 +25,9 @@ from benchmarks.common import finish, parser, result, say
 
 #: Actors that are asked for at once.
 TOGETHER = 12
-#: Seconds within which the server must be ready. Judgement: it takes four on a quiet machine of two cores.
+#: Seconds within which the server must be ready. It takes four on a quiet machine of two cores.
 READY_S = 120.0
-#: Seconds of quiet before a measurement. Judgement: a server has imported what it was taught in less.
+#: Seconds of quiet before a measurement. A server has imported what it was taught in less.
 QUIET_S = 5.0
 
 

@@ -24,7 +24,7 @@ from benchmarks.salus_jobs import device_home, seat, spin, together
 from fluidtune.cluster.lanes import LaneMember, LaneSettings
 from salus_share.seat_table import SeatTable
 
-#: The iteration to which a pass is compared, seconds. Judgement: a short one.
+#: The iteration to which a pass is compared, seconds. A short one.
 ITERATION_S = 0.010
 
 

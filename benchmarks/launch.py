@@ -12,7 +12,7 @@ from benchmarks.common import cores, finish, parser, ratios, result
 from benchmarks.side_limit import SideLimit, repeat
 from benchmarks.sides import OURS, sides
 
-#: Seconds of a trial's first iteration. Judgement: short beside a stock launch of seconds.
+#: Seconds of a trial's first iteration. Short beside a stock launch of seconds.
 FIRST_ITERATION = 0.1
 
 

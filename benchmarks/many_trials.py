@@ -14,9 +14,9 @@ from itertools import count
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 
-#: Devices of a node. Judgement: as GPU nodes have.
+#: Devices of a node. As GPU nodes have.
 PER_NODE = 8
-#: Seconds of an iteration on one device, iterations of a trial: the smallest and the largest. Judgement: trials of a
+#: Seconds of an iteration on one device, iterations of a trial: the smallest and the largest. Trials of a
 #: search differ by about this much, and end often enough that places become free all the time.
 SECONDS, ITERATIONS = (0.5, 4.0), (3, 12)
 #: The part of a device's memory that a trial needs.

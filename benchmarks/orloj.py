@@ -28,16 +28,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean, median
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.orloj_cases import Case, Load, load, modal
+from benchmarks.orloj_hull import HullPending
+from benchmarks.orloj_naive import NaivePending
+from benchmarks.orloj_product import ProductProfile
 from benchmarks.orloj_worker import SIDES, Worker
-from symphony_serve.batching.orloj import Orloj
-from symphony_serve.batching.orloj_hull import HullPending
-from symphony_serve.batching.orloj_profiles import Profiler, VaryingProfile
-from symphony_serve.batching.orloj_queues import NaivePending, Pending, SortedPending
-from symphony_serve.batching.orloj_scores import ANTICIPATED_DELAY_RATE
+from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
+from symphony_serve.batching.orloj_profiles import Profiler, VaryingProfile, VaryingRequest
+from symphony_serve.batching.orloj_queues import Pending
 from symphony_serve.messages import Dispatch, Request
 
 #: The SLO by the 99th percentile of the times alone (section 4.5.2).
@@ -168,11 +169,9 @@ def tasks(runs: Runs) -> dict[str, Any]:
     return found
 
 
-def with_settings(more: dict[str, Any]) -> Make:
-    """Orloj with other settings of the profile."""
-    return lambda case, load, profile: Worker(
-        case, load, Orloj(VaryingProfile(profile.batches, profile.sources, **more))
-    )
+def with_places(kind: type[VaryingProfile], weights: Mapping[str, float] | None = None) -> Make:
+    """Orloj with other places of the sources in a batch."""
+    return lambda case, load, profile: Worker(case, load, Orloj(kind(profile.batches, profile.sources, weights)))
 
 
 def places(runs: Runs) -> dict[str, Any]:
@@ -182,9 +181,13 @@ def places(runs: Runs) -> dict[str, Any]:
         case = replace(modal(2), peaks=(0.030, 0.150), shares=shares)
         case = replace(case, rate=1.76 / sum(share * peak for share, peak in zip(shares, case.peaks, strict=True)))
         weights = {str(source): share for source, share in enumerate(shares)}
-        kinds: dict[str, dict[str, Any]] = {"equal": {}, "true": {"weights": weights}, "product": {"places": "product"}}
+        kinds = {
+            "equal": with_places(VaryingProfile),
+            "true": with_places(VaryingProfile, weights),
+            "product": with_places(ProductProfile),
+        }
         found[f"{shares[0]:g}"] = {
-            kind: runs.shown(f"short {shares[0]:g} {kind}", case, with_settings(more)) for kind, more in kinds.items()
+            kind: runs.shown(f"short {shares[0]:g} {kind}", case, make) for kind, make in kinds.items()
         }
     return found
 
@@ -194,7 +197,7 @@ def profiled(given: Load, case: Case, first: VaryingProfile | None) -> Worker:
     profiler = Profiler(case.batches(), None if first is None else first.sources)
 
     def observe(batch: Dispatch, seconds: float, now: float) -> VaryingProfile | None:
-        again = profiler.finished(batch.requests, seconds, now)
+        again = profiler.finished(cast("Sequence[VaryingRequest]", batch.requests), seconds, now)
         if again is not None:
             profiler.ran_alone(again.source, given.alone[again.id], now)
         return profiler.picked_up(now)
@@ -231,8 +234,8 @@ def microseconds(work: Callable[[int], object], times: int) -> float:
 
 def queue(counts: Sequence[int]) -> dict[str, Any]:
     """By implementation and by requests that wait."""
-    kinds = (SortedPending, HullPending, NaivePending)
-    return {kind.__name__: {str(count): operations(kind, count) for count in counts} for kind in kinds}
+    kinds = {"SortedPending": Pending, "HullPending": HullPending, "NaivePending": NaivePending}
+    return {name: {str(count): operations(kind, count) for count in counts} for name, kind in kinds.items()}
 
 
 def operations(kind: type[Pending], count: int) -> dict[str, float]:
@@ -240,7 +243,7 @@ def operations(kind: type[Pending], count: int) -> dict[str, float]:
     rng, pending = random.Random(1), kind({16: modal(3).profile(1).times[16]}, ANTICIPATED_DELAY_RATE)
 
     def insert(number: int) -> None:
-        pending.insert(rng.uniform(0.3, 1.0), number, 0.0)
+        pending.insert(rng.uniform(0.3, 1.0), number)
 
     for number in range(count):
         insert(-1 - number)

@@ -15,12 +15,12 @@ from benchmarks.orloj_cases import SIZES, Case, Load
 from benchmarks.rival_servers.clipper import Clipper
 from benchmarks.rival_servers.clockwork import MAX_BATCH, SHORTENED_S
 from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.serve_varying import VaryingSimulation
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import largest, mixture
 from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.orloj_queues import Pending, first_feasible
-from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.messages import (
@@ -31,10 +31,10 @@ from symphony_serve.messages import (
     ProfileChanged,
     Server,
 )
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import DEFERRED, EAGER, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.simulation import Outcome, Simulation
+from symphony_serve.twin import Outcome
 
 #: Told of each batch that has ended: the batch, its seconds, and when it ended. Returns a new profile or None.
 Observer = Callable[[Dispatch, float, float], Any]
@@ -81,7 +81,7 @@ class Worker:
     def run(self) -> Outcome:
         """What became of the requests."""
         requests = self._load.requests
-        return Simulation(self, 1, iter(requests), 0.0, requests[-1].arrival, takes=self._takes).run()
+        return VaryingSimulation(self, 1, iter(requests), 0.0, requests[-1].arrival, self._takes).run()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """As the scheduler. The end of a batch is told to the observer first."""
@@ -127,7 +127,7 @@ class Nexus(Window):
     """The target is the largest batch that takes at most half of the SLO; what falls behind it is given up."""
 
     def _find_target(self) -> None:
-        self._target = max(1, self._profile.largest(self._slo / 2))
+        self.target = max(1, self._profile.largest(self._slo / 2))
         self._size = 0
 
 

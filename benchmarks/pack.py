@@ -28,10 +28,10 @@ from fluidtune.planning.loads import PACKING_THRESHOLD
 from salus_share import Need, packing_limit
 from salus_share.client import LaneClient
 
-#: The seconds for which a step keeps the core busy. `waits` waits as long again for its input. Judgement.
+#: The seconds for which a step keeps the core busy. `waits` waits as long again for its input.
 STEP_S = 0.010
 KINDS = {"waits": STEP_S, "full": 0.0}
-#: The need of a copy and the memory of the device, bytes. Judgement: all copies fit.
+#: The need of a copy and the memory of the device, bytes. All copies fit.
 NEED, CAPACITY = Need(100 << 20, 100 << 20), 1 << 30
 
 

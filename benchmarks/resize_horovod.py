@@ -23,10 +23,10 @@ from benchmarks.common import ROOT
 from benchmarks.resize_job import BATCH
 from fluidtune.ray_compat.versions import put_state_where_horovod_looks
 
-#: Seconds of training at one size before the next decision. Judgement: longer than
+#: Seconds of training at one size before the next decision. Longer than
 #: the second between two host discoveries of Horovod.
 APART = 4.0
-#: Seconds after which a resize that has not happened is given up. Judgement: far more than any that was seen.
+#: Seconds after which a resize that has not happened is given up. Far more than any that was seen.
 PATIENCE = 120.0
 
 

@@ -28,13 +28,13 @@ from torch.utils.data import DataLoader, Subset
 from examples.digits_elastic import digits, network
 from fluidtune import elastic
 
-#: Seconds between two guests. Judgement: in this time the long trial grows back and is measured.
+#: Seconds between two guests. In this time the long trial grows back and is measured.
 APART = 2.0
-#: Samples of a step. Judgement: enough work that two workers are faster than one; otherwise FluidTune does not grow it.
+#: Samples of a step. Enough work that two workers are faster than one; otherwise FluidTune does not grow it.
 BATCH = 256
-#: Samples of a step on a GPU. Judgement: a GPU is done with `BATCH` samples before two of them have agreed on a sum.
+#: Samples of a step on a GPU. A GPU is done with `BATCH` samples before two of them have agreed on a sum.
 GPU_BATCH = 64 * BATCH
-#: Iterations between two pauses of the stock trial. Judgement: enough to reach a steady speed.
+#: Iterations between two pauses of the stock trial. Enough to reach a steady speed.
 BETWEEN = 10
 
 

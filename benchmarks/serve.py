@@ -34,16 +34,15 @@ from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
-from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
+from benchmarks.rival_servers.timeout import with_timeout
+from symphony_serve.autoscale import BAD_RATE
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.messages import Server
-from symphony_serve.model_side import Gathering, Model
+from symphony_serve.model_side import DEFERRED, EAGER, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.goodput import BAD_RATE, goodput
-from symphony_serve.twin.simulation import Outcome
-from symphony_serve.workloads import arrivals, equal
+from symphony_serve.twin import Outcome, goodput, poisson
 
 #: Table 2: alpha, beta and SLO in ms.
 WORKLOADS = {"resnet50": (1.053, 5.072, 25.0), "inception_resnet_v2": (5.090, 18.368, 70.0)}
@@ -101,8 +100,8 @@ def ours(models: list[Model], rates: Mapping[str, float]) -> Server:
 
 def simulate(make: MakeServer, models: list[Model], gpus: int, rate: float, trial: Trial) -> Outcome:
     """The models at a total rate that is shared equally."""
-    rates = {name: rate * share for name, share in equal([one.name for one in models]).items()}
-    requests = arrivals(rates, {one.name: one.slo for one in models}, trial.seed)
+    rates = dict.fromkeys((one.name for one in models), rate * (1 / len(models)))
+    requests = poisson(rates, {one.name: one.slo for one in models}, trial.seed)
     return PreemptiveSimulation(make(models, rates), gpus, requests, trial.warm_up, trial.measured).run()
 
 
@@ -122,14 +121,11 @@ def table_2(trial: Trial) -> dict[str, Any]:
     """Each side with its gathering rules; the better one counts."""
     sides: dict[str, dict[str, Any]] = {}
     for workload, profile in WORKLOADS.items():
-        for name, policy in (
-            ("deferred", DEFERRED),
-            ("eager", EAGER),
-            ("timeout", StartPolicy("timeout", 0.15 * profile[2] / 1e3)),
-        ):
-            for gathering in (Window, Fifo):
-                one = model(workload, *profile, gathering, policy)
-                _note(sides, f"{name}_{gathering.__name__.lower()}", workload, ours, one, trial)
+        for name in ("deferred", "eager", "timeout"):
+            for rule in (Window, Fifo):
+                gathering = with_timeout(rule, 0.15 * profile[2] / 1e3) if name == "timeout" else rule
+                one = model(workload, *profile, gathering, EAGER if name == "eager" else DEFERRED)
+                _note(sides, f"{name}_{rule.__name__.lower()}", workload, ours, one, trial)
         one = model(workload, *profile)
         baselines: dict[str, MakeServer] = {
             "nexus": Nexus,
@@ -186,7 +182,7 @@ def figure_6a(trial: Trial) -> dict[str, dict[str, float]]:
             for policy in (DEFERRED, EAGER):
                 slo = 2 * (8 + beta)
                 models = [model(f"m{number}", 1.0, beta, slo, gathering, policy) for number in range(10)]
-                rates[policy.name] = find(ours, models, 32, 0.8 * staggered_peak(models[0], 32), trial)[0]
+                rates[policy.value] = find(ours, models, 32, 0.8 * staggered_peak(models[0], 32), trial)[0]
             ratios[f"{beta:g}"] = round(rates["eager"] / rates["deferred"], 3)
             say(f"figure 6a, {gathering.__name__}, beta {beta:g} ms: {rates}")
     return found
@@ -196,10 +192,10 @@ def figure_6b(trial: Trial) -> dict[str, dict[str, float]]:
     """ResNet50 with an SLO of 50 ms on 8 GPUs."""
     found: dict[str, dict[str, float]] = {}
     for gathering in (Window, Fifo):
-        policies = {"deferred": DEFERRED, **{f"{part:g}": StartPolicy("timeout", part * 0.05) for part in TIMEOUTS}}
+        rules = {"deferred": gathering, **{f"{part:g}": with_timeout(gathering, part * 0.05) for part in TIMEOUTS}}
         rates = {}
-        for name, policy in policies.items():
-            one = model("m", *WORKLOADS["resnet50"][:2], 50.0, gathering, policy)
+        for name, rule in rules.items():
+            one = model("m", *WORKLOADS["resnet50"][:2], 50.0, rule)
             rates[name] = find(ours, [one], 8, 6000.0, trial)[0]
         best = rates.pop("deferred")
         found[gathering.__name__.lower()] = {name: round(rate / best, 3) for name, rate in rates.items()}

@@ -123,10 +123,10 @@ def service(beside: bool) -> dict[str, Any]:
     from benchmarks.serve_real import classify, digits_network
     from fluidtune.cluster.beside import Turn
     from symphony_serve import measure_models
-    from symphony_serve.batching.start_times import EAGER
-    from symphony_serve.bounds import staggered
-    from symphony_serve.shell.threaded_server import AfterWaiting, BatchSeen, ThreadedServer
-    from symphony_serve.workloads import arrivals
+    from symphony_serve.autoscale import staggered
+    from symphony_serve.model_side import EAGER
+    from symphony_serve.shell.threaded_server import BatchSeen, ThreadedServer, Waited
+    from symphony_serve.twin import poisson
 
     network = digits_network(CHANNELS)
     turn = Turn("service", served=True) if beside else None
@@ -142,7 +142,7 @@ def service(beside: bool) -> dict[str, Any]:
             return classify(network, images)
         with turn.taken() as waited:
             waits.append((time.time(), waited))
-            return AfterWaiting(classify(network, images), waited)
+            return Waited(classify(network, images), waited)
 
     devices = [{"digits": answer}]
     images = torch.rand(64, 1, 8, 8)
@@ -161,7 +161,7 @@ def service(beside: bool) -> dict[str, Any]:
     print("ready", flush=True)
     with ThreadedServer(models, devices, batches.append) as server:
         begin = time.monotonic()
-        for request in arrivals({"digits": rate}, {"digits": SLO_S}, seed=1):
+        for request in poisson({"digits": rate}, {"digits": SLO_S}, seed=1):
             due = begin + request.arrival
             if ends.wait(max(0.0, due - time.monotonic())):
                 break

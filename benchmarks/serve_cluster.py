@@ -30,12 +30,11 @@ from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
 from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, simulate, staggered_peak
+from benchmarks.serve_arrivals import arrivals
 from symphony_serve.autoscale import Autoscaler, Sample
 from symphony_serve.model_side import Model
-from symphony_serve.partition import Limits, ModelLoad, imbalance, partition
-from symphony_serve.twin.goodput import goodput
-from symphony_serve.twin.simulation import Outcome
-from symphony_serve.workloads import arrivals, equal
+from symphony_serve.partition import Limits, ModelLoad, partition
+from symphony_serve.twin import Outcome, goodput
 
 SIDES: dict[str, MakeServer] = {
     "deferred_window": ours,
@@ -62,7 +61,7 @@ def figure_11(seed: int, quick: bool) -> dict[str, Any]:
     gpus = 4 if quick else 32
     found: dict[str, Any] = {}
     for shape_name, shape in (("poisson", 1.0), ("gamma_0.05", 0.05)):
-        for share_name, shares in (("equal", equal(names)), ("zipf_0.9", zipf(names, 0.9))):
+        for share_name, shares in (("equal", dict.fromkeys(names, 1 / len(names))), ("zipf_0.9", zipf(names, 0.9))):
             for slo in (25.0,) if quick else (15.0, 25.0, 50.0, 100.0):
                 models = [model(name, *WORKLOADS["resnet50"][:2], slo) for name in names]
                 row = {side: _goodput(make, models, gpus, shares, shape, seed, quick) for side, make in SIDES.items()}
@@ -83,6 +82,12 @@ def _goodput(
     return round(goodput(run, 0.5 * staggered_peak(models[0], gpus), 0.1 if quick else 0.03))
 
 
+def imbalance(values: Sequence[float], places: Sequence[int], parts: int) -> float:
+    """The largest sum of a part less the smallest, divided by the average."""
+    sums = np.bincount(np.asarray(places), weights=np.asarray(values, dtype=float), minlength=parts)
+    return float((sums.max() - sums.min()) / sums.mean()) if sums.sum() else 0.0
+
+
 def figure_15(seed: int, quick: bool) -> dict[str, Any]:
     """24 models with an SLO of 100 ms; it begins with a quarter of the GPUs that the mean needs."""
     models = [model(f"m{number}", *WORKLOADS["resnet50"][:2], 100.0) for number in range(24)]
@@ -99,11 +104,9 @@ def figure_15(seed: int, quick: bool) -> dict[str, Any]:
         rate = burst * mean * (1 + SWING * math.sin(2 * math.pi * step / steps))
         outcome = simulate(ours, models, gpus, rate, trial._replace(seed=seed + step))
         offered = {name: round(STEP_S * count.total) for name, count in outcome.models.items()}
-        want = scaler.add(
-            Sample(STEP_S, gpus, STEP_S * sum(outcome.busy.values()), offered, round(STEP_S * outcome.good))
-        )
+        sample = Sample(STEP_S, gpus, STEP_S * sum(outcome.busy.values()), offered, round(STEP_S * outcome.good))
         rows.append({"rate": round(rate), "gpus": gpus, "needed": rate / unit, "bad": round(outcome.bad_rate, 4)})
-        gpus = gpus if want is None else want.gpus
+        gpus = scaler.add(sample)
     total, calm = sum(row["rate"] for row in rows), [row for row in rows if row["needed"] < 0.9 * row["gpus"]]
     figures = {
         "bad_rate": round(sum(row["bad"] * row["rate"] for row in rows) / total, 4),

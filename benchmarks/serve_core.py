@@ -1,8 +1,8 @@
-"""How many requests a second the pure core of serving handles, and how many heap operations it needs for each.
+"""How many requests a second the pure core of serving handles.
 
 ``python -m benchmarks.serve_core --json [--quick]``. Only the time inside `Scheduler.handle` counts, as CPU time of the
 process: neither the arrivals nor the GPUs of the twin do. By case (GPUs x models): ``requests_per_second``,
-``p99_event_us`` (the 99th percentile of a call), ``operations`` (changes of heaps for each request), ``median_batch``.
+``p99_event_us`` (the 99th percentile of a call), ``median_batch``.
 The models are ResNet50 of Table 2 with an SLO of 100 ms, at 80 % of the rate that staggered batches could bear, and of
 at most 100,000 requests/s. ``loadavg`` has the machine's load before and after: CPU time grows with it by a little.
 """
@@ -17,8 +17,7 @@ from benchmarks.common import finish, parser, result, say
 from benchmarks.serve import WORKLOADS, model, staggered_peak
 from symphony_serve.messages import Event, Instruction
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.simulation import Simulation
-from symphony_serve.workloads import arrivals, equal
+from symphony_serve.twin import Simulation, poisson
 
 #: (GPUs, models): the first is the target of the room.
 CASES = ((1000, 20), (32, 20), (4096, 20), (1000, 500))
@@ -46,17 +45,16 @@ def measure(gpus: int, models: int, requests: int) -> dict[str, Any]:
     served = [model(f"m{number}", *WORKLOADS["resnet50"][:2], 100.0) for number in range(models)]
     rate = min(0.8 * staggered_peak(served[0], gpus), MOST)
     names = [one.name for one in served]
-    rates = {name: share * rate for name, share in equal(names).items()}
+    rates = dict.fromkeys(names, 1 / len(names) * rate)
     scheduler = Scheduler(served)
     timed = Timed(scheduler)
-    coming = arrivals(rates, {one.name: one.slo for one in served}, 1)
+    coming = poisson(rates, {one.name: one.slo for one in served}, 1)
     outcome = Simulation(timed, gpus, coming, 0.0, requests / rate).run()
     handled = sum(count.total for count in outcome.models.values())
     calls = sorted(timed.seconds)
     return {
         "requests_per_second": round(handled / sum(calls)),
         "p99_event_us": round(1e6 * calls[int(0.99 * len(calls))], 1),
-        "operations": round((scheduler.operations - 2 * gpus) / handled, 2),
         "median_batch": outcome.median_batch(),
         "offered_rate": round(rate),
         "bad_rate": round(outcome.bad_rate, 4),

@@ -17,8 +17,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from typing import Any
 
+from benchmarks.serve_arrivals import arrivals
 from benchmarks.serve_real import Load, quantile
-from symphony_serve.workloads import arrivals
 
 #: Clients of the closed loop. Judgement: more than any batch size.
 CLIENTS = 128

@@ -32,15 +32,14 @@ from torch import nn
 from benchmarks.common import finish, parser, result, say
 from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.rival_servers.serve_batch import ServeBatch
+from benchmarks.serve_arrivals import arrivals
 from symphony_serve import seen_times
-from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.batching.window import Window
 from symphony_serve.errors import Refused
 from symphony_serve.messages import Server
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.shell.measuring import measure_models
 from symphony_serve.shell.threaded_server import ThreadedServer
-from symphony_serve.workloads import arrivals
 
 #: The network's channels: so wide that one core, and not the clients, limits the requests. Judgement: about 2 ms each.
 WIDTH = 256

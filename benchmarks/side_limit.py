@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from benchmarks.common import PROCESS_LIMIT_S, Figures, NotEnded, say
 
-#: A side is ended after so many times the seconds of the first side. Judgement: twice the most that stock Ray Tune has
+#: A side is ended after this many times the seconds of the first side: twice the most that stock Ray Tune has
 #: taken beside ours, 10.4 times (`tune_vs_fluid --trainable small`, docs/results).
 TIMES = 20.0
 

@@ -39,7 +39,7 @@ TWO_CORES = Costs(begin=0.5, cold=0.9, at_once=1.5, first=0.4, warm=0.05, turn=0
 NONE = Costs()
 #: What the search for the packing limit finds with the default profile: a third trial on a device does not pay.
 PACKING = 2
-#: Judgement: trials that nearly double with each doubling of their devices and cannot be packed, and trials that hardly
+#: Trials that nearly double with each doubling of their devices and cannot be packed, and trials that hardly
 #: gain from a second device.
 SCALES = Profile("scales", {"1": 1.0, "2": 0.52, "4": 0.28, "8": 0.16, "16": 0.12}, {2: 1.9}, memory=0.2)
 POOR = Profile("poor", {"1": 1.0, "2": 0.7, "4": 0.55, "8": 0.5}, {2: 1.2, 3: 1.5, 4: 1.9}, memory=0.2)
@@ -59,7 +59,7 @@ def emulated(rng: random.Random) -> Curve:
 
 
 def power(rng: random.Random) -> Curve:
-    """A power law with noise of 0.01. Judgement: curves of different speeds that cross late."""
+    """A power law with noise of 0.01. Curves of different speeds that cross late."""
     top, speed, seed = rng.betavariate(4, 2), rng.uniform(0.3, 1.2), rng.random()
     return lambda iteration: top - 0.6 * iteration**-speed + random.Random(f"{seed} {iteration}").gauss(0, 0.01)
 
@@ -96,6 +96,24 @@ class _Trial:
 
     def __init__(self, trial_id: str):
         self.trial_id = trial_id
+
+
+class LiveTwin(Twin):
+    """The twin with a tuning algorithm that lives.
+
+    ``stops`` gets a trial and the number of iterations that the trial has done in its stage, after each one, and says
+    whether the stage ends there.
+    """
+
+    def __init__(self, work: RecordedJob, devices: int, stops: Callable[[str, int], bool]):
+        super().__init__(work, devices)
+        self._stops = stops
+
+    def _done(self, run: Any, step: Any) -> None:
+        progress = self._trials[run.trial]
+        if self._stops(run.trial, progress.trial.stages[progress.stage].iterations - progress.left + 1):
+            progress.left = 1
+        super()._done(run, step)
 
 
 class Search:
@@ -147,8 +165,7 @@ def run(case: Case, seed: int, devices: int, one_each: bool, **size: int) -> dic
     search = Search(case, seed, **size)
     if one_each:
         search.job = replace(search.job, kind="plain", max_packing=1)
-    twin = Twin(search.job, devices, search.stops)
-    seconds = twin.run()
+    seconds = LiveTwin(search.job, devices, search.stops).run()
     # Also with one device for each trial the bound is that of a job whose trials may be packed and grow.
     search.job = replace(search.job, kind="elastic", max_packing=None)
     return search.figures(seconds, devices)

@@ -13,22 +13,52 @@ where all devices are of one model: it must be 0.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.streams import POOR, SCALES, TWO_CORES
+from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
-from fluidtune.twin import Model, RecordedJob, RecordedTrial, Stage, Twin
+from fluidtune.twin import RecordedJob, RecordedTrial, Stage, Twin
 
 DEVICES = 8
-#: Judgement: fewer trials than devices, a few more, and many more.
+#: Fewer trials than devices, a few more, and many more.
 BATCHES = (4, 12, 24)
 ITERATIONS = 40
-#: Judgement: two generations of GPUs, and a large one beside a small one.
+#: Two generations of GPUs, and a large one beside a small one.
 SLOWNESS = (2.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A device's model. An iteration takes ``slowness`` times what the profile says.
+
+    ``name``: what the engine hears when the device's first worker is there; None: it hears nothing.
+    """
+
+    name: str | None = None
+    slowness: float = 1.0
+
+
+class MixedTwin(Twin):
+    """The twin with a model of each device. The workers of a trial wait for the one on the slowest device."""
+
+    def __init__(self, work: RecordedJob, models: Sequence[Model]):
+        super().__init__(work, len(models))
+        self._models = models
+
+    def _worker_started(self, device: int, then: Callable[[], None]) -> None:
+        name = self._models[device].name
+        if name is not None:
+            self._events.append(m.ModelFound(device, name))
+        super()._worker_started(device, then)
+
+    def _seconds(self, run: Any) -> float:
+        return super()._seconds(run) * max(self._models[device].slowness for device in run.devices)
 
 
 def job(profile: Profile, trials: int, seed: int) -> RecordedJob:
@@ -43,7 +73,7 @@ def seconds(work: RecordedJob, slowness: float, told: bool) -> float:
     """The makespan on devices of which every other one is slow."""
     names = ("fast", "slow" if slowness > 1 else "fast")
     models = [Model(names[at % 2] if told else None, slowness if at % 2 else 1.0) for at in range(DEVICES)]
-    return Twin(work, DEVICES, models=models).run()
+    return MixedTwin(work, models).run()
 
 
 def compared(profile: Profile, slowness: float, trials: int, seeds: int) -> dict[str, Any]:

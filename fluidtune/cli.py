@@ -41,22 +41,7 @@ def cli() -> None:
 @click.option("--beside", is_flag=True, help="With --devices cpu:1: take turns with a service on this machine.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(
-    devices: str | None,
-    max_packing: int | None,
-    max_workers: int | None,
-    lanes: str | None,
-    device_memory: int | None,
-    shared: bool,
-    reserve: bool,
-    backend: str,
-    profile: str | None,
-    fresh_workers: bool,
-    fork_server: bool,
-    beside: bool,
-    script: str,
-    args: tuple[str, ...],
-) -> None:
+def run(script: str, args: tuple[str, ...], shared: bool, **settings: Any) -> None:
     """Run SCRIPT, an unmodified Ray Tune script, with its ARGS."""
     if not Path(script).is_file():
         # Checked before Ray and torch are imported, which takes seconds.
@@ -66,21 +51,7 @@ def run(
     from fluidtune.tune.executor import FluidExecutor
     from fluidtune.tune.launcher import run_script
 
-    executor = FluidExecutor(
-        devices=devices,
-        max_packing=max_packing,
-        max_workers=max_workers,
-        lanes=lanes,
-        device_memory=device_memory,
-        backend=backend,
-        arbiter="auto" if shared else None,
-        reserve=reserve,
-        profile=profile,
-        fresh_workers=fresh_workers,
-        beside=beside,
-        fork_server=fork_server,
-    )
-    run_script(script, args, executor)
+    run_script(script, args, FluidExecutor(arbiter="auto" if shared else None, **settings))
 
 
 @cli.command()
@@ -101,11 +72,7 @@ def report(run_dir: str) -> None:
         return
     console.print(render(summarise(events)))
 
-    def pictures() -> list[Path]:
-        paths = write_report(log)
-        return [paths.timeline, paths.utilisation]
-
-    _write(pictures)
+    _write(lambda: write_report(log)[:2])
 
 
 def _write(files: Callable[[], Iterable[Path]]) -> None:
@@ -160,11 +127,11 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
     from rich.console import Console
 
     from fluidtune.plan_command import job_of, plan_png, render_plan
-    from fluidtune.twin import forecasts
+    from fluidtune.twin import forecast
 
     counts = _counts(sizes)
     job = job_of(source, trials, iterations)
-    found = forecasts(job, counts)
+    found = [forecast(job, count) for count in sorted(set(counts))]
     Console().print(render_plan(job, found))
     _write(lambda: [plan_png(job, found, out)])
 

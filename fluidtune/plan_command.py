@@ -17,7 +17,7 @@ from fluidtune.twin import Forecast, RecordedJob, grid, read_job
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: A profile alone is planned as a grid of this many trials of this many iterations. Judgement: a usual small search.
+#: A profile alone is planned as a grid of this many trials of this many iterations: a usual small search.
 TRIALS = ITERATIONS = 27
 
 

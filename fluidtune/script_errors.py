@@ -10,7 +10,7 @@ from types import TracebackType
 
 
 def show_from_the_script_on() -> None:
-    """From now on this process prints the traceback of an exception that nobody catches in that way."""
+    """From now on this process prints the traceback of an uncaught exception in that way."""
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import atexit
 import gc
 
-#: The collector's thresholds (`gc.set_threshold`) while modules are imported. Judgement: about a hundred
-#: times fewer collections than by default take little time, and still bound a script's own garbage.
+#: The collector's thresholds (`gc.set_threshold`) while modules are imported. About a hundred times
+#: fewer collections than by default take little time, and still bound a script's own garbage.
 _IMPORTING = (100_000, 50, 1000)
 #: The thresholds to restore; None while they are in force.
 _usual: tuple[int, int, int] | None = None

@@ -15,23 +15,10 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from salus_share import messages as m
 from salus_share.errors import SalusError
 from salus_share.lanes import Amount, LaneTable, Place, amount
-from salus_share.messages import (
-    Admit,
-    Event,
-    Instruction,
-    JobAdded,
-    JobLeft,
-    Move,
-    Need,
-    NeedFound,
-    Pause,
-    Paused,
-    Progress,
-    Refuse,
-    Served,
-)
+from salus_share.messages import Need
 from salus_share.policies import Policy, Standing
 
 
@@ -40,7 +27,7 @@ class Job:
     """What is recorded of one job."""
 
     name: str
-    #: The whole device while nobody knows the job's need.
+    #: The whole device while the job's need is not known.
     need: Need
     #: For a resident: as the last `Served` or `Progress` said.
     standing: Standing
@@ -73,16 +60,16 @@ class Admission:
         self._waiting: dict[str, Job] = {}
         self._arrivals = 0
         self._tokens = 0
-        self._handlers: dict[type[Event], Callable[..., list[Instruction]]] = {
-            JobAdded: self._job_added,
-            NeedFound: self._need_found,
-            Progress: self._progress,
-            Served: self._served,
-            Paused: self._paused,
-            JobLeft: self._job_left,
+        self._handlers: dict[type[m.Event], Callable[..., list[m.Instruction]]] = {
+            m.JobAdded: self._job_added,
+            m.NeedFound: self._need_found,
+            m.Progress: self._progress,
+            m.Served: self._served,
+            m.Paused: self._paused,
+            m.JobLeft: self._job_left,
         }
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle(self, event: m.Event) -> list[m.Instruction]:
         """Process one event. Returns what must be done, in this order.
 
         Raises SalusError for an event that cannot be true; nothing is changed then.
@@ -92,14 +79,14 @@ class Admission:
             raise SalusError(f"{event!r} is not an event of salus_share.messages")
         return handler(event)
 
-    def restore(self, residents: Iterable[Resident], tokens: int) -> list[Instruction]:
+    def restore(self, residents: Iterable[Resident], tokens: int) -> list[m.Instruction]:
         """Begin with jobs that are on the device already, in their lanes. ``tokens``: the last token given out.
 
         If 2.1 would not hold with all of them, the largest jobs are told to leave. Until such a job has left, it is
         recorded with the memory that the others leave free, instead of the memory that it holds.
         """
         self._tokens = tokens
-        out: list[Instruction] = []
+        out: list[m.Instruction] = []
         for resident in sorted(residents, key=lambda resident: resident.place.persistent + resident.place.ephemeral):
             place = resident.place
             need = Need(place.persistent, place.ephemeral)
@@ -127,7 +114,7 @@ class Admission:
 
     # Events
 
-    def _job_added(self, event: JobAdded) -> list[Instruction]:
+    def _job_added(self, event: m.JobAdded) -> list[m.Instruction]:
         if event.job in self._jobs:
             status = "waiting" if event.job in self._waiting else "resident"
             raise SalusError(f"{event.job!r} is here already ({status}); it must leave first")
@@ -135,20 +122,20 @@ class Admission:
         need = event.need if event.need is not None else Need(0, self.table.capacity)
         reason = self._why_never(event.job, need)
         if reason is not None:
-            return [Refuse(event.job, reason)]
+            return [m.Refuse(event.job, reason)]
         self._arrivals += 1
         standing = Standing(self._arrivals, remaining=event.remaining, rung=event.rung)
         job = Job(event.job, need, standing)
         self._jobs[event.job] = self._waiting[event.job] = job
         return self._admit_waiting()
 
-    def _need_found(self, event: NeedFound) -> list[Instruction]:
+    def _need_found(self, event: m.NeedFound) -> list[m.Instruction]:
         job = self._known(event.job)
         reason = self._why_never(event.job, event.need)
         if job.name in self._waiting:
             if reason is not None:
                 self._forget(job)
-                return [Refuse(job.name, reason), *self._admit_waiting()]
+                return [m.Refuse(job.name, reason), *self._admit_waiting()]
             job.need = event.need
             return self._admit_waiting()
         job.need = event.need
@@ -159,16 +146,16 @@ class Admission:
         lane = self.table.change(job.name, event.need.persistent, event.need.ephemeral)
         if lane is None:
             return self._pause(job)
-        moved: list[Instruction] = [] if lane == before else [Move(job.name, lane)]
+        moved: list[m.Instruction] = [] if lane == before else [m.Move(job.name, lane)]
         return moved + self._admit_waiting()
 
-    def _progress(self, event: Progress) -> list[Instruction]:
+    def _progress(self, event: m.Progress) -> list[m.Instruction]:
         job = self._known(event.job)
         _check_remaining(event.job, event.remaining)
         job.standing = replace(job.standing, remaining=event.remaining, rung=event.rung)
         return self._admit_waiting()
 
-    def _served(self, event: Served) -> list[Instruction]:
+    def _served(self, event: m.Served) -> list[m.Instruction]:
         for name in event.standings:
             if name not in self.table.places:
                 raise SalusError(f"{name!r} was served, but is not on this device")
@@ -176,7 +163,7 @@ class Admission:
             self._jobs[name].standing = standing
         return self._admit_waiting()
 
-    def _paused(self, event: Paused) -> list[Instruction]:
+    def _paused(self, event: m.Paused) -> list[m.Instruction]:
         job = self._known(event.job)
         if job.name in self._waiting:
             raise SalusError(f"{job.name!r} waits already")
@@ -185,12 +172,12 @@ class Admission:
         reason = self._why_never(job.name, job.need)
         if reason is not None:
             self._forget(job)
-            return [Refuse(job.name, reason), *self._admit_waiting()]
+            return [m.Refuse(job.name, reason), *self._admit_waiting()]
         job.passed = 0
         self._waiting[job.name] = job
         return self._admit_waiting()
 
-    def _job_left(self, event: JobLeft) -> list[Instruction]:
+    def _job_left(self, event: m.JobLeft) -> list[m.Instruction]:
         job = self._known(event.job)
         if job.name not in self._waiting:
             self.table.release(job.name)
@@ -199,9 +186,9 @@ class Admission:
 
     # Decisions
 
-    def _admit_waiting(self) -> list[Instruction]:
+    def _admit_waiting(self) -> list[m.Instruction]:
         """Admit the jobs that memory and policy let in; pause residents for a job that may take their place."""
-        out: list[Instruction] = []
+        out: list[m.Instruction] = []
         overtaken: list[Job] = []
         for job in self._in_order() if self._waiting else ():
             if self.policy.max_jobs is not None and len(self.table.places) >= self.policy.max_jobs:
@@ -212,7 +199,7 @@ class Admission:
                 del self._waiting[job.name]
                 self._tokens += 1
                 job.token, job.passed = self._tokens, 0
-                out.append(Admit(job.name, lane, job.token))
+                out.append(m.Admit(job.name, lane, job.token))
                 for other in overtaken:
                     other.passed += 1
                 if any(other.passed >= self.policy.patience for other in overtaken):
@@ -228,7 +215,7 @@ class Admission:
             overtaken.append(job)
         return out
 
-    def _make_room(self, job: Job) -> list[Instruction] | None:
+    def _make_room(self, job: Job) -> list[m.Instruction] | None:
         """Pause residents until the job would fit. None: the policy does not let it, or the job would still not fit."""
         residents = [self._jobs[name] for name in self.table.places]
         may_go = [other for other in residents if self.policy.evicts(job.standing, other.standing)]
@@ -248,11 +235,11 @@ class Admission:
             trial.release(chosen[-1].name)
         return [instruction for other in chosen for instruction in self._pause(other)]
 
-    def _pause(self, job: Job) -> list[Instruction]:
+    def _pause(self, job: Job) -> list[m.Instruction]:
         if job.leaving:
             return []
         job.leaving = True
-        return [Pause(job.name)]
+        return [m.Pause(job.name)]
 
     def _in_order(self) -> list[Job]:
         return sorted(self._waiting.values(), key=lambda job: (self.policy.entry(job.standing), job.standing.arrival))
@@ -281,4 +268,4 @@ class Admission:
 
 def _check_remaining(name: str, remaining: float | None) -> None:
     if remaining is not None and not (math.isfinite(remaining) and remaining >= 0):
-        raise SalusError(f"remaining of {name!r} is {remaining!r}, expected seconds >= 0, or None if nobody knows")
+        raise SalusError(f"remaining of {name!r} is {remaining!r}, expected seconds >= 0, or None if that is not known")

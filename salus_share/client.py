@@ -32,10 +32,9 @@ from salus_share.gate import Gate
 from salus_share.messages import Need
 from salus_share.seat_table import SeatTable, home
 
-#: How long a service may take to notice that a trial does not wait for its answer any more, seconds. Judgement.
+#: How long a service may take to notice that a trial does not wait for its answer any more, seconds.
 LAST_WORD_S = 2.0
-#: How often a request is sent, if the service dies before it answers. Judgement: one that dies five times in a row will
-#: do so again.
+#: How often a request is sent, if the service dies before it answers.
 TRIES = 5
 
 
@@ -57,7 +56,7 @@ class LaneClient:
         self._link: socket.socket | None = None
         self._gate: Gate | None = None
         #: The token of the last admission; 0 before the first.
-        self._token = 0
+        self.token = 0
         self._last: dict[str, Any] = {}
 
     def admit(
@@ -70,10 +69,10 @@ class LaneClient:
     ) -> None:
         """Wait until the trial may load its model onto the device.
 
-        ``need`` None: nobody knows it. The trial then waits until it has the device alone, and has it alone until it
-        calls `need`. ``remaining``: the seconds that it has left if it runs alone, None if nobody knows. ``rung``: how
-        often a tuner has promoted it. ``timeout``: seconds, None to wait without end. Raises Refused if the trial can
-        never be admitted, SalusError for a wrong number, TimeoutError after ``timeout`` (it has left the queue then).
+        ``need`` None: it is not known. The trial then waits until it has the device alone, and has it alone until it
+        calls `need`. ``remaining``: the seconds that it has left if it runs alone, None if that is not known. ``rung``:
+        how often a tuner has promoted it. ``timeout``: seconds, None to wait without end. Raises Refused if the trial
+        can never be admitted, SalusError for a wrong number, TimeoutError after ``timeout`` (it has left the queue).
         """
         if self._gate is not None:
             raise SalusError(f"{self._name!r} is admitted already")
@@ -126,11 +125,6 @@ class LaneClient:
             self._gate = None
         self._hang_up()
 
-    @property
-    def token(self) -> int:
-        """The token of the last admission; 0 before the first."""
-        return self._token
-
     def __enter__(self) -> LaneClient:
         return self
 
@@ -143,8 +137,8 @@ class LaneClient:
         told = self._ask(asked, timeout)
         if told["is"] != "admitted":
             raise SalusError(f"the lane service answered {told}, expected that {self._name!r} is admitted")
-        self._token = told["token"]
-        self._gate = Gate(SeatTable(self._directory), told["seat"], self._token)
+        self.token = told["token"]
+        self._gate = Gate(SeatTable(self._directory), told["seat"], self.token)
 
     def _ask(self, asked: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Send a request and wait for its answer. If the service dies meanwhile, ask the next one."""
@@ -170,9 +164,9 @@ class LaneClient:
 
     def _rejoin(self) -> bool | None:
         """Name this trial to a new service. Returns whether it still has its seat, None if the service died."""
-        if self._token == 0:
+        if self.token == 0:
             return False
-        told = self._exchange({"do": "rejoin", "name": self._name, "token": self._token}, None)
+        told = self._exchange({"do": "rejoin", "name": self._name, "token": self.token}, None)
         return None if told is None else told["is"] == "welcome"
 
     def _exchange(self, asked: dict[str, Any], timeout: float | None) -> dict[str, Any] | None:

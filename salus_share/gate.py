@@ -24,11 +24,11 @@ from salus_share.seat_table import LEFT, RESIDENT, Seat, SeatTable, alive
 from salus_share.turns import INSIDE, READY, Turns, check_token
 
 #: A trial that waits looks at the table at least this often, in seconds: for what no wake-up tells, such as two deaths
-#: at once. Judgement.
+#: at once.
 LOOK_S = 0.25
 
 
-class Gate:
+class Gate(AbstractContextManager[None]):
     """The gate of one admitted trial: the one with seat ``index`` of a table and the ``token`` of its admission.
 
     Not for several threads at once; a process with several trials has one gate for each.
@@ -44,7 +44,6 @@ class Gate:
         self.token = token
         #: The lane of the iteration under way, or of the last one.
         self.lane = -1
-        self._pass = _Pass(self)
         self._inside = False
         self._began = 0.0
         self._inbox: socket.socket | None = None
@@ -57,7 +56,7 @@ class Gate:
 
         Entering raises StaleToken, before anything ran, if the trial was told to leave the device.
         """
-        return self._pass
+        return self
 
     def withdraw(self) -> None:
         """Give up the seat: the trial's memory is free. The service sees it in the table, now or after a restart."""
@@ -84,7 +83,7 @@ class Gate:
             self._inbox = None
         self._waker.close()
 
-    def _enter(self) -> None:
+    def __enter__(self) -> None:
         if self._inside:
             raise SalusError("this trial is at its gate already; one iteration at a time")
         self._inside, self._began = True, time.monotonic()
@@ -101,10 +100,10 @@ class Gate:
             self._began = time.monotonic()
         except BaseException:
             # Ctrl-C may come when the lane is ours already.
-            self._leave()
+            self.__exit__()
             raise
 
-    def _leave(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """The iteration is over, and with it the use of ephemeral memory. Does nothing if it never began."""
         now = time.monotonic()
         self._inside = False
@@ -123,7 +122,7 @@ class Gate:
         table = self._table
         suspicious = False
         try:
-            # A trial that chose this one before its inbox exists wakes nobody. So this one looks once it has it.
+            # A trial that chose this one before its inbox exists wakes no process. So this one looks once it has it.
             inbox = self._open_inbox()
             while True:
                 now = time.monotonic()
@@ -145,7 +144,7 @@ class Gate:
                 timeout = LOOK_S if kept is None else max(0.0, kept - time.monotonic())
                 suspicious = self._sleep(inbox, mates.values(), timeout)
         except BaseException:
-            # Ctrl-C, or an old token: nobody may wait for this one. If it is inside by now, `_leave` follows.
+            # Ctrl-C, or an old token: no trial may wait for this one. If it is inside by now, `__exit__` follows.
             with table.lock():
                 if table.seat(self._index).token == self.token:
                     self._turns.stop_waiting(self._index)
@@ -183,21 +182,6 @@ class Gate:
         return self._inbox
 
 
-class _Pass(AbstractContextManager[None]):
-    """The context manager that `Gate.iteration` returns. A gate has one, so that no iteration makes its own."""
-
-    __slots__ = ("_gate",)
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    def __enter__(self) -> None:
-        self._gate._enter()
-
-    def __exit__(self, *_: object) -> None:
-        self._gate._leave()
-
-
 def bury(table: SeatTable, seats: Collection[Seat]) -> None:
     """Take the trials whose process is dead out of their lane. Under the table's lock."""
     for seat in seats:
@@ -212,17 +196,15 @@ class Waker:
         self._socket: socket.socket | None = None
 
     def wake(self, table: SeatTable, index: int) -> None:
-        """Wake the trial in this seat."""
         if self._socket is None:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
         _, _, token, _ = table.admission_of(index)
         with contextlib.suppress(OSError):
-            # Nobody is there: it has no inbox yet and will look, or it is dead and those who watch it know.
+            # No process is there: it has no inbox yet and will look, or it is dead and those who watch it know.
             self._socket.sendto(b"x", table.address(index, token))
 
     def close(self) -> None:
-        """Close the socket, if there is one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

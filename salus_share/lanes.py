@@ -52,14 +52,14 @@ class Place:
 class LaneTable:
     """The lanes of a device of ``capacity`` bytes.
 
-    ``max_lanes``: 1 for a policy that runs one iteration at a time, None for as many as fit.
+    ``max_lanes``: 1 for a policy that runs one iteration at a time, None for all that fit.
     Lanes are numbered from 0. A number is never used again.
     """
 
     def __init__(self, capacity: Amount, max_lanes: int | None = None) -> None:
         self.capacity = amount(capacity, "capacity")
         if max_lanes is not None and max_lanes < 1:
-            raise SalusError(f"max_lanes is {max_lanes!r}, expected 1 or more, or None for as many as fit")
+            raise SalusError(f"max_lanes is {max_lanes!r}, expected 1 or more, or None for all that fit")
         self.max_lanes = max_lanes
         self._places: dict[str, Place] = {}
         #: By lane: the E of each of its jobs. A lane without jobs has no entry.
@@ -80,7 +80,6 @@ class LaneTable:
 
     @property
     def places(self) -> Mapping[str, Place]:
-        """Every admitted job."""
         return MappingProxyType(self._places)
 
     @property
@@ -118,11 +117,7 @@ class LaneTable:
         old = self._place(job)
         p, e = amount(persistent, f"persistent memory of {job!r}"), amount(ephemeral, f"ephemeral memory of {job!r}")
         self._take(job)
-        size = self._sizes.get(old.lane, 0)
-        if self.reserved + p + max(e, size) - size <= self.capacity:
-            self._put(job, Place(old.lane, p, e))
-            return old.lane
-        lane = self._find(p, e)
+        lane = old.lane if self.has_room(Place(old.lane, p, e)) else self._find(p, e)
         self._put(job, old if lane is None else Place(lane, p, e))
         return lane
 

@@ -19,19 +19,18 @@ from salus_share.errors import Refused
 from salus_share.lanes import Amount
 from salus_share.messages import Need
 
-#: The part by which a promise exceeds what was measured. Judgement: fragments, and iterations that differ a little.
+#: The part by which a promise exceeds what was measured: memory is fragmented, and iterations differ a little.
 MARGIN = 0.1
-#: A trial that ran out of its share gets this part of the share added to E. Judgement: its need is not known then, and
-#: a second failure costs more than memory that it gives back.
+#: A trial that ran out of its share gets this part of the share added to E: a second failure costs more than memory
+#: that it gives back.
 AFTER_FAILURE = 0.5
-#: A promise is made smaller when it is more than this many times the need. Judgement: well above the margin, so that a
-#: promise does not go up and down.
+#: A promise is made smaller when it is more than this many times the need, so that it does not go up and down.
 TOO_MUCH = 1.5
-#: The first `FIRST` iterations are measured one by one, later ones in groups of `GROUP`; no peak is missed. Judgement:
-#: the first iterations allocate what stays, and later ones are alike.
+#: The first `FIRST` iterations are measured one by one, later ones in groups of `GROUP`; no peak is missed. The
+#: first iterations allocate what stays, and later ones do not differ.
 FIRST, GROUP = 3, 10
 #: The bytes that a CUDA context is taken to hold where NVML cannot say, and for each worker that may come to a device
-#: with lanes: all of its workers must name the same capacity, so none can name it by what it has measured. Judgement: a
+#: with lanes: all of its workers must name the same capacity, so none can name it by what it has measured. A
 #: context was said to take 300 to 600 MiB. It was not measured on an H100 yet, where it may take more with cuBLAS and
 #: cuDNN; ``python -m benchmarks.gpu.probes context`` measures it.
 CONTEXT = 600 << 20
@@ -57,7 +56,7 @@ _NOT_STARTED = (
     "CUSPARSE_STATUS_NOT_INITIALIZED",
     "CUFFT_INTERNAL_ERROR",
 )
-#: Bytes that are free on a full GPU at most. Judgement: a library's handle and workspace take 8 to 64 MiB.
+#: Bytes that are free on a full GPU at most: a library's handle and workspace take 8 to 64 MiB.
 FULL = 64 << 20
 
 
@@ -94,7 +93,7 @@ class Meter(Protocol):
         """Remove the limit."""
 
     def give_back(self) -> None:
-        """Free for other processes what the allocator keeps and nobody uses."""
+        """Free for other processes what the allocator keeps and does not use."""
 
 
 class ResidentMeter:
@@ -198,7 +197,6 @@ class Profile:
         self.usage: Usage | None = None
 
     def begin(self) -> None:
-        """An iteration begins."""
         if self._iterations < FIRST or self._iterations % GROUP == 0:
             self._meter.reset()
 
@@ -253,7 +251,7 @@ def after_failure(promised: Need, capacity: Amount) -> Need:
 def is_out_of_memory(error: BaseException, free: int | None = None) -> bool:
     """Whether an allocation failed: Python's, torch's on a CPU, CUDA's, or a library's that allocates by itself.
 
-    ``free``: the bytes that the GPU had left after the error; None: there is none, or nobody has asked.
+    ``free``: the bytes that the GPU had left after the error; None: there is no GPU, or it was not asked.
     """
     if isinstance(error, MemoryError) or type(error).__name__ in _MEMORY_ERRORS:
         return True

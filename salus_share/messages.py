@@ -18,7 +18,7 @@ class Need:
 
     ``persistent``: P, bytes of its model and of what the framework keeps. ``ephemeral``: E, the peak in bytes of what
     lives within one iteration. ``compute``: the part of the device that its iterations keep busy when it runs alone,
-    0 to 1; None if nobody measured it.
+    0 to 1; None if it was not measured.
     """
 
     persistent: Amount
@@ -41,7 +41,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class JobAdded(Event):
-    """A job asks to be admitted. ``need`` None: nobody knows it, so the job runs alone on the device first."""
+    """A job asks to be admitted. ``need`` None: it is not known, so the job runs alone on the device first."""
 
     job: str
     need: Need | None

@@ -36,16 +36,15 @@ from salus_share.telemetry import say_once
 CONTROL = "nvidia-cuda-mps-control"
 #: The pipe directory of a daemon that was started without CUDA_MPS_PIPE_DIRECTORY, by NVIDIA's documentation of MPS.
 DEFAULT_PIPE = Path("/tmp/nvidia-mps")
-#: How long a daemon or its server may take to come up, and to answer; seconds. Judgement.
+#: How long a daemon or its server may take to come up, and to answer; seconds.
 START_S, ANSWER_S = 10.0, 10.0
-#: How long MPS is not tried again after it was not available, seconds. Judgement: the reasons seldom go away, and a try
-#: may cost a worker `START_S`.
+#: How long MPS is not tried again after it was not available, seconds: a try may cost a worker `START_S`.
 REFUSED_S = 600.0
 #: The folder, beside a daemon's pipes and logs, with a file for each client. It has the client's pipe directory; it is
 #: empty once the client is being ended.
 CLIENTS = "clients"
-#: How often the guard looks for processes that use the daemon, and how long it keeps a daemon without any; seconds.
-#: Judgement: a trial's next worker comes within this time.
+#: How often the guard looks for processes that use the daemon, and how long it keeps a daemon without any; seconds. A
+#: trial's next worker comes within this time.
 GUARD_S, IDLE_S = 0.5, 3.0
 
 
@@ -210,7 +209,7 @@ class Mps:
         return None
 
     def _watch(self) -> None:
-        """Start a guard if there is none. It is detached: it outlives this process, and nobody waits for it."""
+        """Start a guard if there is none. It is detached: it outlives this process, and is not waited for."""
         with self._guard_lock() as none:
             if none is None:
                 return
@@ -339,7 +338,6 @@ def apply(environment: Mapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Run the guard's process."""
     parser = argparse.ArgumentParser(description="Stops a GPU's MPS daemon when no user of it is alive.")
     parser.add_argument("--uuid", required=True)
     parser.add_argument("--directory", type=Path, required=True)

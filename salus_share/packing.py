@@ -1,6 +1,6 @@
 """Which trials fit together on a device: pure functions for a caller that places trials.
 
-Trials fit by memory if 2.1 holds with each of them in a lane of its own, so that none waits for another. They fit by
+Trials fit by memory if 2.1 holds with each of them alone in a lane, so that none waits for another. They fit by
 compute if the sum of their ``compute`` is at most 1, so that none stretches another. Nothing is admitted here; the
 device's lane service does that.
 """
@@ -21,18 +21,17 @@ from salus_share.turns import next_turn, served
 
 Device = TypeVar("Device")
 
-#: How many trials a device has room for, whatever they need. Judgement: the seat table in shared memory has that many
-#: seats; more trials than this on one GPU would only slow each other.
+#: How many trials a device has room for, whatever they need: the number of seats in its seat table.
 SEATS = 64
-#: The stretch up to which a device is not crowded. Judgement: ``compute`` is not measured more exactly.
+#: The stretch up to which a device is not crowded: ``compute`` is not measured more exactly.
 STRETCH = 1.05
-#: How many turns for each trial `shares` follows a lane, and how long a turn is taken to be, in seconds. Judgement: the
-#: turns of the policies here repeat after one round, and turns this short bring no trial nearer to its end.
+#: How many turns for each trial `shares` follows a lane, and how long a turn is taken to be, in seconds: so short that
+#: it brings no trial nearer to its end. The turns of the policies here repeat after one round.
 _ROUNDS, _MOMENT_S = 12, 1e-9
 
 
 def packing_limit(need: Need, capacity: Amount) -> int:
-    """c by memory: how many trials with this need run at once on ``capacity`` bytes, each in a lane of its own.
+    """c by memory: how many trials with this need run at once on ``capacity`` bytes, each alone in a lane.
 
     At least 1. Raises SalusError if not even one fits.
     """
@@ -48,20 +47,12 @@ def packing_limit(need: Need, capacity: Amount) -> int:
 def fit_together(needs: Iterable[Need], capacity: Amount, *, own_lanes: bool = True) -> bool:
     """Whether trials with these needs can be on a device of ``capacity`` bytes together.
 
-    ``own_lanes``: whether each must have a lane of its own, so that all run at once. Else they may share lanes and take
-    turns.
+    ``own_lanes``: whether each must be alone in its lane, so that all run at once. Else they may take turns.
     """
-    table = LaneTable(capacity)
     # The largest E comes first: every later trial finds a lane that is large enough.
     ordered = sorted(needs, key=lambda need: -amount(need.ephemeral, "ephemeral memory"))
-    lanes = [table.admit(str(index), need.persistent, need.ephemeral) for index, need in enumerate(ordered)]
-    if own_lanes:
-        return None not in lanes and len(set(lanes)) == len(lanes)
-    if None not in lanes:
-        return True
-    # Algorithm 2.1 opens lanes while it can. One lane for all needs the least memory.
-    narrow = LaneTable(capacity, max_lanes=1)
-    return all(narrow.admit(str(i), need.persistent, need.ephemeral) is not None for i, need in enumerate(ordered))
+    lanes = divide({str(index): need for index, need in enumerate(ordered)}, capacity)
+    return lanes is not None and (not own_lanes or len(lanes) == len(ordered))
 
 
 def stretch(needs: Iterable[Need]) -> float:
@@ -74,6 +65,7 @@ def stretch(needs: Iterable[Need]) -> float:
 
 def divide(needs: Mapping[str, Need], capacity: Amount, *, max_lanes: int | None = None) -> list[list[str]] | None:
     """The lanes of trials that came to a device in this order. None: they do not fit together, even in one lane."""
+    # Algorithm 2.1 opens lanes while it can. One lane for all needs the least memory.
     for most in (max_lanes, 1):
         table = LaneTable(capacity, most)
         if all(table.admit(name, need.persistent, need.ephemeral) is not None for name, need in needs.items()):

@@ -26,9 +26,9 @@ class Standing:
     """What a policy sees of a job.
 
     ``arrival``: its position in the order of arrival at the device, from 1. ``service``: the seconds of its iterations,
-    counted from the clock of its lane when it came (`turns.lane_clock`). ``last_turn``: the device's turn in which it
-    ran last. ``remaining``: the seconds that it has left if it runs alone, None if nobody knows. ``rung``: how often a
-    tuner has promoted it.
+    counted from the clock of its lane when it came (`Seats.others`). ``last_turn``: the device's turn in which it
+    ran last. ``remaining``: the seconds that it has left if it runs alone, None if that is not known. ``rung``: how
+    often a tuner has promoted it.
     """
 
     arrival: int
@@ -39,7 +39,7 @@ class Standing:
 
     @property
     def left(self) -> float:
-        """Seconds left; infinite if nobody knows."""
+        """Seconds left; infinite if that is not known."""
         return math.inf if self.remaining is None else self.remaining
 
 
@@ -48,11 +48,11 @@ class Policy:
 
     #: The name by which a user asks for it.
     name = ""
-    #: The most jobs that may be on the device, and the most lanes. None: as many as fit.
+    #: The most jobs that may be on the device, and the most lanes. None: all that fit.
     max_jobs: int | None = None
     max_lanes: int | None = None
-    #: How many jobs may be admitted past one that does not fit yet. After that, all jobs behind it wait too. Judgement:
-    #: small jobs fill the gaps, and a large one does not wait for ever.
+    #: How many jobs may be admitted past one that does not fit yet. After that, all jobs behind it wait too, so
+    #: that small jobs fill the gaps, and a large one does not wait for ever.
     patience = 8
     #: Whether a lane is kept for a moment for the job that ran last, if it would be next (`turns.LINGER_S`). If not,
     #: two jobs that both come back at once take turns, whatever their rank.

@@ -21,7 +21,7 @@ _PEER = struct.Struct("iII")
 
 
 def own_directory(path: Path) -> Path:
-    """The directory, made if it is not there; nobody else may enter it. Its parent must be this user's, or root's.
+    """The directory, made if it is not there; only this user may enter it. Its parent must be this user's, or root's.
 
     Raises:
         SalusError: another user has made it, or it is no directory.
@@ -35,7 +35,7 @@ def own_directory(path: Path) -> Path:
 
 
 def check_directory(path: Path) -> Path:
-    """The directory, which is there; nobody else may enter it.
+    """The directory, which is there; only this user may enter it.
 
     Raises:
         SalusError: it is another user's, or no directory.

@@ -25,7 +25,7 @@ from salus_share.errors import SalusError
 from salus_share.packing import SEATS
 from salus_share.policies import Standing
 from salus_share.private_files import check_directory, open_own, own_directory
-from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts
+from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Seats
 
 MAGIC, VERSION = 0x5A105, 1
 #: The name of the table's file, in the device's directory. Older versions have the same, so that trials of both never
@@ -46,7 +46,7 @@ _SIZE = 192
 _PASS, _COUNTS, _COUNTS_AT = struct.Struct("=IIQq"), struct.Struct("=Qddd"), 24
 _STATE, _TURN = struct.Struct("=I"), struct.Struct("=Q")
 
-#: The states of a seat beyond those in `turns`: nobody has it; its trial waits for admission; its trial has freed its
+#: The states of a seat beyond those in `turns`: no trial has it; its trial waits for admission; its trial has freed its
 #: memory, which the service has not seen yet.
 FREE, WAITING, LEFT = 0, 1, 7
 #: The states in which a seat's memory is in use.
@@ -83,7 +83,6 @@ class Seat:
 
     @property
     def standing(self) -> Standing:
-        """What a policy sees."""
         remaining = None if math.isnan(self.remaining) else self.remaining
         return Standing(self.arrival, self.service, self.last_turn, remaining, self.rung)
 
@@ -98,7 +97,7 @@ def home(device: str) -> Path:
     return base / f"salus-{os.getuid()}" / device
 
 
-class SeatTable:
+class SeatTable(Seats[int]):
     """The seat table in ``directory``. `create` makes it; any number of processes open it.
 
     Every method that changes something needs the lock: ``with table.lock(): ...``. It is the `turns.Seats` of real
@@ -195,11 +194,9 @@ class SeatTable:
     # What `turns.Seats` asks for
 
     def in_lane(self, lane: int) -> dict[int, Seat]:
-        """The seats of the trials of a lane that may pass its gate."""
         return {seat.index: seat for seat in self.seats() if seat.lane == lane and seat.state in ADMITTED}
 
     def others(self, index: int, lane: int) -> tuple[bool, float | None]:
-        """See `turns.Seats`. The clock is `turns.lane_clock` of the same trials."""
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
         busy, clock = False, None
         for other in range(used):
@@ -215,7 +212,6 @@ class SeatTable:
         return busy, clock
 
     def busy(self, index: int, lane: int) -> bool:
-        """See `turns.Seats`."""
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
         for other in range(used):
             if other != index:
@@ -225,39 +221,32 @@ class SeatTable:
         return False
 
     def counts(self, index: int) -> Counts:
-        """What iterations changed of a trial so far."""
         return _COUNTS.unpack_from(self._map, _FIRST_SEAT + index * _SIZE + _COUNTS_AT)
 
     def set_counts(self, index: int, counts: Counts) -> None:
-        """Record it."""
         _COUNTS.pack_into(self._map, _FIRST_SEAT + index * _SIZE + _COUNTS_AT, *counts)
 
     def record_iteration(self, index: int, service: float, remaining: float, seconds: float) -> None:
-        """Count one more iteration of the device, and record it as the trial's last turn."""
         (turns,) = _TURN.unpack_from(self._map, _TURNS)
         _TURN.pack_into(self._map, _TURNS, turns + 1)
         at = _FIRST_SEAT + index * _SIZE + _COUNTS_AT
         _COUNTS.pack_into(self._map, at, turns + 1, service, remaining, seconds)
 
     def set_state(self, index: int, state: int) -> None:
-        """Change a seat's state, and nothing else."""
         _STATE.pack_into(self._map, _FIRST_SEAT + index * _SIZE, state)
 
     def set_lingering(self, index: int, until: float) -> None:
-        """Make a trial LINGERING until a moment."""
         seat = self.seat(index)
         seat.state, seat.linger_until = LINGERING, until
         self.write(seat)
 
     def set_leaving(self, index: int) -> None:
-        """Record that a trial which is INSIDE must leave the device after its iteration."""
         seat = self.seat(index)
         seat.pause = 1
         self.write(seat)
 
     @property
     def turns(self) -> int:
-        """How many iterations have ended on the device."""
         return int(_TURN.unpack_from(self._map, _TURNS)[0])
 
     # The rest

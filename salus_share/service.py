@@ -25,37 +25,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from salus_share import messages as m
 from salus_share.admission import Admission, Resident
 from salus_share.errors import SalusError, ServiceLost
 from salus_share.gate import Waker
 from salus_share.lanes import Place
-from salus_share.messages import (
-    Admit,
-    Event,
-    Instruction,
-    JobAdded,
-    JobLeft,
-    Move,
-    Need,
-    NeedFound,
-    Pause,
-    Paused,
-    Progress,
-    Refuse,
-    Served,
-)
+from salus_share.messages import Need
 from salus_share.policies import POLICIES, policy
 from salus_share.private_files import check_peer, open_own, own_directory
 from salus_share.processes import own_environment
 from salus_share.seat_table import FILE, FREE, LEFT, RESIDENT, WAITING, Seat, SeatTable, alive
 from salus_share.turns import IDLE, INSIDE, PAUSED, Turns
 
-#: How often the service looks at the seat table by itself, and how long it stays without a trial; seconds. Judgement: a
-#: look is cheap, and a new service is a new Python process.
+#: How often the service looks at the seat table by itself, and how long it stays without a trial; seconds.
 TICK_S, IDLE_S = 0.25, 30.0
-#: The largest message, bytes. Judgement: a message has a few hundred.
+#: The largest message, bytes; a message has a few hundred.
 PACKET = 1 << 16
-#: How long a trial waits for a service to come up, and for its answer to `status`; seconds. Judgement.
+#: How long a trial waits for a service to come up, and for its answer to `status`; seconds.
 START_S, STATUS_S = 20.0, 5.0
 
 
@@ -74,12 +60,11 @@ class LaneService:
     """
 
     def __init__(self, directory: Path, capacity: int, policy_name: str, idle_s: float = IDLE_S) -> None:
-        self._directory = directory
-        self._idle_s = idle_s
+        self._directory, self._idle_s = directory, idle_s
         self._policy = policy(policy_name)
         self._admission = Admission(capacity, self._policy)
-        self._seat_table = SeatTable.create(directory, capacity, policy_name)
-        self._turns = Turns(self._policy, self._seat_table)
+        self._table = SeatTable.create(directory, capacity, policy_name)
+        self._turns = Turns(self._policy, self._table)
         self._visitors: dict[str, _Visitor] = {}
         #: By trial: the index of its seat, and a pidfd of its process.
         self._seats: dict[str, int] = {}
@@ -89,8 +74,7 @@ class LaneService:
         self._waker = Waker()
         self._recover()
         path = directory / "service"
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
         self._listener.listen(64)
@@ -118,8 +102,8 @@ class LaneService:
     def _recover(self) -> None:
         """Go on where a service that was killed left off."""
         found = []
-        with self._seat_table.lock():
-            for seat in self._seat_table.seats():
+        with self._table.lock():
+            for seat in self._table.seats():
                 if seat.state in RESIDENT and alive(seat):
                     place = Place(seat.lane, seat.persistent, seat.ephemeral)
                     leaving = seat.state == PAUSED or bool(seat.pause)
@@ -127,15 +111,15 @@ class LaneService:
                     self._seats[seat.name] = seat.index
                 else:
                     # Its trial is dead, has left, or waited; one that waited asks again.
-                    self._seat_table.set_state(seat.index, FREE)
-        self._carry_out(self._admission.restore(found, self._seat_table.tokens))
+                    self._table.set_state(seat.index, FREE)
+        self._carry_out(self._admission.restore(found, self._table.tokens))
         for name in self._seats:
             self._watch(name)
 
     def _look(self) -> None:
         """Tell admission what the table says: who is gone, and what the others were served."""
-        with self._seat_table.lock():
-            seats = {seat.name: seat for seat in self._seat_table.seats()}
+        with self._table.lock():
+            seats = {seat.name: seat for seat in self._table.seats()}
         served = {}
         for name, seat in seats.items():
             job = self._admission.jobs.get(name)
@@ -146,21 +130,21 @@ class LaneService:
             elif seat.state in RESIDENT and seat.standing != job.standing:
                 served[name] = seat.standing
         if served:
-            self._tell(Served(served))
+            self._tell(m.Served(served))
 
     def _gone(self, name: str) -> None:
         """A trial is dead, or has left: its memory is free."""
         index = self._seats.pop(name, None)
         if index is None:
             return
-        with self._seat_table.lock():
-            lane = self._seat_table.seat(index).lane
-            self._seat_table.set_state(index, FREE)
+        with self._table.lock():
+            lane = self._table.seat(index).lane
+            self._table.set_state(index, FREE)
             granted = self._turns.grant(lane, time.monotonic())
         if granted is not None:
-            self._waker.wake(self._seat_table, granted)
+            self._waker.wake(self._table, granted)
         self._unwatch(name)
-        self._tell(JobLeft(name))
+        self._tell(m.JobLeft(name))
 
     def _unwatch(self, name: str) -> None:
         fd = self._pidfds.pop(name, None)
@@ -169,10 +153,10 @@ class LaneService:
             os.close(fd)
 
     def _watch(self, name: str) -> None:
-        with self._seat_table.lock():
-            seat = self._seat_table.seat(self._seats[name])
+        with self._table.lock():
+            pid = self._table.seat(self._seats[name]).pid
         with contextlib.suppress(ProcessLookupError):
-            fd = self._pidfds[name] = os.pidfd_open(seat.pid)
+            fd = self._pidfds[name] = os.pidfd_open(pid)
             self._selector.register(fd, selectors.EVENT_READ, lambda: self._gone(name))
 
     # What visitors say
@@ -208,8 +192,7 @@ class LaneService:
 
     def _closed(self, name: str) -> None:
         """A trial hung up. While its process lives and holds memory, it may come back: only its client may be gone."""
-        with self._seat_table.lock():
-            seat = self._seat_table.seat(self._seats[name]) if name in self._seats else None
+        seat = self._seat(name)
         if seat is not None and (seat.state in (LEFT, WAITING) or not alive(seat)):
             self._gone(name)
 
@@ -231,7 +214,7 @@ class LaneService:
                 seat = self._seat(name)
                 if seat is not None and seat.state == INSIDE:
                     raise SalusError(f"{name!r} is within an iteration; tell what it needs at the boundary")
-                instructions = self._admission.handle(NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
+                instructions = self._admission.handle(m.NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
                 # Recorded before others are admitted to what it gives back: the table never says more than fits.
                 if name in self._admission.table.places:
                     self._settle(name)
@@ -243,25 +226,22 @@ class LaneService:
                 name = self._speaker(visitor)
                 remaining, rung = asked["remaining"], int(asked["rung"])
                 # Admission checks the number first, so that the seat table never has a wrong one.
-                self._tell(Progress(name, remaining, rung))
-                with self._seat_table.lock():
-                    seat = self._seat_table.seat(self._seats[name])
-                    seat.remaining = math.nan if remaining is None else float(remaining)
-                    seat.rung = rung
-                    self._seat_table.write(seat)
+                self._tell(m.Progress(name, remaining, rung))
+                with self._table.lock():
+                    self._write_progress(self._table.seat(self._seats[name]), remaining, rung)
                 self._send(visitor, {"is": "noted"})
             case "paused":
                 name = self._speaker(visitor)
                 # What its iterations left of it is on the seat that it gives up.
                 self._look()
-                with self._seat_table.lock():
-                    seat = self._seat_table.seat(self._seats[name])
+                with self._table.lock():
+                    seat = self._table.seat(self._seats[name])
                     pid = seat.pid
-                    self._seat_table.set_state(seat.index, FREE)
-                    self._seats[name] = self._seat_table.take_seat(name, pid).index
-                self._tell(Paused(name))
+                    self._table.set_state(seat.index, FREE)
+                    self._seats[name] = self._table.take_seat(name, pid).index
+                self._tell(m.Paused(name))
             case "status":
-                self._send(visitor, {"is": "status", "pid": os.getpid(), **_describe(self._admission)})
+                self._send(visitor, self._status())
             case other:
                 known = "announce, rejoin, need, progress, paused, status"
                 raise SalusError(f"a lane service was asked to {other!r}; it knows {known}")
@@ -270,33 +250,31 @@ class LaneService:
         name = str(asked["name"])
         # Who must make room depends on what the others have been served by now.
         self._look()
-        if name in self._seats:
-            with self._seat_table.lock():
-                seat = self._seat_table.seat(self._seats[name])
-            if seat.state in RESIDENT and alive(seat):
-                raise SalusError(f"{name!r} is on this device already, in process {seat.pid}; it must leave first")
+        there = self._seat(name)
+        if there is not None:
+            if there.state in RESIDENT and alive(there):
+                raise SalusError(f"{name!r} is on this device already, in process {there.pid}; it must leave first")
             self._gone(name)
-        need = None
-        if asked["persistent"] is not None:
-            need = Need(asked["persistent"], asked["ephemeral"])
-        with self._seat_table.lock():
-            seat = self._seat_table.take_seat(name, int(asked["pid"]))
-            remaining = asked["remaining"]
-            seat.remaining = math.nan if remaining is None else float(remaining)
-            seat.rung = int(asked["rung"])
-            self._seat_table.write(seat)
+        need = None if asked["persistent"] is None else Need(asked["persistent"], asked["ephemeral"])
+        with self._table.lock():
+            seat = self._table.take_seat(name, int(asked["pid"]))
+            self._write_progress(seat, asked["remaining"], int(asked["rung"]))
         self._seats[name] = seat.index
         self._visitors[name], visitor.name = visitor, name
         try:
-            self._tell(JobAdded(name, need, remaining, seat.rung))
+            self._tell(m.JobAdded(name, need, asked["remaining"], seat.rung))
         except SalusError:
-            with self._seat_table.lock():
-                self._seat_table.set_state(seat.index, FREE)
+            with self._table.lock():
+                self._table.set_state(seat.index, FREE)
             del self._seats[name], self._visitors[name]
             visitor.name = None
             raise
         if name in self._seats:
             self._watch(name)
+
+    def _write_progress(self, seat: Seat, remaining: float | None, rung: int) -> None:
+        seat.remaining, seat.rung = math.nan if remaining is None else float(remaining), rung
+        self._table.write(seat)
 
     def _speaker(self, visitor: _Visitor) -> str:
         if visitor.name is None:
@@ -306,36 +284,45 @@ class LaneService:
     def _seat(self, name: str) -> Seat | None:
         if name not in self._seats:
             return None
-        with self._seat_table.lock():
-            return self._seat_table.seat(self._seats[name])
+        with self._table.lock():
+            return self._table.seat(self._seats[name])
+
+    def _status(self) -> dict[str, Any]:
+        table = self._admission.table
+        return {
+            "is": "status",
+            "pid": os.getpid(),
+            "policy": self._policy.name,
+            "capacity": int(table.capacity),
+            "reserved": int(table.reserved),
+            "lanes": {str(i): {"size": int(lane.size), "jobs": list(lane.jobs)} for i, lane in table.lanes.items()},
+            "waiting": list(self._admission.waiting),
+        }
 
     # What admission says
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: m.Event) -> None:
         self._carry_out(self._admission.handle(event))
 
-    def _carry_out(self, instructions: list[Instruction]) -> None:
+    def _carry_out(self, instructions: list[m.Instruction]) -> None:
         for instruction in instructions:
-            self._do(instruction)
-
-    def _do(self, instruction: Instruction) -> None:
-        match instruction:
-            case Admit(name, lane, token):
-                self._settle(name, token)
-                self._push(name, {"is": "admitted", "seat": self._seats[name], "token": token, "lane": lane})
-            case Move(name, _):
-                self._settle(name)
-            case Pause(name):
-                with self._seat_table.lock():
-                    woken = self._turns.pause(self._seats[name], time.monotonic())
-                for index in woken:
-                    self._waker.wake(self._seat_table, index)
-            case Refuse(name, reason):
-                index = self._seats.pop(name)
-                with self._seat_table.lock():
-                    self._seat_table.set_state(index, FREE)
-                self._unwatch(name)
-                self._push(name, {"is": "refused", "reason": reason})
+            match instruction:
+                case m.Admit(name, lane, token):
+                    self._settle(name, token)
+                    self._push(name, {"is": "admitted", "seat": self._seats[name], "token": token, "lane": lane})
+                case m.Move(name, _):
+                    self._settle(name)
+                case m.Pause(name):
+                    with self._table.lock():
+                        woken = self._turns.pause(self._seats[name], time.monotonic())
+                    for index in woken:
+                        self._waker.wake(self._table, index)
+                case m.Refuse(name, reason):
+                    index = self._seats.pop(name)
+                    with self._table.lock():
+                        self._table.set_state(index, FREE)
+                    self._unwatch(name)
+                    self._push(name, {"is": "refused", "reason": reason})
 
     def _settle(self, name: str, token: int | None = None) -> None:
         """Record a trial's lane and memory in the seat table, for the trial and for the next service.
@@ -343,20 +330,20 @@ class LaneService:
         ``token``: of a new admission, None if it is none. It is one write, because the service may be killed after any.
         """
         place = self._admission.table.places[name]
-        with self._seat_table.lock():
-            seat = self._seat_table.seat(self._seats[name])
+        with self._table.lock():
+            seat = self._table.seat(self._seats[name])
             if token is not None:
                 standing = self._admission.jobs[name].standing
                 seat.token, seat.state, seat.pause = token, IDLE, 0
                 # A trial that made room has a new seat, and goes on with what was left of it.
                 seat.arrival, seat.rung = standing.arrival, standing.rung
                 seat.remaining = math.nan if standing.remaining is None else standing.remaining
-                self._seat_table.tokens = token
+                self._table.tokens = token
             if token is not None or seat.lane != place.lane:
                 seat.last_turn, seat.service = self._turns.level(seat.index, place.lane)
                 seat.last_s = 0.0
             seat.lane, seat.persistent, seat.ephemeral = place.lane, int(place.persistent), int(place.ephemeral)
-            self._seat_table.write(seat)
+            self._table.write(seat)
 
     def _push(self, name: str, told: dict[str, Any]) -> None:
         visitor = self._visitors.get(name)
@@ -366,17 +353,6 @@ class LaneService:
     def _send(self, visitor: _Visitor, told: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             visitor.link.send(json.dumps(told).encode())
-
-
-def _describe(admission: Admission) -> dict[str, Any]:
-    table = admission.table
-    return {
-        "policy": admission.policy.name,
-        "capacity": int(table.capacity),
-        "reserved": int(table.reserved),
-        "lanes": {str(i): {"size": int(lane.size), "jobs": list(lane.jobs)} for i, lane in table.lanes.items()},
-        "waiting": list(admission.waiting),
-    }
 
 
 def connect(directory: Path) -> socket.socket:
@@ -403,13 +379,13 @@ def status(directory: Path) -> dict[str, Any]:
         return told
 
 
-def start(directory: Path, capacity: int, policy_name: str, patience_s: float = START_S) -> socket.socket:
+def start(directory: Path, capacity: int, policy_name: str) -> socket.socket:
     """A connection to the device's service, which is started if there is none.
 
     Raises SalusError if the service has another capacity or policy, ServiceLost if it ends, or is not up within
-    ``patience_s`` seconds.
+    `START_S`.
     """
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + START_S
     process: subprocess.Popen[bytes] | None = None
     while True:
         with contextlib.suppress(OSError):
@@ -426,7 +402,7 @@ def start(directory: Path, capacity: int, policy_name: str, patience_s: float = 
         if process is None or process.poll() is not None:
             process = _spawn(directory, capacity, policy_name)
         if time.monotonic() > deadline:
-            raise ServiceLost(f"no lane service at {directory} after {patience_s:.0f} s; see service.log there")
+            raise ServiceLost(f"no lane service at {directory} after {START_S:.0f} s; see service.log there")
         time.sleep(0.01)
 
 
@@ -441,15 +417,14 @@ def _spawn(directory: Path, capacity: int, policy_name: str) -> subprocess.Popen
 
 
 def main() -> None:
-    """Run the service's process."""
     parser = argparse.ArgumentParser(description="The lane service of one device.")
     parser.add_argument("--home", type=Path, required=True, help="the device's directory")
     parser.add_argument("--capacity", type=int, required=True, help="bytes")
     parser.add_argument("--policy", default="FAIR", help=f"{', '.join(POLICIES)} or module:Class")
-    parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds it stays when nobody is there")
+    parser.add_argument("--idle", type=float, default=IDLE_S, help="seconds it stays without a trial")
     options = parser.parse_args()
     if not options.home.exists():
-        # It was removed since `_spawn` made it: nobody needs this service any more, and it would leave files behind.
+        # It was removed since `_spawn` made it: no trial needs this service any more, and it would leave files behind.
         return
     only = open_own(own_directory(options.home) / "service.lock", os.O_RDWR | os.O_CREAT)
     try:

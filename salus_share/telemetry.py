@@ -12,8 +12,8 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 #: What NVML answers of a GPU that is no more: NVML_ERROR_GPU_IS_LOST and NVML_ERROR_RESET_REQUIRED in its
-#: documentation (nvmlReturn_t), and NVML_ERROR_UNKNOWN. Judgement on the last one: nvidia-smi prints "Unknown Error"
-#: where the driver cannot reach a GPU, and a GPU whose memory NVML cannot tell is of no use.
+#: documentation (nvmlReturn_t), and NVML_ERROR_UNKNOWN. The last one is judgement: nvidia-smi prints "Unknown
+#: Error" where the driver cannot reach a GPU.
 LOST = (15, 16, 999)
 _said: set[str] = set()
 
@@ -79,7 +79,7 @@ class Telemetry:
         return found
 
     def lost(self, gpu: str, ordered: bool = False) -> str | None:
-        """What NVML says of a GPU that cannot be used any more; None: it answers, or nobody can tell.
+        """What NVML says of a GPU that cannot be used any more; None: it answers, or NVML cannot tell.
 
         ``gpu``: its number or its UUID, as in CUDA_VISIBLE_DEVICES. ``ordered``: CUDA counts the GPUs as NVML does even
         if they are of several kinds. By NVML's documentation a call that opens one GPU may fail because another one is
@@ -117,7 +117,6 @@ class Telemetry:
         return None
 
     def close(self) -> None:
-        """Shut NVML down."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
             self._nvml = None

@@ -1,21 +1,13 @@
 """A trial that shares a device: a lane client that measures its memory, asks for it, and keeps to its share.
 
-shared = SharedTrial(LaneClient(...), ResidentMeter(), capacity)
-shared.admit()
-while training:
-    try:
-        with shared.iteration():
+    shared = SharedTrial(LaneClient(...), ResidentMeter(), capacity)
+    shared.admit()
+    while training:
+        with shared.iteration():        # StaleToken: nothing of this iteration ran; commit, free, leave, come again
             step()
-    except StaleToken:              # nothing of this iteration ran: make room
-        commit(); free()
-        shared.yield_memory()
-        load()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        free()                      # back to the last commit, with a bigger share
-        shared.grow_after_failure()
-        load()
+    shared.leave()
+
+A trial whose allocation failed goes back to its last commit and comes again with what `memory.after_failure` says.
 """
 
 from __future__ import annotations
@@ -24,8 +16,8 @@ import contextlib
 from collections.abc import Iterator
 
 from salus_share.client import LaneClient
-from salus_share.errors import ServiceLost, StaleToken
-from salus_share.memory import Meter, Profile, after_failure, ask_for
+from salus_share.errors import ServiceLost
+from salus_share.memory import Meter, Profile, ask_for
 from salus_share.messages import Need
 
 
@@ -48,7 +40,7 @@ class SharedTrial:
         self._client = client
         self._meter = meter
         self._capacity = capacity
-        #: What the service promised. None while the trial has the device alone because nobody knows its need.
+        #: What the service promised. None while the trial has the device alone because its need is not known.
         self.promised: Need | None = None
         #: What to ask for at the next boundary.
         self._asking: Need | None = None
@@ -89,28 +81,7 @@ class SharedTrial:
                 asking = asking.at_least(self._least)
             self._asking = None if asking == self.promised else asking
 
-    def yield_memory(self, timeout: float | None = None) -> None:
-        """After StaleToken, when the memory is free: wait until it may be loaded again."""
-        self._meter.give_back()
-        self._client.yield_memory(timeout)
-        self._profile = Profile(self._meter)
-        self._promise(self.promised)
-
-    def grow_after_failure(self) -> None:
-        """After an allocation failed, when the memory is free: get a bigger share, and wait if there is no room now.
-
-        Raises Refused if the trial had the whole device.
-        """
-        whole = Need(0, self._capacity)
-        bigger = self._least = after_failure(self.promised or whole, self._capacity)
-        self._asking = None
-        try:
-            self._ask(bigger)
-        except StaleToken:
-            self.yield_memory()
-
     def leave(self) -> None:
-        """The trial is done with the device."""
         self._meter.lift()
         self._client.leave()
 
@@ -119,7 +90,7 @@ class SharedTrial:
         self._meter.give_back()
         before, self.promised = self.promised, need
         try:
-            # If there is no room (StaleToken), it keeps this promise for when it comes back.
+            # Also if there is no room (StaleToken): it is what the trial needs when it comes again.
             self._client.need(need)
         except ServiceLost:
             self.promised = before

@@ -2,7 +2,7 @@
 
 The gate of real trials and the twin both call `Turns`. They differ in where trials are recorded (`Seats`: shared
 memory, or a dict) and in the clock that they read: every call is handed ``now``, in seconds. This module reads no
-clock, wakes no process and admits nobody.
+clock, wakes no process and admits no trial.
 
 A trial of a lane is in one of five states:
 
@@ -18,7 +18,7 @@ A trial of a lane is in one of five states:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
@@ -31,10 +31,10 @@ IDLE, READY, INSIDE, LINGERING, PAUSED = range(2, 7)
 ADMITTED = (IDLE, READY, INSIDE, LINGERING)
 
 #: A lane is kept for a trial between two of its iterations for this part of its last iteration, and for at most this
-#: many seconds. Judgement: fetching a batch that was prepared in time takes less, and the others lose at most a tenth.
+#: many seconds. Fetching a batch that was prepared in time takes less, and the others lose at most a tenth.
 LINGER_PART, LINGER_S = 0.1, 0.005
-#: Seconds of service that a trial may be behind its lane when it comes back to the gate. Judgement: without a bound, a
-#: trial that was away for an hour would hold the lane for an hour.
+#: Seconds of service that a trial may be behind its lane when it comes back to the gate. Without a bound, a trial that
+#: was away for an hour would hold the lane for an hour.
 CREDIT_S = 1.0
 Key = TypeVar("Key")
 
@@ -46,27 +46,23 @@ Counts = tuple[int, float, float, float]
 
 
 class Member(Protocol):
-    """A trial of a lane, as `Turns` reads it."""
+    """A trial of a lane, as `Turns` reads it.
+
+    ``state``: one of the states above. ``last_s``: seconds of its last iteration; 0 before the first in this lane.
+    ``linger_until``: the moment, on the clock of ``now``, until which the lane is kept for it while it is LINGERING.
+    ``standing``: what a policy sees of it.
+    """
 
     @property
-    def lane(self) -> int:
-        """The lane's number."""
-
+    def lane(self) -> int: ...
     @property
-    def state(self) -> int:
-        """One of the states above."""
-
+    def state(self) -> int: ...
     @property
-    def last_s(self) -> float:
-        """Seconds of its last iteration; 0 before the first in this lane."""
-
+    def last_s(self) -> float: ...
     @property
-    def linger_until(self) -> float:
-        """The moment, on the clock of ``now``, until which the lane is kept for it while it is LINGERING."""
-
+    def linger_until(self) -> float: ...
     @property
-    def standing(self) -> Standing:
-        """What a policy sees of it."""
+    def standing(self) -> Standing: ...
 
 
 class Seats(Protocol[Key]):
@@ -79,9 +75,10 @@ class Seats(Protocol[Key]):
         """The trials of a lane that may pass its gate."""
 
     def others(self, key: Key, lane: int, /) -> tuple[bool, float | None]:
-        """Of the trials of a lane that may pass its gate, but for ``key``: whether one is not IDLE, and `lane_clock`.
+        """Of the trials of a lane that may pass its gate, but for ``key``: whether one is not IDLE, and its clock.
 
-        The clock is None if there are no such trials. Every pass asks it, so it makes no list, as `in_lane` does.
+        The clock is the largest service that one of them had when its last iteration began; None if there are none.
+        Every pass asks it, so it makes no list, as `in_lane` does.
         """
 
     def busy(self, key: Key, lane: int, /) -> bool:
@@ -166,7 +163,7 @@ class Turns(Generic[Key]):
         return next(iter(ready))
 
     def grant(self, lane: int, now: float) -> Key | None:
-        """Let in the best of those that are READY, if nobody has the lane and it is kept for nobody. Returns it."""
+        """Let in the best of those that are READY, if the lane is free and kept for no trial. Returns it."""
         members = self._seats.in_lane(lane)
         if any(member.state == INSIDE or _lingers(member, now) for member in members.values()):
             return None
@@ -176,7 +173,7 @@ class Turns(Generic[Key]):
         return best
 
     def kept_until(self, lane: int, now: float) -> float | None:
-        """The moment until which the lane is kept for a trial that lingers; None if it is kept for nobody."""
+        """The moment until which the lane is kept for a trial that lingers; None if it is kept for none."""
         members = self._seats.in_lane(lane).values()
         return min((member.linger_until for member in members if _lingers(member, now)), default=None)
 
@@ -225,19 +222,10 @@ def served(standing: Standing, seconds: float, turn: int) -> Standing:
     return replace(standing, service=service, last_turn=turn, remaining=None if remaining != remaining else remaining)
 
 
-def lane_clock(members: Iterable[Member]) -> float | None:
-    """The clock of a lane: the largest service that one of these trials had when its last iteration began.
-
-    None for no trials. `seat_table.SeatTable.others` computes the same from its bytes.
-    """
-    began = (one.standing.service if one.state == INSIDE else one.standing.service - one.last_s for one in members)
-    return max(began, default=None)
-
-
 def credited(service: float, clock: float) -> float:
     """The service of a trial that comes to the gate of a lane with this clock.
 
-    For the time that it was away it is owed up to `CREDIT_S`, so that nobody waits until it caught up.
+    For the time that it was away it is owed up to `CREDIT_S`, so that no trial waits until it caught up.
     """
     return max(service, clock - CREDIT_S)
 

@@ -1,30 +1,59 @@
-"""How many GPUs the load wants (section 3.5). All times are seconds.
+"""How many GPUs the load wants, and what GPUs can bear at best. All times are seconds, all rates requests per second.
 
-The advice follows two properties of deferred starts. Above its peak p, a sub-cluster refuses the part (o - p)/o of an
-offered rate o. Below it, its GPUs are idle for the part (p - o)/p of their time. So both tell the number of GPUs whose
-peak is the offered rate. The paper names neither a threshold nor a time for either.
+The advice follows two properties of deferred starts (section 3.5). Above its peak p, a sub-cluster refuses the part
+(o - p)/o of an offered rate o. Below it, its GPUs are idle for the part (p - o)/p of their time. So both tell the
+number of GPUs whose peak is the offered rate. The paper names neither a threshold nor a time for either.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from symphony_serve.bounds import gpus_for
+from symphony_serve.batching.window import target_batch
 from symphony_serve.errors import ServeError
-from symphony_serve.messages import Want
 from symphony_serve.profiles import Profile
 
-#: More GPUs are wanted while more than this part of the requests is refused or late. Source: section 5.1, goodput.
+#: GPUs bear a rate if at most this part of the requests is refused or late; else more are wanted. Source: section 5.1.
 BAD_RATE = 0.01
-#: Seconds over which that part is measured. Judgement: some hundred SLOs, and short beside the start of a process.
+#: Seconds over which that part is measured: some hundred SLOs, and short beside the start of a process.
 WINDOW_S = 10.0
-#: GPUs are given back when they were idle for so many seconds. Judgement: longer than a process takes to come back.
+#: GPUs are given back when they were idle for this many seconds, longer than a process takes to come back.
 IDLE_S = 60.0
-#: This part of the GPUs is kept although it is idle. Judgement: fewer GPUs are also staggered less, and a load varies.
+#: This part of the GPUs is kept although it is idle: fewer GPUs are also staggered less, and a load varies.
 KEPT = 0.1
+
+
+class Peak(NamedTuple):
+    """The best that some GPUs can do for one model: batches of ``size``, and the ``rate`` of requests in them."""
+
+    size: int
+    rate: float
+
+
+def staggered(profile: Profile, slo: float, gpus: int) -> Peak:
+    """GPUs that start one after the other (equations 1 and 2): ``(1 + 1/gpus) * l(b) <= slo``.
+
+    A request waits at most l(b)/gpus for the start of its batch. Size and rate are 0 if no batch is in time.
+    """
+    size = profile.largest(slo / (1 + 1 / gpus))
+    return Peak(size, gpus * size / profile.seconds(size) if size else 0.0)
+
+
+def gpus_for(loads: Iterable[tuple[Profile, float, float]]) -> float:
+    """GPUs that bear the loads (profile, SLO, rate) of some models; with a fraction, because models share GPUs.
+
+    Each model has the batch size that its own rate needs (`target_batch`). On GPUs that several models share, batches
+    can be larger, because more GPUs become free one after the other. So this is more than what is needed.
+    """
+    total = 0.0
+    for profile, slo, rate in loads:
+        size = target_batch(profile, rate, slo)
+        total += rate * profile.seconds(size) / size
+    return total
 
 
 @dataclass(frozen=True)
@@ -50,8 +79,7 @@ class Sample:
 class Autoscaler:
     """Advises how many GPUs there should be, sample by sample.
 
-    served: profile and SLO by model, to know how many GPUs a rate needs at least. A profile may be replaced by
-    `set_profile`.
+    served: profile and SLO by model, to know how many GPUs a rate needs at least.
     """
 
     def __init__(self, served: Mapping[str, tuple[Profile, float]]):
@@ -59,12 +87,8 @@ class Autoscaler:
         #: The samples of the last `IDLE_S` with the present number of GPUs, the newest last.
         self._samples: deque[Sample] = deque()
 
-    def set_profile(self, model: str, profile: Profile) -> None:
-        """The model's batches take other times from now on."""
-        self._served[model] = (profile, self._served[model][1])
-
-    def add(self, sample: Sample) -> Want | None:
-        """Take in the newest sample. Returns the number of GPUs that are wanted, or None: as many as there are.
+    def add(self, sample: Sample) -> int:
+        """Take in the newest sample. Returns how many GPUs would serve the load and be idle for short times only.
 
         Advice is repeated until the number of GPUs changes; what was seen with another number does not count any more.
         Raises ServeError if a sample names a model that is not served.
@@ -77,17 +101,20 @@ class Autoscaler:
         self._samples.append(sample)
         while sum(one.seconds for one in self._samples) - self._samples[0].seconds >= IDLE_S:
             self._samples.popleft()
-        more = self._missing(_newest(self._samples, WINDOW_S))
-        if more:
-            return Want(sample.gpus + more)
-        less = self._spare()
-        return Want(sample.gpus - less) if less else None
+        return sample.gpus + (self._missing() or -self._spare())
 
-    def _missing(self, window: list[Sample]) -> int:
-        offered, good = sum(sum(one.offered.values()) for one in window), sum(one.good for one in window)
-        if sum(one.seconds for one in window) < WINDOW_S or offered - good <= BAD_RATE * offered:
+    def _missing(self) -> int:
+        window: list[Sample] = []
+        for sample in reversed(self._samples):
+            window.append(sample)
+            if sum(one.seconds for one in window) >= WINDOW_S:
+                break
+        else:
             return 0
-        gpus = window[-1].gpus
+        offered, good = sum(sum(one.offered.values()) for one in window), sum(one.good for one in window)
+        if offered - good <= BAD_RATE * offered:
+            return 0
+        gpus = window[0].gpus
         if good == 0 or gpus == 0:  # The part of the requests says nothing then: their number does.
             return max(1, self._needed(window) - gpus)
         return math.ceil(gpus * (offered - good) / good)
@@ -97,21 +124,11 @@ class Autoscaler:
             return 0
         gpus = self._samples[-1].gpus
         idle = min(1 - one.busy / (one.seconds * gpus) if gpus else 0.0 for one in self._samples)
-        return max(0, min(math.floor(gpus * idle - KEPT * gpus), gpus - self._needed(list(self._samples))))
+        return max(0, min(math.floor(gpus * idle - KEPT * gpus), gpus - self._needed(self._samples)))
 
-    def _needed(self, window: list[Sample]) -> int:
+    def _needed(self, window: Iterable[Sample]) -> int:
         """GPUs that bear the highest rate of each model in the window; at least 1."""
         loads = []
         for name, (profile, slo) in self._served.items():
             loads.append((profile, slo, max(one.offered.get(name, 0) / one.seconds for one in window)))
         return max(1, math.ceil(gpus_for(loads) - 1e-9))
-
-
-def _newest(samples: deque[Sample], seconds: float) -> list[Sample]:
-    """The newest samples, so many that they are ``seconds`` together if there are so many."""
-    found: list[Sample] = []
-    for sample in reversed(samples):
-        found.append(sample)
-        if sum(one.seconds for one in found) >= seconds:
-            break
-    return found[::-1]

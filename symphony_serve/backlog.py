@@ -1,8 +1,8 @@
 """What devices have to do before a request that comes now could be answered. All times are seconds.
 
-A request for which that takes too long will be refused in the end. Told at once, it costs the least: Ray Serve's proxy,
-the front and the network need not carry its input, and an overloaded machine has more time for the others. Nobody loses
-an answer by it, as long as what waits before it is answered: so only what is certain then counts.
+A request for which that takes too long will be refused in the end. To refuse it at once costs the least: Ray Serve's
+proxy, the front and the network need not carry its input, and an overloaded machine has more time for the others. No
+answer is lost by it, because only what is certain counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Backlog:
 
     def __init__(self, profiles: Mapping[str, Profile], budgets: Mapping[str, float]):
         self._budgets = dict(budgets)
-        self._waiting = dict.fromkeys(budgets, 0)
+        #: By model, how many requests wait.
+        self.waiting = dict.fromkeys(budgets, 0)
         #: By model, the seconds of a request in the batches that take the fewest for each.
         self._each: dict[str, float] = {}
         #: By device, when its batch ends by its profile.
@@ -35,14 +36,13 @@ class Backlog:
         self._each[model] = min([profile.seconds(size) / size for size in range(1, most + 1)])
 
     def waits(self, model: str) -> None:
-        """A request has come."""
-        if model in self._waiting:
-            self._waiting[model] += 1
+        if model in self.waiting:
+            self.waiting[model] += 1
 
     def waits_no_more(self, model: str) -> None:
         """A request was sent for the first time, or refused or cancelled before that."""
-        if model in self._waiting:
-            self._waiting[model] -= 1
+        if model in self.waiting:
+            self.waiting[model] -= 1
 
     def sent(self, device: int, end: float) -> None:
         """A batch was sent that ends at ``end`` by its profile."""
@@ -62,9 +62,4 @@ class Backlog:
         if not given:
             return math.inf
         busy = sum([max(0.0, self._busy.get(device, now) - now) for device in given])
-        return (busy + (self._waiting[model] + 1) * self._each[model]) / len(given)
-
-    @property
-    def waiting(self) -> dict[str, int]:
-        """By model, how many requests wait."""
-        return dict(self._waiting)
+        return (busy + (self.waiting[model] + 1) * self._each[model]) / len(given)

@@ -15,13 +15,8 @@ from dataclasses import dataclass, field
 
 from symphony_serve.messages import Dispatch
 
-#: The order in which idle GPUs are given out.
-ORDERS = {
-    "consolidate": "the smallest id first, so that GPUs with large ids stay idle and can be given back (algorithm 1)",
-    "spread": "the one that has been free for longest first (figure 18 and the public code)",
-}
-#: A batch that is not answered this many times its seconds after its start makes its GPU suspect; where times vary, so
-#: many times the longest that it may take. Judgement: far outside of what a batch's time varies, and short compared
+#: A batch that is not answered this many times its seconds after its start makes its GPU suspect; where times vary,
+#: this many times the longest that it may take. That is far outside of what a batch's time varies, and short compared
 #: with the time to start a process.
 PATIENCE = 3.0
 
@@ -49,24 +44,21 @@ class Gpu:
 class GpuTable:
     """All GPUs of a sub-cluster.
 
-    order: one of `ORDERS`. ahead: how many batches may be sent to a GPU that has not answered the one before: 1 where
-    the way to it takes time, or else it would be idle meanwhile. least_patience: seconds after the start of a batch
-    before which its GPU is not suspect.
+    ahead: how many batches may be sent to a GPU that has not answered the one before: 1 where the way to it takes time,
+    or else it would be idle meanwhile. least_patience: seconds after the start of a batch before which its GPU is not
+    suspect.
     """
 
-    def __init__(self, order: str = "consolidate", ahead: int = 0, least_patience: float = 0.0):
-        self._spread = order == "spread"
+    def __init__(self, ahead: int = 0, least_patience: float = 0.0):
         self._ahead = ahead
         self._least_patience = least_patience
         self._stamps = itertools.count()
         self.gpus: dict[int, Gpu] = {}
-        #: (rank, id, stamp) of idle GPUs; (free, id, stamp) of the others that can get a batch.
+        #: (0, id, stamp) of idle GPUs; (free, id, stamp) of the others that can get a batch.
         self._idle: list[tuple[float, int, int]] = []
         self._busy: list[tuple[float, int, int]] = []
         #: (moment, id, token, plan): a GPU is suspect if it has not answered by then.
         self._watch: list[tuple[float, int, int, int]] = []
-        #: How often a heap was changed, for tests: time must grow with its logarithm only.
-        self.operations = 0
 
     def join(self, gpu: int, token: int, free: float) -> None:
         """A GPU that is not in the table comes."""
@@ -77,21 +69,15 @@ class GpuTable:
         """The GPU is gone. Returns what it has not answered."""
         return list(self.gpus.pop(gpu).sent)
 
-    def keep_busy(self, gpu: int, until: float) -> None:
-        """The GPU is not free before ``until``."""
-        record = self.gpus[gpu]
-        self._set_free(record, max(record.free, until))
-
     def first_idle(self, now: float) -> Gpu | None:
-        """The idle GPU that is next in the order."""
+        """The idle GPU with the smallest id (algorithm 1): those with large ids stay idle and can be given back."""
         busy = self._busy
         while busy and busy[0][0] <= now:
             _, gpu, stamp = heapq.heappop(busy)
-            self.operations += 1
             record = self.gpus.get(gpu)
             if record is not None and record.stamp == stamp:
                 record.idle = True
-                heapq.heappush(self._idle, (record.free if self._spread else 0.0, gpu, stamp))
+                heapq.heappush(self._idle, (0.0, gpu, stamp))
         return self._top(self._idle)
 
     def next_free(self) -> Gpu | None:
@@ -104,7 +90,6 @@ class GpuTable:
             if record is not None and record.stamp == heap[0][2]:
                 return record
             heapq.heappop(heap)
-            self.operations += 1
         return None
 
     def send(self, gpu: Gpu, dispatch: Dispatch) -> None:
@@ -161,7 +146,6 @@ class GpuTable:
             self._push_busy(gpu)
 
     def _push_busy(self, gpu: Gpu) -> None:
-        self.operations += 1
         heapq.heappush(self._busy, (gpu.free, gpu.id, gpu.stamp))
 
     def validate(self) -> None:

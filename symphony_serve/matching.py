@@ -14,12 +14,12 @@ import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from symphony_serve.gpu_table import Gpu, GpuTable
 
-#: A heap is built anew without its outdated entries when it has this many times as many entries as there are models.
-#: Judgement: each arrival makes one entry outdated, and so an arrival still costs O(log models) on average.
+#: A heap is built anew without its outdated entries when it has this many times the entries that there are models. Each
+#: arrival makes one entry outdated, and so an arrival still costs O(log models) on average.
 OUTDATED = 64
 
 
@@ -72,8 +72,6 @@ class Matching:
         self._timers: list[tuple[float, float, float, str, int]] = []
         #: (latest, deadline, model, stamp) of ready models.
         self._ready: list[tuple[float, float, str, int]] = []
-        #: How often a heap was changed, besides those of the GPUs.
-        self.operations = 0
 
     def offer(self, model: str, offer: Offer | None, now: float) -> None:
         """The model's offer from now on, in the place of the one before."""
@@ -88,64 +86,54 @@ class Matching:
             self._push_ready(model, offer, standing)  # No GPU was free for it, and none has become free since.
         else:
             standing.ready = False
-            self.operations += 1
-            if len(self._timers) > OUTDATED * (1 + len(self._models)):
-                self._timers = [entry for entry in self._timers if self._models[entry[3]].stamp == entry[4]]
-                heapq.heapify(self._timers)
             when = min(offer.earliest, offer.latest) - offer.delay
-            heapq.heappush(self._timers, (when, offer.latest, offer.deadline, model, standing.stamp))
+            self._push(self._timers, (when, offer.latest, offer.deadline, model, standing.stamp))
 
     def _push_ready(self, model: str, offer: Offer, standing: _Standing) -> None:
         standing.ready = True
-        self.operations += 1
-        if len(self._ready) > OUTDATED * (1 + len(self._models)):
-            self._ready = [entry for entry in self._ready if self._models[entry[2]].stamp == entry[3]]
-            heapq.heapify(self._ready)
-        heapq.heappush(self._ready, (offer.latest, offer.deadline, model, standing.stamp))
+        self._push(self._ready, (offer.latest, offer.deadline, model, standing.stamp))
+
+    def _push(self, heap: list[Any], entry: tuple[Any, ...]) -> None:
+        if len(heap) > OUTDATED * (1 + len(self._models)):
+            heap[:] = [one for one in heap if self._models[one[-2]].stamp == one[-1]]
+            heapq.heapify(heap)
+        heapq.heappush(heap, entry)
 
     def next(self, now: float) -> Grant | Expired | None:
         """What is due by ``now`` and comes first; None if nothing is."""
         while True:
             idle = self.gpus.first_idle(now)
-            ready = self._first_ready()
+            ready = self._first(self._ready)
             if ready is not None:
-                offer = self._models[ready].offer
-                assert offer is not None
-                gpu = idle or self._arriving(now + offer.delay)
+                model, offer = ready
+                gpu = idle or self._arriving(now, offer.delay)
                 if gpu is not None:
                     if gpu.free > offer.latest:
-                        return self._expire(ready)
+                        return self._expire(model)
                     if self._lets(gpu, offer, now):
-                        return self._grant(ready, gpu, offer)
+                        return self._grant(model, gpu, offer)
                     continue
-            due = self._first_timer()
-            if due is not None and self._timers[0][0] <= now:
+            timer = self._first(self._timers)
+            if timer is not None and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)
-                self.operations += 1
-                standing = self._models[due]
-                offer = standing.offer
-                assert offer is not None
+                model, offer = timer
                 if offer.latest < offer.earliest:
-                    return self._expire(due)
+                    return self._expire(model)
                 gpu = idle or self._arriving(offer.earliest)
                 if gpu is not None and self._lets(gpu, offer, now):
-                    return self._grant(due, gpu, offer)
-                self._push_ready(due, offer, standing)
-                continue
-            if ready is not None:
-                offer = self._models[ready].offer
-                assert offer is not None
-                if offer.latest - offer.delay <= now:
-                    return self._expire(ready)
-            return None
+                    return self._grant(model, gpu, offer)
+                self._push_ready(model, offer, self._models[model])
+            elif ready is not None and ready[1].latest - ready[1].delay <= now:
+                return self._expire(ready[0])
+            else:
+                return None
 
     def next_wake(self, now: float) -> float:
         """When `next` is to be called again. ``now`` or earlier: at once."""
-        wake = self._timers[0][0] if self._first_timer() is not None else math.inf
-        ready = self._first_ready()
+        wake = self._timers[0][0] if self._first(self._timers) is not None else math.inf
+        ready = self._first(self._ready)
         if ready is not None:
-            offer = self._models[ready].offer
-            assert offer is not None
+            offer = ready[1]
             wake = min(wake, offer.latest - offer.delay)
             if self.gpus.first_idle(now) is not None:
                 return now
@@ -154,30 +142,23 @@ class Matching:
                 wake = min(wake, gpu.free - offer.delay)
         return wake
 
-    def _first_ready(self) -> str | None:
-        ready = self._ready
-        while ready:
-            model, stamp = ready[0][2:]
-            if self._models[model].stamp == stamp:
-                return model
-            heapq.heappop(ready)
-            self.operations += 1
+    def _first(self, heap: list[Any]) -> tuple[str, Offer] | None:
+        """The model of the first entry that is not outdated, with its offer."""
+        while heap:
+            model, stamp = heap[0][-2:]
+            standing = self._models[model]
+            if standing.stamp == stamp and standing.offer is not None:
+                return model, standing.offer
+            heapq.heappop(heap)
         return None
 
-    def _first_timer(self) -> str | None:
-        timers = self._timers
-        while timers:
-            model, stamp = timers[0][3:]
-            if self._models[model].stamp == stamp:
-                return model
-            heapq.heappop(timers)
-            self.operations += 1
-        return None
+    def _arriving(self, by: float, delay: float = 0.0) -> Gpu | None:
+        """The GPU that becomes free next, if it is free ``delay`` after ``by``. None is idle now.
 
-    def _arriving(self, by: float) -> Gpu | None:
-        """The GPU that becomes free next, if it is free ``by`` then. None is idle now."""
+        The sum is rounded as in `next_wake`. Else a GPU might not be there at the very moment of the wake.
+        """
         gpu = self.gpus.next_free()
-        return gpu if gpu is not None and gpu.free <= by else None
+        return gpu if gpu is not None and gpu.free - delay <= by else None
 
     def _lets(self, gpu: Gpu, offer: Offer, now: float) -> bool:
         """Whether the GPU stays long enough for the batch. One that does not gets no batch any more."""

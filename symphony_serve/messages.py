@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-#: Two times that differ by less are the same moment, s. Judgement: far above the rounding error of a clock that counts
-#: years in seconds (2e-8 would be one), far below any latency.
+#: Two times that differ by less are the same moment, s: far above the rounding error of a clock that counts years in
+#: seconds (2e-8), far below any latency.
 SAME_MOMENT_S = 1e-7
 
 
@@ -24,7 +24,7 @@ class Reason(str, Enum):
     MAKES_WAY = "it was too late for a batch of the size that the load needs"
     #: It came so late that even a batch of 1, started at once, would end too late.
     LATE_ON_ARRIVAL = "its deadline was too near when it came"
-    #: Its batch has taken longer than any before it, or it was not read in time.
+    #: Its batch takes longer than any before it, or its body was not read in time.
     OVERDUE = "its answer was not there at its deadline"
     #: It was not even read: what waits before it takes too long.
     QUEUE_FULL = "too many requests wait before it"
@@ -32,7 +32,7 @@ class Reason(str, Enum):
     GPU_LOST = "its GPU was lost and its deadline was too near for another one"
     #: It may be what ends the process of its GPU, so it gets no third one.
     LOST_TWICE = "two GPUs were lost while they ran it"
-    #: Whoever sent it does not want the answer any more.
+    #: Its sender does not want the answer any more.
     CANCELLED = "it was cancelled"
     #: No model of that name is served.
     UNKNOWN_MODEL = "no model of that name is served"
@@ -46,16 +46,12 @@ class Request:
 
     id: names the request; smaller ids go first among equal deadlines.
     arrival: when it came. deadline: when its answer must be there (an answer at the deadline is in time).
-    source: the application that it comes from. Requests of one source have times of one distribution (Orloj).
-    cost: what missing its deadline costs, relative to other requests (Orloj).
     """
 
     id: int
     model: str
     arrival: float
     deadline: float
-    source: str = ""
-    cost: float = 1.0
 
 
 class Event:
@@ -107,14 +103,6 @@ class GpuJoined(Event):
     gpu: int
     token: int
     free: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuBusy(Event):
-    """Somebody else uses the GPU until then, for example a trial's iteration."""
-
-    gpu: int
-    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +177,8 @@ class WakeAt(Instruction):
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Want(Instruction):
-    """Advice: with this many GPUs, the load would be served and none of them be idle for long."""
-
-    gpus: int
-
-
 class Server(Protocol):
-    """Whoever decides about batches: the `Scheduler`, or a baseline."""
+    """What decides about batches: the `Scheduler`, or a baseline."""
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in what happened at ``now``."""

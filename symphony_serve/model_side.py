@@ -6,21 +6,36 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from symphony_serve.batching import BatchFormer, Candidate
-from symphony_serve.batching.start_times import DEFERRED, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.matching import Offer
-from symphony_serve.messages import SAME_MOMENT_S, Reason, Refuse, Request
+from symphony_serve.messages import SAME_MOMENT_S, Request
 from symphony_serve.profiles import Profile, check_slo
 
-#: A model's rate is the mean of so many samples of so many seconds. Source: the public code's rps meter.
-SAMPLE_S = 0.05
-SAMPLES = 100
+#: A model's rate is the mean of this many samples of this many seconds. Source: the public code's rps meter.
+SAMPLES, SAMPLE_S = 100, 0.05
 
 #: Makes a former from a profile, the SLO in seconds, and the delays.
 Gathering = Callable[[Profile, float, Delays], BatchFormer]
+
+
+class StartPolicy(str, Enum):
+    """When a batch may start at the earliest. At the latest it starts its seconds before its first deadline."""
+
+    #: When a request that comes later could not join the batch any more (Symphony, section 3.3).
+    DEFERRED = "deferred"
+    #: At once.
+    EAGER = "eager"
+
+    def earliest(self, candidate: Candidate) -> float:
+        """The moment before which the batch does not start."""
+        return candidate.deadline - candidate.next_seconds if self is DEFERRED else -math.inf
+
+
+DEFERRED, EAGER = StartPolicy.DEFERRED, StartPolicy.EAGER
 
 
 @dataclass(frozen=True)
@@ -89,14 +104,13 @@ class ModelSide:
         self._control, self._data = model.delays.control, model.delays.data
 
     def add(self, request: Request, now: float) -> None:
-        """A request came."""
+        """A request came. Raises ServeError if the former does not take it."""
         rate = self._rate.hit(now)
         if rate is not None:
             self.former.set_rate(rate)
         self.former.add(request)
 
     def offer(self, now: float) -> Offer | None:
-        """The offer at ``now``."""
         start = now + self._control
         return self._offer(self.former.form(start), start)
 
@@ -126,12 +140,5 @@ class ModelSide:
         if candidate is None or self.model.policy.earliest(candidate) > start + SAME_MOMENT_S:
             return None
         data = self._data * candidate.size
-        return self.former.take(), max(free, start + data), candidate.seconds - data, candidate.longest
-
-    def refused(self, named: frozenset[int], reason: Reason) -> list[Refuse]:
-        """The requests that were given up. Those ``named`` that are late get this ``reason`` instead."""
-        told = self.former.refused()
-        return [
-            Refuse(one.request, reason) if one.reason is Reason.LATE and one.request.id in named else one
-            for one in told
-        ]
+        longest = max(0.0, candidate.longest - data)
+        return self.former.take(), max(free, start + data), candidate.seconds - data, longest

@@ -19,13 +19,13 @@ from symphony_serve.errors import ServeError
 
 #: Seconds after which the best parts so far are taken. Source: appendix A gives its solver 10 s.
 SOLVE_S = 10.0
-#: What a difference in memory counts beside one in the rate, each divided by its average. Judgement: the paper adds
+#: What a difference in memory counts beside one in the rate, each divided by its average. The paper adds
 #: both in their own units with a factor that it does not name.
 MEMORY_WEIGHT = 1.0
-#: So many exchanges are made before the solver begins, and so many of the best are looked at for one that the limits
-#: allow. Judgement: 800 models in 20 parts then need a second.
+#: Exchanges that are made before the solver begins, and how many of the best ones are tried for one that the limits
+#: allow. 800 models in 20 parts then need a second.
 STEPS, TRIED = 500, 20
-#: Two sums that differ by this part of them are equal. Judgement: above HiGHS's feasibility tolerance (1e-7).
+#: Two sums that differ by this part of them are equal; above HiGHS's feasibility tolerance (1e-7).
 EQUAL = 1e-6
 
 
@@ -91,12 +91,6 @@ def partition(
             f"{limits.rate:g} requests/s with moves of {limits.moves:g}; allow more of these"
         )
     return {model.name: int(place) for model, place in zip(models, found, strict=True)}
-
-
-def imbalance(values: Sequence[float], places: Sequence[int], parts: int) -> float:
-    """The largest sum of a part less the smallest, divided by the average."""
-    sums = np.bincount(np.asarray(places), weights=np.asarray(values, dtype=float), minlength=parts)
-    return float((sums.max() - sums.min()) / sums.mean()) if sums.sum() else 0.0
 
 
 class _Problem:
@@ -275,7 +269,7 @@ class _Rows:
         self._upper.append(upper)
 
     def program(self, columns: int) -> highspy.HighsLp:
-        """The rows over so many columns."""
+        """The program of these rows."""
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = columns, len(self._lower)
         lp.row_lower_, lp.row_upper_ = np.array(self._lower), np.array(self._upper)

@@ -3,19 +3,28 @@
 A `Profile` is a table with one entry for each batch size from 1 to the largest. Symphony's linear profile,
 ``l(b) = alpha*b + beta``, is such a table (`Profile.linear`), and so are the expected times of a model whose run time
 depends on its input. How a measured time becomes a profile is not decided here.
+
+Profiles are kept as JSON text, so that a model need not be measured at each start: ``{"format": 1, "device": TEXT,
+"seconds": {MODEL: [l(1), l(2), ...]}, "delays": {MODEL: SECONDS}}``. A profile holds on the device on which it was
+measured. The delays are those besides the device's time that were measured with it; a text may have none.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from symphony_serve.errors import ServeError
 
 logger = logging.getLogger(__name__)
+
+#: Of the JSON text. It grows when the meaning of the text changes.
+FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,6 @@ class Profile:
 
     @property
     def max_batch(self) -> int:
-        """The largest batch that may be formed."""
         return len(self.table) - 2
 
     def seconds(self, size: int) -> float:
@@ -76,12 +84,6 @@ class Profile:
     def largest(self, seconds: float) -> int:
         """The largest b with l(b) <= ``seconds``; 0 if a batch of 1 takes longer."""
         return bisect_right(self.table, seconds, 0, len(self.table) - 1) - 1 if seconds >= 0 else 0
-
-    def scaled(self, stretch: float) -> Profile:
-        """The profile on a GPU where every batch takes ``stretch`` times as long, for example beside a trial."""
-        if not 0 < stretch < math.inf:
-            raise ServeError(f"a profile is stretched by {stretch}, expected a positive number")
-        return Profile(tuple(stretch * value for value in self.table))
 
 
 def check_slo(model: str, profile: Profile, slo: float, delay: float = 0.0) -> None:
@@ -97,3 +99,31 @@ def check_slo(model: str, profile: Profile, slo: float, delay: float = 0.0) -> N
             f"model {model} has an SLO of {slo} s, but a batch of 1 takes {profile.table[1]:.4g} s "
             f"and the network {delay:.4g} s; give an SLO of at least {math.ceil(1e4 * needed) / 1e4} s"
         )
+
+
+def profiles_to_json(profiles: Mapping[str, Profile], device: str, delays: Mapping[str, float] | None = None) -> str:
+    """The text. device: where they were measured, in words. delays: seconds by model."""
+    seconds = {name: profile.table[1:-1] for name, profile in profiles.items()}
+    return json.dumps({"format": FORMAT, "device": device, "seconds": seconds, "delays": dict(delays or {})}, indent=1)
+
+
+def profiles_from_json(text: str) -> tuple[dict[str, Profile], dict[str, float]]:
+    """The profiles by model, and the seconds of delay of the models that have one.
+
+    Raises ServeError if the text is not of this format.
+    """
+    try:
+        kept: Any = json.loads(text)
+    except ValueError as error:
+        raise ServeError(f"the kept profiles are not JSON ({error}); measure them again") from None
+    if not isinstance(kept, dict) or kept.get("format") != FORMAT or not isinstance(kept.get("seconds"), dict):
+        found = kept.get("format") if isinstance(kept, dict) else type(kept).__name__
+        raise ServeError(f"the kept profiles have format {found}, expected {FORMAT}; measure them again")
+    delays = kept.get("delays") or {}
+    if not isinstance(delays, dict) or not all(isinstance(one, int | float) and one >= 0 for one in delays.values()):
+        raise ServeError(f"the kept delays are {delays!r}, expected seconds by model; measure them again")
+    try:
+        profiles = {name: Profile.from_seconds(seconds) for name, seconds in kept["seconds"].items()}
+    except TypeError as error:
+        raise ServeError(f"the kept profiles have an entry that is no list of seconds ({error})") from None
+    return profiles, {name: float(one) for name, one in delays.items()}

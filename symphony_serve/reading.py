@@ -1,10 +1,10 @@
 """Reads an input from its JSON text in pieces, and refuses it at the first thing that is not of its form.
 
 Python's own parser holds a process until the text is read, half a second for 15 MB. Here a step reads a piece of the
-text, and whoever drives it serves others between two steps. What has another form is refused at its first piece, and
+text, and the caller serves others between two steps. What has another form is refused at its first piece, and
 the rest of it need not even come.
 
-A list is the only thing that is long and has many parts. As many of its items as are there are read by one call of the
+A list is the only thing that is long and has many parts. Those of its items that are there are read by one call of the
 parser of the standard library: the text is cut at a comma, and if brackets are put around it and it is read, the comma
 stood between two items. Only what is longer than half a piece is entered.
 """
@@ -23,7 +23,7 @@ from symphony_serve.forms import Form
 #: Bytes that are read at once. Source: `json.loads` reads numbers at 24 to 30 MB/s on a core of a loaded AMD EPYC, so
 #: that a step holds its process for 1 to 2 ms.
 PIECE = 32 << 10
-#: So many items are read one by one in a step. Judgement: each takes 1 to 2 us, so that they take what a piece takes.
+#: Items that are read one by one in a step. Each takes 1 to 2 us, so they take what a piece takes.
 MANY = 1000
 
 #: By its first character, the JSON word for a value.
@@ -37,7 +37,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _BEHIND_NUMBER = re.compile(r"[^-+.eE0-9]")
 #: Characters and escapes of a text, each of them whole.
 _UNITS = re.compile(r'(?:[^"\\]+|\\u[0-9a-fA-F]{4}|\\[^u])*')
-#: The longest escape of a text has so many characters. Source: RFC 8259, section 7.
+#: Characters of the longest escape of a text. Source: RFC 8259, section 7.
 _ESCAPE = 6
 
 #: A step yields whether it could go on with the text that is there.

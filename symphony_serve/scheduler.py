@@ -10,14 +10,13 @@ import math
 from collections.abc import Iterable
 
 from symphony_serve.errors import ServeError
-from symphony_serve.gpu_table import ORDERS, GpuTable
-from symphony_serve.matching import Expired, Matching
+from symphony_serve.gpu_table import GpuTable
+from symphony_serve.matching import Expired, Matching, Offer
 from symphony_serve.messages import (
     BatchDone,
     Cancelled,
     Dispatch,
     Event,
-    GpuBusy,
     GpuJoined,
     GpuLeaving,
     GpuLost,
@@ -38,25 +37,22 @@ _NONE: frozenset[int] = frozenset()
 class Scheduler:
     """Decides for requests to ``models`` which batches run on which GPUs, and when.
 
-    order: in which idle GPUs are given out, see `gpu_table.ORDERS`. least_patience: seconds from the start of a batch
-    before which its GPU is not suspect, however short the batch is; more than 0 on real machines, where any process
-    may stand still for a while. Raises ServeError if two models have one name, if the order is unknown, or if the
-    models do not have the same delays: all are reached over one network.
+    least_patience: seconds from the start of a batch before which its GPU is not suspect, however short the batch is;
+    more than 0 on real machines, where any process may stand still for a while. Raises ServeError if two models have
+    one name, or if the models do not have the same delays: all are reached over one network.
     """
 
-    def __init__(self, models: Iterable[Model], order: str = "consolidate", least_patience: float = 0.0):
+    def __init__(self, models: Iterable[Model], least_patience: float = 0.0):
         given = list(models)
         if not given or len({model.name for model in given}) < len(given):
             names = ", ".join(model.name for model in given)
             raise ServeError(f"the models are named {names or 'not at all'}, expected one name or more, each once")
         if len({model.delays for model in given}) > 1:
             raise ServeError("the models have different delays, expected the same for all models of a scheduler")
-        if order not in ORDERS:
-            raise ServeError(f"order {order!r} is none of {', '.join(ORDERS)}")
         self._sides = {model.name: ModelSide(model) for model in given}
         ahead = 1 if given[0].delays.control > 0 else 0
-        self._matching = Matching(self._sides, GpuTable(order, ahead, least_patience))
-        self._gpus = self._matching.gpus
+        self._gpus = GpuTable(ahead, least_patience)
+        self._matching = Matching(self._sides, self._gpus)
         #: The ids of all requests that are neither answered nor refused.
         self._open: set[int] = set()
         self._now = -math.inf
@@ -67,7 +63,6 @@ class Scheduler:
             Cancelled: self._cancelled,
             ProfileChanged: self._profile_changed,
             GpuJoined: self._gpu_joined,
-            GpuBusy: self._gpu_busy,
             GpuLeaving: self._gpu_leaving,
             GpuLost: self._gpu_lost,
             BatchDone: self._batch_done,
@@ -102,20 +97,19 @@ class Scheduler:
             return
         side.add(request, now)  # First: it raises ServeError for a request that cannot be.
         self._open.add(request.id)
-        self._matching.offer(request.model, side.offer(now), now)
-        self._tell_refused(side, out, frozenset((request.id,)), Reason.LATE_ON_ARRIVAL)
+        self._offer(side, side.offer(now), now, out, frozenset((request.id,)), Reason.LATE_ON_ARRIVAL)
 
     def _cancelled(self, event: Cancelled, now: float, out: list[Instruction]) -> None:
         side = self._sides.get(event.model)
         request = side.former.remove(event.request) if side is not None else None
         if side is not None and request is not None:
             self._refuse(Refuse(request, Reason.CANCELLED), out)
-            self._offer(side, now, out)
+            self._offer(side, side.offer(now), now, out)
 
     def _profile_changed(self, event: ProfileChanged, now: float, out: list[Instruction]) -> None:
         side = self._sides[event.model]
         side.former.set_profile(event.profile)
-        self._offer(side, now, out)
+        self._offer(side, side.offer(now), now, out)
 
     def _gpu_joined(self, event: GpuJoined, now: float, out: list[Instruction]) -> None:
         known = self._gpus.gpus.get(event.gpu)
@@ -124,10 +118,6 @@ class Scheduler:
                 return
             self._lose(event.gpu, now, out)
         self._gpus.join(event.gpu, event.token, now if event.free is None else event.free)
-
-    def _gpu_busy(self, event: GpuBusy, now: float, out: list[Instruction]) -> None:
-        if event.gpu in self._gpus.gpus:
-            self._gpus.keep_busy(event.gpu, event.until)
 
     def _gpu_leaving(self, event: GpuLeaving, now: float, out: list[Instruction]) -> None:
         gpu = self._gpus.gpus.get(event.gpu)
@@ -145,15 +135,14 @@ class Scheduler:
             self._take_back(over[:-1], now, out)
 
     def _tick(self, event: Tick, now: float, out: list[Instruction]) -> None:
-        self._wake = math.inf  # A tick that came a little too early uses its WakeAt up as well: tell it again.
+        self._wake = math.inf  # A tick that came a little too early uses its WakeAt up as well: ask for it again.
         for gpu in self._gpus.suspects(now):
             out.append(Suspect(gpu.id, gpu.token))
             self._lose(gpu.id, now, out)
-        matching = self._matching
-        while (due := matching.next(now)) is not None:
+        while (due := self._matching.next(now)) is not None:
             side = self._sides[due.model]
             if isinstance(due, Expired):
-                matching.offer(due.model, side.offer_anew(now), now)
+                self._offer(side, side.offer_anew(now), now, out)
             else:
                 gpu = due.gpu
                 batch = side.take(now, gpu.free, due.size)
@@ -161,12 +150,7 @@ class Scheduler:
                     dispatch = Dispatch(gpu.id, gpu.token, gpu.plans, due.model, *batch)
                     self._gpus.send(gpu, dispatch)
                     out.append(dispatch)
-                matching.offer(due.model, side.offer(now), now)
-            self._tell_refused(side, out, _NONE, Reason.LATE)
-
-    def _offer(self, side: ModelSide, now: float, out: list[Instruction]) -> None:
-        self._matching.offer(side.model.name, side.offer(now), now)
-        self._tell_refused(side, out, _NONE, Reason.LATE)
+                self._offer(side, side.offer(now), now, out)
 
     def _lose(self, gpu: int, now: float, out: list[Instruction]) -> None:
         self._take_back(self._gpus.drop(gpu), now, out)
@@ -177,13 +161,23 @@ class Scheduler:
             side = self._sides[batch.model]
             for request in batch.requests:
                 side.former.add(request)
-            self._matching.offer(batch.model, side.offer(now), now)
             back = frozenset(request.id for request in batch.requests)
-            self._tell_refused(side, out, back, Reason.GPU_LOST)
+            self._offer(side, side.offer(now), now, out, back, Reason.GPU_LOST)
 
-    def _tell_refused(self, side: ModelSide, out: list[Instruction], named: frozenset[int], reason: Reason) -> None:
-        for refuse in side.refused(named, reason):
-            self._refuse(refuse, out)
+    def _offer(
+        self,
+        side: ModelSide,
+        offer: Offer | None,
+        now: float,
+        out: list[Instruction],
+        named: frozenset[int] = _NONE,
+        reason: Reason = Reason.LATE,
+    ) -> None:
+        """Hand a model's new offer on. Refuse what it has given up; late requests that are ``named`` for ``reason``."""
+        self._matching.offer(side.model.name, offer, now)
+        for refuse in side.former.refused():
+            instead = refuse.reason is Reason.LATE and refuse.request.id in named
+            self._refuse(Refuse(refuse.request, reason) if instead else refuse, out)
 
     def _refuse(self, refuse: Refuse, out: list[Instruction]) -> None:
         self._open.discard(refuse.request.id)
@@ -193,11 +187,6 @@ class Scheduler:
     def unanswered(self) -> frozenset[int]:
         """The ids of the requests that are neither answered nor refused."""
         return frozenset(self._open)
-
-    @property
-    def operations(self) -> int:
-        """How often a heap was changed so far."""
-        return self._matching.operations + self._gpus.operations
 
     def validate(self) -> None:
         """Raise AssertionError if the state is inconsistent; for tests."""

@@ -14,20 +14,19 @@ from collections import deque
 
 from symphony_serve.profiles import Profile
 
-#: The profile is exceeded by one batch in fifty. Judgement: a batch that takes longer makes its requests late, and a
-#: profile that is too long makes batches small. `python -m benchmarks.serve_real --only quantiles` compares some.
+#: The part of the batches that take no longer than the profile says. A batch that takes longer makes its requests late,
+#: a profile that is too long makes batches small (`python -m benchmarks.serve_real --only quantiles`).
 QUANTILE = 0.98
-#: So many of the latest batches count. Judgement: some seconds under load, and a quantile of 0.9 is known from them.
+#: The number of the latest batches that count: some seconds under load.
 RECENT = 256
-#: The wait is exceeded by one batch in a hundred. Source: of a model's requests, 1 % may be late (section 5.1).
+#: The part of the batches that wait no longer. Source: of a model's requests, 1 % may be late (section 5.1).
 WAIT_QUANTILE = 0.99
-#: A size range of which fewer than this were seen has the stretch of all sizes together. Judgement: the quantile of
-#: fewer is their longest.
+#: A size range of which fewer than this were seen has the stretch of all sizes together.
 ENOUGH = 10
-#: The profile is made anew after so many batches, or so many seconds of batches. Judgement: 0.1 ms of work is then at
-#: most 6 us a batch, or 0.2 % of the time; a model with long batches need not run many of them with a wrong profile.
+#: The profile is made anew after this many batches, or seconds of batches. The 0.1 ms of work are then at most 6 us a
+#: batch, or 0.2 % of the time.
 EVERY, EVERY_S = 16, 0.05
-#: The profile stays while no entry would change by more than this part. Judgement: a change makes all plans anew.
+#: The profile stays while no entry would change by more than this part.
 CHANGE = 0.02
 
 

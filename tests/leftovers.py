@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 
-#: Seconds in which everything that the last test started has to end. Judgement: Ray's agents look for their raylet
+#: Seconds in which everything that the last test started has to end. Ray's agents look for their raylet
 #: every few seconds, and the machine may be busy.
 PATIENCE_S = 60.0
 #: What the names of our temporary files and directories begin with.

@@ -14,9 +14,8 @@ from click.testing import CliRunner
 
 from fluidtune.cli import cli
 from fluidtune.errors import FluidTuneError
-from fluidtune.report import EventLog
 from fluidtune.tune import launcher
-from tests.report.makers import random_run
+from tests.report.makers import random_run, written
 from themis_bridge.settings import Settings
 from themis_bridge.shell import control
 
@@ -25,14 +24,8 @@ ROOT = Path(__file__).parents[1]
 
 def fluidtune(*args: str, cwd: Path = ROOT, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_DEDUP_LOGS": "0"}
-    return subprocess.run(
-        [sys.executable, "-m", "fluidtune", *args],
-        cwd=cwd,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
+    command = [sys.executable, "-m", "fluidtune", *args]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 def refused(*args: str, mentions: str, cwd: Path = ROOT) -> None:
@@ -61,32 +54,24 @@ def test_a_job_holds_all_devices_only_if_it_is_said(
     assert done.exception is None and [executor.reserve for executor in given] == [reserve]
 
 
-def test_a_missing_script() -> None:
-    refused("run", "nowhere.py", mentions="'nowhere.py'")
-
-
-def test_a_story_of_no_run_or_of_no_trial(tmp_path: Path) -> None:
-    refused("why", "nowhere", "t", mentions="there is no directory 'nowhere'")
-    with EventLog(tmp_path / "run" / "fluid_events.jsonl") as log:
-        for event in random_run(1, devices=1, trials=3):
-            log.write(event.pop("event"), **{name: value for name, value in event.items() if name != "t"})
-    refused("why", str(tmp_path), "t", mentions=f"there are runs in {tmp_path}/run")
-    listed = "train_4f2e1_00000, train_4f2e1_00001, train_4f2e1_00002"
-    refused("why", str(tmp_path / "run"), "x", mentions=f"there is no trial 'x'; the run has 3: {listed}")
-    refused("why", str(tmp_path / "run"), "train", mentions=f"'train' may be any of 3 trials: {listed}")
-
-
 @pytest.mark.parametrize(
-    "options, mentions",
+    "words, mentions",
     [
-        (["--devices", "cpu:0"], "devices='cpu:0'"),
-        (["--devices", "cpu:2", "--max-workers", "3"], "max_workers=3"),
+        ("run nowhere.py", "'nowhere.py'"),
+        ("run --devices cpu:0 script.py", "devices='cpu:0'"),
+        ("run --devices cpu:2 --max-workers 3 script.py", "max_workers=3"),
+        ("why nowhere t", "there is no directory 'nowhere'; there are runs in "),
+        ("why run x", "there is no trial 'x'; the run has 3: train_4f2e1_00000, train_4f2e1_00001, train_4f2e1_00002"),
+        ("report .", "there is no event log at 'fluid_events.jsonl'"),
+        ("report no_event_log", "is not a FluidTune event log: line 1"),
+        ("plan no_event_log", "is not a FluidTune event log: line 1"),
     ],
 )
-def test_impossible_settings(options: list[str], mentions: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("raise SystemExit('the script was run')\n")
-    refused("run", *options, str(script), mentions=mentions)
+def test_what_cannot_be_done_is_refused_in_one_line(words: str, mentions: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("raise SystemExit('the script was run')\n")
+    written(tmp_path / "run", random_run(1, devices=1, trials=3))
+    written(tmp_path / "no_event_log", []).write_text("no event\n")
+    refused(*words.split(), mentions=mentions, cwd=tmp_path)
 
 
 def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda **settings: None) -> Any:
@@ -223,42 +208,23 @@ def test_a_mistyped_option_is_not_taken_for_the_script(words: list[str], nearest
     refused(*words, str(script), mentions=f"there is no option {wrong}; did you mean {nearest}?")
 
 
-def run_directory(tmp_path: Path) -> Path:
-    events = random_run(0, devices=2, trials=3, iterations=3)
-    times = iter([event["t"] for event in events])
-    with EventLog(tmp_path / "run" / "fluid_events.jsonl", lambda: next(times)) as log:
-        for event in events:
-            log.write(event["event"], **{name: value for name, value in event.items() if name not in ("t", "event")})
-    return tmp_path / "run"
-
-
-def test_figures_are_printed_where_no_file_can_be_written(tmp_path: Path) -> None:
-    run = run_directory(tmp_path)
-    (run / "summary.json").mkdir()  # also root cannot write a file of that name
-    done = fluidtune("report", str(run))
-    assert "utilisation" in done.stdout and "wrote" not in done.stdout
-    assert done.returncode == 1 and "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    "command, shown, file",
+    [
+        (["report", "."], "utilisation", "summary.json"),
+        (["plan", ".", "--devices", "1,2"], "predicted by the twin", "plan.png"),
+    ],
+)
+def test_figures_are_printed_where_no_file_can_be_written(
+    command: list[str], shown: str, file: str, tmp_path: Path
+) -> None:
+    written(tmp_path, random_run(0, devices=2, trials=3, iterations=3))
+    (tmp_path / file).mkdir()  # also root cannot write a file of that name
+    done = fluidtune(*command, cwd=tmp_path)
+    assert shown in done.stdout and "wrote" not in done.stdout
     lines = [line for line in done.stderr.splitlines() if line.startswith("fluidtune: ")]
-    assert len(lines) == 1 and "could be written" in lines[0] and "summary.json" in lines[0]
-
-
-def test_a_plan_is_printed_where_its_picture_cannot_be_written(tmp_path: Path) -> None:
-    run = run_directory(tmp_path)
-    (tmp_path / "plan.png").mkdir()
-    done = fluidtune("plan", str(run), "--devices", "1,2", cwd=tmp_path)
-    assert "predicted by the twin" in done.stdout
-    lines = [line for line in done.stderr.splitlines() if line.startswith("fluidtune: ")]
-    assert done.returncode == 1 and len(lines) == 1 and "plan.png" in lines[0] and "Traceback" not in done.stderr
-
-
-def test_a_report_without_an_event_log(tmp_path: Path) -> None:
-    refused("report", str(tmp_path), mentions=str(tmp_path))
-
-
-@pytest.mark.parametrize("command", ["report", "plan"])
-def test_a_file_that_is_no_event_log_is_refused_in_one_line(command: str, tmp_path: Path) -> None:
-    (tmp_path / "fluid_events.jsonl").write_text("no event\n")
-    refused(command, str(tmp_path), mentions="is not a FluidTune event log: line 1")
+    assert done.returncode == 1 and len(lines) == 1 and "Traceback" not in done.stderr
+    assert "could be written" in lines[0] and file in lines[0]
 
 
 def test_doctor_names_all_checks() -> None:

@@ -6,10 +6,9 @@ report of their work left, and where the GPUs are.
 
 Start reading with `messages` (all that the arbiter and the apps' agents say to each other), then `arbiter` and `agent`
 (the two state machines). The arbiter consists of `arbiter_state`, `auctioneer` (rounds) and `lease_manager`; it asks
-`policy` which apps bid and who wins, and `policy` asks `auction` and `winner_determination`. `standing` says who is
-further behind, `usage` what users had in the past. `fairness`, `locality` and `bids` are an app's side: its rho for any
-set of GPUs, and its bid. `shell` runs all of this on Ray. `benchmarks.shared_cluster` runs it on a virtual clock,
-beside baselines.
+`policy` which apps bid and who wins, and `policy` asks `auction` and `winner_determination`. `fairness`, `locality` and
+`bids` are an app's side: its rho for any set of GPUs, and its bid. `shell` runs all of this on Ray.
+`benchmarks.shared_cluster` runs it on a virtual clock, beside baselines.
 
 Not decided here: what a trial does with a GPU (fluidtune), and whose iteration runs on it (salus_share). This package
 imports neither of them, and only `themis_bridge.shell` imports ray.

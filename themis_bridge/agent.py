@@ -14,7 +14,6 @@ from typing import Protocol
 from themis_bridge import messages as m
 from themis_bridge.auction import Bid
 from themis_bridge.bids import Endless, Valuation, make_bid
-from themis_bridge.leases import Fence
 from themis_bridge.locality import Gpu
 
 
@@ -27,7 +26,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Notice:
-    """Something that the executor is told about a GPU and the token of its lease."""
+    """News for the executor about a GPU and the token of its lease."""
 
     gpu: Gpu
     token: int
@@ -65,7 +64,8 @@ class Agent:
         self.leases: dict[str, m.LeaseView] = {}
         #: GPUs that it gets next, by the arbiter's last message; told only if it needs gangs.
         self.promised = 0
-        self.fence = Fence()
+        #: GPU id -> the newest fencing token that the arbiter has named; older ones are refused.
+        self._newest: dict[str, int] = {}
         #: Why the arbiter refused this app for good; None if it did not.
         self.refused: str | None = None
         #: Why the app has not joined yet; None if the arbiter has not said so.
@@ -96,7 +96,7 @@ class Agent:
             if instruction.unknown:
                 # The arbiter may be a new one whose clock was set back, so its versions and tokens may be smaller than
                 # those known here. From now on they count.
-                self._version, self.fence = (0, 0), Fence()
+                self._version, self._newest = (0, 0), {}
                 return [m.AppJoined(self.app, self.session, self.user, together=self.together)], []
         return [], []
 
@@ -129,8 +129,8 @@ class Agent:
         own = {gpu for gpu, view in self.leases.items() if not view.leftover}
         leftover = len(self.leases) - len(own)
         if leftover and self._bid is not None and own == self._guaranteed:
-            # The app did not bid for its leftovers. Until they end it reports the rho that it bid for as many GPUs, so
-            # that bidding the truth pays over several rounds (appendix, proof of theorem 3.3).
+            # The app did not bid for its leftovers. Until they end it reports the rho that it bid for this number of
+            # GPUs, so that bidding the truth pays over several rounds (appendix, proof of theorem 3.3).
             rho = min(known for row, known in self._bid.rho.items() if len(row) <= leftover)
             tokens = ()
         most = min(value.useful, ask.gpus)
@@ -158,8 +158,9 @@ class Agent:
             if self._left.get(view.gpu.id) == view.token:
                 # The executor has left it, and the arbiter has not received the release.
                 again.append(m.Release(self.app, self.session, view.gpu.id, view.token))
-            elif self.fence.admit_token(view.gpu.id, view.token):
+            elif view.token >= self._newest.get(view.gpu.id, 0):
                 new[view.gpu.id] = view
+                self._newest[view.gpu.id] = view.token
         lost = [gpu for gpu, view in self.leases.items() if gpu not in new or new[gpu].token != view.token]
         out = self._drop_leases(lost)
         for gpu, view in new.items():

@@ -23,23 +23,23 @@ from themis_bridge.winner_determination import EQUAL
 WORK_SLACK = 1.05
 #: rho is divided by this power of the factor beyond WORK_SLACK. Source: as for WORK_SLACK.
 WORK_POWER = 3
-#: Each check finds an app wrong by at most this factor. Judgement: its rho then counts for less than that of any other.
+#: Each check finds an app wrong by at most this factor: its rho then counts for less than that of any other.
 MOST_WRONG = 1e3
 #: On GPUs that an app says hold it up, its estimated finish may approach by this factor faster than time passes before
-#: its rho counts for less. Judgement: the same tolerance as for work; `benchmarks.fairness --sweeps` measures lies.
+#: its rho counts for less. `benchmarks.fairness --sweeps` measures lies.
 PLACEMENT_SLACK = 1.05
-#: rho is divided by this power of that factor. Judgement; `benchmarks.fairness --sweeps` measures lies.
+#: rho is divided by this power of that factor.
 PLACEMENT_POWER = 2
-#: Two reports are compared only if the work that they claim differs by less than this fraction. Judgement: rounding and
-#: new measurements change it by less, trials that stop early by more.
+#: Two reports are compared only if the work that they claim differs by less than this fraction: new measurements change
+#: it by less, trials that stop early by more.
 SAME_WORK = 0.01
-#: No placement is taken to make an app slower by more than this factor. Judgement: more than any that is published
-#: (1.66 for VGG16 across racks, see `twin.workloads`); an app that is slower still counts as this slow.
+#: No placement is taken to make an app slower by more than this factor. The largest that is published is 1.66, for
+#: VGG16 across racks.
 MOST_SLOWDOWN = 2.0
 #: Seconds for which a GPU that an app gains counts as idle. Source: a change takes 35 to 50 s (section 6.2.3).
 SWITCH_S = 50.0
-#: An app whose report implies less than this fraction of full speed says that its placement holds it up. Judgement: by
-#: the paper's guesses a link that costs anything has S >= 1.1, which is a speed of 0.91.
+#: An app whose report implies less than this fraction of full speed says that its placement holds it up. By the paper's
+#: guesses a link that costs anything has S >= 1.1, which is a speed of 0.91.
 FULL_SPEED = 0.95
 
 
@@ -70,7 +70,7 @@ class AppRecord:
     speed: float = 0.0
     #: The most GPUs that it could use by its last report; 0 while none is of use.
     wanted: int = 1
-    #: The same by its last report that claimed work, at least 1. ``served`` is in seconds on so many GPUs.
+    #: The same by its last report that claimed work, at least 1. ``served`` is in seconds on this number of GPUs.
     useful: int = 1
     #: The smallest value so far of (work done + work left) / (all work claimed).
     least: float = math.inf
@@ -95,9 +95,8 @@ class AppRecord:
     user: str = ""
     #: It never ends, by its last report.
     endless: bool = False
-    #: See `messages.AppJoined`.
+    #: Both as of `messages.AppJoined`.
     life: str = ""
-    #: See `messages.AppJoined`.
     together: int = 1
 
     def take_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
@@ -117,7 +116,7 @@ class AppRecord:
         between which the claimed work changed are not compared.
 
         An app that never ends claims no work. Of its report only the GPUs count that it wants, see `endless_rho`. Any
-        other report without work is of an app that could use no GPU (`Round.take_report` refuses the others).
+        other report without work is of an app that could use no GPU (`Round.take` refuses the others).
 
         Args:
             report: the app's answer.
@@ -155,7 +154,10 @@ class AppRecord:
         grown = (self.served + report.left) / report.whole
         self.least = min(self.least, grown)
         self.doubt = self._work_doubt(grown) * self._placement_overstatement() ** PLACEMENT_POWER
-        self._compute_rho(report, ends, number, gpus, elapsed, contention)
+        fair = self._fair(report, number, gpus, contention)
+        if fair:
+            self.rho = (elapsed + self._believed(ends, report.left, number)) / fair
+            self.best = (elapsed + report.left) / fair
 
     def _count_served(self, speed: float) -> None:
         """Its leases since its last report have worked at this ``speed``."""
@@ -178,7 +180,7 @@ class AppRecord:
         """It is gone. Returns the last doubt about it and its work in GPU seconds.
 
         What its leases have done is now all that it had to do, or less if it was stopped. So a lie about the work shows
-        also if the app ended before it reported again. If it has gained GPUs since, nobody knows how fast they were.
+        also if the app ended before it reported again. If it has gained GPUs since, their speed is not known.
         """
         done = self.served + (self.spent / self.useful * self.speed if self.tokens else 0.0)
         if self.whole and self.least < math.inf:
@@ -192,25 +194,13 @@ class AppRecord:
         return min(max(1.0, factor), MOST_WRONG) ** WORK_POWER
 
     def gain_gpu(self) -> None:
-        """It was granted one more GPU."""
         self.idle += SWITCH_S
         self.tokens = []
 
     def serve(self, seconds: float, held: int) -> None:
-        """It held so many GPUs for ``seconds``."""
         spent = seconds * min(held, self.useful)
         self.spent += max(0.0, spent - self.idle)
         self.idle = max(0.0, self.idle - spent)
-
-    def _compute_rho(
-        self, report: Report, ends: float, held: int, gpus: int, elapsed: float, contention: float
-    ) -> None:
-        """rho by the arbiter's own count. Arguments as of `take_report`; ``held``: how many GPUs it holds."""
-        fair = self._fair(report, held, gpus, contention)
-        if not fair:
-            return
-        self.rho = (elapsed + self._believed(ends, report.left, held)) / fair
-        self.best = (elapsed + report.left) / fair
 
     def _fair(self, report: Report, held: int, gpus: int, contention: float) -> float:
         """T_id by the arbiter's own count, s; 0 if the app has no work."""
@@ -271,7 +261,7 @@ class AppRecord:
 
 
 def crowding(apps: Mapping[str, AppRecord]) -> dict[str, int]:
-    """App -> N: its share of the cluster is one in so many.
+    """App -> N: its share of the cluster is 1 / N.
 
     Every user who has an app there gets an equal share, and divides it equally among the apps that he has there.
     """

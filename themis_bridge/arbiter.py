@@ -5,13 +5,12 @@ handed in with each event. A round begins when a GPU is free, or its lease ends 
 The parts are `arbiter_state` (what is known), `auctioneer` (rounds) and `lease_manager` (leases); here is what each
 event means, which apps are known, and how time passes.
 
-The shell must store `saved()` before it carries instructions out, and start the next arbiter with `restored`.
+The shell must store `ArbiterState.saved` before it carries instructions out. `restored` is the next arbiter.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import singledispatchmethod
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from themis_bridge import messages as m
@@ -34,12 +33,26 @@ class Arbiter:
         self.auctioneer = Auctioneer(state, self._leases, self._out, policy)
         #: What the shell's clock said last; None before the first event.
         self._shell_time: float | None = None
+        #: What is done for each event.
+        self._handlers: dict[type[m.Event], Callable[[Any], object]] = {
+            m.GpuJoined: self._gpu_joined,
+            m.GpuLeft: self._gpu_left,
+            m.AppJoined: self._app_joined,
+            m.AppLeft: self._forget_app,
+            m.DriverDied: self._driver_died,
+            m.Heard: self._leases.remind_app,
+            m.RhoAnswer: self.auctioneer.take_answer,
+            m.BidAnswer: self.auctioneer.take_answer,
+            m.Release: self._leases.release,
+            m.Removed: self._removed,
+            m.Reserved: self._leases.note_reserved,
+            m.ReserveFailed: lambda failed: self._leases.take_failure(failed, self.auctioneer.retry_s),
+            m.Freed: self._freed,
+            m.Configured: self._configured,
+            m.Tick: lambda tick: None,
+        }
 
     # --- restart
-
-    def saved(self) -> dict[str, Any]:
-        """The books: all that the next arbiter needs, as plain data."""
-        return self.state.saved()
 
     @classmethod
     def restored(
@@ -49,12 +62,11 @@ class Arbiter:
         gpus: Iterable[Gpu],
         wall: float,
         newest: int = 0,
-        policy: Policy | None = None,
     ) -> tuple[Arbiter, list[m.Instruction]]:
         """The successor of a dead arbiter, and the instructions that make reservations and books agree.
 
         Args:
-            data: what the dead arbiter's `saved` returned; empty if the books are lost.
+            data: what `ArbiterState.saved` of the dead one returned; empty if the books are lost.
             reserved: GPU -> (app, token) of the reservations that exist now. Those that the books do not have are
                 removed; without books they become leases.
             gpus: the GPUs in the cluster now.
@@ -62,7 +74,7 @@ class Arbiter:
             newest: the largest token that any reservation ever had, if that is known.
         """
         tokens = [newest, *(token for _, token in reserved.values())]
-        arbiter = cls(ArbiterState.loaded(data, gpus, tokens, wall), policy)
+        arbiter = cls(ArbiterState.loaded(data, gpus, tokens, wall))
         arbiter._leases.reconcile(reserved, adopt=not data)
         return arbiter, arbiter._instructions()
 
@@ -125,11 +137,11 @@ class Arbiter:
         state, app = self.state, self.state.holder(event.app)
         assert app is not None
         waits = state.clock - app.heard > state.settings.patience_s / 2
-        why = f"another app of the name {event.app!r} is running; give this one a name of its own"
+        why = f"another app of the name {event.app!r} is running; give this one another name"
         if waits:
             why = (
                 f"an app of the name {event.app!r} is silent, and keeps its name until that has lasted for "
-                f"{state.name_kept_s:.0f} s: wait, or give this one a name of its own"
+                f"{state.name_kept_s:.0f} s: wait, or give this one another name"
             )
         self._out.append(m.Refused(event.app, event.session, why, final=not waits, waits=waits))
 
@@ -144,41 +156,30 @@ class Arbiter:
             if state.clock - app.heard > state.name_kept_s or not app.session:
                 state.forget(name)
 
-    def _forget_app(self, name: str) -> None:
-        """The app is gone: end its leases and leave it out of the round."""
-        self.state.forget(name)
-        self._take_all_from(name)
-
     def _take_all_from(self, name: str) -> None:
         """The app does not take part any more."""
         self.state.backoff.forget(app=name)
         self._leases.end_leases_of(name)
-        self._leases.forget_app(name)
         self.auctioneer.forget_app(name)
         self.auctioneer.begin_soon()
 
     # --- what each event means
 
-    @singledispatchmethod
     def _on_event(self, event: m.Event) -> None:
-        raise ThemisError(f"{event!r} is not an event that the arbiter knows; see themis_bridge.messages")
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            raise ThemisError(f"{event!r} is not an event that the arbiter knows; see themis_bridge.messages")
+        handler(event)
 
-    @_on_event.register
-    def _on_tick(self, event: m.Tick) -> None:
-        pass
-
-    @_on_event.register
-    def _on_gpu_joined(self, event: m.GpuJoined) -> None:
+    def _gpu_joined(self, event: m.GpuJoined) -> None:
         self.state.gpus[event.gpu.id] = event.gpu
         self.auctioneer.begin_soon()
 
-    @_on_event.register
-    def _on_gpu_left(self, event: m.GpuLeft) -> None:
+    def _gpu_left(self, event: m.GpuLeft) -> None:
         self.state.gpus.pop(event.gpu, None)
         self._leases.forget_gpu(event.gpu)
 
-    @_on_event.register
-    def _on_app_joined(self, event: m.AppJoined) -> None:
+    def _app_joined(self, event: m.AppJoined) -> None:
         state, holder = self.state, self.state.holder(event.app)
         if holder is not None and holder.session not in (event.session, ""):
             self._refuse_namesake(event)
@@ -197,52 +198,25 @@ class Arbiter:
         self._leases.tell_app(event.app)
         self.auctioneer.begin_soon()
 
-    @_on_event.register
-    def _on_app_left(self, event: m.AppLeft) -> None:
-        self._forget_app(event.app)
-
-    @_on_event.register
-    def _on_driver_died(self, event: m.DriverDied) -> None:
+    def _driver_died(self, event: m.DriverDied) -> None:
         holder = self.state.holder(event.app)
         if holder is not None and holder.session == event.session:
-            self._forget_app(event.app)
+            self._forget_app(event)
 
-    @_on_event.register
-    def _on_heard(self, event: m.Heard) -> None:
-        self._leases.remind_app(event.app, event.version)
+    def _forget_app(self, event: m.AppLeft | m.DriverDied) -> None:
+        """The app is gone: end its leases and leave it out of the round."""
+        self.state.forget(event.app)
+        self._take_all_from(event.app)
 
-    @_on_event.register
-    def _on_rho_answer(self, event: m.RhoAnswer) -> None:
-        self.auctioneer.take_report(event)
-
-    @_on_event.register
-    def _on_bid_answer(self, event: m.BidAnswer) -> None:
-        self.auctioneer.take_bid(event)
-
-    @_on_event.register
-    def _on_release(self, event: m.Release) -> None:
-        self._leases.on_release(event)
-
-    @_on_event.register
-    def _on_removed(self, event: m.Removed) -> None:
-        if self._leases.on_removed(event.gpu, event.token):
+    def _removed(self, event: m.Removed) -> None:
+        if self._leases.end_closed(event):
             self.auctioneer.begin_soon()
 
-    @_on_event.register
-    def _on_reserved(self, event: m.Reserved) -> None:
-        self._leases.on_reserved(event.gpu, event.token)
-
-    @_on_event.register
-    def _on_reserve_failed(self, event: m.ReserveFailed) -> None:
-        self._leases.on_reservation_failed(event.gpu, event.token, event.alike, self.auctioneer.retry_s)
-
-    @_on_event.register
-    def _on_freed(self, event: m.Freed) -> None:
+    def _freed(self, event: m.Freed) -> None:
         self.state.backoff.end_pauses()
         self.auctioneer.begin_soon()
 
-    @_on_event.register
-    def _on_configured(self, event: m.Configured) -> None:
+    def _configured(self, event: m.Configured) -> None:
         self.state.settings = self.state.settings.changed(event.changes)
         for user in sorted(set(map(self.state.user_of, self.state.apps))):
             self._leases.end_leases_over_quota(user)

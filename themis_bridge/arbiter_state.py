@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -17,11 +17,12 @@ from themis_bridge.backoff import Backoff
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import NO_QUOTA, Settings
-from themis_bridge.usage import FORGOTTEN, decayed, fair_share
 
-#: The doubts about so many users are remembered, the latest ones. Judgement: more users than a cluster has, and whoever
-#: joins under ever new names makes a user of each.
+#: Doubts about this number of users are remembered, the latest ones: whoever joins under ever new names makes a user of
+#: each.
 MOST_DOUBTS = 1000
+#: GPU seconds of usage that are forgotten; any lease is more.
+FORGOTTEN = 1.0
 
 
 class ArbiterState:
@@ -135,7 +136,7 @@ class ArbiterState:
 
     @property
     def name_kept_s(self) -> float:
-        """For so long after its last sign nobody else gets an app's name: a lease, or the patience if that is more."""
+        """Seconds after its last sign for which an app's name is kept: a lease, or the patience if that is more."""
         lease = self.settings.lease_s
         return max(self.settings.patience_s, lease if math.isfinite(lease) else Settings.lease_s)
 
@@ -170,8 +171,8 @@ class ArbiterState:
     def _remember_user(self, name: str, app: AppRecord) -> None:
         """An app leaves: remember the doubt about it as one about its user, so that his next app has it, too.
 
-        The user gets rid of it by honest work: when apps of his that nobody doubted have done as many GPU seconds as
-        those that were doubted. Apps that did no work change nothing.
+        The user gets rid of it by honest work: when apps of his without a doubt have done the GPU seconds of those
+        with one. Apps that did no work change nothing.
         """
         user, (doubt, work) = app.user or name, app.leave()
         before, owed = self.doubts.pop(user, (1.0, 0.0))
@@ -199,7 +200,7 @@ class ArbiterState:
         return NO_QUOTA if quota is None else quota - len(self.leases_of_user(user))
 
     def reserve(self, app: str) -> int:
-        """GPUs that no auction takes from the app, if it holds so many: of an app that ends, no more than it can use.
+        """The number of GPUs that no auction takes from the app; of an app that ends, no more than it can use.
 
         An app that never ends keeps its reserve while it is idle as well, because its load may come back at any moment.
         """
@@ -209,7 +210,6 @@ class ArbiterState:
         return most if record.endless else min(most, record.wanted)
 
     def leases_of_user(self, user: str) -> list[Lease]:
-        """The leases that the apps of a user hold."""
         return [each for each in self.leases if not each.closing and self.user_of(each.app) == user]
 
     def weights(self) -> Mapping[str, float]:
@@ -235,7 +235,6 @@ class ArbiterState:
         return {name: app.together for name, app in self.apps.items() if app.together > 1}
 
     def user_of(self, app: str) -> str:
-        """The user of an app that is known."""
         return self.apps[app].user or app
 
     def is_kept(self, lease: Lease, offer: Container[str]) -> bool:
@@ -269,13 +268,34 @@ class ArbiterState:
         return barred
 
     def validate(self) -> None:
-        """Assert every invariant of the state."""
         for lease in self.leases:
             assert lease.gpu in self.gpus, f"{lease} of a GPU that is not in the cluster"
             assert lease.token <= self.leases.token, f"{lease} has a token that was never given"
             assert lease.closing or lease.app in self.apps, f"{lease} of an app that is not known"
             assert lease.heir is None or lease.heir in self.apps, f"{lease} is promised to an app that is not known"
         assert not self.apps.keys() & self.away.keys(), "an app that is here and away"
+
+
+def decayed(before: float, gpus: int, seconds: float, half_life_s: float) -> float:
+    """Usage after a user has held ``gpus`` GPUs for ``seconds``; GPU seconds, of which half fade in a half-life.
+
+    The result does not depend on the steps into which the time is divided.
+    """
+    left = 0.5 ** (seconds / half_life_s)
+    return before * left + gpus * half_life_s / math.log(2) * (1 - left)
+
+
+def fair_share(usage: Mapping[str, float], users: Collection[str]) -> dict[str, float]:
+    """User -> F, by which the rho of his apps is multiplied where apps are compared: 1 without any usage, then less.
+
+    It is Slurm's fair share (multifactor priority plugin, "classic"): F = 2 ** (-usage / share), where a user's usage
+    and share are parts of those of all users. So F is 0.5 for a user who had exactly his share.
+
+    ``usage``: user -> decayed usage, also of users who have no app now. ``users``: those who have an app now. Everybody
+    in either of them has an equal share.
+    """
+    total, count = sum(usage.values()), len({*usage, *users})
+    return {user: 2.0 ** (-usage.get(user, 0.0) * count / total) if total else 1.0 for user in users}
 
 
 #: The types of JSON that a field of a record may have, by the first word of its annotation.

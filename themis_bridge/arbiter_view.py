@@ -1,4 +1,4 @@
-"""What an operator is told of each app: what it holds and wants, how far behind it is, and why it waits.
+"""What the status says of each app: what it holds and wants, how far behind it is, and why it waits.
 
 Nothing is decided here. All times are seconds.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.locality import whole_gangs
-from themis_bridge.standing import Turn, behind, turn
+from themis_bridge.policy import TieBreak, behind, tie_break
 
 
 def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
@@ -22,7 +22,7 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
     ``demand`` (the most GPUs that it could use now), ``together`` (how many of one machine it needs at once),
     ``user``, ``weight``, ``usage`` (his decayed GPU seconds), ``reserve`` (GPUs that no auction takes from it),
     ``doubt`` (its rho is divided by it), ``hosts`` (machine -> GPUs), ``leases`` (GPU -> token and remaining seconds)
-    and ``waits`` (why it has fewer GPUs than it could use; "" if it has as many).
+    and ``waits`` (why it has fewer GPUs than it could use; "" if it has not).
     """
     weights = state.weights()
     return {
@@ -65,7 +65,7 @@ def shown_rho(state: ArbiterState, name: str) -> float | None:
 
 
 def why_it_waits(state: ArbiterState, name: str) -> str:
-    """In one line, why the app has fewer GPUs than it could use; "" if it has as many."""
+    """In one line, why the app has fewer GPUs than it could use; "" if it has not."""
     app = state.apps[name]
     if app.rho is None:
         return f"it has not reported yet; {_missing(state, name)}"
@@ -90,7 +90,7 @@ def _missing(state: ArbiterState, name: str) -> str:
     if whole_gangs(map(state.gpus.__getitem__, free), together):
         return f"{len(free)} GPUs are free and about to be offered"
     if together > 1 and not whole_gangs(state.gpus.values(), together):
-        return f"it needs {together} GPUs of one machine at once, and no machine has so many"
+        return f"it needs {together} GPUs of one machine at once, and no machine has {together}"
     weights = state.weights()
     own = _behind(state, name, weights)
     ahead = sum(_behind(state, other, weights) < own for other in state.apps if other != name)
@@ -110,11 +110,11 @@ def _missing(state: ArbiterState, name: str) -> str:
     )
 
 
-def _behind(state: ArbiterState, name: str, weights: Mapping[str, float]) -> tuple[bool, float, Turn]:
+def _behind(state: ArbiterState, name: str, weights: Mapping[str, float]) -> tuple[bool, float, TieBreak]:
     """Smaller for an app that is further behind, in the order in which apps bid."""
     app = state.apps[name]
     factor = app.factor(name, weights)
-    own = turn(name, app.joined, state.rounds)
+    own = tie_break(name, app.joined, state.rounds)
     return behind(bool(state.leases.of(name)), factor * (app.rho or 0.0), factor * app.best, own)
 
 

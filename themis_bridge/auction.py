@@ -31,8 +31,8 @@ class Bid:
 
     rho: by subset of the GPUs on offer (ids), the app's rho with that subset; the empty set must be listed.
     gang: how many GPUs must be on one machine to be of full use to the app, a power of two. The auction uses it only
-        if it is told where the GPUs are.
-    together: a payment leaves it a multiple of so many GPUs, since fewer would be of no use to it.
+        if it knows where the GPUs are.
+    together: a payment leaves it a multiple of this number of GPUs, since fewer would be of no use to it.
     """
 
     app: str

@@ -23,17 +23,15 @@ from themis_bridge.fairness import equal_shares
 from themis_bridge.lease_manager import LeaseManager
 from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu, whole_gangs
-from themis_bridge.policy import Outcome, Policy, Situation, Themis, whole
+from themis_bridge.policy import Outcome, Policy, Situation, Themis, tie_break, whole
 from themis_bridge.preemption import leases_to_recall
-from themis_bridge.reserves import set_aside
-from themis_bridge.rounds import Round
+from themis_bridge.rounds import Round, set_aside
 from themis_bridge.settings import NO_QUOTA
-from themis_bridge.standing import turn
 from themis_bridge.winner_determination import EQUAL
 
 logger = logging.getLogger(__name__)
 
-#: A lease is offered at least this often before it ends. Judgement: in one round the bidders may be late.
+#: A lease is offered at least this often before it ends: in one round the bidders may be late.
 OFFERS_IN_NOTICE = 4
 #: The exceptions of the checks, for an answer that cannot be true or does not have the types of `messages`.
 BAD_ANSWER = (ThemisError, TypeError, AttributeError)
@@ -95,7 +93,7 @@ class Auctioneer:
         #: The round in progress; None between rounds.
         self.round: Round | None = None
         #: No round begins before this time on the arbiter's clock; `begin_soon` makes it earlier.
-        self._next = 0.0
+        self.not_before = 0.0
         #: Number of answers that no round was waiting for.
         self.late = 0
         #: Number of rounds in which the policy raised an exception, which is a bug.
@@ -106,7 +104,7 @@ class Auctioneer:
 
     def begin_soon(self) -> None:
         """Something changed: a round may begin at once."""
-        self._next = min(self._next, self._state.clock)
+        self.not_before = min(self.not_before, self._state.clock)
 
     def recall_leases_for(self, newcomer: str) -> None:
         """Put leases on offer for an app that has just joined, if the policy has recalls."""
@@ -117,41 +115,33 @@ class Auctioneer:
                 lease.recalled = True
 
     def forget_app(self, name: str) -> None:
-        """The app is gone: the round goes on without it."""
         if self.round is not None:
             self.round.forget_app(name)
 
-    def take_report(self, event: m.RhoAnswer) -> None:
-        """Note an app's answer to `messages.AskRho`, or refuse it."""
-        round_, state = self._round_awaiting(event), self._state
-        if round_ is None:
+    def take_answer(self, event: m.RhoAnswer | m.BidAnswer) -> None:
+        """Note an app's answer to `messages.AskRho` or `messages.Offer`, or refuse it."""
+        round_, state = self.round, self._state
+        if round_ is None or not round_.awaits(event):
+            self.late += 1
             return
         try:
-            round_.take_report(event.app, event.report)
+            round_.take(event)
         except BAD_ANSWER as error:
-            self._refuse(round_, event, str(error))
+            round_.refused.add(event.app)
+            why = f"app {event.app!r}, round {round_.number}: {error}"
+            logger.warning("themis: an answer is refused: %s", why)
+            self._out.append(m.Refused(event.app, event.session, why))
             return
-        app = state.apps[event.app]
-        held = sorted(lease.token for lease in state.leases.of(event.app))
-        contention = state.contention(event.app)
-        app.take_report(event.report, held, len(state.gpus), state.clock - app.joined, contention)
-
-    def take_bid(self, event: m.BidAnswer) -> None:
-        """Note an app's answer to `messages.Offer`, or refuse it."""
-        round_ = self._round_awaiting(event)
-        if round_ is None:
-            return
-        try:
-            round_.take_bid(event.app, event.bid)
-        except BAD_ANSWER as error:
-            self._refuse(round_, event, str(error))
-            return
-        state, report = self._state, round_.reports.get(event.app)
-        if report is not None:
-            app, kept, contention = state.apps[event.app], round_.kept.get(event.app, 0), state.contention(event.app)
+        app, gpus, contention = state.apps[event.app], len(state.gpus), state.contention(event.app)
+        elapsed = state.clock - app.joined
+        if isinstance(event, m.RhoAnswer):
+            held = sorted(lease.token for lease in state.leases.of(event.app))
+            app.take_report(event.report, held, gpus, elapsed, contention)
+        else:
+            kept = whole_gangs(round_.bidders[event.app].held, app.together)
             bid = replace(event.bid, together=app.together)
-            bid = app.own_bid(bid, report, kept, len(state.gpus), state.clock - app.joined, contention)
-            round_.bids[event.app] = bid
+            report = round_.reports[event.app]
+            round_.bids[event.app] = app.own_bid(bid, report, kept, gpus, elapsed, contention)
 
     def advance(self) -> None:
         """Begin a round if one is due, or take the round in progress as far as it can go now."""
@@ -168,7 +158,8 @@ class Auctioneer:
             if not round_.bidders:
                 self._make_offers(round_)
             else:
-                self._clear(round_)
+                round_.narrow_offer(self._state.offerable())
+                self._settle(round_, self._decided(self._situation(round_), round_.bids))
         except Exception:
             # If this round stayed open, no other round could ever begin.
             logger.exception("themis: round %d failed; nothing is leased in it", round_.number)
@@ -181,33 +172,19 @@ class Auctioneer:
         settings = self._state.settings
         return min(settings.pace_s, settings.notice_s / OFFERS_IN_NOTICE) or settings.pace_s
 
-    @property
-    def due(self) -> float:
-        """Seconds until the next `messages.Tick` that could change anything, if no other event comes first."""
-        state = self._state
-        if self.round is not None:
-            return max(0.0, self.round.deadline - state.clock)
-        times = [until for gpu, until in state.backoff.retry_times(state.clock) if not state.leases.get(gpu)]
-        times += [
-            lease.next_change(state.clock, state.settings.notice_s) for lease in state.leases if not lease.closing
-        ]
-        if state.apps and state.offerable():
-            times.append(self._next)
-        return max(0.0, min(times, default=math.inf) - state.clock)
-
     # --- the stages of a round
 
     def _begin(self) -> None:
         state = self._state
         offer = state.offerable()
-        if not offer or not state.apps or state.clock < self._next:
+        if not offer or not state.apps or state.clock < self.not_before:
             return
         # A round is about GPUs that the same apps may have. Other groups of GPUs have their turn in the next rounds.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
         for name, barred in state.barred(offer).items():
             groups.setdefault(barred, {})[name] = offer[name]
         state.rounds += 1
-        self._next = state.clock + self.retry_s / len(groups)
+        self.not_before = state.clock + self.retry_s / len(groups)
         chosen = list(groups)[state.rounds % len(groups)]
         asked = {name: app.session for name, app in state.apps.items() if name not in chosen}
         self.round = Round(state.rounds, state.clock + state.settings.answer_s, asked, groups[chosen])
@@ -222,32 +199,17 @@ class Auctioneer:
         round_.narrow_offer(round_.offer.keys() - aside.keys())
         round_.reserved = aside
         situation = self._situation(round_)
-        round_.bidders = self._policy.bidders(situation) if round_.offer and round_.reports else []
-        if not round_.bidders:
+        bidders = self._policy.bidders(situation) if round_.offer and round_.reports else []
+        if not bidders:
             self._settle(round_, self._decided(situation, {}))
             return
         round_.deadline = state.clock + state.settings.answer_s
-        for app in situation.quota.keys() & set(round_.bidders):
-            round_.rooms[app] = situation.quota[app] - len(situation.held[app])
-        for app in round_.bidders:
-            round_.kept[app] = whole_gangs(situation.held[app], situation.together.get(app, 1))
-            self._out.append(
-                m.Offer(
-                    app,
-                    state.apps[app].session,
-                    round_.number,
-                    tuple(round_.offer.values()),
-                    state.contention(app),
-                    len(state.gpus),
-                    situation.held[app],
-                    situation.quota.get(app),
-                )
-            )
-
-    def _clear(self, round_: Round) -> None:
-        """End the second stage: let the policy decide."""
-        round_.narrow_offer(self._state.offerable())
-        self._settle(round_, self._decided(self._situation(round_), round_.bids))
+        offered, gpus = tuple(round_.offer.values()), len(state.gpus)
+        for app in bidders:
+            session, contention = state.apps[app].session, state.contention(app)
+            held, most = situation.held[app], situation.quota.get(app)
+            round_.bidders[app] = m.Offer(app, session, round_.number, offered, contention, gpus, held, most)
+        self._out += round_.bidders.values()
 
     def _decided(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         return whole(situation, self._policy.decide(situation, bids)) if situation.offer else Outcome()
@@ -264,7 +226,7 @@ class Auctioneer:
             if winner is not None and winner not in state.apps:
                 winner = None
             if lease is None:
-                # His leases that nobody won count until they end.
+                # His leases that no app has won count until they end.
                 if winner is not None and state.quota_left(state.user_of(winner)) > 0:
                     self._leases.grant_gpu(gpu, winner, leftover)
                     told.add(winner)
@@ -335,7 +297,7 @@ class Auctioneer:
         """
         state = self._state
         own: dict[str, list[str]] = defaultdict(list)
-        for app in sorted(reports, key=lambda app: (-reports[app].rho, turn(app, state.apps[app].joined, number))):
+        for app in sorted(reports, key=lambda app: (-reports[app].rho, tie_break(app, state.apps[app].joined, number))):
             own[state.user_of(app)].append(app)
         most = {
             user: min(sum(reports[app].useful for app in apps), state.settings.quotas.get(user, NO_QUOTA))
@@ -358,16 +320,3 @@ class Auctioneer:
                 quotas[app] = len(held[app]) + more
                 left -= more
         return quotas
-
-    def _round_awaiting(self, event: m.RhoAnswer | m.BidAnswer) -> Round | None:
-        """The round in progress, if it waits for this answer."""
-        if self.round is not None and self.round.awaits(event):
-            return self.round
-        self.late += 1
-        return None
-
-    def _refuse(self, round_: Round, event: m.AppEvent, why: str) -> None:
-        round_.refused.add(event.app)
-        why = f"app {event.app!r}, round {round_.number}: {why}"
-        logger.warning("themis: an answer is refused: %s", why)
-        self._out.append(m.Refused(event.app, event.session, why))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-#: A pause is doubled at most this often. Judgement: with the default settings the longest pause is 320 s, half a lease.
+#: A pause is doubled at most this often: with the default settings the longest one is 320 s, half a lease.
 MAX_DOUBLINGS = 6
 
 

@@ -16,8 +16,8 @@ from themis_bridge.auction import Bid, shape
 from themis_bridge.fairness import JobInfo, endless_rho
 from themis_bridge.locality import Gpu, Phase, Slowdowns, whole_gangs
 
-#: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. Judgement: a
-#: shorter table makes the auction faster; `benchmarks.auction` measures what it loses.
+#: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. A shorter
+#: table makes the auction faster; `benchmarks.auction` measures what it loses.
 ALL_SIZES_TO = 8
 
 
@@ -39,7 +39,7 @@ class Valuation:
     elapsed: seconds since the app arrived.
     independent: T_id, s.
     slowdowns: what a placement costs the app.
-    most: how many GPUs the app wants at most; None for as many as its jobs can use.
+    most: how many GPUs the app wants at most; None for all that its jobs can use.
     whole: T_cluster, seconds that all its work takes on all GPUs that it can use; None: T_id / N.
     together: how many GPUs of one machine each trial needs at once, see `messages.AppJoined`; others are of no use.
     """
@@ -74,27 +74,24 @@ class Valuation:
         width = max((phase.widest for phase in self._phases), default=1)
         return 1 << (width - 1).bit_length()
 
-    def finish(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
+    def finish(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
         """Seconds from now until the app is done.
 
-        Args:
-            held: the GPUs that it would hold, with their places.
-            pieces: further GPUs: size of a piece that lies on one machine -> number of pieces.
-            kinds: GPUs that show the kinds and the racks of the pieces.
+        ``pieces``: GPUs beside those that it would hold: size of a piece that lies on one machine -> number of pieces.
+        ``racks``: where the pieces are.
         """
         held = list(held)
         counts = list(Counter(gpu.machine for gpu in held).values())
         for size, number in (pieces or {}).items():
             counts += [size] * number
-        racks = {gpu.rack for gpu in held} | {gpu.rack for gpu in kinds}
-        across = self.slowdowns.of("cluster" if len(racks) > 1 else "rack")
-        speed = min((self.slowdowns.speed(gpu) for gpu in (*held, *kinds)), default=1.0)
+        places = {gpu.rack for gpu in held}.union(racks)
+        across = self.slowdowns.of("cluster" if len(places) > 1 else "rack")
         counts = [count - count % self.together for count in counts]
-        return sum(phase.time(counts, across, speed) for phase in self._phases)
+        return sum(phase.time(counts, across) for phase in self._phases)
 
-    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
+    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
         """Finish-time fairness with those GPUs until the end; arguments as of `finish`."""
-        return self.rho_after(self.finish(held, pieces, kinds))
+        return self.rho_after(self.finish(held, pieces, racks))
 
     def rho_after(self, seconds: float) -> float:
         """Finish-time fairness if the app ends ``seconds`` from now."""
@@ -118,11 +115,10 @@ class Endless:
 
     @property
     def together(self) -> int:
-        """1, as well."""
         return 1
 
-    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, kinds: Iterable[Gpu] = ()) -> float:
-        """As `Valuation.rho`; places and kinds change nothing."""
+    def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
+        """As `Valuation.rho`; places change nothing."""
         more = sum(size * number for size, number in (pieces or {}).items())
         return endless_rho(self.useful, self.share, len(list(held)) + more)
 
@@ -138,10 +134,7 @@ def make_bid(
     """The app's bid for an offer.
 
     Args:
-        app: its name.
-        valuation: its rho for any set of GPUs.
         held: the GPUs that it keeps whatever the outcome.
-        offer: the GPUs on offer.
         most: its quota, the most GPUs that it may hold in all; None if it has none.
         own: ids of the GPUs on offer that it holds until their leases end; it lists these first, so as not to move.
     """
@@ -162,17 +155,16 @@ def make_bid(
             machines[gpu.machine].append(gpu)
         # First the machines where it has most GPUs, then, rack by rack, those with most GPUs on offer.
         order = sorted(machines.values(), key=lambda free: (-near[free[0].machine], free[0].rack, -len(free)))
-        kind = [min(of_kind, key=lambda gpu: gpu.id)]
-        racks = list({gpu.rack: gpu for gpu in of_kind}.values())
+        racks = {gpu.rack for gpu in of_kind}
         gang = valuation.gang
         while gang >= together:
             pieces = [free[i : i + gang] for free in order for i in range(0, len(free) - gang + 1, gang)]
             for number in ladder(min(len(pieces), room // gang)):
                 row = [gpu for piece in pieces[:number] for gpu in piece]
                 counts = Counter(gpu.machine for gpu in row)
-                rho = valuation.rho(held, shape(counts.values(), valuation.gang), (*kind, *racks))
+                rho = valuation.rho(held, shape(counts.values(), valuation.gang), racks)
                 table[frozenset(gpu.id for gpu in row)] = rho
             gang //= 2
     empty = table[frozenset()]
-    # A set of slow GPUs is never worse than none, because the app could leave them idle.
+    # No set is worse than none, because the app could leave it idle.
     return Bid(app, {row: min(rho, empty) for row, rho in table.items()}, valuation.gang, together)

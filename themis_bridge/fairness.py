@@ -17,10 +17,10 @@ from statistics import median
 from themis_bridge.errors import ThemisError
 
 #: An app without any GPU is valued as if it had this fraction of one. By the paper its rho is unbounded, but a bid must
-#: be finite. Judgement: small enough that a first GPU is worth more to an app than another GPU to any other app.
+#: be finite. So small that a first GPU is worth more to an app than another GPU to any other app.
 NOTHING = 0.01
-#: rho of an app that never ends and holds no GPU. It answers nobody, so there is no bound, but a bid must be finite.
-#: Judgement: far above the rho of any app that ends, which is at most some thousands (`NOTHING`).
+#: rho of an app that never ends and holds no GPU: finite, as a bid must be, and far above the rho of any app that ends,
+#: which is at most some thousands (`NOTHING`).
 UNSERVED = 1e9
 
 
@@ -121,13 +121,9 @@ def independent_finish_time(budget: float, cluster_gpus: float, max_gpus: float,
 def endless_rho(wanted: float, share: float, gpus: float) -> float:
     """rho of an app that never ends: what it could do with its share, over what it does with ``gpus`` GPUs.
 
-    It is 1 if the app holds its share, or as many GPUs as it wants where that is less, whatever it says; and no more
-    than 1 with more of them. So a wish that is too large gains nothing beyond the share.
-
-    Args:
-        wanted: GPUs that its load wants now, >= 1. More GPUs change nothing.
-        share: its share of the cluster, R_C / N_avg, GPUs.
-        gpus: the GPUs that it would hold.
+    It is 1 if the app holds its share, or all GPUs that it wants where these are fewer, and no more than 1 with more of
+    them, whatever it says. So a wish that is too large gains nothing beyond the share.
+    ``wanted``: GPUs that its load wants now, >= 1. ``share``: R_C / N_avg, GPUs.
     """
     return min(wanted, share) / min(wanted, gpus) if gpus > 0 else UNSERVED
 
@@ -145,7 +141,7 @@ def equal_shares(demands: Mapping[str, int], gpus: float) -> dict[str, float]:
 def halving_phases(running: Sequence[JobInfo], rungs: Iterable[tuple[int, float]]) -> list[list[JobInfo]]:
     """Phases of successive halving: the jobs that run now, then one phase for each later rung.
 
-    ``rungs``: (number of jobs, iterations of each) for every later rung. Nobody knows yet which jobs will get there, so
+    ``rungs``: (number of jobs, iterations of each) for every later rung. Which jobs will get there is not known yet, so
     each counts as the median of those that run now (section 4.3.3). Raises ThemisError if no job runs.
     """
     if not running:

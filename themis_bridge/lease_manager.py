@@ -1,4 +1,4 @@
-"""Grants and ends leases: what has to be reserved and removed, and what an app is told that it holds.
+"""Grants and ends leases: what has to be reserved and removed, and what the messages to an app say that it holds.
 
 A GPU is granted again only when the reservation of its last lease is known to be gone. Which app gets a GPU is decided
 in `auctioneer`.
@@ -7,7 +7,7 @@ in `auctioneer`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
@@ -21,7 +21,7 @@ class LeaseManager:
 
     def __init__(self, state: ArbiterState, out: list[m.Instruction]):
         self._state, self._out = state, out
-        #: Second part of the version of a `messages.Leases`; it grows with each change that is told.
+        #: Second part of the version of a `messages.Leases`; it grows with each change.
         self._version = 0
         #: App -> the version of its leases as they are now.
         self._versions: dict[str, tuple[int, int]] = {}
@@ -31,7 +31,7 @@ class LeaseManager:
     # --- grant, end, tell
 
     def grant_gpu(self, gpu: str, app: str, leftover: bool, expires: float | None = None) -> None:
-        """Lease a GPU that nobody holds, and have it reserved. ``expires``: None for a first lease of usual length."""
+        """Lease a free GPU, and have it reserved. ``expires``: None for a first lease of usual length."""
         state = self._state
         if expires is None:
             expires = state.clock + first_length(self._phase(gpu), state.clock, state.settings.lease_s)
@@ -78,14 +78,15 @@ class LeaseManager:
         self._out.append(m.Remove(lease.gpu, lease.app, lease.token))
 
     def tell_app(self, name: str) -> None:
-        """Something that an app is told of its leases has changed: tell it all of them."""
+        """Something about an app's leases has changed: tell it all of them."""
         if name in self._state.apps:
             self._version += 1
             self._versions[name] = self._state.epoch, self._version
             self._tell(name)
 
-    def remind_app(self, name: str, known: tuple[int, int] | None) -> None:
-        """Tell an app its leases if it does not know them. ``known``: the version that it knows."""
+    def remind_app(self, event: m.Heard) -> None:
+        """Tell an app its leases if it does not know them."""
+        name, known = event.app, event.version
         if known is not None and known > (self._state.epoch, self._version):
             # Of an arbiter before this one, which lost its books. Smaller versions would be ignored.
             self._state.epoch = known[0] + 1
@@ -93,10 +94,6 @@ class LeaseManager:
             self.tell_app(name)
         elif known != self._versions[name]:
             self._tell(name)
-
-    def forget_app(self, name: str) -> None:
-        """It is gone, or away."""
-        self._versions.pop(name, None)
 
     def _tell(self, name: str) -> None:
         """Tell an app all that it holds, except grants that are tried again after a failure."""
@@ -118,7 +115,8 @@ class LeaseManager:
         self._out.append(m.Leases(name, app.session, self._versions[name], views, promised))
 
     def end_leases_of(self, app: str) -> None:
-        """End all leases of an app that is gone, and all promises to it."""
+        """End all leases of an app that is gone or away, and all promises to it."""
+        self._versions.pop(app, None)
         for lease in self._state.leases.of(app):
             self.close_lease(lease)
         for lease in self._state.leases:
@@ -132,7 +130,6 @@ class LeaseManager:
             lease.ending, lease.heir = True, None
 
     def close_expired(self) -> None:
-        """End the leases whose time is over."""
         for lease in list(self._state.leases):
             if not lease.closing and self._state.clock >= lease.expires:
                 self.close_lease(lease)
@@ -141,7 +138,6 @@ class LeaseManager:
     # --- what agents and Ray say of reservations
 
     def forget_gpu(self, gpu: str) -> None:
-        """The GPU has left the cluster."""
         self._state.backoff.forget(gpu=gpu)
         lease = self._state.leases.get(gpu)
         if lease is not None:
@@ -151,16 +147,15 @@ class LeaseManager:
             if lease.heir is not None:
                 self.tell_app(lease.heir)
 
-    def on_release(self, event: m.Release) -> None:
-        """The holder has left the GPU."""
+    def release(self, event: m.Release) -> None:
         lease = self._state.leases.current(event.gpu, event.token)
         if lease is not None and lease.app == event.app and not lease.closing:
             self.close_lease(lease)
 
-    def on_removed(self, gpu: str, token: int) -> bool:
+    def end_closed(self, event: m.Removed) -> bool:
         """A reservation is gone: the GPU goes to its heir or is free. Returns whether it was under that lease."""
-        state = self._state
-        lease = state.leases.current(gpu, token)
+        state, gpu = self._state, event.gpu
+        lease = state.leases.current(gpu, event.token)
         if lease is None:
             return False
         state.leases.drop(lease)
@@ -180,10 +175,10 @@ class LeaseManager:
         keeps = [state.gpus[each.gpu] for each in state.leases.of(heir) if not (each.closing or each.ending)]
         return app.wanted > whole_gangs(keeps, app.together) and state.quota_left(state.user_of(heir)) > 0
 
-    def on_reserved(self, gpu: str, token: int) -> None:
-        """A reservation was made: the app is told, so that it learns the group."""
+    def note_reserved(self, event: m.Reserved) -> None:
+        """A reservation was made: tell the app, so that it learns the group."""
         state = self._state
-        lease = state.leases.current(gpu, token)
+        lease = state.leases.current(event.gpu, event.token)
         if lease is None or lease.closing:
             return
         if state.backoff.record_success(lease.gpu, lease.app) and state.quota_left(state.user_of(lease.app)) < 0:
@@ -191,14 +186,14 @@ class LeaseManager:
             self.close_lease(lease)
         self.tell_app(lease.app)
 
-    def on_reservation_failed(self, gpu: str, token: int, alike: Iterable[str], pause: float) -> None:
+    def take_failure(self, event: m.ReserveFailed, pause: float) -> None:
         """A reservation could not be made. ``pause``: seconds until the next attempt after a first failure."""
         state = self._state
-        lease = state.leases.current(gpu, token)
+        lease = state.leases.current(event.gpu, event.token)
         if lease is None:
             return
         state.leases.drop(lease)
-        apps = {lease.app, *(app for app in alike if app in state.apps)}
+        apps = {lease.app, *(app for app in event.also_for if app in state.apps)}
         state.backoff.record_failure(lease.gpu, apps, state.clock, pause)
         self.tell_app(lease.app)
 

@@ -15,8 +15,8 @@ from typing import Any
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 
-#: First leases end in this many groups, one after the other. Judgement: were all leases to end at once, the few apps
-#: that bid would get the whole cluster by turns.
+#: First leases end in this many groups, one after the other. Were all to end at once, the few apps that bid would get
+#: the whole cluster by turns.
 END_GROUPS = 8
 
 
@@ -46,10 +46,6 @@ class Lease:
         """Whether the GPU is to be auctioned: the lease is recalled or its notice has begun, and no heir is decided."""
         return not self.closing and not self.ending and (self.recalled or self.expires - clock <= notice_s)
 
-    def next_change(self, clock: float, notice_s: float) -> float:
-        """When time alone next changes something: the notice begins or, once it is on offer or settled, it ends."""
-        return self.expires if self.ending or self.on_offer(clock, notice_s) else self.expires - notice_s
-
 
 def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, float]:
     """GPU -> when its leases end, as a part of a lease's length, 0 <= phase < 1.
@@ -57,9 +53,7 @@ def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, flo
     The GPUs are divided into `END_GROUPS` groups that lie together (or machines, if those are smaller). Leases of one
     group end together, so that its GPUs can be won together; the groups' ends are spread over one length.
 
-    Args:
-        gpus: all GPUs of the cluster.
-        by_machine: the leases of all GPUs of a machine end together, since an app needs several of them at once.
+    ``by_machine``: the leases of all GPUs of a machine end together, since an app needs several of them at once.
     """
     places = sorted(gpus, key=lambda each: (each.machine, each.slot, each.id))
     phases, start = dict[str, float](), 0
@@ -74,10 +68,7 @@ def lease_phases(gpus: Iterable[Gpu], by_machine: bool = False) -> dict[str, flo
 def first_length(phase: float, now: float, length: float) -> float:
     """Seconds of a GPU's first lease, between 0.5 and 1.5 times ``length``, so that it ends at its phase.
 
-    Args:
-        phase: as of `lease_phases`.
-        now: seconds on the arbiter's clock.
-        length: seconds of an ordinary lease; may be infinite.
+    ``phase``: as of `lease_phases`. ``length``: seconds of an ordinary lease; may be infinite.
     """
     if math.isinf(length):
         return length
@@ -146,17 +137,3 @@ class LeaseTable:
             table._add(Lease(**each))
         table.token = max([int(data.get("token", 0)), *seen])
         return table
-
-
-class Fence:
-    """Refuses old tokens: by GPU, it remembers the newest token seen. Whoever executes work on GPUs keeps one."""
-
-    def __init__(self) -> None:
-        self._newest: dict[str, int] = {}
-
-    def admit_token(self, gpu: str, token: int) -> bool:
-        """Whether work under this token may run on the GPU; a token that may is remembered."""
-        if token < self._newest.get(gpu, 0):
-            return False
-        self._newest[gpu] = token
-        return True

@@ -23,7 +23,7 @@ Key = TypeVar("Key", str, int)
 
 #: Link -> S before anything was measured, fastest link first. Source: the paper, footnote 3.
 GUESSES: Mapping[str, float] = {"slot": 1.0, "machine": 1.0, "rack": 1.1, "cluster": 1.3}
-#: How many iteration times are remembered for each link. Judgement: the median of nine ignores four outliers.
+#: How many iteration times are remembered for each link: the median of nine ignores four outliers.
 MEMORY = 9
 
 
@@ -81,7 +81,7 @@ def cut_in_gangs(machines: Mapping[Key, str], together: int) -> tuple[list[Key],
 
 @dataclass
 class Slowdowns:
-    """One app's S for each link, guessed or measured, and its speed on each kind of GPU.
+    """One app's S for each link, guessed or measured.
 
     A measured S is the median of (iteration time on the link * number of GPUs) / median iteration time on one GPU, at
     least 1.
@@ -89,8 +89,6 @@ class Slowdowns:
 
     #: Link -> S until it is measured.
     guesses: Mapping[str, float] = field(default_factory=lambda: dict(GUESSES))
-    #: Kind of GPU -> its iterations per second divided by those of the slowest kind; 1 for a kind that is missing.
-    speeds: Mapping[str, float] = field(default_factory=dict)
     _serial: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     _seen: dict[str, deque[float]] = field(default_factory=dict)
 
@@ -98,11 +96,10 @@ class Slowdowns:
         """Note that one iteration of one job took ``seconds`` on these GPUs. Raises ThemisError if that cannot be."""
         if not gpus or not (math.isfinite(seconds) and seconds > 0):
             raise ThemisError(f"an iteration of {seconds!r} s on {len(gpus)} GPUs; expected seconds > 0 and a GPU")
-        spent = seconds * min(self.speed(gpu) for gpu in gpus)
         if len(gpus) == 1:
-            self._serial.append(spent)
+            self._serial.append(seconds)
         else:
-            self._seen.setdefault(link(gpus), deque(maxlen=MEMORY)).append(spent * len(gpus))
+            self._seen.setdefault(link(gpus), deque(maxlen=MEMORY)).append(seconds * len(gpus))
 
     def of(self, name: str) -> float:
         """S of a link, at least that of every faster link. Raises ThemisError for an unknown name."""
@@ -114,10 +111,6 @@ class Slowdowns:
             if each == name:
                 return worst
         raise ThemisError(f"{name!r} is not a link; use one of: {', '.join(GUESSES)}")
-
-    def speed(self, gpu: Gpu) -> float:
-        """The app's speed on a GPU of this kind, relative to the slowest kind."""
-        return self.speeds.get(gpu.kind, 1.0)
 
 
 class Phase:
@@ -149,22 +142,19 @@ class Phase:
         new._longest = {key: work * share for key, work in self._longest.items()}
         return new
 
-    def time(self, counts: Sequence[int], across: float, faster: float = 1.0) -> float:
+    def time(self, counts: Sequence[int], across: float) -> float:
         """Seconds that the phase takes with the best width of its jobs on a placement.
 
         A job that stays inside a machine feels no slowdown; one that spans machines feels ``across``. Because the
         better of the two and the best width count, another GPU never makes the phase longer.
 
-        Args:
-            counts: number of GPUs on each machine; without any GPU the app counts as having the fraction `NOTHING`.
-            across: S of a job that spans machines.
-            faster: speed of the GPUs, see `Slowdowns.speed`.
+        ``counts``: number of GPUs on each machine; without any GPU the app counts as having the fraction `NOTHING`.
         """
         if not self.work:
             return 0.0
         total = sum(counts)
         if total == 0:
-            return self.work / (NOTHING * faster)
+            return self.work / NOTHING
         best = math.inf
         if self.widest > 1 and total > 1:
             best = self._capped(total, total, across)
@@ -174,7 +164,7 @@ class Phase:
             if whole:
                 best = min(best, self._capped(whole if width == 1 else min(whole, self.jobs) * width, width, 1.0))
             if width >= self.widest:
-                return best / faster
+                return best
             width = min(2 * width, self.widest)
 
     def _capped(self, usable: int, width: int, slowdown: float) -> float:

@@ -1,8 +1,8 @@
 """All that goes into the arbiter and comes out of it, as plain frozen dataclasses. All times are seconds.
 
 Events say what happened, instructions what the shell must do. A `Leases` message has all leases of an app instead of a
-change to them, so that a lost, repeated or overtaken message does no harm. An agent that has missed the last one tells
-so by the version in its next heartbeat.
+change to them, so that a lost, repeated or overtaken message does no harm: an agent's next heartbeat has the version of
+the last one that it has received.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class AppJoined(AppEvent):
     """An app wants GPUs.
 
     user: the user or team that it belongs to; "": it is the only app of its user.
-    life: by which the shell can find out whether the driver is alive; "": it cannot.
-    together: how many GPUs of one machine each of its trials needs at once, a power of two. The app is given whole
-        gangs of so many GPUs, because it can use no fewer.
+    life: id of a placement group that Ray removes when the driver dies; "": there is none.
+    together: how many GPUs of one machine each of its trials needs at once, a power of two. The arbiter gives the app
+        whole gangs of this number of GPUs, because it can use no fewer.
     """
 
     user: str = ""
@@ -68,8 +68,7 @@ class AppLeft(AppEvent):
 class Heard(AppEvent):
     """An app is alive. Every other event of the app says so, too.
 
-    version: of the newest `Leases` that its agent knows, so that it is told them only if they have changed since; None:
-        it does not say.
+    version: of the newest `Leases` that its agent knows; None: it does not say. The arbiter answers if it has others.
     """
 
     version: tuple[int, int] | None = None
@@ -157,12 +156,12 @@ class Reserved(Event):
 class ReserveFailed(Event):
     """The GPU could not be reserved under that token: something else uses it, or CPUs that the app needs with it.
 
-    alike: the apps that ask for at least as much with a GPU, for which an attempt would have failed, too.
+    also_for: further apps for which an attempt would have failed, because they ask for at least as much with a GPU.
     """
 
     gpu: str
     token: int
-    alike: frozenset[str] = frozenset()
+    also_for: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -222,7 +221,7 @@ class Offer(AppInstruction):
 
 @dataclass(frozen=True)
 class LeaseView:
-    """One lease as its holder is told of it.
+    """One lease, as a message to its holder has it.
 
     remaining: seconds until its end when the message was made.
     expires: its end on the arbiter's clock, which grows when the lease is renewed.
@@ -246,7 +245,7 @@ class Leases(AppInstruction):
     """Tell an app all leases that it holds.
 
     ``version`` grows with each change of an app's leases: a message with another one that is not larger is out of date.
-    ``promised``: GPUs that others hold and that the app gets next. It is told to apps that need gangs, which wait for
+    ``promised``: GPUs that others hold and that the app gets next; 0 for apps that need no gangs. Apps that do wait for
     the rest of a gang only while something is promised.
     """
 

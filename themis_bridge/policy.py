@@ -7,6 +7,7 @@ which GPU. Everything else the arbiter does in the same way for every policy. Th
 
 from __future__ import annotations
 
+import hashlib
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -19,13 +20,36 @@ from themis_bridge.auction import Bid, Clearing, clear_auction
 from themis_bridge.locality import Gpu, cut_in_gangs, whole_gangs
 from themis_bridge.messages import Report
 from themis_bridge.settings import NO_QUOTA
-from themis_bridge.standing import Turn, behind, turn
 from themis_bridge.winner_determination import EQUAL
 
 #: An app without any GPU has waited long if its rho would be at least this even if it had all GPUs that it could use
-#: from now on. That is so at the latest when this fraction of its fair time T_id has passed. Judgement: small, because
-#: such an app is starving (bug 92 in docs/bugs.md).
+#: from now on. That is so at the latest when this fraction of its fair time T_id has passed. Such an app
+#: is starving (bug 92 in docs/bugs.md).
 LONG_WAIT = 0.04
+#: Bytes of a lot. No two of a thousand apps have the same one.
+LOT_BYTES = 8
+
+#: Of two apps that are equally far behind, the one with the smaller tie-break comes first.
+TieBreak = tuple[float, bytes]
+
+
+def tie_break(app: str, joined: float, draw: float) -> TieBreak:
+    """The order of apps that are equal in all else: by arrival, and then by a lot that no app can choose.
+
+    By name, an app that calls itself "a" would win every tie. The lot is a hash that depends on the number of the draw,
+    and on the time of arrival to its last bit, which no app knows when it chooses its name.
+    ``joined``: seconds on the arbiter's clock. ``draw``: another number in each draw, such as that of the round.
+    """
+    return joined, hashlib.blake2b(f"{draw!r}/{joined!r}/{app}".encode(), digest_size=LOT_BYTES).digest()
+
+
+def behind(holds: bool, rho: float, best: float, tie: TieBreak) -> tuple[bool, float, TieBreak]:
+    """Smaller for an app that is further behind; apps without any GPU come before all others.
+
+    Without any GPU rho is practically infinite and says nothing. Of such apps, the one that has waited longest relative
+    to its work is the one whose rho would be worst if it had all GPUs that it could use from now on (``best``).
+    """
+    return holds, -(rho if holds else best), tie
 
 
 @dataclass
@@ -49,9 +73,8 @@ class Situation:
     #: App -> how many GPUs of one machine it needs at once, see `messages.AppJoined`; 1 for apps that are not in it.
     together: Mapping[str, int] = field(default_factory=dict)
 
-    def turn(self, app: str) -> Turn:
-        """The smallest comes first among apps that are equal in everything else."""
-        return turn(app, self.joined.get(app, 0.0), self.number)
+    def tie_break(self, app: str) -> TieBreak:
+        return tie_break(app, self.joined.get(app, 0.0), self.number)
 
     def wants(self, app: str) -> int:
         """How many GPUs the app could use beyond those that it keeps. For gangs, no more than the offer has whole."""
@@ -73,7 +96,7 @@ class Outcome:
     leftovers: frozenset[str] = frozenset()
     #: The auction, if there was one.
     clearing: Clearing | None = None
-    #: GPUs that another app would have got and that stay with their holder, see `renew`.
+    #: GPUs that another app would have got and that stay with their holder, see `renewed`.
     overridden: frozenset[str] = frozenset()
 
 
@@ -104,7 +127,7 @@ class Themis:
     to the checks of `app_record`.
 
     recalls: whether leases are recalled for an app that joins, see `preemption`.
-    renews: whether a holder keeps a GPU whose loss would harm it more than the gain would help the winner, see `renew`.
+    renews: whether holders keep GPUs, see `renewed`.
     """
 
     f: float
@@ -119,7 +142,7 @@ class Themis:
         return wanting[: min(most, enough)]
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        ordered = sorted(bids.values(), key=lambda bid: situation.turn(bid.app))
+        ordered = sorted(bids.values(), key=lambda bid: situation.tie_break(bid.app))
         clearing = clear_auction(ordered, situation.offer, where=situation.offer)
         grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
         left = share_leftover(situation, grants, bids)
@@ -128,21 +151,14 @@ class Themis:
 
 
 def worst_first(situation: Situation) -> list[str]:
-    """The apps that want GPUs, the one that is furthest behind first, see `standing`."""
+    """The apps that want GPUs, the one that is furthest behind first, see `behind`."""
     holding = {app for app, held in situation.held.items() if held} | set(situation.holder.values())
 
-    def key(app: str) -> tuple[bool, float, Turn]:
+    def key(app: str) -> tuple[bool, float, TieBreak]:
         report = situation.reports[app]
-        return behind(app in holding, report.rho, report.best, situation.turn(app))
+        return behind(app in holding, report.rho, report.best, situation.tie_break(app))
 
     return sorted((app for app in situation.reports if situation.wants(app) > 0), key=key)
-
-
-def renewed(situation: Situation, outcome: Outcome) -> Outcome:
-    """The outcome with the GPUs that stay with their holders, see `renew`."""
-    final = renew(situation, outcome.grants)
-    stay = frozenset(gpu for gpu, app in outcome.grants.items() if final[gpu] != app)
-    return Outcome(final, outcome.leftovers - stay, outcome.clearing, stay)
 
 
 def whole(situation: Situation, outcome: Outcome) -> Outcome:
@@ -186,17 +202,15 @@ def _useless(situation: Situation, grants: Mapping[str, str]) -> list[str]:
     return useless
 
 
-def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
-    """Leave a GPU with its holder where the loss would harm the holder more than the gain would help the winner.
+def renewed(situation: Situation, outcome: Outcome) -> Outcome:
+    """The outcome with each GPU left to its holder whose loss would harm him more than the gain would help the winner.
 
     Only a few GPUs are auctioned at a time and only a few apps bid, so most holders cannot defend their GPUs. Without
     this rule two equal apps would take a GPU from each other for ever. A GPU stays if its holder would be worse off
     without it than the winner is now. The holder's last GPU never stays, so that apps take turns where there are more
     apps than GPUs. GPUs of one machine stay or go by whole gangs, because half a gang is slow for both apps.
-
-    Returns GPU -> app, as ``grants`` but with the holder where the GPU stays.
     """
-    final = dict(grants)
+    final, grants = dict(outcome.grants), outcome.grants
     count = Counter(situation.holder.values())
     for app, gpus in situation.held.items():
         count[app] += len(gpus)
@@ -224,7 +238,8 @@ def renew(situation: Situation, grants: Mapping[str, str]) -> dict[str, str]:
                 rooms[winner] += size
             else:
                 count[holder] -= size
-    return final
+    stay = frozenset(gpu for gpu, app in grants.items() if final[gpu] != app)
+    return Outcome(final, outcome.leftovers - stay, outcome.clearing, stay)
 
 
 def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mapping[str, Bid]) -> dict[str, str]:
@@ -272,12 +287,12 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
 
     waited = [app for app, report in situation.reports.items() if report.best >= LONG_WAIT]
     empty = [app for app in waited if not situation.held[app] and not got[app]]
-    for app in sorted(empty, key=lambda app: (-situation.reports[app].best, situation.turn(app))):
+    for app in sorted(empty, key=lambda app: (-situation.reports[app].best, situation.tie_break(app))):
         if free and situation.wants(app) > 0:
             give(app)
     others = situation.reports.keys() - bids.keys()
-    longest = sorted(others, key=lambda app: (-situation.reports[app].left, situation.turn(app)))
-    for app in longest + sorted(bids, key=lambda app: (-situation.reports[app].rho, situation.turn(app))):
+    longest = sorted(others, key=lambda app: (-situation.reports[app].left, situation.tie_break(app)))
+    for app in longest + sorted(bids, key=lambda app: (-situation.reports[app].rho, situation.tie_break(app))):
         while free and situation.wants(app) > got[app] and give(app):
             pass
     return given

@@ -1,9 +1,9 @@
 """Preemption for a new app: which leases are recalled, that is, auctioned before their notice begins.
 
-A short app that waits ten minutes until the first leases end is behind for all its life. So when an app joins, leases
-of as many GPUs as its share are recalled and auctioned at once. A holder that loses one is given the usual notice; a
-GPU that nobody else wins stays with its holder until the end that it was promised. The paper has no preemption;
-docs/themis.md says what it gains. The arbiter marks the leases, this module only chooses them.
+A short app that waits ten minutes until the first leases end is behind for all its life. So when an app joins, its
+share of GPUs is recalled and auctioned at once. A holder that loses a lease has the usual notice; a GPU that no other
+app wins stays with its holder until the end that it was promised. The paper has no preemption; docs/themis.md says what
+it gains. The arbiter marks the leases, this module only chooses them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from themis_bridge.app_record import AppRecord, crowding
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
+from themis_bridge.policy import tie_break
 from themis_bridge.settings import NO_QUOTA, Settings
-from themis_bridge.standing import turn
 
 
 def leases_to_recall(
@@ -50,7 +50,7 @@ def leases_to_recall(
     rho = {name: app.rho * app.factor(name, settings.weights) for name, app in apps.items() if app.rho}
 
     def ahead(app: str) -> tuple[float, float, bytes]:
-        joined, lot = turn(app, apps[app].joined, clock)
+        joined, lot = tie_break(app, apps[app].joined, clock)
         return rho[app], -joined, lot
 
     chosen: list[Lease] = []
@@ -86,13 +86,8 @@ def _gangs_to_recall(
 ) -> list[Lease]:
     """The leases to recall for a newcomer that needs ``together`` GPUs of one machine at once.
 
-    Args:
-        together: see `messages.AppJoined`.
-        need: GPUs that it is to win beyond those that are free.
-        gpus: by id, all GPUs of the cluster.
-        leases: all leases.
-        held: app -> its leases that may be recalled; the apps that give first come first.
-        allowed: app -> how many of these it gives at most.
+    ``need``: GPUs that it is to win beyond those that are free. ``held``: app -> its leases that may be recalled; the
+    apps that give first come first. ``allowed``: app -> how many of these it gives at most.
     """
     machines: dict[str, list[Lease]] = {}
     free: Counter[str] = Counter()

@@ -1,27 +1,28 @@
-"""A round in progress: which apps were asked, what is on offer, and which answers count.
+"""A round in progress: which apps were asked, what is on offer or set aside, and which answers count.
 
-In its first stage a round waits for a `Report` of every app that was asked. When ``bidders`` are chosen its second
-stage begins, in which it waits for a `Bid` of each of them. `auctioneer` begins and ends rounds; `policy` decides who
-bids and who wins.
+In its first stage a round waits for a `Report` of every app that was asked. Then GPUs for reserves are set aside,
+before the policy sees the offer, so that every policy keeps them. When ``bidders`` are chosen the second stage begins,
+in which the round waits for a `Bid` of each of them. `auctioneer` begins and ends rounds; `policy` decides who bids and
+who wins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from themis_bridge import messages as m
+from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.auction import Bid
 from themis_bridge.errors import ThemisError
-from themis_bridge.locality import Gpu
+from themis_bridge.locality import Gpu, cut_in_gangs
 from themis_bridge.settings import NO_QUOTA
 
 
 @dataclass
 class Round:
-    """See the module."""
-
     number: int
     #: End of the present stage on the arbiter's clock.
     deadline: float
@@ -29,82 +30,50 @@ class Round:
     asked: dict[str, str]
     #: GPU id -> the GPU, for all on offer.
     offer: dict[str, Gpu]
-    #: GPU id -> the app to whose reserve it goes; these are not in the offer any more, see `reserves`.
+    #: GPU id -> the app to whose reserve it goes; these are not in the offer any more.
     reserved: dict[str, str] = field(default_factory=dict)
     reports: dict[str, m.Report] = field(default_factory=dict)
-    #: Apps that are offered the GPUs; empty in the first stage.
-    bidders: list[str] = field(default_factory=list)
+    #: App -> what it was offered; empty in the first stage.
+    bidders: dict[str, m.Offer] = field(default_factory=dict)
     bids: dict[str, Bid] = field(default_factory=dict)
-    #: Bidder -> the most GPUs that it may win.
-    rooms: dict[str, int] = field(default_factory=dict)
-    #: Bidder -> how many GPUs it keeps whatever it wins.
-    kept: dict[str, int] = field(default_factory=dict)
     #: Apps whose answer was refused; they are not waited for.
     refused: set[str] = field(default_factory=set)
 
     def awaits(self, event: m.RhoAnswer | m.BidAnswer) -> bool:
-        """Whether the present stage waits for this answer; if not, it is late or nobody asked for it."""
+        """Whether the present stage waits for this answer; if not, it is late or was not asked for."""
         if event.round != self.number or self.asked.get(event.app) != event.session:
             return False
         if isinstance(event, m.RhoAnswer):
             return not self.bidders
         return event.app in self.bidders and event.app not in self.refused
 
-    def take_report(self, app: str, report: m.Report) -> None:
-        """Note a report. Raises ThemisError, TypeError or AttributeError for one that cannot be true."""
-        for name, value in (
-            ("rho", report.rho),
-            ("best", report.best),
-            ("left", report.left),
-            ("whole", report.whole),
-            ("fair", report.fair),
-            ("ends", 0.0 if report.ends is None else report.ends),
-        ):
-            if not math.isfinite(value) or value < 0:
-                raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
-        whole = all(isinstance(number, int) for number in (report.useful, report.gang, report.demand))
-        if not whole or report.useful < 0 or report.gang < 1:
-            raise ThemisError(
-                f"useful={report.useful!r}, gang={report.gang!r}; expected whole numbers of GPUs, >= 0 and >= 1"
-            )
-        if not isinstance(report.endless, bool) or (report.endless and (report.useful < 1 or report.gang > 1)):
-            raise ThemisError(
-                f"endless={report.endless!r}, useful={report.useful}, gang={report.gang}; expected True or False, and "
-                "of an app that never ends at least one GPU and no gang"
-            )
-        if report.useful and not report.endless and not (report.left and report.whole):
-            raise ThemisError(
-                f"useful={report.useful}, left={report.left!r}, whole={report.whole!r}; expected work where GPUs are "
-                "of use: seconds > 0"
-            )
-        self.reports[app] = report
-
-    def take_bid(self, app: str, bid: Bid) -> None:
-        """Note a bid.
-
-        Raises ThemisError, TypeError or AttributeError for a bid that cannot be true.
-        """
-        if bid.app != app:
+    def take(self, event: m.RhoAnswer | m.BidAnswer) -> None:
+        """Note an answer. Raises ThemisError, TypeError or AttributeError for one that cannot be true."""
+        if isinstance(event, m.RhoAnswer):
+            _check_report(event.report)
+            self.reports[event.app] = event.report
+            return
+        bid, offer = event.bid, self.bidders[event.app]
+        if bid.app != event.app:
             raise ThemisError(f"it bids in the name of {bid.app!r}")
         bid.check(frozenset(self.offer))
-        room = self.rooms.get(app, NO_QUOTA)
+        room = NO_QUOTA if offer.most is None else offer.most - len(offer.held)
         if max(map(len, bid.rho)) > room:
             raise ThemisError(f"the bid is over its quota; it may bid for {room} GPUs")
-        self.bids[app] = bid
+        self.bids[event.app] = bid
 
     @property
     def awaited(self) -> set[str]:
         """Apps whose answer the present stage still waits for."""
         if not self.bidders:
             return self.asked.keys() - self.reports.keys() - self.refused
-        return set(self.bidders) - self.bids.keys() - self.refused
+        return self.bidders.keys() - self.bids.keys() - self.refused
 
     def forget_app(self, app: str) -> None:
-        """Remove an app that is gone."""
         self.asked.pop(app, None)
         self.reports.pop(app, None)
+        self.bidders.pop(app, None)
         self.bids.pop(app, None)
-        self.bidders = [each for each in self.bidders if each != app]
 
     def narrow_offer(self, still: Container[str]) -> None:
         """Keep only these GPUs: the others leave the offer, and with them every row of a bid that has one."""
@@ -115,3 +84,61 @@ class Round:
             app: replace(bid, rho={row: rho for row, rho in bid.rho.items() if row <= here})
             for app, bid in self.bids.items()
         }
+
+
+def _check_report(report: m.Report) -> None:
+    ends = 0.0 if report.ends is None else report.ends
+    numbers = {name: getattr(report, name) for name in ("rho", "best", "left", "whole", "fair")}
+    for name, value in {**numbers, "ends": ends}.items():
+        if not math.isfinite(value) or value < 0:
+            raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
+    whole = all(isinstance(number, int) for number in (report.useful, report.gang, report.demand))
+    if not whole or report.useful < 0 or report.gang < 1:
+        raise ThemisError(
+            f"useful={report.useful!r}, gang={report.gang!r}; expected whole numbers of GPUs, >= 0 and >= 1"
+        )
+    if not isinstance(report.endless, bool) or (report.endless and (report.useful < 1 or report.gang > 1)):
+        raise ThemisError(
+            f"endless={report.endless!r}, useful={report.useful}, gang={report.gang}; expected True or False, and "
+            "of an app that never ends at least one GPU and no gang"
+        )
+    if report.useful and not report.endless and not (report.left and report.whole):
+        raise ThemisError(
+            f"useful={report.useful}, left={report.left!r}, whole={report.whole!r}; expected work where GPUs are "
+            "of use: seconds > 0"
+        )
+
+
+def set_aside(state: ArbiterState, asked: Iterable[str], offer: Mapping[str, Gpu]) -> dict[str, str]:
+    """GPUs of the offer that go to reserves: GPU -> app.
+
+    Each app first gets back what it holds itself, up to its reserve. What is missing is taken from free GPUs, and then
+    from the apps that hold most on offer. If there is too little for all, the app that came first is first. So an app
+    may lose its last GPU to the reserve of another one, but never a GPU of its own reserve. A user's quota is kept.
+    ``asked``: the apps that take part in the round. ``offer``: GPU id -> the GPU.
+    """
+    here = sorted((app for app in asked if app in state.apps), key=lambda app: (state.apps[app].joined, app))
+    owed = {app: state.reserve(app) for app in here}
+    for lease in state.leases:
+        app = lease.app if state.is_kept(lease, offer) and not lease.closing else lease.heir
+        if app in owed:
+            owed[app] -= 1
+    holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer}
+    aside: dict[str, str] = {}
+    for app in here:
+        own = sorted(gpu for gpu in offer if holder.get(gpu) == app)[: max(0, owed[app])]
+        aside.update(dict.fromkeys(own, app))
+        owed[app] -= len(own)
+    count = Counter(holder[gpu] for gpu in holder.keys() - aside.keys())
+    left = sorted(offer.keys() - aside.keys(), key=lambda gpu: (gpu in holder, -count[holder.get(gpu, "")], gpu))
+    rooms = {user: state.quota_left(user) for user in map(state.user_of, here)}
+    for app in here:
+        user = state.user_of(app)
+        together = state.apps[app].together
+        some, _ = cut_in_gangs({gpu: offer[gpu].machine for gpu in left if holder.get(gpu) != app}, together)
+        number = max(0, min(owed[app], rooms[user]))
+        some = some[: number - number % together]
+        aside.update(dict.fromkeys(some, app))
+        rooms[user] -= len(some)
+        left = [gpu for gpu in left if gpu not in aside]
+    return aside

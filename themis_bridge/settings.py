@@ -21,17 +21,15 @@ class Settings:
         (section 6.4).
     lease_s: length of a lease; 10 minutes is the paper's choice (section 6.4). The first lease of a GPU is up to half
         shorter or longer.
-    notice_s: how long before its end a lease is auctioned and its holder told. Judgement: longer than most iterations,
-        because an iteration that outlasts the lease is lost.
-    answer_s: how long a round waits for the apps' answers. Judgement: an agent exchanges messages five times a second.
-    patience_s: an app that has sent nothing for this long is gone. Judgement: many missed exchanges, still short
-        beside a lease.
-    pace_s: time between rounds while nothing new happens. Judgement: short beside the notice.
+    notice_s: how long before its end a lease is auctioned and its holder told; an iteration that outlasts it is lost.
+    answer_s: how long a round waits for the apps' answers.
+    patience_s: an app that has sent nothing for this long is gone.
+    pace_s: time between rounds while nothing new happens.
     quotas: by user, the most GPUs that his apps may hold together. An app without a user is its own user.
     weights: by user, a factor on the rho of his apps when the worst apps are chosen.
-    reserves: by app, the GPUs that no auction takes from it, see `reserves`.
-    half_life_s: if it is above 0, the weight of a user who has used the cluster is smaller, see `usage`; what he used
-        counts half after this time.
+    reserves: by app, the GPUs that no auction takes from it, see `rounds.set_aside`.
+    half_life_s: if it is above 0, past usage makes the weight of a user smaller, see `arbiter_state.fair_share`. Half
+        of it is forgotten after this time.
     most_demand: if it is above 0, an app that comes is refused while the apps that are there could use more than this
         number times the GPUs of the cluster (no app counts for more than all of them). Footnote 2 of the paper: rho <=
         1 for all assumes such an admission.

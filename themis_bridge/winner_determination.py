@@ -16,16 +16,15 @@ import highspy
 import numpy as np
 
 from themis_bridge.errors import ThemisError
-from themis_bridge.solver import SilentHighs
 
-#: Two sums of logarithms (and so, relatively, two products) that differ by less count as equal. Judgement: far above
-#: the rounding error of a sum of some hundred logarithms, far below any difference that matters.
+#: Two sums of logarithms (and so, relatively, two products) that differ by less count as equal. It is far above the
+#: rounding error of a sum of some hundred logarithms.
 EQUAL = 1e-9
-#: A row of which the relaxation takes less than this part is not used for rounding. Judgement: ten times HiGHS's own
+#: A row of which the relaxation takes less than this part is not used for rounding. It is ten times HiGHS's own
 #: feasibility tolerance (option primal_feasibility_tolerance, 1e-7).
 LEAST_SHARE = 1e-6
-#: Seconds after which a single solution is given up as it stands. Judgement: a clearing must not hold up the arbiter;
-#: `benchmarks.auction` needs about 2 s for all solutions of its largest auction.
+#: Seconds after which a single solution is given up as it stands. `benchmarks.auction` needs about 2 s for all
+#: solutions of its largest auction.
 SOLVE_S = 10.0
 
 
@@ -53,6 +52,15 @@ class Selection:
     rows: tuple[int, ...]
     value: float
     bound: float
+
+
+class SilentHighs(highspy.Highs):
+    """HiGHS with one thread, which prints nothing. (The constructor of 1.16 prints in this call who it is.)"""
+
+    def enableCallbacks(self) -> None:
+        self.setOptionValue("output_flag", False)
+        super().enableCallbacks()
+        self.setOptionValue("threads", 1)
 
 
 class WinnerDetermination:

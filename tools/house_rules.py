@@ -37,7 +37,7 @@ PACKAGES = ("fluidtune", "themis_bridge", "salus_share", "symphony_serve")
 DOCS = ("docs", "benchmarks", "tests", "examples")
 #: The table of bugs, with the tests that reproduce them.
 BUGS = Path("docs", "bugs.md")
-#: Judgement, as are the limits below: the width at which two pages fit side by side on a screen.
+#: The limits are judgement. This is the width at which two pages fit side by side on a screen.
 MARKDOWN_COLUMNS = 100
 CLASS_LINES = 300
 FUNCTION_LINES = 60

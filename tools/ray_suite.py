@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[1]
 DIFFERENCES = ROOT / "docs" / "ray-suite.md"
 #: The test directories of the checkout that the tests of Tune import from.
 TEST_DIRECTORIES = ("ray/tune/tests", "ray/train/tests", "ray/train/v2/tests", "ray/tests")
-#: Seconds for one file of tests. Judgement: the slowest one, `test_api.py`, takes 400 s on two cores.
+#: Seconds for one file of tests. The slowest one, `test_api.py`, takes 400 s on two cores.
 FILE_LIMIT_S = 1800.0
 #: The keys of the result that count tests.
 COUNTS = [f"{group}_pass_{where}" for group in ("all", "with_executor") for where in ("fluidtune", "stock", "neither")]

@@ -51,7 +51,7 @@ ENTRY_POINTS = {
     "themis_bridge:*": "CONTRIBUTING.md",
     "salus_share:*": "CONTRIBUTING.md",
     "symphony_serve:*": "CONTRIBUTING.md",
-    "fluidtune.profiles.measured:measure": "docs/emulated.md",
+    "fluidtune.twin.measured:measure": "docs/emulated.md",
     "fluidtune.report:read_events": "docs/events.md",
     "fluidtune.cluster.emulated:paced": "docs/emulated.md",
 }
@@ -63,12 +63,11 @@ CALLED_BY_OTHERS = {
     "fluidtune.cluster.forks.shelf:_Loader": "Python's import",
 }
 #: Contract suites: tests that implementations inherit.
-TESTS_FOR_OTHERS = ("fluidtune.testing", "symphony_serve.testing")
+TESTS_FOR_OTHERS = ("fluidtune.testing",)
 #: Modules that later issues attach to what users start -> which issue.
 NOT_ATTACHED_YET = {
     "symphony_serve.batching.orloj": "issue Q lets `fluidtune serve` form batches of requests whose times vary",
     "symphony_serve.batching.orloj_histograms": "issue Q, with orloj",
-    "symphony_serve.batching.orloj_hull": "issue Q, with orloj",
     "symphony_serve.batching.orloj_profiles": "issue Q, with orloj",
     "symphony_serve.batching.orloj_queues": "issue Q, with orloj",
     "symphony_serve.batching.orloj_scores": "issue Q, with orloj",

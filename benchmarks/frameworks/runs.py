@@ -27,9 +27,9 @@ COMMANDS: dict[str, tuple[list[str], list[str]]] = {
     "stock": ([sys.executable], []),
     "stock_reuse": ([sys.executable], ["--reuse"]),
 }
-#: Seconds that a script's first run may take. Judgement: the longest took 83 s on two busy cores.
+#: Seconds that a script's first run may take. The longest took 83 s on two busy cores.
 LIMIT_S = 240.0
-#: Relative difference below which two metrics are equal. Judgement: sums may have another order, seeds are the same.
+#: Relative difference below which two metrics are equal. Sums may have another order, seeds are the same.
 TOLERANCE = 1e-6
 
 #: What a run has found: its script's JSON line, with ``seconds`` and ``replaced`` added.

@@ -33,13 +33,13 @@ from benchmarks.sides import under_fluidtune
 
 #: Seconds for all parts. Issue 22 asks for less than half an hour.
 BUDGET_S = 1750.0
-#: A part with less time than this is left out, seconds. Judgement: to import torch and Ray takes as long on a busy
+#: A part with less time than this is left out, seconds. To import torch and Ray takes as long on a busy
 #: machine.
 LEAST_S = 15.0
-#: Seconds in which NVML says which GPUs there are. Judgement: it takes one where the driver is well, and a driver that
+#: Seconds in which NVML says which GPUs there are. It takes one where the driver is well, and a driver that
 #: has lost a GPU may never answer.
 NVML_S = 60.0
-#: Seconds of each part of `benchmarks.gpu.salus`. Judgement: a few times what the parts take on two cores, to start
+#: Seconds of each part of `benchmarks.gpu.salus`. A few times what the parts take on two cores, to start
 #: CUDA in nine processes included.
 SALUS_S = {"pack": 70.0, "mps": 40.0, "admissions": 130.0, "greedy": 40.0, "resident": 45.0, "overhead": 30.0}
 #: Issue 22: a search whose trials leave the GPU idle half of the time, against stock with a whole GPU for each trial.
@@ -48,7 +48,7 @@ FASTER = 1.5
 LONE_LOSS = 0.02
 #: Section 2.5.3 of the dissertation, and issue 22: models that are resident at once.
 MODELS = 42
-#: How far the best accuracies of two sides may be apart. Judgement: cuDNN chooses kernels by the machine's mood, and a
+#: How far the best accuracies of two sides may be apart: cuDNN chooses kernels by the machine's mood, and a
 #: picture of the 2,000 held-out ones is 0.0005.
 BEST_APART = 0.02
 #: The part of an epoch in which a trial alone leaves the GPU idle. Issue 22: half of the time.
@@ -59,7 +59,7 @@ SIDES = (
     " with lanes and MPS, at most four trials on the GPU. `stock-quarter`: Ray Tune without FluidTune, a quarter of the"
     " GPU for each trial. `stock`: the same with the whole GPU for each trial."
 )
-#: Seconds of a side of the search. Judgement: stock takes two minutes by `search.EPOCH_S`; on a core nothing waits.
+#: Seconds of a side of the search. Stock takes two minutes by `search.EPOCH_S`; on a core nothing waits.
 SEARCH_S = 150.0
 #: How many times as long a question of `benchmarks.gpu.probes` may take on a core that is shared with others.
 CORE_PATIENCE = 4.0

@@ -24,12 +24,12 @@ from fluidtune.elastic.transport.base import PATIENCE
 from fluidtune.elastic.transport.torch_backend import NCCL_SETTINGS, gloo_group, nccl_group
 
 MB = 1 << 20
-#: How long workers may take to start, and then to answer, seconds. Judgement: to import torch and start CUDA takes half
+#: How long workers may take to start, and then to answer, seconds. To import torch and start CUDA takes half
 #: of the first; the second is the part's end, should NCCL never answer.
 START_S, ANSWER_S = 35.0, 10.0
 #: The first on a core, which a rehearsal may share with others.
 START_ON_CORE_S = 120.0
-#: How long the others may wait in NCCL before their peers are killed, seconds. Judgement: they are there at once.
+#: How long the others may wait in NCCL before their peers are killed, seconds. They are there at once.
 WAITS_S = 1.0
 
 

@@ -36,7 +36,7 @@ from salus_share.telemetry import Telemetry
 Answer = dict[str, Any]
 MB = 1 << 20
 _spawn = multiprocessing.get_context("spawn")
-#: How long a process that a question starts may take to answer, seconds. Judgement: to import torch and start CUDA.
+#: How long a process that a question starts may take to answer, seconds. To import torch and start CUDA.
 CHILD_S = 20.0
 
 

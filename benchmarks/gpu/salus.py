@@ -50,7 +50,7 @@ NEED = Need(256 << 20, 256 << 20)
 MB = 1 << 20
 #: Issue 22: random admissions of which none may run out of memory. With ``--rehearse`` a few in each process.
 ADMISSIONS, REHEARSED = 1000, 10
-#: Seconds for them, with ``--quick`` and without. Judgement: a trial allocates and fills a third of the memory on
+#: Seconds for them, with ``--quick`` and without. A trial allocates and fills a third of the memory on
 #: average, three times, in a fraction of a second.
 ADMISSION_S = (40, 100)
 

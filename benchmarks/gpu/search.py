@@ -31,16 +31,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from fluidtune import elastic
 from fluidtune.report import EVENT_LOG_NAME, read_events
 
-#: Classes, and pictures that a trial is tried on. Judgement: as CIFAR-10, with fewer of the latter.
+#: Classes, and pictures that a trial is tried on. As CIFAR-10, with fewer of the latter.
 CLASSES, HELD_OUT = 10, 2_000
 #: The most pictures of an epoch (as CIFAR-10), those by which the pace is measured, and those of a rehearsal.
 MOST, PACED, REHEARSED = 50_000, 8_192, 256
-#: Channels of the first layer, on a GPU and on a core. Judgement: 1.8 million parameters, a usual small network.
+#: Channels of the first layer, on a GPU and on a core. 1.8 million parameters, a usual small network.
 WIDTH, WIDTH_ON_CORE = 64, 4
-#: Seconds for which the GPU computes in an epoch. Judgement: the about fifty epochs of nine trials one after another,
+#: Seconds for which the GPU computes in an epoch. The about fifty epochs of nine trials one after another,
 #: with as long a wait in each, then take two minutes.
 EPOCH_S = 1.0
-#: The noise of a picture, where its class has about 0.6; on a core, where a trial sees few. Judgement: the first leaves
+#: The noise of a picture, where its class has about 0.6; on a core, where a trial sees few. The first leaves
 #: trials with a poor learning rate behind.
 NOISE, NOISE_ON_CORE = 2.0, 0.5
 #: The folder in OUT in which Tune keeps a run while it lasts.

@@ -20,23 +20,23 @@ from fluidtune import planning
 from fluidtune.planning import Schedule, TrialLoad
 from fluidtune.planning.loads import check_unique
 
-#: A schedule that is at most this many times the lower bound is not improved. Judgement: estimates of heights are
+#: A schedule that is at most this many times the lower bound is not improved. Estimates of heights are
 #: worse.
 _CLOSE = 1.001
-#: The linear programme of mixtures is solved for at most this many trials. Judgement: beyond, it needs too many pivots
+#: The linear programme of mixtures is solved for at most this many trials. Beyond, it needs too many pivots
 #: (`benchmarks.planner` shows the time).
 _FEW = 64
-#: After this many pivots the simplex is stopped. Judgement: it is close long before.
+#: After this many pivots the simplex is stopped. It is close long before.
 _PIVOTS = 2000
-#: Trials times modes times steps that one run of `hedge` may take. Judgement: about 0.1 s.
+#: Trials times modes times steps that one run of `hedge` may take. About 0.1 s.
 _EFFORT = 500_000
-#: Steps of one run of `hedge` where these are affordable. Judgement: 400 steps gain another 0.2 % and have twice the
+#: Steps of one run of `hedge` where these are affordable. 400 steps gain another 0.2 % and have twice the
 #: segments per trial.
 _FINE = 120
 #: With fewer steps than this `hedge` is not run. Judgement: `wrap` does better when there are that many
 #: trials.
 _ROUGH = 24
-#: Eagerness of the runs of `hedge`: of the first two, and of the two whose prior is what the first found. Judgement: no
+#: Eagerness of the runs of `hedge`: of the first two, and of the two whose prior is what the first found. No
 #: eagerness is best for every group.
 _FIRST_EAGERNESS, _LATER_EAGERNESS = (10.0, 100.0), (10.0, 30.0)
 

@@ -31,7 +31,7 @@ class Step:
 
 
 #: `Pricer` compares configurations with 0 and with up to this many other numbers of trials that get whole devices.
-#: Judgement: with more numbers the result is hardly better and takes longer.
+#: With more numbers the result is hardly better and takes longer.
 _TRIED = 8
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from fluidtune.planning.loads import TrialLoad, Width, check_limits, check_unique
 
 Floats = NDArray[np.float64]
-#: The relaxed bound is computed to this part of itself. Judgement: a tenth of what `best` calls close.
+#: The relaxed bound is computed to this part of itself. A tenth of what `best` calls close.
 _PRECISION = 1e-4
-#: Entries of the largest table of pairs of modes that is made at once. Judgement: 8 MB of floats each.
+#: Entries of the largest table of pairs of modes that is made at once. 8 MB of floats each.
 _TABLE = 1_000_000
 
 

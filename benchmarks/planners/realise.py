@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.planners.mix import Configuration, Step
 from benchmarks.planners.modes import Modes
-from fluidtune.planning.schedule import Schedule, Segment
+from fluidtune.planning.placement import Schedule, Segment
 
 #: What a trial holds: its mode, and its devices.
 _Held = tuple[int, tuple[int, ...]]

@@ -15,12 +15,12 @@ import numpy as np
 
 from benchmarks.planners.modes import Floats, Modes
 from fluidtune.planning.loads import Width
-from fluidtune.planning.schedule import Schedule, Segment
+from fluidtune.planning.placement import Schedule, Segment
 
 #: The search for T starts at this part above the bound and doubles it; it ends when T is known to half of it.
-#: Judgement: a thousandth is what `best` calls close.
+#: A thousandth is what `best` calls close.
 _STEP = 0.001
-#: The search gives up when T is this many times the bound above it. Judgement: then `mix` is better in any case.
+#: The search gives up when T is this many times the bound above it. Then `mix` is better in any case.
 _GIVE_UP = 4
 
 #: The fields of a `Segment`. Most fillings are thrown away, and tuples are quicker to make.

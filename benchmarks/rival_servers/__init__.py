@@ -6,9 +6,10 @@
 | `clockwork` | a free GPU takes the batch that must start soonest, of all that any request could begin |
 | `shepherd` | a free GPU takes the largest batch; a batch three times as large stops one that runs |
 | `serve_batch` | first come first served; a batch starts when it is full or a time after its first request |
+| `timeout` | our scheduler with batches that start a time after their first request came |
 | `fifo` | our scheduler with batches by deadline, of which only hopeless heads are given up |
 | `clipper` | first come first served, with a batch size that grows until it is too slow; nothing is refused |
 
-Eager starts and time-outs (as `serve.batch` of Ray Serve has them) are policies of the `Scheduler` itself, with its
-matching. All run under ideal conditions: no delays, exact profiles. So they do better here than the systems did.
+Eager starts are a policy of the `Scheduler` itself. All run under ideal conditions: no delays, exact profiles. So they
+do better here than the systems did.
 """

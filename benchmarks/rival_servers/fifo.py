@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from symphony_serve.batching.deadline_order import DeadlineOrder
+from symphony_serve.batching.window import Window
 
 
-class Fifo(DeadlineOrder):
+class Fifo(Window):
     """The longest run of the earliest deadlines that ends before the first of them.
 
     A head that even a batch of 1 could not serve is given up. So a queue that has fallen behind is served in small

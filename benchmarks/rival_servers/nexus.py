@@ -52,10 +52,6 @@ class _Planned(Window):
     def set_rate(self, rate: float) -> None:
         """Does nothing: a plan says the target."""
 
-    def set_target(self, target: int) -> None:
-        self._target = target
-        self._size = 0
-
 
 class Nexus:
     """GPUs that know nothing of each other. Each runs the next of its models that has a request, at once.
@@ -116,7 +112,7 @@ class Nexus:
             for session in node.sessions:
                 model = self._models[session.model]
                 former = self._formers[gpu][session.model] = _Planned(model.profile, model.slo, NO_DELAYS)
-                former.set_target(session.size)
+                former.target = session.size
                 self._shares[session.model][gpu] = session.rate
         self._credits = {name: dict.fromkeys(shares, 0.0) for name, shares in self._shares.items()}
         for request in waiting:

@@ -19,7 +19,7 @@ from benchmarks.shared_cluster.apps import SWITCH_S, Facts
 from benchmarks.shared_cluster.greedy import Rule, Supply
 from themis_bridge.auction import Bid
 from themis_bridge.policy import Outcome, Situation
-from themis_bridge.solver import SilentHighs
+from themis_bridge.winner_determination import SilentHighs
 
 #: Shockwave plans so many rounds of so many seconds. Source: "future_rounds" of its configurations/tacc_32gpus.json,
 #: and rounds of two minutes (NSDI'23, section 7).
@@ -148,7 +148,7 @@ class Shockwave(Rule):
         priority = {app: plan.priority if relaxed else 1.0 for app, plan in plans.items()}
         none = {app: rounds[app] < LEAST_ROUNDS for app in plans}
         order = {app: (-priority[app], -rounds[app]) if not none[app] else (-plans[app].left, 0.0) for app in plans}
-        for app in sorted(plans, key=lambda app: (none[app], *order[app], situation.turn(app))):
+        for app in sorted(plans, key=lambda app: (none[app], *order[app], situation.tie_break(app))):
             supply.give_gpus(app, supply.wants[app])
         return self.final(situation, Outcome(supply.grants))
 
@@ -231,7 +231,7 @@ class Sia(Rule):
             program.row({column: float(size) for column, (_, size) in columns.items()}, 0.0, float(len(places)))
             found = program.solve()
             chosen = [] if found is None else [columns[column] for column in columns if found[column] > 0.5]
-            for app, size in sorted(chosen, key=lambda pair: (-pair[1], situation.turn(pair[0]))):
+            for app, size in sorted(chosen, key=lambda pair: (-pair[1], situation.tie_break(pair[0]))):
                 supply.give_gpus(app, size - len(situation.held[app]))
         return self.final(situation, Outcome(supply.grants))
 

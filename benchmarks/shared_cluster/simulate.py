@@ -1,7 +1,7 @@
 """Runs a whole workload on the virtual clock under one policy, with the real arbiter and the real agents.
 
 The clock jumps from event to event: an app arrives, a phase ends, a lease is due. Messages take no time here; in
-`faults` they do.
+`tests.themis.fault_schedules` they do.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Simulation:
             at, name, number = math.inf, "", 0
             if self._heap:
                 at, _, name, number = self._heap[0]
-            tick = self.now + self.arbiter.auctioneer.due
+            tick = self.now + self._until_tick()
             if tick < at:
                 self.now = tick
                 self._send(m.Tick())
@@ -187,6 +187,22 @@ class Simulation:
                 left -= self._app_event(name)
             self._predict()
         return self._result()
+
+    def _until_tick(self) -> float:
+        """Seconds until the next `messages.Tick` that could change anything, if no other event comes first."""
+        state, auctioneer = self.arbiter.state, self.arbiter.auctioneer
+        if auctioneer.round is not None:
+            return max(0.0, auctioneer.round.deadline - state.clock)
+        times = [until for gpu, until in state.backoff.retry_times(state.clock) if not state.leases.get(gpu)]
+        notice = state.settings.notice_s
+        for lease in state.leases:
+            if not lease.closing:
+                # The notice begins or, once the GPU is on offer or its next holder is known, the lease ends.
+                late = lease.ending or lease.on_offer(state.clock, notice)
+                times.append(lease.expires if late else lease.expires - notice)
+        if state.apps and state.offerable():
+            times.append(auctioneer.not_before)
+        return max(0.0, min(times, default=math.inf) - state.clock)
 
     def _push(self, at: float, name: str) -> None:
         heapq.heappush(self._heap, (at, next(self._order), name, self._newest[name]))

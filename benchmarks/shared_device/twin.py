@@ -15,26 +15,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from salus_share import messages as m
 from salus_share.admission import Admission
 from salus_share.errors import SalusError
 from salus_share.lanes import Amount
-from salus_share.messages import (
-    Admit,
-    Event,
-    Instruction,
-    JobAdded,
-    JobLeft,
-    Move,
-    Need,
-    NeedFound,
-    Pause,
-    Paused,
-    Progress,
-    Refuse,
-    Served,
-)
+from salus_share.messages import Need
 from salus_share.policies import Policy, Standing
-from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Turns, check_token, lane_clock
+from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Turns, check_token
 
 #: Bytes per second at which a paused job's persistent memory leaves the device, and comes back. Judgement: a checkpoint
 #: on a local disk.
@@ -55,7 +42,7 @@ class TwinSeat:
 
 
 class TwinSeats:
-    """The residents of a device, in dicts: what the seat table in shared memory is to real trials."""
+    """The residents of a device, in dicts: the `turns.Seats` of the twin, as real trials have the seat table."""
 
     def __init__(self) -> None:
         self.by_job: dict[str, TwinSeat] = {}
@@ -88,28 +75,24 @@ class TwinSeats:
         return self.by_job[job]
 
     def in_lane(self, lane: int) -> dict[str, TwinSeat]:
-        """The jobs of a lane that may pass its gate."""
         return {job: seat for job, seat in self._by_lane.get(lane, {}).items() if seat.state in ADMITTED}
 
     def others(self, job: str, lane: int) -> tuple[bool, float | None]:
-        """See `Seats`."""
         members = self.in_lane(lane)
         members.pop(job, None)
-        return any(seat.state != IDLE for seat in members.values()), lane_clock(members.values())
+        began = (s.standing.service - (0.0 if s.state == INSIDE else s.last_s) for s in members.values())
+        return any(seat.state != IDLE for seat in members.values()), max(began, default=None)
 
     def busy(self, job: str, lane: int) -> bool:
-        """See `Seats`."""
         return any(seat.state != IDLE for other, seat in self.in_lane(lane).items() if other != job)
 
     def counts(self, job: str) -> Counts:
-        """What iterations changed of a job so far."""
         seat = self.by_job[job]
         standing = seat.standing
         remaining = math.nan if standing.remaining is None else standing.remaining
         return standing.last_turn, standing.service, remaining, seat.last_s
 
     def set_counts(self, job: str, counts: Counts) -> None:
-        """Record it."""
         self._write(job, *counts)
 
     def _write(self, job: str, last_turn: int, service: float, remaining: float, last_s: float) -> None:
@@ -119,21 +102,17 @@ class TwinSeats:
         seat.last_s = last_s
 
     def record_iteration(self, job: str, service: float, remaining: float, seconds: float) -> None:
-        """Count one more iteration of the device, and record it as the job's last turn."""
         self.turns += 1
         self._write(job, self.turns, service, remaining, seconds)
 
     def set_state(self, job: str, state: int) -> None:
-        """Change a job's state, and nothing else."""
         self.by_job[job].state = state
 
     def set_lingering(self, job: str, until: float) -> None:
-        """Make a job LINGERING until a moment."""
         seat = self.by_job[job]
         seat.state, seat.linger_until = LINGERING, until
 
     def set_leaving(self, job: str) -> None:
-        """Record that a job which is INSIDE must leave the device after its iteration."""
         self.by_job[job].leaving = True
 
 
@@ -148,29 +127,29 @@ class Device:
         self.seats = TwinSeats()
         self.turns = Turns(policy, self.seats)
 
-    def handle(self, event: Event, now: float) -> tuple[list[Instruction], list[str]]:
+    def handle(self, event: m.Event, now: float) -> tuple[list[m.Instruction], list[str]]:
         """Let admission decide, and record it. Returns the instructions, and the jobs to wake, as in `Turns`.
 
         Raises SalusError for an event that cannot be true, and for a need that is told within an iteration.
         """
         seats = self.seats
-        if isinstance(event, NeedFound) and event.job in seats.by_job and seats.seat(event.job).state == INSIDE:
+        if isinstance(event, m.NeedFound) and event.job in seats.by_job and seats.seat(event.job).state == INSIDE:
             raise SalusError(f"{event.job!r} is within an iteration; tell what it needs at the boundary")
         woken: list[str | None] = []
-        if isinstance(event, JobLeft | Paused) and event.job in seats.by_job:
+        if isinstance(event, m.JobLeft | m.Paused) and event.job in seats.by_job:
             woken.append(self.turns.grant(seats.remove(event.job).lane, now))
         instructions = self.admission.handle(event)
         for instruction in instructions:
             match instruction:
-                case Admit(job, lane, token):
+                case m.Admit(job, lane, token):
                     seats.put(job, TwinSeat(lane, token, self.admission.jobs[job].standing))
                     self._join(job, lane)
-                case Move(job, lane):
+                case m.Move(job, lane):
                     seats.move(job, lane)
                     self._join(job, lane)
-                case Pause(job):
+                case m.Pause(job):
                     woken += self.turns.pause(job, now)
-        if isinstance(event, Progress) and event.job in seats.by_job:
+        if isinstance(event, m.Progress) and event.job in seats.by_job:
             seat = seats.seat(event.job)
             seat.standing = replace(seat.standing, remaining=event.remaining, rung=event.rung)
         return instructions, [job for job in woken if job is not None]
@@ -199,9 +178,9 @@ class Device:
             raise SalusError(f"an iteration of {job!r} took {seconds!r}, expected seconds >= 0")
         return self.turns.end_iteration(job, seat.lane, seconds, now, leaving=seat.leaving)
 
-    def served(self) -> Served:
+    def served(self) -> m.Served:
         """What residents were served by now: the lane service tells it to admission before admission decides."""
-        return Served({job: seat.standing for job, seat in self.seats.by_job.items()})
+        return m.Served({job: seat.standing for job, seat in self.seats.by_job.items()})
 
     def _join(self, job: str, lane: int) -> None:
         seat = self.seats.seat(job)
@@ -292,9 +271,9 @@ class _Simulation:
         self._now = 0.0
         self._order = itertools.count()
         #: A heap of (time, order, what happens then).
-        self._later: list[tuple[float, int, Event | _AtGate | _LingerOver]] = []
+        self._later: list[tuple[float, int, m.Event | _AtGate | _LingerOver]] = []
         for job in jobs:
-            self._at(job.arrival, JobAdded(job.name, job.need, remaining=job.alone))
+            self._at(job.arrival, m.JobAdded(job.name, job.need, remaining=job.alone))
 
     def run(self) -> None:
         while self._later or self._running:
@@ -315,7 +294,7 @@ class _Simulation:
             running.left = max(0.0, running.left - (moment - self._now) / stretch)
         self._now = moment
 
-    def _happens(self, what: Event | _AtGate | _LingerOver) -> None:
+    def _happens(self, what: m.Event | _AtGate | _LingerOver) -> None:
         match what:
             case _AtGate(job, token):
                 seat = self._seats.get(job)
@@ -348,7 +327,7 @@ class _Simulation:
             self._look_at_gate(woken)
         if self._left[name] == 0:
             self.records[name].ended = self._now
-            self._tell(JobLeft(name))
+            self._tell(m.JobLeft(name))
         elif seat.state == PAUSED or gap > 0:
             self._at(self._now + gap, _AtGate(name, seat.token))
 
@@ -356,7 +335,7 @@ class _Simulation:
         granted = self._device.arrive(name, token, self._now)
         self._look_at_gate(name if granted is None else granted)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: m.Event) -> None:
         for each in (self._device.served(), event):
             instructions, woken = self._device.handle(each, self._now)
             for instruction in instructions:
@@ -364,13 +343,13 @@ class _Simulation:
             for job in woken:
                 self._look_at_gate(job)
 
-    def _carry_out(self, instruction: Instruction) -> None:
+    def _carry_out(self, instruction: m.Instruction) -> None:
         match instruction:
-            case Admit(job, _, token):
+            case m.Admit(job, _, token):
                 resumed = self.records[job].pauses > 0
                 load = float(self._jobs[job].need.persistent) / MOVE_RATE if resumed else 0.0
                 self._at(self._now + load, _AtGate(job, token))
-            case Refuse(_, reason):
+            case m.Refuse(_, reason):
                 raise SalusError(reason)
 
     def _look_at_gate(self, name: str) -> None:
@@ -392,9 +371,9 @@ class _Simulation:
     def _leave(self, name: str) -> None:
         """A job that was told to leave moves its memory off the device."""
         self.records[name].pauses += 1
-        self._at(self._now + float(self._jobs[name].need.persistent) / MOVE_RATE, Paused(name))
+        self._at(self._now + float(self._jobs[name].need.persistent) / MOVE_RATE, m.Paused(name))
 
-    def _at(self, moment: float, what: Event | _AtGate | _LingerOver) -> None:
+    def _at(self, moment: float, what: m.Event | _AtGate | _LingerOver) -> None:
         heapq.heappush(self._later, (moment, next(self._order), what))
 
 

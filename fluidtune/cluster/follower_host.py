@@ -72,7 +72,7 @@ class FollowerHost:
     ) -> str | Verdict | None:
         """Run the trial's code up to where it can enter the group. Returns why it cannot; None: it is ready.
 
-        ``kwargs``: what Tune would pass to the trainable's constructor. ``streams``: see `LeaderSession.streams`.
+        ``kwargs``: what Tune would pass to the trainable's constructor. ``streams``: see `GroupFacts`.
         ``rehearse_on``: a device, on which a step is rehearsed first. The verdict is returned instead of None, and with
         "differs" the follower does not get ready.
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ray.tune import Trainable
@@ -26,6 +27,7 @@ from fluidtune.cluster.trial_sessions import leader_session, storage_of
 from fluidtune.elastic import GroupLost, Left, Reform
 from fluidtune.elastic.errors import CannotDivide, explain
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
+from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
 
@@ -33,11 +35,6 @@ if TYPE_CHECKING:
     from fluidtune.cluster.mps import MpsFound
     from fluidtune.elastic import LeaderSession
     from fluidtune.engine.messages import Kind
-
-
-def _ungrowable(error: BaseException | None) -> str | None:
-    """Why the trial must not have several workers, if that is what the error says; None: it does not."""
-    return str(error) if isinstance(error, CannotDivide) else None
 
 
 #: The gate of a device that is not shared by lanes.
@@ -125,43 +122,37 @@ class LeaderHost:
         lack = self.lane.settle(ticket) if self.lane is not None else None
         if lack is not None:
             return IterationReply({}, self._kind(), 0.0, lack=lack)
-        before = session.last_reform
+        before = session.facts().last_reform
         while True:
             started = time.perf_counter()
             try:
                 with self._gate():
                     result = self._iterate()
             except GroupLost as error:
-                return IterationReply({}, self._kind(), 0.0, lost=str(error), ungrowable=_ungrowable(error))
+                why = str(error) if isinstance(error, CannotDivide) else None
+                return IterationReply({}, self._kind(), 0.0, facts=GroupFacts(ungrowable=why), lost=str(error))
             except Exception as error:
                 lack = self._lack_behind(error)
                 why = session.fails_divided(error) if lack is None else None
                 if lack is None and why is None:
                     raise
-                return IterationReply({}, self._kind(), 0.0, lack=lack, lost=why, ungrowable=why)
+                return IterationReply({}, self._kind(), 0.0, facts=GroupFacts(ungrowable=why), lost=why, lack=lack)
             seconds = time.perf_counter() - started
             if not reports.was_seen(result):
                 break
         self._has_checkpoint = self._has_checkpoint or bool(result.get(ray_trainable.SHOULD_CHECKPOINT))
-        reformed = session.last_reform if session.last_reform != before else None
-        if reformed is not None:
-            seconds = max(0.0, seconds - reformed[1])
+        facts = session.facts()
+        if facts.last_reform is not None and facts.last_reform != before:
+            seconds = max(0.0, seconds - facts.last_reform[1])
         reply = IterationReply(
             result=result,
             kind=self._kind(),
             seconds=seconds,
             iteration=reports.reported,
-            width=session.width,
-            address=session.address,
-            reformed=reformed,
-            mends=session.mends,
-            streams=None if self._streams_sent else session.streams,
-            ungrowable=session.ungrowable,
-            refused=session.refused,
-            differed=session.take_difference(),
+            facts=replace(facts, streams=None) if self._streams_sent else facts,
             saved=ray_trainable.saved_with_result(trainable, result),
         )
-        self._streams_sent = reply.address is not None
+        self._streams_sent = facts.address is not None
         self._note_device(reply)
         return reply
 
@@ -191,16 +182,17 @@ class LeaderHost:
         """One iteration. An elastic class trainable comes to its boundary before the iteration."""
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
-        if not isinstance(trainable, FunctionTrainable) and session.is_elastic:
+        if not isinstance(trainable, FunctionTrainable) and session.facts().is_elastic:
             session.boundary(trainable.iteration)
         try:
             result: dict[str, Any] = trainable.train()
             wait_for_gpu()
         except Exception as error:
-            explain(error, session.lost, dismissed=False)
+            explain(error, session.facts().lost, dismissed=False)
             raise
-        if session.lost is not None:
-            raise GroupLost(session.lost)
+        lost = session.facts().lost
+        if lost is not None:
+            raise GroupLost(lost)
         if ray_trainable.RESULT_DUPLICATE not in result:
             reports.keep_result(result)
         return result
@@ -217,7 +209,7 @@ class LeaderHost:
 
     def _kind(self) -> Kind:
         assert self.session is not None
-        if self.session.is_elastic:
+        if self.session.facts().is_elastic:
             return "elastic"
         return "checkpointing" if self._has_checkpoint else "plain"
 
@@ -229,7 +221,7 @@ class LeaderHost:
             if ray_trainable.RESULT_DUPLICATE in self._iterate():
                 break
         if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
-            session.recall()
+            session.load_commit()
         if isinstance(trainable, FunctionTrainable) and not ray_trainable.has_reported(trainable):
             return ray_trainable.TrainingResult(checkpoint=None, metrics=dict(reports.last))
         return trainable.save(*args)
@@ -249,17 +241,17 @@ class LeaderHost:
             if reports.state_replaced():
                 delete_commits(spec.kwargs["storage"])
         elif reports.checkpoint_restored():
-            session.outrun_resume()
+            session.prefer_checkpoint()
         return reports.reported
 
     def leave_in_order(self) -> None:
         """Let an elastic loop run to its next boundary, where it commits and dismisses its followers."""
         session, trainable = self.session, self.trainable
-        if trainable is None or session is None or not session.is_elastic:
+        if trainable is None or session is None or not session.facts().is_elastic:
             return
         session.leave()
         if isinstance(trainable, FunctionTrainable):
-            ray_trainable.finish_report(timeout=5.0, busy=lambda: session.committing)
+            ray_trainable.finish_report(timeout=5.0, busy=lambda: session.facts().committing)
         else:
             with contextlib.suppress(Left, GroupLost):
                 session.boundary(trainable.iteration)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fluidtune.cluster import emulated
 from fluidtune.cluster.lanes import Lack, LaneSettings, LaneTicket
 from fluidtune.elastic.random_streams import Streams
+from fluidtune.group_facts import GroupFacts
 
 if TYPE_CHECKING:
     from fluidtune.engine.messages import Kind
@@ -21,7 +22,7 @@ class LoadSpec:
     ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: the number of iterations that Tune
     has seen. ``repeats``: those that run again are reported again. ``own_numbers``: see `ReportedResults`. ``backend``:
     the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
-    ``streams``: `LeaderSession.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``:
+    ``streams``: `GroupFacts.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``:
     how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``:
     the trial's, by which its workers recognise each other (`signing`). ``one_node``: all of its workers are on
     this node, so that no other one needs to reach them. ``rehearse``: see `FollowerHost.join`. ``may_be_squeezed``:
@@ -53,30 +54,22 @@ class IterationReply:
     """One iteration's result, and what the worker has learned in it.
 
     ``iteration``: its number by the trainable's own count. ``seconds``: duration of the iteration without the pause of
-    a resize. ``width``, ``address``, ``mends``: see `LeaderSession`. ``streams``: see there; None if they were sent
-    before. ``reformed``: generation and pause in seconds of a resize in this iteration. ``lost``: why there is no
-    result, if another worker has died or its loop cannot go on with this one's. ``ungrowable``, ``refused``,
-    ``differed``: see `LeaderSession`. ``lack``: there is no result, because the trial needs more room than it has.
-    ``memory``: the part of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the
-    part of the device's memory that it needs only within an iteration. ``compute``: the part of its
-    device that it kept busy, 0 to 1; None: not known. ``gpu``: what NVML says of the device; None in most iterations.
-    ``saved``: what Tune's ``save`` would return now, if the result came with a checkpoint, so that Tune will ask.
+    a resize. ``facts``: of the trial's group; without the streams if they were sent before. ``lost``: why there is no
+    result, if another worker has died or its loop cannot go on with this one's; then ``facts`` has at most a new
+    ``ungrowable``. ``lack``: there is no result, because the trial needs more room than it has. ``memory``: the part
+    of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the part of it that the
+    trial needs only within an iteration. ``compute``: the part of its device that it kept busy, 0 to 1; None: not
+    known. ``gpu``: what NVML says of the device; None in most iterations. ``saved``: what Tune's ``save`` would return
+    now, if the result came with a checkpoint, so that Tune will ask.
     """
 
     result: dict[str, Any]
     kind: Kind
     seconds: float
     iteration: int = 0
-    width: int = 1
-    address: tuple[str, int] | None = None
-    reformed: tuple[float, float] | None = None
+    facts: GroupFacts = field(default_factory=GroupFacts)
     lost: str | None = None
-    ungrowable: str | None = None
-    refused: float | None = None
-    differed: str | None = None
     lack: Lack | None = None
-    mends: bool = False
-    streams: Streams | None = None
     memory: float | None = None
     ephemeral: float = 0.0
     compute: float | None = None

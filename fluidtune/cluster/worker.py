@@ -168,7 +168,7 @@ class Worker:
         if trainable is not None:
             if leader is not None:
                 leader.leave_in_order()  # the last commit also has the results that were reported
-            keep = keep and can_stay(trainable) and leading is not None and not leading.is_elastic
+            keep = keep and can_stay(trainable) and leading is not None and not leading.facts().is_elastic
             runner = ray_trainable.training_thread()
             try:
                 self._kept.keep(trainable) if keep else trainable.stop()

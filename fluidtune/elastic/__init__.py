@@ -49,8 +49,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import GroupLost, Left
-from .group.current_session import current, use, wake_on_first_use
-from .group.lazy_session import LazySession
+from .group.current_session import LazySession, current, use, wake_on_first_use
 from .group.loop_thread import LoopOutcome, LoopThread
 from .group.worker_session import FollowerSession, LeaderSession, WorkerSession
 from .transport.membership import Reform

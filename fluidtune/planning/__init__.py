@@ -2,20 +2,16 @@
 
 It decides from numbers alone: the heights and overheads of trials, the number of devices, and the limits c and d.
 
-- `loads`: run times (eq. 3.2) and the packing limit (eq. 3.1). Start reading here.
+- `loads`: run times (eq. 3.2), the packing limit (eq. 3.1), a lower bound. Start reading here.
 - `fluid`: the paper's rules for widths, StaticFluid (alg. 3.1) and DynamicFluid (alg. 3.2), which the engine uses.
-- `placement`: the static plan, from widths to devices and times. `schedule`: what a plan is.
-- `bounds`: how short a schedule can be at best.
+- `placement`: what a plan is, and the static one, from widths to devices and times.
 
-Pure: no Ray, no torch, no clock, no randomness. It measures nothing and starts nothing. Which trials wait and which
-devices are free at a moment is the engine's matter.
+Pure: no Ray, no torch, no clock, no randomness. The engine knows which trials wait and which devices are free.
 """
 
-from fluidtune.planning.bounds import lower_bound
 from fluidtune.planning.fluid import dynamic_fluid, static_fluid
-from fluidtune.planning.loads import TrialLoad, Width, packing_limit, runtime
-from fluidtune.planning.placement import plan
-from fluidtune.planning.schedule import Schedule, Segment
+from fluidtune.planning.loads import TrialLoad, Width, lower_bound, packing_limit, runtime
+from fluidtune.planning.placement import Schedule, Segment, plan
 
 __all__ = [
     "Schedule",

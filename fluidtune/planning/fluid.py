@@ -30,7 +30,7 @@ def static_fluid(loads: Iterable[TrialLoad], n: int, *, c: int, d: int) -> dict[
 def static_widths(heights: Sequence[float], n: int, *, c: int, d: int) -> list[Width]:
     """The widths of `static_fluid` for trials of these heights, in their order.
 
-    The heights must be finite and >= 0, which is not checked. For whoever plans many trials often.
+    The heights must be finite and >= 0, which is not checked. The engine calls this for many trials, often.
     """
     n, c, d = check_limits(n, c, d)
     narrowest: Width = Fraction(1, c) if c > 1 else 1

@@ -1,7 +1,6 @@
-"""What is known about a trial, and how long it would run at a width.
+"""What is known about a trial: how long it runs at a width (eq. 3.2), and how many trials pay on a device (eq. 3.1).
 
-This module says what a width, a load and a limit may be, and computes run times (eq. 3.2) and the packing limit (eq.
-3.1). Which trial gets which width or device is not decided here.
+This module says what a width, a load and a limit may be. Which trial gets which width or device is not decided here.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from fractions import Fraction
 
 #: A share (<= 1) of one device, or a whole number of devices.
 Width = Fraction | int | float
-#: The largest denominator of a share that is given as a float. Judgement: far more trials than fit any device.
+#: The largest denominator of a share that is given as a float: far more trials than fit any device.
 _MOST_SHARES = 10_000
 
 #: What one more trial on a device must add (O of eq. 3.1) to be worth it. The dissertation has a threshold and gives no
-#: number. Judgement: below 5 % the noise of measured times decides.
+#: number. Below 5 % the noise of measured times decides.
 PACKING_THRESHOLD = 0.05
 
 
@@ -111,6 +110,25 @@ def runtime(load: TrialLoad, width: Width) -> float:
         return load.height / exact * load.beta ** (exact - 1.0)
     except OverflowError:
         return math.inf
+
+
+def lower_bound(loads: Iterable[TrialLoad], n: int, *, c: int, d: int) -> float:
+    """Seconds below which no schedule can be: ``max(max_i min_w h_i(w), sum_i min_w w * h_i(w) / n)``.
+
+    w ranges over the allowed widths: 1/p for p = 1 to c and the whole numbers 1 to min(d, n). The two parts
+    may want different widths of one trial, so the best schedule can be far above this: 4 equal trials on 4
+    devices with c = d = 4 and no overheads cannot be done before h, and the bound is h / 4.
+    The bound is 0 when nothing is left to run. No schedule is built. Raises ValueError for a limit below 1 or a trial
+    given twice.
+    """
+    n, c, d = check_limits(n, c, d)
+    widths: list[Width] = [Fraction(1, p) for p in range(c, 1, -1)] + list(range(1, min(d, n) + 1))
+    longest, areas = 0.0, []
+    for load in check_unique(loads):
+        times = [runtime(load, width) for width in widths]
+        longest = max(longest, min(times))
+        areas.append(min(time * float(width) for time, width in zip(times, widths, strict=True)))
+    return max(longest, math.fsum(areas) / n)
 
 
 def marginal_benefit(p: int, seconds: float, seconds_before: float) -> float:

@@ -1,8 +1,8 @@
-"""The static plan of a TrialGroup: StaticFluid's widths, and list scheduling, largest first.
+"""A plan of a TrialGroup, and the static one: StaticFluid's widths, and list scheduling, largest first.
 
-Given how wide every trial runs, this module decides which devices it gets and when it starts. It never changes a width.
-What does not fit is queued. Whenever devices become free, the largest trial that fits starts, so that a wide trial that
-waits does not keep devices idle that a narrow one could use.
+Given each trial's width, `place` decides which devices the trial gets and when it starts. What does not fit is queued.
+Whenever devices become free, the largest trial that fits starts, so that a wide trial that waits does not keep devices
+idle that a narrow one could use.
 """
 
 from __future__ import annotations
@@ -10,13 +10,39 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Literal
 
 from fluidtune.planning.fluid import static_fluid
 from fluidtune.planning.loads import TrialLoad, Width, as_width, check_limits, check_unique, runtime
-from fluidtune.planning.schedule import Schedule, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One trial at one width on the same devices, from ``start`` to ``end`` (seconds from the plan's start).
+
+    ``width`` < 1: that share of the single device in ``devices``; otherwise every device listed, whole.
+    """
+
+    trial_id: str
+    devices: tuple[int, ...]
+    width: Width
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The segments of all trials, by start. Segments of one trial never overlap; a trial of height 0 has none."""
+
+    segments: tuple[Segment, ...]
+    #: Seconds until the last segment ends; 0 without segments.
+    makespan: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "makespan", max((segment.end for segment in self.segments), default=0.0))
 
 
 def plan(loads: Iterable[TrialLoad], n: int, *, c: int, d: int, policy: Literal["static"] = "static") -> Schedule:
@@ -93,12 +119,12 @@ class _Rooms:
         self.whole = whole
         self.free = [whole] * n
         self.empty = n
-        #: By number of free units, a heap of the devices that had as many when pushed. An entry counts only while
+        #: By number of free units, a heap of the devices that had that many when pushed. An entry counts only while
         #: `free` still says the same.
         self.heaps: dict[int, list[int]] = {whole: list(range(n))}
 
     def take_units(self, count: int, units: int) -> tuple[int, ...] | None:
-        """Takes ``units`` of each of ``count`` devices, the fullest that have them; None if there are not as many."""
+        """Takes ``units`` of each of ``count`` devices, the fullest that have them; None if fewer devices have them."""
         if units == self.whole and self.empty < count:
             return None
         taken: list[int] = []

@@ -12,20 +12,13 @@ from dataclasses import dataclass
 from fluidtune.profiles import ProfileError
 from fluidtune.report.events import EventDict
 from fluidtune.report.occupancy import Occupancy
-from fluidtune.twin import least_makespan, read_job
+from fluidtune.twin import LeastMakespan, least_makespan, read_job
 
 
 @dataclass(frozen=True)
-class Bound:
-    """Seconds, start-up included. ``seconds``: no schedule of the run's work takes less, at the speeds measured.
+class Bound(LeastMakespan):
+    """``ratio``: the run's time divided by the bound's ``seconds``."""
 
-    ``path_seconds``: the longest chain of iterations and decisions, each iteration at its fastest. ``area_seconds``:
-    all iterations at their cheapest on all devices. ``ratio``: the run's time divided by ``seconds``.
-    """
-
-    seconds: float
-    path_seconds: float
-    area_seconds: float
     ratio: float
 
 
@@ -33,8 +26,7 @@ def bound_of(events: Iterable[EventDict], use: Occupancy) -> Bound | None:
     """The bound of a run with this occupancy.
 
     None if there is no finished iteration, or if `Tuner.restore` continued the run: what its start-ups cost cannot be
-    told apart from iterations that ran again. Devices count as if the run had had all the time as many as it ever had
-    at once.
+    told apart from iterations that ran again. The bound is for the most devices that the run had at one moment.
     """
     listed = list(events)
     trials = {event["trial"] for event in listed if event["event"] == "trial_added"}

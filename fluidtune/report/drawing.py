@@ -20,7 +20,7 @@ OURS, OTHER = "#0072B2", "#E69F00"
 INK = "#263238"
 #: Lines behind the data.
 GRID = "#CFD8DC"
-#: Pixels per inch. Judgement: a figure 12 inches wide is 1,440 pixels, which fits a usual screen.
+#: Pixels per inch: a figure 12 inches wide is 1,440 pixels, which fits a usual screen.
 DPI = 120
 
 

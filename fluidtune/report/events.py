@@ -1,27 +1,27 @@
 """The event log of one experiment: one JSON object per line, written by the driver and read back by the report.
 
-This module decides which events exist, which fields each must and may carry, and how a value becomes JSON. A driver
-that is killed at any instant loses at most the line that it was writing. This module does not decide when an event is
-written (fluidtune/tune does) and draws no conclusions from events (occupancy.py and summary.py do).
+Decides which events exist, which fields each must and may carry, and how a value becomes JSON. A driver that is killed
+at any instant loses at most the line that it was writing. fluidtune/tune and fluidtune/serving decide when an event is
+written; occupancy.py and summary.py draw conclusions from events.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.report.event_schema import TRIAL, EventSchema
-from fluidtune.report.serving_events import SERVING
+
+logger = logging.getLogger(__name__)
 
 #: The event log's file name in a run's directory.
 EVENT_LOG_NAME = "fluid_events.jsonl"
@@ -35,241 +35,61 @@ def this_machine() -> str:
     return f"{platform.node()}, {os.cpu_count()} cores"
 
 
-_DEVICES = "list of device numbers"
-_REASON = "why, in words"
-#: Fields of events that carry a reason of the engine. Logs of earlier versions have no such fields.
-_WHY = {
-    "why": 'the reason\'s name in docs/engine.md, such as "waiting_trials"',
-    "numbers": "the numbers that decided, an object; docs/engine.md has their names",
+class EventSchema(NamedTuple):
+    """The names of the fields that one event must carry, and of those that it may carry."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+
+    @classmethod
+    def of(cls, required: str, optional: str = "") -> EventSchema:
+        return cls(tuple(required.split()), tuple(optional.split()))
+
+
+#: Every event. docs/events.md says what each one and its fields mean, in which units; a test holds the names equal.
+SCHEMA = {
+    "run_started": EventSchema.of("run ray fluidtune python machine kind devices settings algorithm metric mode"),
+    "device_gained": EventSchema.of("device node"),
+    "device_lost": EventSchema.of("device", "reason"),
+    "device_returned": EventSchema.of("device"),
+    "device_sample": EventSchema.of(
+        "device utilisation memory_used memory_total processes", "index uuid name mig driver"
+    ),
+    "group_announced": EventSchema.of("group synchronous algorithm", "concurrency"),
+    "trial_added": EventSchema.of("trial group kind iterations", "share name"),
+    "kind_found": EventSchema.of("trial kind"),
+    "trial_started": EventSchema.of("trial devices share resumed", "reason why numbers"),
+    "trial_result": EventSchema.of("trial iteration seconds width metric", "iterations began memory"),
+    "trial_silent": EventSchema.of("trial seconds usual"),
+    "resize_started": EventSchema.of("trial devices_from devices_to reason", "why numbers"),
+    "resized": EventSchema.of("trial devices seconds", "share reason why"),
+    "resize_failed": EventSchema.of("trial devices reason"),
+    "workers_differed": EventSchema.of("trial reason"),
+    "growth_checked": EventSchema.of("trial verdict reason"),
+    "growth_ended": EventSchema.of("trial reason"),
+    "suspend_asked": EventSchema.of("trial reason", "why numbers"),
+    "trial_suspended": EventSchema.of("trial", "reason"),
+    "trial_ended": EventSchema.of("trial ending", "reason"),
+    "worker_started": EventSchema.of("worker device pid seconds", "forked spare mps"),
+    "spare_taken": EventSchema.of("worker device"),
+    "worker_lost": EventSchema.of("worker device reason", "trial"),
+    "worker_replaced": EventSchema.of("worker device reason"),
+    "recovered": EventSchema.of("trial iteration reason"),
+    "room_lacking": EventSchema.of("trial device memory reason"),
+    "run_ended": EventSchema.of("seconds trials best"),
+    # Of a service (`fluidtune serve`), whose workers are the model processes.
+    "serving_started": EventSchema.of("run ray fluidtune python machine kind devices slo starts trials"),
+    "model_measured": EventSchema.of("trial seconds delays"),
+    "served": EventSchema.of("seconds requests batches waited busy devices"),
+    "devices_wanted": EventSchema.of("devices wanted"),
+    "serving_failed": EventSchema.of("reason"),
+    "serving_ended": EventSchema.of("seconds"),
 }
 
-#: Every event. A test holds docs/events.md equal to this. A field described with "or null" must be present, and its
-#: value may be null.
-SCHEMA: dict[str, EventSchema] = {
-    "run_started": EventSchema(
-        "A driver begins the experiment, or continues it after `Tuner.restore`. With a second `run_started` in a file,"
-        " everything that the first driver held ended with that driver's last event.",
-        {
-            "run": "the experiment's name",
-            "ray": "Ray's version",
-            "fluidtune": "FluidTune's version",
-            "python": "Python's version",
-            "machine": "the machine in words",
-            "kind": '"gpu", "cpu" or "emulated"',
-            "devices": 'the devices at the start, a list of {"device": number, "node": string}',
-            "settings": "the executor's settings, an object",
-            "algorithm": "the search algorithm or scheduler in words",
-            "metric": "the name of Tune's metric, or null",
-            "mode": '"min" or "max", or null',
-        },
-    ),
-    "device_gained": EventSchema(
-        "The job has this device from now on. For a device that it has already, the event changes nothing.",
-        {"device": "device number", "node": "the machine that the device is in"},
-    ),
-    "device_lost": EventSchema(
-        "The job no longer has this device. A trial that held it holds no device at all until its next `trial_started`"
-        " or `resized`.",
-        {"device": "device number"},
-        {"reason": _REASON},
-    ),
-    "device_returned": EventSchema(
-        "The job has given this device back, because it had no use for it or because others waited for it. The job no"
-        " longer has it, as after a `device_lost`.",
-        {"device": "device number"},
-    ),
-    "device_sample": EventSchema(
-        "NVML's measurements of a GPU, taken every few seconds while trials iterate on it. Without NVIDIA's driver"
-        " there are none.",
-        {
-            "device": "device number",
-            "utilisation": "part of NVML's last sampling period in which a kernel ran, 0 to 1, or null (with MIG)",
-            "memory_used": "bytes of GPU memory in use",
-            "memory_total": "bytes of GPU memory",
-            "processes": "an object: process id to bytes of GPU memory; empty if the driver does not report it",
-        },
-        {
-            "index": "NVML's index of the GPU",
-            "uuid": "NVML's id of the GPU",
-            "name": "the GPU's product name",
-            "mig": "true if the GPU is divided by MIG",
-            "driver": "the version of NVIDIA's driver, or null",
-        },
-    ),
-    "group_announced": EventSchema(
-        "A TrialGroup exists from now on.",
-        {
-            "group": "the group's id",
-            "synchronous": "true if the trials are one batch whose makespan counts, such as a grid or a rung",
-            "algorithm": "the algorithm that made the group, in words",
-        },
-        {"concurrency": "the largest number of the group's trials that run at once, or null"},
-    ),
-    "trial_added": EventSchema(
-        "Tune wants this trial to run: it is new, was promoted, or returns from a pause.",
-        {
-            "trial": TRIAL,
-            "group": "its group's id",
-            "kind": '"plain", "checkpointing" or "elastic"',
-            "iterations": "iterations left in its budget, or null if unknown",
-        },
-        {
-            "share": "the width that the script asked for: a part of one device, or a number of devices",
-            "name": "the trial's name, as Tune shows it",
-        },
-    ),
-    "kind_found": EventSchema(
-        "The trial turned out to be of this kind while it ran.",
-        {"trial": TRIAL, "kind": '"plain", "checkpointing" or "elastic"'},
-    ),
-    "trial_started": EventSchema(
-        "From now on the trial holds exactly these devices.",
-        {
-            "trial": TRIAL,
-            "devices": _DEVICES,
-            "share": "its part of each device: 1, or 1/p when packed with p trials",
-            "resumed": "true if it continues from a commit or checkpoint",
-        },
-        {"reason": _REASON, **_WHY},
-    ),
-    "trial_result": EventSchema(
-        "The trial has done one iteration, or several one after the other at one width, since its last `trial_result`.",
-        {
-            "trial": TRIAL,
-            "iteration": "the iteration's number, as the trial counts; of several that of the last",
-            "seconds": "duration of the iteration, s; of several their mean",
-            "width": "the width, in devices, at which the iteration really ran",
-            "metric": "the value of Tune's metric, or null; of several that of the last",
-        },
-        {
-            "iterations": "number of iterations; 1 if absent",
-            "began": "with several: when the first of them began, in unix seconds",
-            "memory": "with lanes: measured need, [persistent, ephemeral], as parts of a device's memory",
-        },
-    ),
-    "trial_silent": EventSchema(
-        "The trial has not reported for much longer than its earlier iterations took. It keeps its devices.",
-        {
-            "trial": TRIAL,
-            "seconds": "time since the iteration was requested, s",
-            "usual": "its longest iteration so far, s, or null before the job's first result",
-        },
-    ),
-    "resize_started": EventSchema(
-        "The trial was told to change its workers. It holds `devices_from` until `resized`.",
-        {
-            "trial": TRIAL,
-            "devices_from": _DEVICES,
-            "devices_to": _DEVICES,
-            "reason": _REASON,
-        },
-        _WHY,
-    ),
-    "resized": EventSchema(
-        "The resize is done. From now on the trial holds exactly these devices.",
-        {"trial": TRIAL, "devices": _DEVICES, "seconds": "how long the trial paused for the resize, s"},
-        {
-            "share": "its part of each device; if absent: as before if the devices did not change, else 1",
-            "reason": "why, in words, where no `resize_started` has said it: the trial lost workers",
-            "why": 'the reason\'s name, "worker_lost", where there is a `reason`',
-        },
-    ),
-    "resize_failed": EventSchema(
-        "The resize failed. The trial continues on these devices.",
-        {"trial": TRIAL, "devices": _DEVICES, "reason": _REASON},
-    ),
-    "workers_differed": EventSchema(
-        "At the boundary after an iteration, something that must be equal differed between the trial's workers. They"
-        " have taken over the leader's state.",
-        {"trial": TRIAL, "reason": "what differed, in words"},
-    ),
-    "growth_checked": EventSchema(
-        "Before the trial grew, a new worker has computed up to eight steps of its loop whole and divided among two"
-        " workers.",
-        {
-            "trial": TRIAL,
-            "verdict": '"same", "differs" (the trial does not grow) or "unknown" (it could not be compared)',
-            "reason": 'why, in words; empty with "same"',
-        },
-    ),
-    "growth_ended": EventSchema(
-        "The trial's loop cannot have several workers: from now on the trial has one.",
-        {"trial": TRIAL, "reason": _REASON},
-    ),
-    "suspend_asked": EventSchema(
-        "The trial is to leave its devices at its next commit or checkpoint, and to start again. It keeps its devices"
-        " until then.",
-        {"trial": TRIAL, "reason": _REASON},
-        _WHY,
-    ),
-    "trial_suspended": EventSchema(
-        "The trial left its devices at a commit. It will be started again.",
-        {"trial": TRIAL},
-        {"reason": _REASON},
-    ),
-    "trial_ended": EventSchema(
-        "Tune paused or ended the trial, and its devices are free. A paused trial returns with `trial_added`, or is"
-        " stopped, or failed, with another `trial_ended`.",
-        {"trial": TRIAL, "ending": '"paused", "stopped" or "failed"'},
-        {"reason": _REASON},
-    ),
-    "worker_started": EventSchema(
-        "A worker process is ready.",
-        {
-            "worker": "the worker's id",
-            "device": "device number",
-            "pid": "its process id",
-            "seconds": "time from the request for the process until it was ready, s",
-        },
-        {
-            "forked": "true if the process was forked from its node's server, false if it is a plain new one",
-            "spare": "true if it was started before a trial needed it",
-            "mps": "with lanes on GPUs: true if the worker is a client of MPS, false if processes take time slices",
-        },
-    ),
-    "spare_taken": EventSchema(
-        "A trial gets a worker that was started before the trial needed it.",
-        {"worker": "the worker's id", "device": "device number"},
-    ),
-    "worker_lost": EventSchema(
-        "A worker process died, but its device is still there. If the event has a `trial`, that trial holds no device"
-        " until it is started again. Otherwise a trial on that device holds it until the trial's `recovered` or next"
-        " `trial_started`.",
-        {"worker": "the worker's id", "device": "device number", "reason": _REASON},
-        {"trial": "the trial that the worker worked for"},
-    ),
-    "worker_replaced": EventSchema(
-        "The worker serves no further trial, because of what a trial has left in its process (docs/workers.md) or"
-        " because it did not clean up in time. A new process takes its place when its device is needed.",
-        {"worker": "the worker's id", "device": "device number", "reason": _REASON},
-    ),
-    "recovered": EventSchema(
-        "The trial lost a worker and continues from its last commit.",
-        {
-            "trial": TRIAL,
-            "iteration": "the last iteration in that commit",
-            "reason": "the loss, in words",
-        },
-    ),
-    "room_lacking": EventSchema(
-        "With lanes: the memory of the device has no room for the trial. The trial returns to the queue.",
-        {
-            "trial": TRIAL,
-            "device": "device number",
-            "memory": "its need, [persistent, ephemeral], as parts of a device's memory, or null if unknown",
-            "reason": _REASON,
-        },
-    ),
-    "run_ended": EventSchema(
-        "The experiment is over.",
-        {
-            "seconds": "time since this driver's run_started, s",
-            "trials": "number of trials",
-            "best": 'the best trial and its value of Tune\'s metric, {"trial": id, "metric": value}, or null',
-        },
-    ),
-    **SERVING,
-}
+
+def iterations_in(result: EventDict) -> int:
+    """How many iterations a ``trial_result`` stands for."""
+    return int(result.get("iterations") or 1)
 
 
 class EventLogError(FluidTuneError):
@@ -289,9 +109,9 @@ def check_event(event: str, fields: Mapping[str, Any]) -> None:
     if missing:
         required = ", ".join(schema.required)
         raise EventLogError(f"event {event!r} lacks {', '.join(missing)}; it must carry {required}")
-    unknown = [name for name in fields if name not in schema.required and name not in schema.optional]
+    unknown = [name for name in fields if name not in schema.required + schema.optional]
     if unknown:
-        allowed = ", ".join([*schema.required, *schema.optional])
+        allowed = ", ".join(schema.required + schema.optional)
         raise EventLogError(f"event {event!r} has no field {', '.join(unknown)}; its fields are {allowed}")
 
 
@@ -371,11 +191,47 @@ class EventLog:
                 os.close(self._fd)
                 self._fd = None
 
-    def __enter__(self) -> EventLog:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+class LossyLog:
+    """An event log on which no work depends: what cannot be written is lost.
+
+    ``warning``: what Python's log says about the first loss, with a ``%s`` for the error.
+    """
+
+    def __init__(self, warning: str) -> None:
+        self._warning = warning
+        self._log: EventLog | None = None
+        #: The first error.
+        self.lost: Exception | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._log is not None
+
+    def open(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+        """Begin or continue the log in ``directory``. Until then, and if that fails, `write` writes nothing."""
+        try:
+            self._log = EventLog(directory / EVENT_LOG_NAME, clock)
+        except OSError as error:
+            self.loses(error)
+
+    def write(self, event: str, /, **fields: Any) -> None:
+        """As `EventLog.write`, but for an OSError. The next event is tried again."""
+        if self._log is not None:
+            try:
+                self._log.write(event, **fields)
+            except OSError as error:
+                self.loses(error)
+
+    def loses(self, error: Exception) -> None:
+        """Something could not be written."""
+        if self.lost is None:
+            self.lost = error
+            logger.warning(self._warning, error)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
 
 
 class Events(list[EventDict]):
@@ -451,15 +307,3 @@ def find_log(run_dir_or_log: str | os.PathLike[str]) -> Path:
             f" {EVENT_LOG_NAME} in it"
         )
     return log
-
-
-def schema_markdown() -> str:
-    """The schema as Markdown, wrapped at 100 columns; docs/events.md ends with it."""
-    parts = []
-    for event, schema in SCHEMA.items():
-        meaning = textwrap.fill(schema.meaning, width=100)
-        rows = [f"| `{name}` | {text} |" for name, text in schema.required.items()]
-        rows += [f"| `{name}` (optional) | {text} |" for name, text in schema.optional.items()]
-        head = [f"### {event}", "", meaning, "", "| field | what it is |", "|---|---|"]
-        parts.append("\n".join(head + rows))
-    return "\n\n".join(parts) + "\n"

@@ -37,14 +37,13 @@ class GrowthFacts:
         self._note(event)
         if event["event"] in OFTEN:
             return
-        devices = use.held.get(self._trial, ((), 0.0, 0.0))[0]
+        devices = use.of(self._trial).devices
         self._widest = max(self._widest, len(devices))
         self._most_devices = max(self._most_devices, len(use.there))
         self._ran = self._ran or bool(devices)
         self._counts = False
         if devices and begun is None and self._ended is None:
-            busy = {device for held, _, _ in use.held.values() for device in held}
-            self._counts, self._alone = len(use.there.keys() - busy) > 0, not self._waiting
+            self._counts, self._alone = bool(use.there.keys() - use.busy), not self._waiting
 
     def _note(self, event: EventDict) -> None:
         name, trial = event["event"], event.get("trial")

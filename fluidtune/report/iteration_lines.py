@@ -1,7 +1,7 @@
-"""Which iterations have a line of their own in the event log, and which share one, so that a log stays small.
+"""Which iterations have one line each in the event log, and which share one, so that a log stays small.
 
 A loop of a millisecond would write 13 MB of lines in a minute. What they say beyond their sum is of use where a trial
-is new, and where who runs on its devices has just changed; everywhere else one line stands for all iterations of ten
+is new, or its neighbours or devices have just changed. Everywhere else one line stands for all iterations of ten
 seconds. A shared line is complete: iterations, their seconds, and the last one's number, metric and need of memory.
 docs/events.md says what that means for readers. Pure: the caller says what time it is, and writes the lines.
 """
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: So many iterations of each trial have a line of their own. Judgement: all those of a usual search, in which a budget
-#: is up to 81 iterations (HyperBand's paper, Li et al. 2018, table 1), and 20 kB of each trial.
+#: The first iterations of each trial, this many, have one line each: all those of a usual search, whose budgets are up
+#: to 81 iterations (HyperBand's paper, Li et al. 2018, table 1), and 20 kB of each trial.
 WHOLE_ITERATIONS = 100
-#: So many have one after each change of who runs on the trial's devices. Judgement: the first one may have begun
-#: before the change, and two more tell how long they take now (`fluidtune.profiles.measured` takes their median).
+#: After each change of who runs on the trial's devices this many have one line each. The first may have begun before
+#: the change, and two more say how long they take now (`fluidtune.twin.measured` takes their median).
 WHOLE_AFTER_CHANGE = 3
-#: A trial that reports has a line after at most this many seconds. Judgement: as in the log of a service; a killed
+#: A trial that reports has a line after at most this many seconds, as in the log of a service. A killed
 #: driver loses no more, and at 0.25 kB a line a trial writes 2 MB a day.
 SHARED_SECONDS = 10.0
 
@@ -85,7 +85,7 @@ class IterationLines:
     _on: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def iteration(self, line: Line, now: float) -> list[Line]:
-        """A trial has done one iteration, whose own line this would be, at ``now`` (unix seconds)."""
+        """A trial has done an iteration at ``now`` (unix seconds). ``line``: its line, if it had one alone."""
         trial = self._trials[line["trial"]]
         lines = [] if trial.shares(line) else [trial.take()]
         trial.add(line, now)
@@ -96,7 +96,7 @@ class IterationLines:
         return lines
 
     def before(self, event: str, fields: Mapping[str, Any]) -> list[Line]:
-        """Another event is about to be written. A trial's iterations are told before what happens to it."""
+        """Another event is about to be written. The iterations of the trials that it concerns come before it."""
         if event == "run_ended":
             return self._due(self._trials)
         named = {fields["trial"]} if isinstance(fields.get("trial"), str) else set()

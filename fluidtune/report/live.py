@@ -1,6 +1,6 @@
 """A run as it is now, from the events that there are so far.
 
-`LiveRun` hears one event after the other, each in constant time, so that a run may be watched for days. It decides
+`LiveRun` takes in one event after the other, each in constant time, so that a run may be watched for days. It decides
 what is worth saying of a trial, and which events are news. Which trial holds which device follows from `occupancy`.
 `LogTail` reads what a log has got since the last look. How it looks is decided in top.py.
 """
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.report.causes import Resizes, label_of
-from fluidtune.report.durations import iterations_in
-from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log, record_of
+from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log, iterations_in, record_of
 from fluidtune.report.occupancy import Replay
 from fluidtune.report.summary import best_of
 
@@ -30,6 +29,12 @@ NEWS = {
     "growth_ended": "{trial} has one worker from now on{because}",
     "room_lacking": "device {device} has no room for {trial}{because}",
     "serving_failed": "the models cannot be served{because}",
+}
+#: Event -> the state of its trial after it.
+STATES = {
+    **dict.fromkeys(("trial_added", "trial_suspended", "worker_lost", "room_lacking"), "waiting"),
+    **dict.fromkeys(("trial_started", "trial_result", "resized", "resize_failed"), "running"),
+    "resize_started": "resizing",
 }
 
 
@@ -98,11 +103,6 @@ class LiveRun:
             )
         )
 
-    def devices_of(self, trial: str) -> tuple[tuple[int, ...], float]:
-        """The devices that a trial holds now, and its share of each; none and 0 if it holds none."""
-        devices, share, _ = self.use.held.get(trial, ((), 0.0, 0.0))
-        return devices, share
-
     def _step(self, event: EventDict) -> None:
         name, at = event["event"], float(event["t"])
         cause = self.resizes.step(event)
@@ -132,23 +132,19 @@ class LiveRun:
 
     def _trial_step(self, trial: LiveTrial, name: str, at: float, event: EventDict, cause: EventDict | None) -> None:
         """``cause``: the event that says why, if this one ends a resize."""
+        if name in STATES:
+            trial.since, trial.state = at, STATES[name]
         if name == "trial_result":
-            trial.since, trial.state = at, "running"
             trial.iteration, trial.seconds, trial.metric = int(event["iteration"]), event["seconds"], event["metric"]
             self.results.append((float(event.get("began", at)), at, iterations_in(event)))
         elif name == "trial_added":
-            trial.since, trial.state = at, "waiting"
             trial.target = None if event["iterations"] is None else trial.iteration + int(event["iterations"])
-        elif name in ("trial_started", "resized", "resize_failed"):
-            trial.since, trial.state = at, "running"
-            trial.why = "resize failed" if name == "resize_failed" else label_of(cause or event)
-        elif name == "resize_started":
-            trial.since, trial.state = at, "resizing"
+        elif name in ("trial_started", "resized"):
+            trial.why = label_of(cause or event)
+        elif name == "resize_failed":
+            trial.why = "resize failed"
+        elif name in ("resize_started", "suspend_asked"):
             trial.why = label_of(event)
-        elif name == "suspend_asked":
-            trial.why = label_of(event)
-        elif name in ("trial_suspended", "worker_lost", "room_lacking"):
-            trial.since, trial.state = at, "waiting"
         elif name == "trial_silent":
             trial.state = "silent"  # since its last result
             self._say(at, f"{trial.trial} has not reported for {float(event['seconds']):.0f} s")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fluidtune.report.causes import Resizes, label_of
 from fluidtune.report.drawing import INK
-from fluidtune.report.events import Events
+from fluidtune.report.events import EventDict
 from fluidtune.report.occupancy import Occupancy
 
 if TYPE_CHECKING:
@@ -22,20 +22,36 @@ TimeAxis = Callable[[float], float]
 
 #: Markers of lost workers and devices: Okabe and Ito's vermillion (Color Universal Design, 2008).
 LOSS = "#D55E00"
-#: With more resizes than this no triangle gets its reason in words. Judgement: they would cover each other.
+
+
+class Mark(NamedTuple):
+    """How a kind of marks is drawn, and what the legend says."""
+
+    marker: str
+    face: str
+    edge: str
+    label: str
+
+
+MARKS = {
+    "grown": Mark("^", "white", INK, "resize: more devices"),
+    "shrunk": Mark("v", "white", INK, "resize: fewer devices"),
+    "lost": Mark("X", LOSS, "white", "worker or device lost"),
+}
+#: With more resizes than this no triangle gets its reason in words: they would cover each other.
 LABELLED_RESIZES = 40
-#: The least distance of two reasons in words, as a part of the picture's width. Judgement: "waiting trials" is as long.
+#: The least distance of two reasons in words, as a part of the picture's width: "waiting trials" has this length.
 LABEL_GAP = 0.06
 
 
 def draw_marks(
-    axes: Axes, events: Events, use: Occupancy, rows: Mapping[int, int], at: TimeAxis
+    axes: Axes, events: Sequence[EventDict], use: Occupancy, rows: Mapping[int, int], at: TimeAxis
 ) -> dict[str, Counter[str]]:
     """A triangle where a trial grew (up) or shrank (down), and why; a cross where a worker or device was lost.
 
     Returns for both kinds of triangles how many resizes there were for each reason.
     """
-    marks: dict[str, list[tuple[float, float]]] = {"grown": [], "shrunk": [], "lost": []}
+    marks: dict[str, list[tuple[float, float]]] = {name: [] for name in MARKS}
     reasons: list[tuple[float, float, str, bool]] = []
     counts: dict[str, Counter[str]] = {"grown": Counter(), "shrunk": Counter()}
     width: dict[str, int] = {}
@@ -62,16 +78,16 @@ def draw_marks(
     size = 9 if many else 30
     if len(reasons) <= LABELLED_RESIZES:
         _write_reasons(axes, reasons, max(at(use.end), 1e-9))
-    for name, marker in (("grown", "^"), ("shrunk", "v"), ("lost", "X")):
+    for name, mark in MARKS.items():
         if marks[name]:
             x, y = zip(*marks[name], strict=True)
             axes.scatter(
                 x,
                 y,
-                marker=marker,
+                marker=mark.marker,
                 s=size * (2.2 if name == "lost" else 1),
-                c=LOSS if name == "lost" else "white",
-                edgecolors="white" if name == "lost" else INK,
+                c=mark.face,
+                edgecolors=mark.edge,
                 linewidths=0.4 if many else 0.8,
                 zorder=6,
                 clip_on=False,

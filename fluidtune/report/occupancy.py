@@ -1,9 +1,8 @@
 """Which trial held which device when: from events to intervals, and from intervals to what was held over time.
 
 This module decides what an event means for the devices: when a trial begins and ends to hold a device, and when a
-device could have been held. Pure: no clock, no files. How that looks is decided in pictures.py, and what it gained in
-gain.py. *Busy* means held by a trial, at the trial's share, whatever the trial does with it. A GPU's own counters
-(`device_sample`) have no influence here.
+device could have been held. Pure: no clock, no files. How that looks is decided in pictures.py. *Busy* means held by
+a trial, at the trial's share, whatever the trial does with it. A GPU's own counters (`device_sample`) do not count.
 """
 
 from __future__ import annotations
@@ -18,17 +17,13 @@ from fluidtune.report.events import EventDict
 
 
 class Interval(NamedTuple):
-    """A trial held ``share`` of a device, 0 < share <= 1, from ``start`` to ``end`` (unix seconds).
-
-    ``width``: the sum of the trial's shares of all its devices in that time.
-    """
+    """A trial held ``share`` of a device, 0 < share <= 1, from ``start`` to ``end`` (unix seconds)."""
 
     trial: str
     device: int
     share: float
     start: float
     end: float
-    width: float
 
 
 @dataclass(frozen=True)
@@ -52,10 +47,29 @@ class Occupancy:
         """When the last driver ended, or its last event if it was killed; 0 if there are no events."""
         return self.drivers[-1][1] if self.drivers else 0.0
 
+    def by_device(self) -> dict[int, list[Interval]]:
+        """device -> its intervals, for each device that the run ever had."""
+        found: dict[int, list[Interval]] = {device: [] for device in self.available}
+        for interval in self.intervals:
+            found[interval.device].append(interval)
+        return found
+
     @property
     def wall_seconds(self) -> float:
         """Seconds in which a driver ran; the time between a killed driver and the next one does not count."""
         return sum(end - start for start, end in self.drivers)
+
+
+class Held(NamedTuple):
+    """The devices that a trial holds, its share of each, and since when, in unix seconds."""
+
+    devices: tuple[int, ...] = ()
+    share: float = 0.0
+    since: float = 0.0
+
+    @property
+    def width(self) -> float:
+        return self.share * len(self.devices)
 
 
 class Replay:
@@ -72,10 +86,19 @@ class Replay:
         self.over = False
         #: device -> the time since which the run has it.
         self.there: dict[int, float] = {}
-        #: trial -> (devices, share, since).
-        self.held: dict[str, tuple[tuple[int, ...], float, float]] = {}
+        #: What each trial holds; a trial that holds nothing is not in it.
+        self.held: dict[str, Held] = {}
         #: Trials on a device where a worker died that the event ascribed to no trial. Their release clears the mark.
         self.hurt: set[str] = set()
+
+    def of(self, trial: str) -> Held:
+        """What the trial holds; no devices if it holds none."""
+        return self.held.get(trial, Held())
+
+    @property
+    def busy(self) -> set[int]:
+        """The devices that a trial holds."""
+        return {device for held in self.held.values() for device in held.devices}
 
     def begin_driver(self) -> None:
         self.driver_since = self.now
@@ -102,10 +125,9 @@ class Replay:
 
     def release(self, trial: str, at: float) -> None:
         self.hurt.discard(trial)
-        devices, share, since = self.held.pop(trial, ((), 0.0, at))
-        if at > since:
-            width = share * len(devices)
-            self.intervals += [Interval(trial, device, share, since, at, width) for device in devices]
+        held = self.held.pop(trial, Held())
+        if at > held.since:
+            self.intervals += _intervals(trial, held, at)
 
     def hold(self, trial: str, devices: Sequence[int], share: float) -> None:
         self.release(trial, self.now)
@@ -116,18 +138,18 @@ class Replay:
                 # No event announced the device because the log's first lines are missing: it was there from the start.
                 assert self.driver_since is not None
                 self.gain(device, self.driver_since)
-        self.held[trial] = (tuple(devices), min(float(share), 1.0), self.now)
+        self.held[trial] = Held(tuple(devices), min(float(share), 1.0), self.now)
 
     def make_room(self, devices: Sequence[int], share: float) -> None:
         """A trial starts at ``share`` of ``devices``: no trial there holds more than ``share`` from now on."""
         for device in devices:
             for trial in self.holders(device):
-                held, before, _ = self.held[trial]
-                if before > share > 0:
-                    self.hold(trial, held, share)
+                held = self.held[trial]
+                if held.share > share > 0:
+                    self.hold(trial, held.devices, share)
 
     def holders(self, device: int) -> list[str]:
-        return [trial for trial, (devices, _, _) in self.held.items() if device in devices]
+        return [trial for trial, held in self.held.items() if device in held.devices]
 
     def step(self, event: EventDict) -> None:
         name = event["event"]
@@ -151,7 +173,7 @@ class Replay:
             self.hold(event["trial"], event["devices"], self.share_after(event))
         elif name == "resize_failed":
             held = self.held.get(event["trial"])
-            if held is not None and tuple(event["devices"]) != held[0]:
+            if held is not None and tuple(event["devices"]) != held.devices:
                 self.hold(event["trial"], event["devices"], self.share_after(event))
         elif name in ("trial_ended", "trial_suspended"):
             self.release(event["trial"], self.now)
@@ -180,11 +202,7 @@ class Replay:
         Earlier intervals are left out, which takes no more time in a long run than in a short one.
         """
         began = now - seconds
-        intervals = [
-            Interval(trial, device, share, since, now, share * len(devices))
-            for trial, (devices, share, since) in self.held.items()
-            for device in devices
-        ]
+        intervals = [each for trial, held in self.held.items() for each in _intervals(trial, held, now)]
         for interval in reversed(self.intervals):  # they are in the order of their ends
             if interval.end < began:
                 break
@@ -200,8 +218,12 @@ class Replay:
         """The trial's share after a resize: the event's own, else as before if its devices are the same, else 1."""
         if event.get("share") is not None:
             return float(event["share"])
-        devices, share, _ = self.held.get(event["trial"], ((), 1.0, 0.0))
-        return share if tuple(event["devices"]) == devices else 1.0
+        held = self.of(event["trial"])
+        return held.share if held.devices and tuple(event["devices"]) == held.devices else 1.0
+
+
+def _intervals(trial: str, held: Held, end: float) -> list[Interval]:
+    return [Interval(trial, device, held.share, held.since, end) for device in held.devices]
 
 
 def occupancy_of(events: Iterable[EventDict]) -> Occupancy:
@@ -234,10 +256,7 @@ class Steps(NamedTuple):
 
 def device_steps(use: Occupancy) -> dict[int, Steps]:
     """The steps of each device, in ascending order of devices."""
-    by_device: dict[int, list[Interval]] = {device: [] for device in use.available}
-    for interval in use.intervals:
-        by_device.setdefault(interval.device, []).append(interval)
-    return {device: _steps(held, use.available.get(device, ())) for device, held in sorted(by_device.items())}
+    return {device: _steps(held, use.available[device]) for device, held in sorted(use.by_device().items())}
 
 
 def _steps(held: Sequence[Interval], spans: Sequence[tuple[float, float]]) -> Steps:
@@ -258,11 +277,6 @@ def _steps(held: Sequence[Interval], spans: Sequence[tuple[float, float]]) -> St
     return Steps(times, busy, np.round(trials) * (there > 0), there)
 
 
-def _seconds(steps: Steps, values: np.ndarray) -> float:
-    """The integral of ``values``, a column of ``steps``, over all time, in value seconds."""
-    return float(np.dot(np.diff(steps.times), values[:-1])) if len(values) else 0.0
-
-
 def _integral(steps: Steps, values: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """The integral of ``values``, a column of ``steps``, between consecutive ``edges``, in value seconds."""
     if not len(values):
@@ -273,7 +287,7 @@ def _integral(steps: Steps, values: np.ndarray, edges: np.ndarray) -> np.ndarray
 
 def held_seconds(use: Occupancy) -> float:
     """Device-seconds that trials held: the sum of share times seconds, at most `available_seconds`."""
-    return sum(_seconds(steps, steps.busy) for steps in device_steps(use).values())
+    return float(sum(np.dot(np.diff(steps.times), steps.busy[:-1]) for steps in device_steps(use).values()))
 
 
 def available_seconds(use: Occupancy) -> float:
@@ -298,33 +312,24 @@ def packing_levels(use: Occupancy) -> dict[int, float]:
     return dict(sorted(levels.items()))
 
 
-@dataclass(frozen=True)
-class BusyOverTime:
-    """Busy fractions averaged over windows; NaN in a window in which no device was there."""
+class BusyOverTime(NamedTuple):
+    """Busy fractions averaged over windows, shape (windows,); NaN in a window in which no device was there."""
 
-    #: Window w lasts from edges[w] to edges[w + 1], unix seconds; shape (windows + 1,).
-    edges: np.ndarray
-    #: device -> the busy part of the time in which it was there; shape (windows,).
+    #: device -> the busy part of the time in which it was there.
     devices: dict[int, np.ndarray]
-    #: Held over available device-seconds of all devices together; shape (windows,).
+    #: Held over available device-seconds of all devices together.
     total: np.ndarray
 
 
 def busy_over_time(use: Occupancy, edges: np.ndarray | Sequence[float]) -> BusyOverTime:
-    """Exact averages over the windows between ``edges`` (unix seconds, ascending, at least two).
-
-    Raises ValueError for other edges.
-    """
+    """Exact averages over the windows between ``edges`` (unix seconds, ascending, at least two)."""
     edges = np.asarray(edges, dtype=float)
-    if len(edges) < 2 or np.any(np.diff(edges) <= 0):
-        raise ValueError(f"window edges must be two or more ascending times, got {edges.tolist()[:5]}...")
     busy, there = {}, {}
     for device, steps in device_steps(use).items():
         busy[device] = _integral(steps, steps.busy, edges)
         there[device] = _integral(steps, steps.there, edges)
     nothing = np.zeros(len(edges) - 1)
     return BusyOverTime(
-        edges,
         {device: _fraction(busy[device], there[device]) for device in busy},
         _fraction(sum(busy.values(), nothing), sum(there.values(), nothing)),
     )

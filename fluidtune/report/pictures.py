@@ -1,4 +1,4 @@
-"""Two pictures of a run: its trials over its devices in time, and how much of the devices was held.
+"""The report of a run as files: its trials over its devices in time, how much of the devices was held, and the summary.
 
 Decides what a picture shows and where. occupancy.py decides what an event means for a device, and drawing.py how
 any picture looks.
@@ -6,45 +6,44 @@ any picture looks.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fluidtune.report.drawing import GRID, INK, OTHER, OURS, new_figure, polish_axes, save_png, time_unit
-from fluidtune.report.events import EventDict, Events, load_events
-from fluidtune.report.marks import LOSS, TimeAxis, draw_marks
+from fluidtune.report.events import EventDict, find_log, read_events
+from fluidtune.report.marks import MARKS, TimeAxis, draw_marks
 from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, held_part, occupancy_of
-from fluidtune.report.summary import plural
+from fluidtune.report.summary import plural, summarise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-EventSource = Iterable[EventDict] | str | os.PathLike[str]
-
 #: Colours of trials. The first six are Okabe and Ito's (Color Universal Design, 2008), which people with any common
-#: kind of colour blindness can tell apart; their black is left out, and their vermillion is `marks.LOSS`. Judgement:
-#: the last two are added to delay the first repetition.
+#: kind of colour blindness can tell apart; their black is left out, and their vermillion is `marks.LOSS`. The
+#: last two delay the first repetition.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31")
 #: A device that no trial holds.
 IDLE = "#ECEFF1"
-#: With more trials than this the legend does not list them. Judgement: twelve entries fill two rows.
+#: With more trials than this the legend does not list them: twelve entries fill two rows.
 LEGEND_TRIALS = 12
-#: With more bars than this no bar gets a label. Judgement: labels would not fit, and trying takes time.
+#: With more bars than this no bar gets a label: labels would not fit, and trying takes time.
 LABELLED_INTERVALS = 600
-#: Characters in a line of the legend, and those that an entry needs beside its label. Judgement: 12 inches of 8.5
+#: Characters in a line of the legend, and those that an entry needs beside its label. 12 inches of 8.5
 #: points, at 0.55 of its size a character, are 184.
 LEGEND_WIDTH, LEGEND_HANDLE = 165, 8
-#: The legend has this many reasons of growing, and of shrinking. Judgement: an entry stays on one line.
+#: The legend has this many reasons of growing, and of shrinking, so that an entry stays on one line.
 LEGEND_REASONS = 3
 #: A row of the timeline is `ROW` of its height tall and begins `MARGIN` below its top, so that rows stay apart.
 ROW, MARGIN = 0.88, 0.06
-#: Most windows of the utilisation picture. Judgement: an hour gets the 30 s of the dissertation's figure 3.2.
+#: Most windows of the utilisation picture: an hour gets the 30 s of the dissertation's figure 3.2.
 WINDOWS = 150
 #: A row of the lower utilisation picture is this part of its height tall at 100 %.
 UTILISATION_ROW = 0.86
@@ -63,19 +62,11 @@ def _row_height(devices: int) -> float:
     return float(np.clip(9.0 / max(devices, 1), 0.13, 0.6))
 
 
-def _head(events: Events) -> EventDict:
-    return next((event for event in events if event["event"] == "run_started"), {})
-
-
-def _title(events: Events, use: Occupancy) -> str:
-    head = _head(events)
+def _title(events: Sequence[EventDict], use: Occupancy) -> str:
+    head: EventDict = next((event for event in events if event["event"] == "run_started"), {})
     trials = len({interval.trial for interval in use.intervals})
     noun = {"gpu": "GPU", "cpu": "CPU core", "emulated": "emulated device"}.get(str(head.get("kind")), "device")
-    parts = [
-        str(head.get("run") or "run"),
-        f"{plural(trials, 'trial')} on {plural(len(use.available), noun)}",
-    ]
-    return ", ".join(parts)
+    return f"{head.get('run') or 'run'}, {plural(trials, 'trial')} on {plural(len(use.available), noun)}"
 
 
 def _short_names(trials: Sequence[str]) -> dict[str, str]:
@@ -120,13 +111,12 @@ def _slots(intervals: Sequence[Interval]) -> list[float]:
     return placed
 
 
-def timeline_figure(events_or_path: EventSource) -> Figure:
+def timeline_figure(events: Sequence[EventDict]) -> Figure:
     """The timeline: one row per device, and in it one bar per trial that holds it, as tall as the trial's share.
 
     A trial has one colour; colours repeat when there are many trials. A device is grey while it is idle and white
     while the job does not have it.
     """
-    events = load_events(events_or_path)
     use = occupancy_of(events)
     devices = list(use.available)
     rows = {device: row for row, device in enumerate(devices)}
@@ -184,11 +174,8 @@ _Box = tuple[Interval, float, float]
 
 
 def _boxes(use: Occupancy, rows: Mapping[int, int]) -> list[_Box]:
-    by_device: dict[int, list[Interval]] = defaultdict(list)
-    for interval in use.intervals:
-        by_device[interval.device].append(interval)
     boxes: list[_Box] = []
-    for device, intervals in by_device.items():
+    for device, intervals in use.by_device().items():
         for interval, bottom in zip(intervals, _slots(intervals), strict=True):
             low = rows[device] + MARGIN + ROW * bottom
             boxes.append((interval, low, low + ROW * interval.share))
@@ -273,28 +260,13 @@ def _draw_legend(
         entries.append(Patch(color=PALETTE[0], label="a trial (colours repeat)"))
     entries.append(Patch(color=IDLE, label="idle"))
     drawn = {collection.get_gid() for collection in axes.collections}
-    for name, marker in (("grown", "^"), ("shrunk", "v"), ("lost", "X")):
+    for name, mark in MARKS.items():
         if name in drawn:
-            face, edge = (LOSS, "white") if name == "lost" else ("white", INK)
-            label = {
-                "grown": "resize: more devices",
-                "shrunk": "resize: fewer devices",
-                "lost": "worker or device lost",
-            }
             found = reasons.get(name, Counter()).most_common(LEGEND_REASONS)
             why = ", ".join(f"{count} x {reason}" for reason, count in found)
-            entries.append(
-                Line2D(
-                    [],
-                    [],
-                    linestyle="",
-                    marker=marker,
-                    markersize=7,
-                    markerfacecolor=face,
-                    markeredgecolor=edge,
-                    label=label[name] + (f" ({why})" if why else ""),
-                )
-            )
+            style = {"linestyle": "", "marker": mark.marker, "markersize": 7}
+            colours_of = {"markerfacecolor": mark.face, "markeredgecolor": mark.edge}
+            entries.append(Line2D([], [], label=mark.label + (f" ({why})" if why else ""), **style, **colours_of))
     if restored:
         entries.append(Line2D([], [], color=INK, linestyle=(0, (4, 3)), linewidth=1, label="driver restored"))
     # Matplotlib fills the legend column by column, and people read it line by line: transpose the order.
@@ -311,22 +283,15 @@ def _window(seconds: float) -> float:
     return float(np.ceil(seconds / WINDOWS / 3600) * 3600)
 
 
-def utilisation_figure(
-    events: EventSource,
-    compare: EventSource | None = None,
-    *,
-    label: str = "FluidTune",
-    compare_label: str = "stock Ray Tune",
-) -> Figure:
+def utilisation_figure(events: Sequence[EventDict], compare: Sequence[EventDict] | None = None) -> Figure:
     """The held part of all devices (above) and of each device (below) over time, as in figures 3.2 and 3.6.
 
-    ``compare``: another run's events. They are drawn as lines on the same axes, with time counted from that run's own
-    start. That run's devices are matched with ours in ascending order.
+    ``compare``: the events of a run under stock Ray Tune. They are drawn as lines on the same axes, with time counted
+    from that run's own start. That run's devices are matched with ours in ascending order.
     """
-    ours = load_events(events)
-    runs = [(ours, label, OURS)]
+    runs = [(events, "FluidTune", OURS)]
     if compare is not None:
-        runs.append((load_events(compare), compare_label, OTHER))
+        runs.append((compare, "stock Ray Tune", OTHER))
     uses = [occupancy_of(run) for run, _, _ in runs]
     longest = max(use.end - use.start for use in uses)
     window = _window(longest)
@@ -347,9 +312,9 @@ def utilisation_figure(
         _draw_use(above, x, busy.total, 0.0, 100.0, colour, number == 0, text)
         for row, device in enumerate(busy.devices):
             _draw_use(below, x, busy.devices[device], rows - 1 - row, UTILISATION_ROW, colour, number == 0, None)
-    _draw_samples(below, ours, uses[0], unit)
+    _draw_samples(below, events, uses[0], unit)
     names = list(max(uses, key=lambda use: len(use.available)).available)
-    _finish_above(above, f"{_title(ours, uses[0])}: devices held by trials")
+    _finish_above(above, f"{_title(events, uses[0])}: devices held by trials")
     _device_ticks(below, names, 0.0)
     # Device 0 is on top, as in the timeline. Row r is drawn between y = r and y = r + UTILISATION_ROW.
     below.set_yticks(
@@ -367,7 +332,7 @@ def utilisation_figure(
     return figure
 
 
-def _draw_samples(axes: Axes, events: Events, use: Occupancy, unit: float) -> None:
+def _draw_samples(axes: Axes, events: Sequence[EventDict], use: Occupancy, unit: float) -> None:
     """Draw what NVML measured on each of our devices over the curve of what trials held."""
     rows = {device: len(use.available) - 1 - row for row, device in enumerate(use.available)}
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
@@ -417,18 +382,40 @@ def _draw_use(
     axes.stairs(values, edges, baseline=base, color=colour, linewidth=line, label=label, zorder=3 if area else 4)
 
 
-def timeline_png(events_or_path: EventSource, out: str | os.PathLike[str]) -> Path:
+def timeline_png(events: Sequence[EventDict], out: str | os.PathLike[str]) -> Path:
     """Write `timeline_figure` as a PNG to ``out`` and return where it is."""
-    return save_png(timeline_figure(events_or_path), out)
+    return save_png(timeline_figure(events), out)
 
 
 def utilisation_png(
-    events: EventSource,
-    out: str | os.PathLike[str],
-    compare: EventSource | None = None,
-    *,
-    label: str = "FluidTune",
-    compare_label: str = "stock Ray Tune",
+    events: Sequence[EventDict], out: str | os.PathLike[str], compare: Sequence[EventDict] | None = None
 ) -> Path:
     """Write `utilisation_figure` as a PNG to ``out`` and return where it is."""
-    return save_png(utilisation_figure(events, compare, label=label, compare_label=compare_label), out)
+    return save_png(utilisation_figure(events, compare), out)
+
+
+class ReportPaths(NamedTuple):
+    """The paths of the report's files."""
+
+    timeline: Path
+    utilisation: Path
+    summary: Path
+
+
+def write_report(
+    run_dir_or_event_log: str | os.PathLike[str], out_dir: str | os.PathLike[str] | None = None
+) -> ReportPaths:
+    """Write timeline.png, utilisation.png and summary.json.
+
+    ``out_dir``: the directory for the files; None: that of the event log. Raises `NoEventLogError` if there is no event
+    log, and `EventLogError` if the file is not one.
+    """
+    log = find_log(run_dir_or_event_log)
+    events = read_events(log)
+    out = log.parent if out_dir is None else Path(out_dir)
+    out.mkdir(parents=True, exist_ok=True)
+    summary = out / "summary.json"
+    summary.write_text(json.dumps(summarise(events).as_dict(), indent=2) + "\n")
+    return ReportPaths(
+        timeline_png(events, out / "timeline.png"), utilisation_png(events, out / "utilisation.png"), summary
+    )

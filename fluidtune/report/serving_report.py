@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fluidtune.report.drawing import INK, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.events import EventDict
-from fluidtune.report.pictures import LOSS, PALETTE
+from fluidtune.report.marks import LOSS
+from fluidtune.report.pictures import PALETTE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 SHOWN = {"answered": PALETTE[0], "late": PALETTE[1], "refused": LOSS}
 #: What an event of a lease adds to the devices that are there.
 CHANGES = {"device_gained": 1, "device_returned": -1, "device_lost": -1}
-#: Most batches that get the number of their requests written on them. Judgement: more would not be readable.
+#: With more batches than this, none has the number of its requests written on it: they would not be readable.
 NUMBERED = 150
-#: Most bars of the picture of load. Judgement: a day has 8,640 spans, and drawing as many takes a minute.
+#: Most bars of the picture of load. A day has 8,640 spans, and to draw these takes a minute.
 BARS = 300
 
 

@@ -7,28 +7,41 @@ trial_lookup.py, and which trial held which device in occupancy.py. Reasons are 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fluidtune.report.causes import NO_REASON, OFTEN, Resizes, label_of, words_of
-from fluidtune.report.events import EventDict
+from fluidtune.report.events import EventDict, iterations_in
 from fluidtune.report.growth_story import GrowthFacts
 from fluidtune.report.occupancy import Replay
 from fluidtune.report.summary import duration, plural
 
-#: A story of at most this many entries is told whole. Judgement: it fits a terminal.
+#: A story of at most this many entries, which fit a terminal, is told whole.
 TOLD_WHOLE = 40
-#: In a longer one, of entries that are alike the first ones are told, this many, and the last one. Judgement: what
-#: alternates shows in its second time, and the third says that it goes on.
+#: A longer one tells this many entries of each kind, the first ones, and the last one. What alternates shows the second
+#: time, and the third says that it goes on.
 TOLD_FIRST = 3
+#: Event -> its kind, and its sentence. ``reason``: a colon and the event's reason in words, if it has one; ``because``:
+#: the same, or that the log has none.
+SENTENCES = {
+    "workers_differed": ("workers differed", "its workers differed{reason}"),
+    "growth_ended": ("growth ended", "must have one worker from now on{reason}"),
+    "trial_suspended": ("left", "left its devices, to go on later{because}"),
+    "recovered": ("recovered", "goes on from iteration {iteration}{reason}"),
+    "room_lacking": ("no room", "device {device} had no room for it{reason}"),
+    "worker_lost": ("worker lost", "its worker on device {device} died{reason}"),
+    "device_lost": ("device lost", "it lost device {device}{reason}"),
+    "device_returned": ("device returned", "it had to give up device {device}{reason}"),
+}
+#: What the trial does after an event. After `trial_ended` it has the event's ending.
+STATES = {"trial_added": "waits", "trial_started": "runs", "trial_suspended": "waits", "worker_lost": "waits"}
 
 
 @dataclass(frozen=True)
 class Entry:
     """One thing that happened to the trial, at ``at`` (unix seconds), after ``iteration``.
 
-    ``kind``: two entries of one kind are alike. ``width``: the trial's width in devices from now on; None if the entry
+    ``kind``: what entries are counted by. ``width``: the trial's width in devices from now on; None if the entry
     does not change it.
     """
 
@@ -69,7 +82,7 @@ class Story:
 
 
 def _stretches(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
-    """The entries, each alone if it is told, and those between two that are told together."""
+    """The entries: each alone if it is told, else together with those beside it."""
     if len(entries) <= TOLD_WHOLE:
         yield from ([entry] for entry in entries)
         return
@@ -88,7 +101,7 @@ def _stretches(entries: Sequence[Entry]) -> Iterable[list[Entry]]:
 
 
 def _summed_up(stretch: Sequence[Entry], began: float) -> str:
-    """One sentence for several entries of which the story has told the like. ``began``: unix seconds of its start."""
+    """One sentence for several entries whose kinds the story has told. ``began``: unix seconds of its start."""
     kinds = Counter(entry.kind for entry in stretch)
     counts = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     until = duration(max(0.0, stretch[-1].at - began))
@@ -120,6 +133,11 @@ def _with(event: EventDict) -> str:
     return f": {words}" if words else ""
 
 
+def _kind_of(verb: str, cause: EventDict | None) -> str:
+    label = label_of(cause)
+    return f"{verb} ({label})" if label else verb
+
+
 class _Teller:
     """Hears all events of a run, and notes what happens to one trial."""
 
@@ -148,22 +166,20 @@ class _Teller:
             self._growth.hear(event, self._use, None)
             if name == "trial_result" and event["trial"] == self._trial:
                 self._iteration = int(event["iteration"])
-                self._iterations += int(event.get("iterations") or 1)
+                self._iterations += iterations_in(event)
             return
         before, neighbours = self._held(), self._neighbours()
         if before:
-            self._width = self._use.held[self._trial][1] * len(before)
+            self._width = self._use.of(self._trial).width
         cause, begun = self._resizes.step(event), self._resizes.under_way(self._trial)
         self._use.step(event)
         own = event.get("trial") == self._trial
         if own:
-            tell: Callable[..., None] | None = getattr(self, f"_on_{name}", None)
-            if tell is not None:
-                tell(event, before, cause)
+            self._own(event, before, cause)
         elif name == "run_started":
             self._driver(event)
         elif name in ("worker_lost", "device_lost", "device_returned") and event["device"] in before:
-            self._lost(event)
+            self._sentence(event)
         if not own and self._held() and self._held() == before:
             self._tell_neighbours(event, neighbours)
         self._growth.hear(event, self._use, begun)
@@ -182,7 +198,7 @@ class _Teller:
     # --- what is known of the moment
 
     def _held(self) -> tuple[int, ...]:
-        return self._use.held.get(self._trial, ((), 0.0, 0.0))[0]
+        return self._use.of(self._trial).devices
 
     def _neighbours(self) -> list[str]:
         """The other trials on its device, where it has one."""
@@ -209,102 +225,85 @@ class _Teller:
         if self._entries:
             self._tell("driver restarted", "the run goes on in another driver, with no trial on a device")
 
-    def _lost(self, event: EventDict) -> None:
-        what = {
-            "worker_lost": f"its worker on device {event['device']} died",
-            "device_lost": f"it lost device {event['device']}",
-            "device_returned": f"it had to give up device {event['device']}",
-        }[event["event"]]
-        self._tell(event["event"].replace("_", " "), what + _with(event))
+    # --- its own events
 
-    # --- its own events: (event, the devices before, the event that says why a resize was done)
+    def _own(self, event: EventDict, before: tuple[int, ...], cause: EventDict | None) -> None:
+        """``before``: the devices that it had. ``cause``: the event that says why a resize was done or failed."""
+        name = event["event"]
+        self._state = STATES.get(name, self._state)
+        if name in SENTENCES:
+            self._sentence(event)
+        elif name == "resized":
+            self._resized(event, cause)
+        elif name == "resize_failed":
+            self._resize_failed(event, before, cause)
+        elif (tell := getattr(self, f"_on_{name}", None)) is not None:
+            tell(event)
 
-    def _on_trial_added(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+    def _sentence(self, event: EventDict) -> None:
+        kind, text = SENTENCES[event["event"]]
+        self._tell(kind, text.format_map({**event, "reason": _with(event), "because": _because(event)}))
+
+    def _on_trial_added(self, event: EventDict) -> None:
         self._name = str(event.get("name") or self._name)
         self._kind = str(event["kind"])
         left = event["iterations"]
         todo = "an unknown number of iterations" if left is None else plural(round(left), "iteration")
         again = "waits again" if self._entries else f"added to group {event['group']}, waits"
         self._tell("waits", f"{again} with {todo} to do")
-        self._state = "waits"
 
-    def _on_kind_found(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+    def _on_kind_found(self, event: EventDict) -> None:
         self._kind = str(event["kind"])
         self._tell("kind found", f"turned out to be {self._kind}")
 
-    def _on_trial_started(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+    def _on_trial_started(self, event: EventDict) -> None:
         devices, share = tuple(event["devices"]), float(event["share"])
         moved = self._last and devices[:1] != self._last[:1]
         verb = ("moved and went on" if moved else "went on") if event["resumed"] else "started"
         part = "" if share >= 1 else f", at a share of {share:.3g}"
-        self._note_width(devices, share)
+        self._width, self._last = len(devices) * share, devices
         text = f"{verb} on {_devices(devices)}{part}{_because(event)}"
-        self._tell(self._kind_of(verb, event), text, self._width)
-        self._state = "runs"
+        self._tell(_kind_of(verb, event), text, self._width)
 
-    def _note_width(self, devices: Sequence[int], share: float) -> None:
-        self._width, self._last = len(devices) * share, tuple(devices)
+    def _note_width(self, devices: tuple[int, ...]) -> None:
+        held = self._use.of(self._trial)
+        # After the run's end nothing is held; such a log has no share.
+        self._width, self._last = len(devices) * (held.share if held.devices else 1.0), devices
 
-    def _on_trial_silent(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+    def _on_trial_silent(self, event: EventDict) -> None:
         self._tell("silent", f"did not report for {duration(float(event['seconds']))}")
 
-    def _on_resized(self, event: EventDict, before: tuple[int, ...], cause: EventDict | None) -> None:
+    def _resized(self, event: EventDict, cause: EventDict | None) -> None:
         devices = tuple(event["devices"])
-        _, share, _ = self._use.held.get(self._trial, ((), 1.0, 0.0))
-        width, was = len(devices) * share, self._width
+        was = self._width
+        self._note_width(devices)
+        width = self._width
         verb = "grew" if width > was else "shrank" if width < was else "changed devices"
         change = f"from width {was:.3g} to {width:.3g}" if width != was else f"at width {width:.3g}"
         pause = f", with a pause of {duration(float(event['seconds']))}" if event["seconds"] else ""
-        self._note_width(devices, share)
-        self._tell(self._kind_of(verb, cause), f"{verb} {change}, {_devices(devices)}{pause}{_because(cause)}", width)
+        self._tell(_kind_of(verb, cause), f"{verb} {change}, {_devices(devices)}{pause}{_because(cause)}", width)
 
-    @staticmethod
-    def _kind_of(verb: str, cause: EventDict | None) -> str:
-        label = label_of(cause)
-        return f"{verb} ({label})" if label else verb
-
-    def _on_resize_failed(self, event: EventDict, before: tuple[int, ...], cause: EventDict | None) -> None:
+    def _resize_failed(self, event: EventDict, before: tuple[int, ...], cause: EventDict | None) -> None:
         devices = tuple(event["devices"])
         wanted = f" to {_devices(cause['devices_to'])}, wanted because{_because(cause)}," if cause is not None else ""
         stays = f"it stays on {_devices(devices)}" if devices else "it has no device"
         width = None
         if devices and devices != before:
-            _, share, _ = self._use.held.get(self._trial, ((), 1.0, 0.0))
-            self._note_width(devices, share)
+            self._note_width(devices)
             width = self._width
         self._tell("resize failed", f"a change{wanted} failed, {stays}{_with(event)}", width)
 
-    def _on_workers_differed(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
-        self._tell("workers differed", f"its workers differed{_with(event)}")
-
-    def _on_growth_checked(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+    def _on_growth_checked(self, event: EventDict) -> None:
         found = {"same": "gave the same gradients", "differs": "gave other gradients"}.get(
             event["verdict"], "could not be compared"
         )
         self._tell("growth checked", f"a step divided among two workers {found}{_with(event)}")
 
-    def _on_growth_ended(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
-        self._tell("growth ended", f"must have one worker from now on{_with(event)}")
-
-    def _on_suspend_asked(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
-        kind = self._kind_of("asked to leave", event)
+    def _on_suspend_asked(self, event: EventDict) -> None:
+        kind = _kind_of("asked to leave", event)
         self._tell(kind, f"was asked to leave its device and to go on later{_because(event)}")
 
-    def _on_trial_suspended(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
-        self._tell("left", f"left its devices, to go on later{_because(event)}")
-        self._state = "waits"
-
-    def _on_worker_lost(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
-        self._lost(event)
-        self._state = "waits"
-
-    def _on_recovered(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
-        self._tell("recovered", f"goes on from iteration {event['iteration']}{_with(event)}")
-
-    def _on_room_lacking(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
-        self._tell("no room", f"device {event['device']} had no room for it{_with(event)}")
-
-    def _on_trial_ended(self, event: EventDict, before: tuple[int, ...], cause: Any) -> None:
+    def _on_trial_ended(self, event: EventDict) -> None:
         ending, words = event["ending"], words_of(event)
         if ending == "paused":
             text = f"left its devices{_with(event)}" if words else "was paused by Tune"

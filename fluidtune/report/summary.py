@@ -1,10 +1,6 @@
 """One run in figures: its time, the use of its devices, its resizes, losses and recoveries, and its best trial.
 
-This module decides which figures describe a run and how a terminal shows them. It does not draw (pictures.py) and does
-not compare two runs (benchmarks/).
-
-A new figure needs a field in `Summary`, its value in `summarise` (counted in `_Tally` if no event name counts it), a
-row in `_rows` if people shall see it, a row in docs/summary.md, and an assertion in tests/report/test_summary.py.
+Decides which figures describe a run and how a terminal shows them. CONTRIBUTING.md says what a new figure needs.
 """
 
 from __future__ import annotations
@@ -13,19 +9,14 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
+from itertools import accumulate
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.report.causes import Resizes, label_of
 from fluidtune.report.distance import Bound, bound_of
-from fluidtune.report.durations import Durations, width_of
-from fluidtune.report.events import EventDict, load_events
-from fluidtune.report.occupancy import (
-    available_seconds,
-    held_seconds,
-    occupancy_of,
-    packing_levels,
-)
+from fluidtune.report.events import EventDict, iterations_in, load_events
+from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
 from fluidtune.report.time_use import TimeUse, time_use
 
 if TYPE_CHECKING:
@@ -43,50 +34,32 @@ class WidthFigures:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in figures. Times are in seconds, widths in devices. docs/summary.md describes the same as JSON."""
+    """A run in figures. docs/summary.md says what each one is, in which unit; None there is null."""
 
     run: str
     machine: str
-    #: "gpu", "cpu", "emulated"; "" when the log does not say.
     kind: str
     algorithm: str
     metric: str | None
     mode: str | None
-    #: Whether the log ends with a run_ended: False for a run that goes on or was killed.
     finished: bool
-    #: How often `Tuner.restore` continued the run in a new driver.
     restored: int
-    #: Seconds in which a driver ran. The time between a killed driver and the next one does not count.
     wall_seconds: float
-    #: Number of devices that the run ever had.
     devices: int
-    #: Number of trials that were added or started.
     trials: int
-    #: ending -> number of trials whose last ending it is; "unfinished" for trials that have not ended.
     endings: dict[str, int]
-    #: time_use.iterating / available_device_seconds, in [0, 1].
     utilisation: float
-    #: What became of the device-seconds that the run had.
     time_use: TimeUse
-    #: Device-seconds that trials held, each at its share of a device.
     held_device_seconds: float
-    #: Device-seconds that the run had while a driver ran.
     available_device_seconds: float
-    #: Number of trials on a device at the same time -> device-seconds; 0 is idle.
     packing_levels: dict[int, float]
-    #: width -> the iterations at that width.
     widths: dict[float, WidthFigures]
     resizes: int
     resizes_failed: int
-    #: The engine's reason, or "unknown" -> number of resizes that were done for it.
     resize_reasons: dict[str, int]
-    #: Mean pause of a resize; None when there was none.
     mean_resize_seconds: float | None
     workers_started: int
-    #: Those of them that were forked from a server.
     workers_forked: int
-    #: Those of them that were started before a trial needed them, the seconds that they took together until they were
-    #: ready, and how many of them a trial took.
     spares_started: int
     spare_seconds: float
     spares_used: int
@@ -94,13 +67,9 @@ class Summary:
     workers_replaced: int
     devices_lost: int
     recoveries: int
-    #: The least time that any schedule of the same work could have had, and how far the run is from it; None where it
-    #: cannot be told, see `distance.bound_of`.
     bound: Bound | None
-    #: The best trial and its value of Tune's metric; None when there is no result or no mode.
     best_trial: str | None
     best_metric: float | None
-    #: Broken lines of the log that were dropped, see `read_events`.
     dropped_lines: int = 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,6 +78,41 @@ class Summary:
         result["widths"] = {f"{width:g}": figures for width, figures in result["widths"].items()}
         result["packing_levels"] = {str(level): seconds for level, seconds in self.packing_levels.items()}
         return result
+
+
+@dataclass
+class Durations:
+    """Seconds of iterations, where a line of the log may stand for several of them.
+
+    Each of these counts as long as their mean. So their number and their seconds together are exact, and the median is
+    one of the means where most iterations share lines.
+    """
+
+    #: Number of iterations.
+    count: int = 0
+    #: Their seconds together.
+    total: float = 0.0
+    #: Of each line the (mean) seconds of an iteration, and their number.
+    _lines: list[tuple[float, int]] = field(default_factory=list)
+
+    def add(self, result: EventDict) -> None:
+        """Count a ``trial_result``, whose seconds are known."""
+        seconds, times = float(result["seconds"]), iterations_in(result)
+        self.count += times
+        self.total += times * seconds
+        self._lines.append((seconds, times))
+
+    def median(self) -> float:
+        """The median of all iterations. There must be one."""
+        if len(self._lines) == self.count:
+            return median(seconds for seconds, _ in self._lines)
+        lines = sorted(self._lines)
+        until = list(accumulate(times for _, times in lines))
+
+        def at(place: int) -> float:
+            return next(seconds for (seconds, _), end in zip(lines, until, strict=True) if place < end)
+
+        return (at((self.count - 1) // 2) + at(self.count // 2)) / 2
 
 
 @dataclass
@@ -143,7 +147,8 @@ class _Tally:
             self.reasons[label_of(cause) or "unknown"] += 1
         if name == "trial_result":
             if event["seconds"] is not None and event["width"] is not None:
-                self.at_width[width_of(event["width"])].add(event)
+                # Rounded, so that 1/3 is one width however it was computed.
+                self.at_width[round(float(event["width"]), 4)].add(event)
         elif name in ("trial_added", "trial_started"):
             self.endings[event["trial"]] = "unfinished"
         elif name == "trial_ended":

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fluidtune.report.durations import iterations_in
-from fluidtune.report.events import EventDict
+from fluidtune.report.events import EventDict, iterations_in
 from fluidtune.report.occupancy import Occupancy, Replay, available_seconds, held_seconds
 
 
@@ -47,14 +46,14 @@ class _Counted:
             self.iterating += max(0.0, float(event["width"]) * seconds)
             self._started(event["trial"], float(event.get("began", event["t"] - seconds)))
         elif name == "resized" and event["seconds"] is not None:
-            self.moving += float(event["seconds"]) * self._width(event["trial"])
+            self.moving += float(event["seconds"]) * replay.of(event["trial"]).width
         elif name == "trial_started":
             self._started(event["trial"], replay.now)
         replay.step(event)
         for waiting in [waiting for waiting in self._starting if waiting not in replay.held]:
             self._started(waiting, replay.now)  # it left before its first iteration
         if name == "trial_started" and trial in replay.held:
-            self._starting[str(trial)] = replay.now, self._width(str(trial))
+            self._starting[str(trial)] = replay.now, replay.of(str(trial)).width
 
     def end(self) -> None:
         for trial in list(self._starting):
@@ -63,10 +62,6 @@ class _Counted:
     def _started(self, trial: str, at: float) -> None:
         since, width = self._starting.pop(trial, (at, 0.0))
         self.starting += max(0.0, at - since) * width
-
-    def _width(self, trial: str) -> float:
-        devices, share, _ = self._replay.held.get(trial, ((), 0.0, 0.0))
-        return share * len(devices)
 
 
 def time_use(events: Iterable[EventDict], use: Occupancy) -> TimeUse:

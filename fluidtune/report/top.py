@@ -21,17 +21,17 @@ from fluidtune.report.occupancy import busy_over_time
 from fluidtune.report.serving_report import is_serving, render_serving, summarise_serving
 from fluidtune.report.summary import duration, plural
 
-#: Devices are busy, and iterations are counted, over this many seconds. Judgement: several iterations of most trials.
+#: Devices are busy, and iterations are counted, over this many seconds: several iterations of most trials.
 RECENT_S = 60.0
-#: Seconds between two looks at the log. Judgement: as other commands of this name.
+#: Seconds between two looks at the log.
 LOOK_S = 1.0
-#: How many news are shown, and the least rows of each table on a small terminal. Judgement.
+#: How many news are shown, and the least rows of each table on a small terminal.
 NEWS_SHOWN, LEAST_ROWS = 5, 3
 #: Characters of a node's name that are shown. Ray's are 56 hexadecimal digits.
 NODE_LENGTH = 12
 #: Trials in these states come first, in this order.
 ORDER = ("silent", "resizing", "running", "waiting", "failed", "paused", "stopped")
-#: A trial in such a state is not going on, and needs no row of its own.
+#: Trials in these states have no row.
 _DONE = ("paused", "stopped")
 
 
@@ -39,7 +39,7 @@ def watch(log: Path, console: Console, now: Callable[[], float] = time.time) -> 
     """Show the log's run until it ends, or until Ctrl-C. Without a terminal, it is shown once."""
     tail = LogTail(log)
     events = tail.new()
-    screen: Screen = ServiceScreen() if is_serving(events) else RunScreen()
+    screen: ServiceScreen | RunScreen = ServiceScreen() if is_serving(events) else RunScreen()
     screen.hear(events)
     try:
         if console.is_terminal:
@@ -58,34 +58,21 @@ def watch(log: Path, console: Console, now: Callable[[], float] = time.time) -> 
     console.print(screen.draw(now(), console.height if console.is_terminal else 1000))
 
 
-class Screen:
-    """What is shown of one log."""
-
-    #: Nothing will change any more.
-    over = False
-
-    def hear(self, events: list[EventDict]) -> None:
-        raise NotImplementedError
-
-    def draw(self, now: float, height: int) -> RenderableType:
-        """The picture at ``now`` (unix seconds), for a terminal of ``height`` lines."""
-        raise NotImplementedError
-
-
-class ServiceScreen(Screen):
+class ServiceScreen:
     """The requests of a service: of the last minute, and since its start."""
 
     def __init__(self) -> None:
         self._events: list[EventDict] = []
 
     @property
-    def over(self) -> bool:  # type: ignore[override]
+    def over(self) -> bool:
         return self._events[-1]["event"] == "serving_ended"
 
     def hear(self, events: list[EventDict]) -> None:
         self._events += events
 
     def draw(self, now: float, height: int) -> RenderableType:
+        """The picture at ``now`` (unix seconds), for a terminal of ``height`` lines."""
         recent = [event for event in self._events if seconds_since(now, event["t"]) <= RECENT_S]
         return Group(
             Text("the last minute", style="bold"),
@@ -95,7 +82,7 @@ class ServiceScreen(Screen):
         )
 
 
-class RunScreen(Screen):
+class RunScreen:
     """The devices and trials of a tuning job."""
 
     def __init__(self) -> None:
@@ -103,7 +90,8 @@ class RunScreen(Screen):
         self._last = 0.0
 
     @property
-    def over(self) -> bool:  # type: ignore[override]
+    def over(self) -> bool:
+        """Nothing will change any more."""
         return self.run.use.over
 
     def hear(self, events: list[EventDict]) -> None:
@@ -134,14 +122,13 @@ class RunScreen(Screen):
         silence = seconds_since(now, self._last)
         if not self.over and silence > RECENT_S:
             state += f", nothing was written for {duration(silence)}"
-        there = run.use.there
-        busy = {device for devices, _, _ in run.use.held.values() for device in devices}
         states = run.states
         trials = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state]) or "none"
         rate = run.ended_since(now - RECENT_S)
         lines = [
             f"{head.get('run', 'run')}: {head.get('algorithm', '')}, {kind}, {state}",
-            f"{len(busy)} of {plural(len(there), 'device')} busy, {plural(rate, 'iteration')} in the last minute",
+            f"{len(run.use.busy)} of {plural(len(run.use.there), 'device')} busy, "
+            f"{plural(rate, 'iteration')} in the last minute",
             f"trials: {trials}",
         ]
         if run.best is not None:
@@ -159,7 +146,7 @@ class RunScreen(Screen):
         sampled = bool(run.samples)
         table = _table("device", "node", "busy", *(["GPU", "memory"] if sampled else []), "trials", long="trials")
         for device in devices[:rows]:
-            names = ", ".join(f"{trial} ({run.devices_of(trial)[1]:.2g})" for trial in run.use.holders(device))
+            names = ", ".join(f"{trial} ({run.use.of(trial).share:.2g})" for trial in run.use.holders(device))
             part = float(recent[device][0]) if device in recent else float("nan")
             row = [str(device), run.nodes.get(device, "")[:NODE_LENGTH], "" if part != part else f"{part:.0%}"]
             table.add_row(*row, *(_gpu(run.samples.get(device)) if sampled else ()), names)
@@ -179,12 +166,12 @@ class RunScreen(Screen):
         return _and_more(table, len(shown) - rows)
 
     def _row(self, trial: LiveTrial, now: float) -> list[str]:
-        devices, share = self.run.devices_of(trial.trial)
+        held = self.run.use.of(trial.trial)
         return [
             trial.trial,
             trial.state,
-            f"{share * len(devices):.2g}" if devices else "",
-            _ranges(devices),
+            f"{held.width:.2g}" if held.devices else "",
+            _ranges(held.devices),
             f"{trial.iteration}" if trial.target is None else f"{trial.iteration}/{trial.target}",
             "" if trial.seconds is None else f"{trial.seconds:.3g}",
             "" if trial.metric is None else f"{trial.metric:.5g}",

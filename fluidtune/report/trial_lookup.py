@@ -1,4 +1,4 @@
-"""Which trial of which run a user means: by a directory, and by an id, the beginning of one, or a name."""
+"""Which run and which trial a user means, by a directory and by an id, the beginning of an id, or a name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log
 from fluidtune.report.serving_report import is_serving
 
-#: An error lists this many of what there is. Judgement: more would hide the error.
+#: An error lists this many runs or trials. More would hide the error.
 LISTED = 20
 
 
@@ -57,7 +57,7 @@ def find_trial(events: Sequence[EventDict], wanted: str) -> str:
 
 
 def _names(events: Iterable[EventDict]) -> dict[str, str]:
-    """Every trial of the log, in the order in which they appear, and its name; "" if the log does not say it."""
+    """Every trial of the log, in its order, and the trial's name; "" if the log does not say it."""
     names: dict[str, str] = {}
     for event in events:
         trial = event.get("trial")

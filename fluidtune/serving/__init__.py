@@ -6,5 +6,5 @@ what.
 
 Start reading with `service`: it looks for the trials and starts the front. `front` is the one replica of Ray Serve with
 the scheduler in it, `remote_devices` its side of the processes that hold the models, `model_process` such a process.
-`served_devices` are the devices of a service of its own, `model_leases` those that it leases from the arbiter.
+`model_leases` are the devices that a service leases from the arbiter.
 """

@@ -17,7 +17,7 @@ from symphony_serve.errors import Refused
 #: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
 #: can answer. At the last one the front asks itself: a request is read and answered, and no model is asked (see `way`).
 LIVE, READY, WAY = "/healthz", "/readyz", "/-/way"
-#: Seconds between two attempts to begin, after which a client may ask again as well. Judgement: nobody is served then.
+#: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
 
 
@@ -46,7 +46,6 @@ class Said(Exception):
             self.headers["Connection"] = "close"
 
     def response(self) -> Response:
-        """The answer."""
         if self.status == 503:
             return as_json(503, {"error": "refused", "code": self.code, "reason": self.text}, self.headers)
         return as_json(self.status, {"error": self.text, "code": self.code}, self.headers)
@@ -58,7 +57,6 @@ def refused(code: str, text: str, slo: float | None = None, closes: bool = False
 
 
 def of_server(error: Refused, slo: float) -> Said:
-    """What the server has refused."""
     return refused(error.reason.name.lower(), error.reason.value, slo)
 
 
@@ -79,10 +77,8 @@ def route(method: str, path: str, trials: Sequence[str]) -> str:
 
 
 def unknown(name: str, trials: Sequence[str]) -> str:
-    """What is said of a trial that is not served."""
     return f"no trial {name!r} is served; there are {', '.join(trials)}"
 
 
 def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer with a JSON value."""
     return Response(json.dumps(value), status, headers, media_type="application/json")

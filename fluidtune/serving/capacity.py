@@ -12,30 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluidtune.errors import FluidTuneError
-from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
-from symphony_serve.bounds import gpus_for, staggered
+from symphony_serve.autoscale import BAD_RATE, gpus_for, staggered
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.kept_profiles import delays_from_json, profiles_from_json
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import Model, StartPolicy
+from symphony_serve.profiles import profiles_from_json
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.twin.goodput import BAD_RATE, goodput
-from symphony_serve.twin.simulation import Outcome, Simulation
-from symphony_serve.workloads import arrivals, equal
+from symphony_serve.twin import Outcome, Simulation, goodput, poisson
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 #: The directory of a service's log and profiles in that of the run that it serves, and the file with the profiles.
 DIRECTORY, PROFILES = "serving", "profiles.json"
-#: When a batch starts, by the name that `--starts` gives it.
-POLICIES = {"deferred": DEFERRED, "eager": EAGER}
-#: So many requests are simulated for each answer, and goodput is found to this part of it. Judgement: of 5,000 requests
-#: 1 % are 50, which is exact to a seventh of them; ten answers take some seconds.
+#: Requests that are simulated for each answer, and the precision of a goodput as a part of it. 1 % of 5,000 requests
+#: are 50, which is exact to a seventh of them; ten answers take some seconds.
 REQUESTS, PRECISION = 5000, 0.02
-#: Before what is measured, so many SLOs pass. Judgement: queues and the measured rate are then what they stay.
+#: SLOs that pass before what is measured. Queues and the measured rate are then what they stay.
 WARM_UP_SLOS = 20
-#: No plan is made for more devices. Judgement: the twin takes minutes for more; ask about a part of the rate then.
+#: No plan is made for more devices. The twin takes minutes for more.
 MOST_DEVICES = 4096
 
 
@@ -56,9 +51,10 @@ class Forecast:
 
 def start_policy(starts: str) -> StartPolicy:
     """When a batch starts, by its name. Raises FluidTuneError if there is none of that name."""
-    if starts not in POLICIES:
-        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(POLICIES)}")
-    return POLICIES[starts]
+    try:
+        return StartPolicy(starts)
+    except ValueError:
+        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(StartPolicy)}") from None
 
 
 def models_of(source: str, slo: float, starts: str) -> list[Model]:
@@ -75,10 +71,9 @@ def models_of(source: str, slo: float, starts: str) -> list[Model]:
     except OSError:
         raise FluidTuneError(f"there are no profiles at {str(path)!r}; serve the run once: fluidtune serve start")
     try:
-        profiles = profiles_from_json(text, None)
-        delays = {name: Delays(response=seconds) for name, seconds in delays_from_json(text).items()}
+        profiles, delays = profiles_from_json(text)
         return [
-            Model(name, profile, slo, policy=policy, delays=delays.get(name, Delays()))
+            Model(name, profile, slo, policy=policy, delays=Delays(response=delays.get(name, 0.0)))
             for name, profile in profiles.items()
         ]
     except ServeError as error:
@@ -105,7 +100,6 @@ def devices_for(models: Sequence[Model], rate: float) -> int:
 
 
 def forecast(models: Sequence[Model], devices: int, rate: float) -> Forecast:
-    """What this number of devices does."""
     peak = min(staggered(one.profile, one.budget, devices).rate for one in models)
     found = goodput(lambda asked: simulated(models, devices, asked), max(0.8 * peak, 1.0), PRECISION)
     outcome = simulated(models, devices, rate)
@@ -114,9 +108,9 @@ def forecast(models: Sequence[Model], devices: int, rate: float) -> Forecast:
 
 def simulated(models: Sequence[Model], devices: int, rate: float) -> Outcome:
     """The models at a total rate of Poisson arrivals that is shared equally."""
-    rates = {name: rate * share for name, share in equal([one.name for one in models]).items()}
+    rates = dict.fromkeys((one.name for one in models), rate * (1 / len(models)))
     slos = {one.name: one.slo for one in models}
-    requests = arrivals(rates, slos, seed=1)
+    requests = poisson(rates, slos, seed=1)
     return Simulation(Scheduler(models), devices, requests, WARM_UP_SLOS * max(slos.values()), REQUESTS / rate).run()
 
 

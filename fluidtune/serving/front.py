@@ -26,22 +26,18 @@ import fluidtune
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.report import this_machine
 from fluidtune.serving.answers import AGAIN_S, LIVE, READY, WAY, Said, as_json, of_server, refused, route, unknown
-from fluidtune.serving.books import MINUTE_S, Books
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
 from fluidtune.serving.intake import Holding, Intake, collect_seldom, largest_body
 from fluidtune.serving.model_process import Loading, Outcome
-from fluidtune.serving.remote_devices import RemoteDevice
-from fluidtune.serving.served_devices import OwnDevices, ServedDevices
-from fluidtune.serving.watching import ServingGauges, ServingLog, Watch
+from fluidtune.serving.remote_devices import OwnDevices, RemoteDevice, ServedDevices
+from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch
 from fluidtune.serving.way import TIMEOUT_S, Way
 from symphony_serve.autoscale import Autoscaler
-from symphony_serve.batching.start_times import StartPolicy
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
-from symphony_serve.kept_profiles import profiles_to_json
 from symphony_serve.messages import Reason
-from symphony_serve.model_side import Model
-from symphony_serve.profiles import check_slo
+from symphony_serve.model_side import Model, StartPolicy
+from symphony_serve.profiles import check_slo, profiles_to_json
 from symphony_serve.shell.measuring import measure_models
 from symphony_serve.shell.threaded_server import ThreadedServer
 
@@ -50,7 +46,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that a stop waits for what runs. Judgement: a batch that takes longer is late anyhow.
+#: Seconds that a stop waits for what runs. A batch that takes longer is late anyhow.
 STOP_S = 1.0
 
 
@@ -242,7 +238,6 @@ class Front:
         return await self._intake.read(request, self._forms[name], self._most[name], until, holding)
 
     async def _call(self, value: Any, name: str) -> Any:
-        """Answer a handle's call."""
         arrival = time.monotonic()
         if name not in self._names:
             raise ServeError(unknown(name, self._names))
@@ -419,7 +414,7 @@ class Front:
             kind="gpu" if setting.resources.get("num_gpus") else "cpu",
             devices=setting.devices,
             slo=setting.slo,
-            starts=setting.policy.name,
+            starts=setting.policy.value,
             trials=[{"trial": one.name, "value": one.value} for one in setting.loading.trials],
         )
 

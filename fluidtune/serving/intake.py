@@ -21,21 +21,20 @@ from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 from symphony_serve.reading import PIECE, Reading
 
-#: Requests that are open, which are being read or wait for their answer. Judgement: far more than a front answers
-#: within any SLO; each holds its input, so that without a limit a flood under a long SLO would need all memory.
+#: Requests that are being read or wait for their answer: far more than a front answers within any SLO. Each holds its
+#: input, so without a limit a flood under a long SLO would need all memory.
 MOST_OPEN = 10_000
-#: Bodies of which a part is there. Judgement: several times what Ray Serve's proxy hands over in a second, so that a
-#: burst of whole bodies never meets it; half bodies are dropped at their deadlines.
+#: Bodies of which a part is there: several times what Ray Serve's proxy hands over in a second, so that a burst of
+#: whole bodies never reaches it. Half bodies are dropped at their deadlines.
 MOST_READ = 1000
-#: Bytes of the bodies that are larger than a piece, of all open requests. Judgement: an input takes up to ten times the
+#: Bytes of the bodies that are larger than a piece, of all open requests. An input takes up to ten times the
 #: memory of its text, so these are up to 640 MB.
 MOST_BYTES = 64 << 20
-#: A body may be so many times as long as the longest of the samples, unless the caller says otherwise. Source: the
-#: issue that asked for the limit; lists and texts of any length differ from their samples.
+#: The largest body divided by the longest of the samples, unless the caller says otherwise: lists and texts of any
+#: length differ from their samples.
 TIMES_SAMPLE = 64
-#: So many collections of Python's middle generation come before one of all objects. Source: `gc.set_threshold`, whose
-#: default is 10. Judgement: a collection of all holds the process for 100 ms and more while nested lists are read; with
-#: this there is one in 70 million objects, which are 70 inputs of a million lists each.
+#: Collections of Python's middle generation before one of all objects (`gc.set_threshold`, whose default is 10). One of
+#: all holds the process for 100 ms and more while nested lists are read. With this there is one in 70 million objects.
 SELDOM = 10_000
 
 
@@ -64,7 +63,7 @@ class Intake:
         self._slo = slo
         #: How many are open, how many of these are being read, and how many bytes they hold.
         self.open = self.reading = self.bytes = 0
-        #: Whoever has it reads a piece of a large body.
+        #: Held by the reader of a piece of a large body.
         self._turn = asyncio.Lock()
 
     @contextlib.contextmanager

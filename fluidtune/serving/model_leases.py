@@ -1,7 +1,7 @@
 """The devices of a service that shares the cluster: leases of the Themis arbiter, each with a model process.
 
 Decided here: when the device of a lease joins the server, when it leaves, and which one goes when the load wants fewer.
-How many the load wants says `watching`, and which app gets a lease themis_bridge. All times are seconds.
+`watching` says how many the load wants, and themis_bridge which app gets a lease. All times are seconds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluidtune.cluster.holding import SPARE_S
-from fluidtune.serving.remote_devices import PAUSE_S, RemoteDevice
-from fluidtune.serving.served_devices import First
+from fluidtune.serving.remote_devices import PAUSE_S, First, RemoteDevice
 from symphony_serve.errors import ServeError
 from symphony_serve.shell.threaded_server import ThreadedServer
 from themis_bridge import ThemisError
@@ -60,7 +59,7 @@ class _Leased:
 
 
 class ModelLeases:
-    """See the module; `ServedDevices` for what the front calls, and `themis_bridge.agent.Work` for what its agent asks.
+    """See the module. It is the front's `ServedDevices` and the agent's `themis_bridge.agent.Work`.
 
     start: makes the device of a number in a placement group. tell: is called with an event and its fields when a lease
     comes or goes. tenant, clock: others in tests.
@@ -99,7 +98,6 @@ class ModelLeases:
     # What the agent asks, in its own thread.
 
     def valuation(self, contention: float, cluster_gpus: int) -> Endless:
-        """See `themis_bridge.agent.Work`."""
         return Endless(self.wanted, cluster_gpus / contention)
 
     @property
@@ -112,16 +110,14 @@ class ModelLeases:
 
     @property
     def pids(self) -> list[int]:
-        """See `ServedDevices`."""
         return [one.device.pid for one in list(self._held.values()) if one.device.pid is not None]
 
     @property
     def waits(self) -> str:
-        """See `ServedDevices`."""
         return "" if self._held else f"waiting for a lease of a {self._leasing.unit}"
 
     def first(self, ends: threading.Event) -> First | None:
-        """See `ServedDevices`. The models are loaded in one device; others may come later."""
+        """As `ServedDevices` says; the models are loaded in one device, others may come later."""
         self._first = None
         if not self._thread.is_alive():
             self._thread.start()
@@ -139,19 +135,16 @@ class ModelLeases:
         return None
 
     def interrupted(self) -> bool:
-        """See `ServedDevices`. The arbiter's word may come a little later than the end of a process."""
-        self._ends.wait(PAUSE_S)
+        self._ends.wait(PAUSE_S)  # The arbiter's word may come a little later than the end of a process.
         with self._lock:
             return self._first is not None and not self._stays(self._first)
 
     def anew(self) -> None:
-        """See `ServedDevices`."""
         with self._lock:
             for one in self._held.values():
                 self._load_again(one)
 
     def serve(self, server: ThreadedServer, wanted: Callable[[], int]) -> None:
-        """See `ServedDevices`."""
         with self._lock:
             self._server, self._load_wants = server, wanted
             if self._first is not None and self._stays(self._first):
@@ -161,7 +154,7 @@ class ModelLeases:
             self._count()
 
     def check(self, number: int) -> None:
-        """See `ServedDevices`. One whose lease has ended leaves anyhow."""
+        # One whose lease has ended leaves anyhow.
         for one in list(self._held.values()):
             if one.number == number and one.joined:
                 one.device.check()

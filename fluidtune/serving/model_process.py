@@ -53,7 +53,7 @@ class Loading:
 
 
 class ModelProcess:
-    """Loads the models at its start. It is a Ray actor without restarts: whoever uses it starts another one.
+    """Loads the models at its start. It is a Ray actor without restarts: the front starts another one.
 
     Raises ServeError if a model cannot be loaded, or cannot answer its own samples.
     """

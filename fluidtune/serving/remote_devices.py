@@ -1,36 +1,41 @@
-"""The front's side of the processes that hold the models: starts them, calls them, and replaces one that has died."""
+"""The front's side of the processes that hold the models: starts them, calls them, and replaces one that has died.
+
+`ServedDevices` is what the front knows of them. `OwnDevices` are the usual ones: a fixed number that the service holds
+from start to end. `model_leases` has the others, which are leases of the arbiter.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
-from fluidtune.serving.model_process import Loading, ModelProcess, Outcome
+from fluidtune.serving.model_process import Loading, ModelProcess
 from symphony_serve.errors import DeviceLost, ServeError
-from symphony_serve.shell.threaded_server import AfterWaiting, Function
+from symphony_serve.shell.threaded_server import Function, ThreadedServer, Waited
 
-#: Seconds after which a batch that has not ended ends its process. Judgement: `ThreadedServer` has given the batch up
-#: long before, after three times its time; a process that is only slow may answer others later.
+#: Seconds after which a batch that has not ended ends its process. `ThreadedServer` has given the batch up long before,
+#: after three times its time; a process that is only slow may answer others later.
 HUNG_S = 60.0
-#: Seconds for a process to start and to load the models; then another one is tried. Judgement: torch's import takes ten
-#: on a busy machine, and a model of many gigabytes takes minutes to read.
+#: Seconds for a process to start and to load the models; then another one is tried. torch's import takes ten on a busy
+#: machine, and a model of many gigabytes takes minutes to read.
 LOAD_S = 600.0
-#: Seconds within which an idle process must answer, else it gets no batch until it does. Judgement: as
+#: Seconds within which an idle process must answer, else it gets no batch until it does; as
 #: `threaded_server.LEAST_PATIENCE_S`, for the same reason.
 CHECK_S = 1.0
-#: Seconds that one look waits, and the pause before another process is tried. Judgement: nothing is asked in that time.
-LOOK_S = 0.2
-PAUSE_S = 1.0
+#: Seconds that one look waits, and the pause before another process is tried.
+LOOK_S, PAUSE_S = 0.2, 1.0
 
 
 class RemoteDevice:
-    """One device: a process of its own (`ModelProcess`), and after its death the next one.
+    """One device: its process (`ModelProcess`), and after its death the next one.
 
     number: the device's number. resources: Ray's options for the process, such as ``num_gpus``. tell: is called with an
     event and its fields when a process is there, and when one is lost. forks: has the process forked; None: it is
@@ -45,7 +50,7 @@ class RemoteDevice:
         tell: Callable[..., None],
         forks: ForkedActors | None = None,
     ):
-        # Ray would restart it at once and for ever; here it is tried again after a pause, and told with a reason.
+        # Ray would restart it at once and for ever; here it is tried again after a pause, and the reason is logged.
         self._class, self._options = ray.remote(ModelProcess), {"max_restarts": 0, **resources}
         self._loading = loading
         self._number, self._tell, self._forks = number, tell, forks
@@ -65,8 +70,8 @@ class RemoteDevice:
         self._actor = self._class.options(**self._options, runtime_env=runtime_env or None).remote(self._loading)
         self._told = self._actor.ready.remote()
         self._began = time.monotonic()
-        self._until = self._began + LOAD_S
         self._processes += 1
+        self._worker = f"models-{self._number}-{self._processes}"
 
     def look(self, wait_s: float = LOOK_S) -> dict[str, list[Any]] | None:
         """The samples of each model, if the process is there within ``wait_s`` seconds.
@@ -76,7 +81,7 @@ class RemoteDevice:
         try:
             pid, samples = ray.get(self._told, timeout=wait_s)
         except GetTimeoutError:
-            if time.monotonic() > self._until:
+            if time.monotonic() > self._began + LOAD_S:
                 said = f"no process has loaded the models within {LOAD_S:.0f} s"
                 raise ServeError(f"{said}; is there a free device, and does load end?")
             return None
@@ -91,17 +96,32 @@ class RemoteDevice:
         self._tell("worker_started", worker=self._worker, device=self._number, pid=pid, seconds=seconds)
         return samples
 
-    @property
-    def _worker(self) -> str:
-        return f"models-{self._number}-{self._processes}"
-
     def functions(self) -> dict[str, Function]:
         """By model, what `ThreadedServer` calls: inputs in, an `Outcome` for each out."""
-        return {name: self._function(name) for name in self._names}
+        return {name: partial(self._run, name) for name in self._names}
 
     def measured(self) -> dict[str, Function]:
         """By model, what is measured: the same way, but what fails raises."""
-        return {name: self._measure(name) for name in self._names}
+        return {name: partial(self._measure, name) for name in self._names}
+
+    def _run(self, name: str, inputs: list[Any]) -> Waited:
+        try:
+            return Waited(*ray.get(self._actor.run.remote(name, inputs), timeout=HUNG_S))
+        except RayTaskError as error:
+            if not self._plainly(error):
+                raise
+            self.again()
+            raise DeviceLost(_said(error), self._back) from None
+        except RayError as error:  # the process died, or cannot be reached, or hangs
+            self._replace(_said(error))
+            raise DeviceLost(_said(error), self._back) from None
+
+    def _measure(self, name: str, inputs: list[Any]) -> Waited:
+        try:
+            return Waited(*ray.get(self._actor.measure.remote(name, inputs), timeout=HUNG_S))
+        except RayTaskError as error:
+            self._plainly(error)  # the next attempt has plain processes
+            raise
 
     def check(self) -> None:
         """Ask the process, which is idle, whether it is there. Raises DeviceLost if it does not answer."""
@@ -124,60 +144,8 @@ class RemoteDevice:
         self._asked = None
         return True
 
-    def _replace(self, why: str) -> None:
-        if not self._over:
-            self._tell("worker_lost", worker=self._worker, device=self._number, reason=why)
-            self.again()
-
-    def stop(self) -> None:
-        """End the process. The batch that it runs is lost."""
-        self._over = True
-        self.pid = None
-        ray.kill(self._actor)
-
-    def again(self) -> None:
-        """End the process and start another one, unless the device was stopped."""
-        self.pid = None
-        ray.kill(self._actor)
-        if not self._over:
-            self._start()
-
-    def _function(self, name: str) -> Callable[[list[Any]], list[Outcome]]:
-        def run(inputs: list[Any]) -> list[Outcome]:
-            try:
-                outcomes, waited = ray.get(self._actor.run.remote(name, inputs), timeout=HUNG_S)
-            except RayTaskError as error:
-                if not self._plainly(error):
-                    raise
-                self.again()
-                raise DeviceLost(_said(error), self._back) from None
-            except RayError as error:  # the process died, or cannot be reached, or hangs
-                said = _said(error)
-                self._replace(said)
-                raise DeviceLost(said, self._back) from None
-            return AfterWaiting(outcomes, waited)
-
-        return run
-
-    def _plainly(self, error: Exception) -> bool:
-        """Whether the process must not be a forked one, and the next one will not be."""
-        why = NeedsPlainProcess.said_by(error)
-        if why is None or self._forks is None:
-            return False
-        self._forks.turn_off(why)
-        return True
-
-    def _measure(self, name: str) -> Callable[[list[Any]], list[Outcome]]:
-        def run(inputs: list[Any]) -> list[Outcome]:
-            try:
-                return AfterWaiting(*ray.get(self._actor.measure.remote(name, inputs), timeout=HUNG_S))
-            except RayTaskError as error:
-                self._plainly(error)  # the next attempt has plain processes
-                raise
-
-        return run
-
     def _back(self) -> bool:
+        """What `DeviceLost` asks until it is True: whether the process, or the next one, is there again."""
         if self._asked is not None:
             return self._answers(LOOK_S)
         try:
@@ -186,6 +154,31 @@ class RemoteDevice:
             time.sleep(PAUSE_S)
             self.again()
             return False
+
+    def _replace(self, why: str) -> None:
+        if not self._over:
+            self._tell("worker_lost", worker=self._worker, device=self._number, reason=why)
+            self.again()
+
+    def again(self) -> None:
+        """End the process and start another one, unless the device was stopped."""
+        self.pid = None
+        ray.kill(self._actor)
+        if not self._over:
+            self._start()
+
+    def stop(self) -> None:
+        """End the process. The batch that it runs is lost."""
+        self._over = True
+        self.again()
+
+    def _plainly(self, error: Exception) -> bool:
+        """Whether the process must not be a forked one, and the next one will not be."""
+        why = NeedsPlainProcess.said_by(error)
+        if why is None or self._forks is None:
+            return False
+        self._forks.turn_off(why)
+        return True
 
 
 def _own(error: Exception) -> str | None:
@@ -196,7 +189,94 @@ def _own(error: Exception) -> str | None:
 
 
 def _said(error: Exception) -> str:
-    """The error in one line. An error of the model's own process is told by its own text."""
+    """The error in one line; an error of the model's own process by its own text."""
     cause: BaseException = getattr(error, "cause", None) or error
     text = str(cause).strip()
     return _own(error) or (text.splitlines()[-1] if text else type(cause).__name__)
+
+
+class First(NamedTuple):
+    """What there is when the models are loaded: devices by number, one at least, and inputs of each model."""
+
+    devices: dict[int, RemoteDevice]
+    samples: dict[str, list[Any]]
+
+
+class ServedDevices(Protocol):
+    """The devices of a service. Each method is called by the thread that begins, the properties by any thread."""
+
+    @property
+    def count(self) -> int:
+        """How many there are to serve with; before `serve`, how many are to come."""
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of their processes, as far as these are there."""
+
+    @property
+    def waits(self) -> str:
+        """What is waited for, other than that models load; "" if nothing is."""
+
+    @property
+    def trouble(self) -> str:
+        """Why there will never be a device again; "" if nothing is wrong."""
+
+    def first(self, ends: threading.Event) -> First | None:
+        """Wait until the models are loaded. None: ``ends`` is set. Raises ServeError if a model cannot be loaded."""
+
+    def interrupted(self) -> bool:
+        """Whether devices of `first` have gone since; then an error says nothing about the models."""
+
+    def anew(self) -> None:
+        """Something has failed since `first` was called: it will be called again, and has other processes then."""
+
+    def serve(self, server: ThreadedServer, wanted: Callable[[], int]) -> None:
+        """The server was made with the devices of `first`. ``wanted``: how many devices its load wants."""
+
+    def check(self, number: int) -> None:
+        """Look whether the process of this idle device is there; its thread calls it. Raises DeviceLost if not."""
+
+    def close(self) -> None:
+        """The service is over."""
+
+
+class OwnDevices:
+    """``count`` devices, as `ServedDevices`. start: makes the device of a number."""
+
+    waits = trouble = ""
+
+    def __init__(self, count: int, start: Callable[[int], RemoteDevice]):
+        self.count, self._start = count, start
+        self._devices: list[RemoteDevice] = []
+
+    @property
+    def pids(self) -> list[int]:
+        return [device.pid for device in self._devices if device.pid is not None]
+
+    def first(self, ends: threading.Event) -> First | None:
+        for number in range(self.count):
+            self._devices.append(self._start(number))
+        samples: dict[str, list[Any]] = {}
+        for device in self._devices:
+            while (found := device.look()) is None:
+                if ends.is_set():
+                    return None
+            samples = found
+        return First(dict(enumerate(self._devices)), samples)
+
+    def interrupted(self) -> bool:
+        return False
+
+    def anew(self) -> None:
+        for device in self._devices:
+            device.stop()
+        self._devices = []
+
+    def serve(self, server: ThreadedServer, wanted: Callable[[], int]) -> None:
+        """Nothing changes."""
+
+    def check(self, number: int) -> None:
+        self._devices[number].check()
+
+    def close(self) -> None:
+        """Nothing is to be done: Ray ends the processes with this one."""

@@ -27,7 +27,7 @@ from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.winners import run_directory, winners
-from symphony_serve.batching.start_times import StartPolicy
+from symphony_serve.model_side import StartPolicy
 
 if TYPE_CHECKING:
     from fluidtune.serving.front import Setting
@@ -37,18 +37,18 @@ logger = logging.getLogger(__name__)
 
 #: The name of our application and its one deployment in Ray Serve.
 APP = "fluidtune"
-#: A batch holds so many requests at most, unless the caller says otherwise. Judgement: as `measure_models`.
+#: The largest batch, unless the caller says otherwise; as `measure_models`.
 MAX_BATCH = 64
 #: The largest number of a TCP port. Source: RFC 9293. (0, which lets the system choose, would be unknown to the front.)
 MOST_PORT = 65535
-#: Requests that Ray Serve may hand to the front at once. Judgement: never the limit; the front refuses by deadlines.
+#: Requests that Ray Serve may hand to the front at once. It is never reached: the front refuses by deadlines.
 ONGOING = 100_000
-#: Seconds. How often Ray Serve looks whether the front lives (its default: 10): so long, at most, a dead one is not
-#: missed. How long a front that is stopped may go on answering. Judgement: no SLO is longer.
+#: Seconds between two looks of Ray Serve whether the front lives (its default: 10), and that a front may go on
+#: answering after its stop.
 HEALTH_S, GRACE_S = 1.0, 5.0
 #: Seconds between two looks at a front that starts, and for Ray Serve itself to answer.
 LOOK_S, ANSWER_S = 0.2, 30.0
-#: Seconds after which a start that waits for a lease says so. Judgement: a free device is leased within two or three.
+#: Seconds after which a start that waits for a lease says so. A free device is leased within two or three.
 PATIENT_S = 5.0
 #: The resource of the cluster's head node, and a part of it. Source: Ray's documentation of `ray.nodes`; the front is
 #: put beside the front door, which is there.
@@ -61,7 +61,7 @@ PROXY = "SERVE_PROXY"
 BESIDE: tuple[int, dict[str, float]] = (1, {"num_cpus": 0.0})
 #: By what the arbiter leases, Ray's options for a model process.
 OPTIONS: dict[str, dict[str, float]] = {"CPU": {"num_cpus": 1.0}, "GPU": {"num_cpus": 0.0, "num_gpus": 1.0}}
-#: Ray Serve writes no line for each request. Judgement: `status` counts them, and a line costs more than a decision.
+#: Ray Serve writes no line for each request: `status` counts them, and a line costs more than a decision.
 LOGS = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -133,7 +133,7 @@ def serve(
             the devices are the service's own.
         fork_server: processes of models are forked from one that has imported what this process has, where that is
             possible. False: they are started as Ray starts processes.
-        host, port: where HTTP is served. Whoever reaches this address may ask.
+        host, port: where HTTP is served. Every client that reaches this address may ask.
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
@@ -184,7 +184,10 @@ def _start(rays_serve: Any, setting: Setting, host: str) -> None:
         _end(rays_serve)
         if isinstance(error, FluidTuneError) or not isinstance(error, Exception):
             raise
-        raise FluidTuneError(f"Ray Serve did not start: {_remedy(error)}") from error
+        said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        if "'label'" in said:  # Ray 2.44 reads an attribute that protobuf 7 has not.
+            said += '; type: pip install "protobuf<7"'
+        raise FluidTuneError(f"Ray Serve did not start: {said}") from error
 
 
 def _run(rays_serve: Any, setting: Setting, host: str) -> None:
@@ -223,7 +226,7 @@ def status() -> dict[str, Any]:
 def picture(path: str) -> Path:
     """Draw the batches of the last minute over devices as a PNG. Raises FluidTuneError if nothing is served."""
     from fluidtune.report.serving_report import Batch, batches_png
-    from fluidtune.serving.books import MINUTE_S
+    from fluidtune.serving.watching import MINUTE_S
 
     batches = [Batch(*one) for one in _told(_import(), "minute")]
     devices = max(status()["devices"], *(one.device + 1 for one in batches), 1)
@@ -231,7 +234,6 @@ def picture(path: str) -> Path:
 
 
 def _told(rays_serve: Any, method: str) -> Any:
-    """What the front answers to one of its methods."""
     try:
         return getattr(rays_serve.get_app_handle(APP), method).remote().result(timeout_s=ANSWER_S)
     except Exception as error:
@@ -248,7 +250,6 @@ def stop() -> bool:
 
 
 def status_text(found: dict[str, Any]) -> str:
-    """The status in words."""
     why = f" ({found['why']})" if found["why"] else ""
     leased = " leased" if found["app"] else ""
     lines = [
@@ -282,18 +283,11 @@ def loader(text: str) -> Callable[..., Any]:
     return found
 
 
-def _remedy(error: Exception) -> str:
-    said = str(error).strip().splitlines()[-1]
-    if "'label'" in said:  # Ray 2.44 reads an attribute that protobuf 7 has not.
-        said += '; type: pip install "protobuf<7"'
-    return said
-
-
 def _end(rays_serve: Any) -> None:
     """End the application, and Ray Serve if nothing else is in it.
 
     The front refuses first, with 503: when its application is gone, Ray Serve's proxy answers 404. So the proxy, and
-    with it the port, goes before the application, unless somebody else's is behind it.
+    with it the port, goes before the application, unless another one is behind it.
     """
     applications = _applications(rays_serve)
     if APP in applications:
@@ -304,7 +298,7 @@ def _end(rays_serve: Any) -> None:
         if len(applications) == 1:
             _close_door()
         rays_serve.delete(APP)
-    if _runs() and not _applications(rays_serve):  # Somebody may have put another one behind our front door.
+    if _runs() and not _applications(rays_serve):  # Another one may have been put behind our front door.
         rays_serve.shutdown()
 
 
@@ -322,7 +316,7 @@ def _applications(rays_serve: Any) -> Mapping[str, Any]:
 
 
 def _close_door() -> None:
-    """End Ray Serve's proxies: nobody can connect from then on. Ray Serve misses them after half a minute only."""
+    """End Ray Serve's proxies: no client can connect from then on. Ray Serve misses them after half a minute only."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] == NAMESPACE and PROXY in one["name"]:
             with contextlib.suppress(ValueError):  # It has ended meanwhile.

@@ -1,27 +1,34 @@
-"""What is told of a service while it runs: its event log, and Ray's gauges. Nothing is decided, and nobody waits here.
+"""What a service counts, and what it tells of itself while it runs: its event log, and Ray's gauges.
 
-A thread of its own looks at the `Books` once a second. All times are seconds.
+The front counts in the `Books`: a request costs one addition, a batch one `deque.append`. A thread of `Watch` looks at
+them once a second and adds up, so that no request waits for it. All times are seconds.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray.util.metrics import Counter, Gauge
+from ray.util import metrics
 
-from fluidtune.report import EVENT_LOG_NAME, EventLog, EventLogError
-from fluidtune.serving.books import Books, Span, between
+from fluidtune.report import EventLogError, LossyLog
 from symphony_serve.autoscale import BAD_RATE, Autoscaler, Sample
+from symphony_serve.shell.threaded_server import BatchSeen
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two looks, and so many looks are one line of the log. Judgement: a gauge that is scraped every 10 s
-#: or more (Prometheus' usual interval is 15 s) need not be newer; 10 s are `autoscale.WINDOW_S`, and 3 MB of log a day.
+#: Seconds between two looks, and the number of looks for one line of the log. A gauge that is scraped every 15 s (usual
+#: for Prometheus) need not be newer; 10 s are `autoscale.WINDOW_S`, and 3 MB of log a day.
 LOOK_S, LOOKS = 1.0, 10
+#: Seconds of batches that are kept for the picture, and their largest number: 1,600 a second are more than one front
+#: decides, and take 20 MB.
+MINUTE_S, MOST = 60.0, 100_000
 #: What became of requests for which a device came too late: more devices would have helped.
 TOO_LATE = (
     *("late", "refused: late", "refused: makes_way", "refused: late_on_arrival", "refused: gpu_lost"),
@@ -30,27 +37,115 @@ TOO_LATE = (
 )
 
 
-class ServingLog:
-    """The event log of a service in ``directory``; None: nowhere. What cannot be written is said once, and left out."""
+@dataclass
+class Span:
+    """What happened within some seconds, each by trial.
 
-    def __init__(self, directory: Path | None):
-        self.directory = directory
-        self._events: EventLog | None = None
-        if directory is not None:
-            try:
-                if not directory.parent.is_dir():
-                    raise FileNotFoundError(f"{directory.parent} is not there on this machine")
-                self._events = EventLog(directory / EVENT_LOG_NAME)
-            except OSError as error:
-                self._fails(error)
+    requests: by what became of them. batches: by size. waited: seconds that requests waited for their batch, added up.
+    busy: seconds of batches, all devices together; a batch counts where it ends.
+    """
+
+    seconds: float
+    requests: dict[str, Counter[str]]
+    batches: dict[str, Counter[int]]
+    waited: dict[str, float]
+    busy: float = 0.0
+
+    @property
+    def empty(self) -> bool:
+        return not any(self.requests.values()) and not any(self.batches.values())
+
+    def since(self, before: Span) -> Span:
+        """What happened from one `Books.total` to this one."""
+        return Span(
+            self.seconds - before.seconds,
+            {name: counts - before.requests[name] for name, counts in self.requests.items()},
+            {name: counts - before.batches[name] for name, counts in self.batches.items()},
+            {name: seconds - before.waited[name] for name, seconds in self.waited.items()},
+            self.busy - before.busy,
+        )
+
+
+class Books:
+    """Counts for these trials. `count` is called by one thread, `batch` by those of the devices, the others by any."""
+
+    def __init__(self, trials: Sequence[str], clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        #: All that was added up. Its seconds are not used.
+        self._sums = Span(
+            0.0, {name: Counter() for name in trials}, {name: Counter() for name in trials}, dict.fromkeys(trials, 0.0)
+        )
+        #: Batches that are not added up yet, and those of the last minute.
+        self._fresh: deque[BatchSeen] = deque()
+        self._recent: deque[BatchSeen] = deque(maxlen=MOST)
+        self._lock = threading.Lock()
+
+    def count(self, trial: str, became: str) -> None:
+        """A request of this trial got this outcome. One of a name that is no trial does not count."""
+        if trial in self._sums.requests:
+            self._sums.requests[trial][became] += 1
+
+    def batch(self, seen: BatchSeen) -> None:
+        self._fresh.append(seen)
+
+    def requests(self, trial: str) -> dict[str, int]:
+        """The trial's requests by what became of them."""
+        return dict(self._sums.requests[trial])
+
+    def sizes(self, trial: str) -> dict[int, int]:
+        """The trial's batches by size, the smallest first."""
+        return dict(sorted(self.total().batches[trial].items()))
+
+    def minute(self) -> list[BatchSeen]:
+        """The batches that were sent within the last minute, in the order in which they ended."""
+        with self._lock:
+            self._add_up()
+            return list(self._recent)
+
+    def total(self) -> Span:
+        """All since the beginning; ``seconds`` is the reading of the clock."""
+        with self._lock:
+            self._add_up()
+            sums = self._sums
+            requests = {name: Counter(dict(counts)) for name, counts in sums.requests.items()}
+            batches = {name: Counter(counts) for name, counts in sums.batches.items()}
+            return Span(self._clock(), requests, batches, dict(sums.waited), sums.busy)
+
+    def _add_up(self) -> None:
+        while self._fresh:
+            seen = self._fresh.popleft()
+            self._sums.batches[seen.model][seen.size] += 1
+            self._sums.waited[seen.model] += seen.waited
+            self._sums.busy += seen.seconds
+            self._recent.append(seen)
+        until = self._clock() - MINUTE_S
+        while self._recent and self._recent[0].sent < until:
+            self._recent.popleft()
+
+
+class ServingLog:
+    """The event log of a service in ``directory``. What cannot be written is said once, and left out."""
+
+    def __init__(self, directory: Path):
+        self._directory: Path | None = directory
+        self._events = LossyLog("No events of this service are kept any more: %s")
+        if directory.parent.is_dir():
+            self._events.open(directory)
+        else:
+            self._events.loses(FileNotFoundError(f"{directory.parent} is not there on this machine"))
+
+    @property
+    def directory(self) -> Path | None:
+        """Where the log is; None: nothing is written, or nothing any more."""
+        return None if self._events.lost else self._directory
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
-        if self._events is not None:
+        if self.directory is not None:
             try:
                 self._events.write(event, **fields)
-            except (OSError, EventLogError) as error:
-                self._fails(error)
+            except EventLogError as error:
+                self._events.loses(error)
 
     def keep(self, name: str, text: str) -> None:
         """Write a file beside the log."""
@@ -60,17 +155,12 @@ class ServingLog:
                 new.write_text(text)
                 new.replace(self.directory / name)
             except OSError as error:
-                self._fails(error)
+                self._events.loses(error)
 
     def close(self) -> None:
         """Nothing is written after this."""
-        if self._events is not None:
-            self._events.close()
-        self.directory = self._events = None
-
-    def _fails(self, error: Exception) -> None:
-        logger.warning("No events of this service are kept any more: %s", error)
-        self.directory = self._events = None
+        self._directory = None
+        self._events.close()
 
 
 class ServingGauges:
@@ -78,15 +168,14 @@ class ServingGauges:
 
     def __init__(self) -> None:
         by_trial = ("trial",)
-        self._requests = Counter("fluidtune_serve_requests", "Requests by outcome", ("trial", "outcome"))
-        self._goodput = Gauge("fluidtune_serve_goodput", "Requests answered in time, per second", by_trial)
-        self._batch = Gauge("fluidtune_serve_batch_size", "Requests of a batch, mean", by_trial)
-        self._waited = Gauge("fluidtune_serve_queueing_seconds", "Seconds that a request waits, mean", by_trial)
-        self._used = Gauge("fluidtune_serve_devices_used", "Devices that run batches, mean")
-        self._wanted = Gauge("fluidtune_serve_devices_wanted", "Devices that the load wants")
+        self._requests = metrics.Counter("fluidtune_serve_requests", "Requests by outcome", ("trial", "outcome"))
+        self._goodput = metrics.Gauge("fluidtune_serve_goodput", "Requests answered in time, per second", by_trial)
+        self._batch = metrics.Gauge("fluidtune_serve_batch_size", "Requests of a batch, mean", by_trial)
+        self._waited = metrics.Gauge("fluidtune_serve_queueing_seconds", "Seconds that a request waits, mean", by_trial)
+        self._used = metrics.Gauge("fluidtune_serve_devices_used", "Devices that run batches, mean")
+        self._wanted = metrics.Gauge("fluidtune_serve_devices_wanted", "Devices that the load wants")
 
     def set(self, span: Span, wanted: int) -> None:
-        """Publish what has happened in the last span."""
         for trial, counts in span.requests.items():
             tags = {"trial": trial}
             for outcome, count in counts.items():
@@ -138,7 +227,6 @@ class Watch:
             self._write(self._books.total())
 
     def look(self) -> None:
-        """Publish what has happened since the last look."""
         with self._lock:
             if self._ends.is_set():
                 return
@@ -148,7 +236,7 @@ class Watch:
             self._looks += 1
             if self._looks % LOOKS == 0:
                 self._write(now)
-            self._gauges.set(between(self._last, now), self.wanted)
+            self._gauges.set(now.since(self._last), self.wanted)
             self._last = now
 
     def _run(self) -> None:
@@ -159,7 +247,7 @@ class Watch:
                 logger.exception("A look at the service has failed")
 
     def _write(self, now: Span) -> None:
-        span = between(self._logged, now)
+        span = now.since(self._logged)
         self._logged = now
         if span.seconds <= 0:
             return
@@ -180,8 +268,7 @@ class Watch:
             # What was seen while the number changed tells nothing about either number.
             self._there = devices
             return
-        want = self._scaler.add(sample(span, devices))
-        wanted = max(1, devices) if want is None else want.gpus
+        wanted = max(1, self._scaler.add(sample(span, devices)))
         if wanted != self.wanted:
             self.wanted = wanted
             self._log.write("devices_wanted", devices=devices, wanted=wanted)

@@ -14,14 +14,13 @@ from collections import deque
 from fluidtune.serving.answers import WAY as PATH
 from symphony_serve.shell.measuring import high_delay
 
-#: So many requests measure the way at the start. Judgement: its 99th percentile is then known, in less than a second.
+#: Requests that measure the way at the start: its 99th percentile is then known, in less than a second.
 FIRST = 100
-#: Seconds between two requests while others come, and so many of the latest count. Judgement: one takes the proxy and
+#: Seconds between two requests while others come, and how many of the latest count. One takes the proxy and
 #: the front 5 ms each, so that these take 4 % of a core; with the ways of 3 or 5 s instead of 10 s, more bursts of
 #: `benchmarks.serve_http` were answered late.
 EVERY_S, RECENT = 0.25, 40
-#: Seconds between two looks for the front door, and seconds after which a request is given up. Judgement: no SLO that
-#: an HTTP proxy in Python can keep is much longer.
+#: Seconds between two looks for the front door, and seconds after which a request is given up.
 LOOK_S, TIMEOUT_S = 0.1, 5.0
 
 
@@ -71,7 +70,7 @@ class Way:
         connection = self._connection()
         seen = after = 0
         while not self._ends.wait(EVERY_S):
-            # After the start and after each request so many as count: then what is known is what holds without load.
+            # After the start and after each request `RECENT` of them: then what is known is what holds without load.
             after = 0 if self._passed != seen else after + 1
             seen = self._passed
             if after > RECENT:
@@ -83,7 +82,7 @@ class Way:
                 self._recent.append(seconds)
 
     def _ask(self, connection: http.client.HTTPConnection) -> float | None:
-        """Seconds of one request; None: nobody was there."""
+        """Seconds of one request; None: the door was shut."""
         begin = time.monotonic()
         try:
             _post(connection, self._body)
@@ -95,7 +94,7 @@ class Way:
         return time.monotonic() - begin
 
     def _door(self) -> bool:
-        """Wait until this process is reached through Ray Serve: its first answers may be those of nobody."""
+        """Wait until this process is reached through Ray Serve: its first answers may be others'."""
         while not self._ends.wait(LOOK_S):
             connection = self._connection()
             try:

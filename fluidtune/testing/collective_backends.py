@@ -58,7 +58,7 @@ def refused() -> int:
 
 
 class CreatesFile:
-    """Creates a file when it is unpickled: what somebody may send who wants to run code in a worker."""
+    """Creates a file when it is unpickled: what a stranger may send to run code in a worker."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -148,18 +148,20 @@ def quick_resizes(count: int, address: Any, rank: int) -> float:
     return (time.monotonic() - started) / count
 
 
+def together(pool: list[PeerProcess], call: Callable[[int], tuple[Any, ...]], timeout: float = 60.0) -> list[Any]:
+    """Each process calls at the same time what ``call`` returns for its rank: a function and its arguments."""
+    for rank, worker in enumerate(pool):
+        worker.send(*call(rank))
+    return [worker.result(timeout) for worker in pool]
+
+
 def everyone(pool: list[PeerProcess], fn: Callable[..., Any], *args: Any) -> list[Any]:
-    for worker in pool:
-        worker.send(fn, *args)
-    return [worker.result() for worker in pool]
+    return together(pool, lambda rank: (fn, *args))
 
 
 def form(pool: list[PeerProcess], generation: int) -> None:
     address = pool[0].call(ask, "serve")
-    for rank, worker in enumerate(pool):
-        worker.send(ask, "form", address, generation, rank, len(pool))
-    for worker in pool:
-        worker.result()
+    together(pool, lambda rank: (ask, "form", address, generation, rank, len(pool)))
 
 
 class CollectiveBackendContract:
@@ -173,7 +175,7 @@ class CollectiveBackendContract:
             everyone(started, build, type(self).make)
             yield started
 
-    def test_a_world_of_one_needs_nobody(self):
+    def test_a_world_of_one_waits_for_no_other(self):
         backend = type(self).make()
         backend.form(("127.0.0.1", 1), 0, 0, 1)
         tensor = torch.ones(3)
@@ -189,22 +191,15 @@ class CollectiveBackendContract:
         form(pool, 1)
         assert everyone(pool, place) == [(0, 3), (1, 3), (2, 3)]
         for size in (1, 1000, 3_000_000):
-            for rank, worker in enumerate(pool):
-                worker.send(summed, 10.0**rank, size)
-            assert [worker.result() for worker in pool] == [[111.0]] * 3
-        for rank, worker in enumerate(pool):
-            worker.send(spread, [[rank, rank + 5]])
-        assert [worker.result() for worker in pool] == [[[0, 5]]] * 3
+            assert together(pool, lambda rank: (summed, 10.0**rank, size)) == [[111.0]] * 3  # noqa: B023
+        assert together(pool, lambda rank: (spread, [[rank, rank + 5]])) == [[[0, 5]]] * 3
         everyone(pool, ask, "barrier")
 
     @pytest.mark.parametrize("size", [0, 4000, 4088, 100_000])
     def test_objects_of_every_size(self, pool, size):
         form(pool, 1)
         value = {"text": "x" * size, "where": (1, None)}
-        pool[0].send(ask, "broadcast_object", value)
-        for worker in pool[1:]:
-            worker.send(ask, "broadcast_object", None)
-        assert [worker.result() for worker in pool] == [value] * 3
+        assert together(pool, lambda rank: (ask, "broadcast_object", None if rank else value)) == [value] * 3
 
     def test_trees_of_tensors(self, pool):
         form(pool[:2], 1)
@@ -218,10 +213,7 @@ class CollectiveBackendContract:
             "large": torch.arange(5_000_000.0).reshape(2, -1),
             "larger": torch.arange(6_000_000),
         }
-        pool[0].send(share_tree, tree)
-        pool[1].send(share_tree, None)
-        ours, theirs = pool[0].result(), pool[1].result()
-        for got in (ours, theirs):
+        for got in together(pool[:2], lambda rank: (share_tree, None if rank else tree)):
             assert got["rest"][:2] == tree["rest"][:2]
             for a, b in [(got[k], tree[k]) for k in tree if k != "rest"] + [(got["rest"][2], tree["rest"][2])]:
                 assert a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
@@ -235,16 +227,12 @@ class CollectiveBackendContract:
 
     def test_dissolving_in_order_never_breaks_a_slower_peer(self, pool):
         address = pool[0].call(ask, "serve")
-        for rank, worker in enumerate(pool[:2]):
-            worker.send(quick_resizes, 25, address, rank)
-        seconds = [worker.result() for worker in pool[:2]]
+        seconds = together(pool[:2], lambda rank: (quick_resizes, 25, address, rank))
         print(f"form, one allreduce, dissolve: {max(seconds) * 1000:.0f} ms")
 
     def test_dissolving_in_order_waits_for_a_slower_peer(self, pool):
         form(pool, 1)
-        for worker in pool:
-            worker.send(timed_dissolve, 0.5 if worker is pool[1] else 0.0)
-        quick, slow, other = [worker.result() for worker in pool]
+        quick, slow, other = together(pool, lambda rank: (timed_dissolve, 0.5 if rank == 1 else 0.0))
         assert quick > 0.4 and other > 0.4
         assert slow < 0.4
 
@@ -258,11 +246,11 @@ class CollectiveBackendContract:
         assert leader.call(ask, "joiners_announced", 4, [])
         assert not leader.call(ask, "joiners_announced", 4, [1, 2])
         assert not leader.call(ask, "joiners_announced", 5, [1])
-        assert joiner.call(ask, "wait_for_call", address, 4, 0.05) is False
+        assert joiner.call(ask, "wait_for_call", address, 4, 0.05) is None
         joiner.send(ask, "wait_for_call", address, 4, 20.0)
         time.sleep(0.1)
         leader.call(ask, "call_generation", 4)
-        assert joiner.result() is True
+        assert joiner.result() == ()
 
     def test_a_killed_peer_raises_in_all_collectives(self, pool):
         form(pool, 1)
@@ -309,10 +297,8 @@ class CollectiveBackendContract:
         everyone(pool, build, type(self).make, "127.0.0.1", 3.0)
         address = pool[0].call(ask, "serve")
         pool[2].send(die_while_forming, address, 1, 2, 3)
-        for rank, worker in enumerate(pool[:2]):
-            worker.send(lost_after, "form", address, 1, rank, 3)
-        for worker in pool[:2]:
-            assert worker.result(20)[0] < 10
+        for seconds, _ in together(pool[:2], lambda rank: (lost_after, "form", address, 1, rank, 3), timeout=20):
+            assert seconds < 10
         form(pool[:2], 2)
         assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
 
@@ -339,8 +325,7 @@ class CollectiveBackendContract:
         path = tmp_path / "created"
         address = leader.call(ask, "serve")
         stranger.call(write_into_store, address, "4/call", str(path))
-        assert follower.call(ask, "wait_for_call", address, 4, 0.05) is False
-        assert follower.call(lost_after, "called_members", address, 4)
+        assert follower.call(ask, "wait_for_call", address, 4, 0.05) is None
         assert follower.call(refused) > 0
         follower.call(build, type(self).make)
         follower.call(ask, "announce_joiner", address, 4, 1)
@@ -349,11 +334,8 @@ class CollectiveBackendContract:
         assert leader.call(refused) == 1
         assert leader.call(ask, "joiners_announced", 4, [1])
         leader.call(ask, "call_generation", 4, ("one", "other"))
-        assert follower.call(ask, "wait_for_call", address, 4, 20.0) is True
-        assert follower.call(ask, "called_members", address, 4) == ("one", "other")
-        for rank, worker in enumerate((leader, follower)):
-            worker.send(ask, "form", address, 4, rank, 2)
-        assert [worker.result() for worker in (leader, follower)] == [None, None]
+        assert follower.call(ask, "wait_for_call", address, 4, 20.0) == ("one", "other")
+        form(pool[:2], 4)
         assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
         assert not path.exists()
 
@@ -382,9 +364,7 @@ class CollectiveBackendContract:
 
 
 def everyone_dissolves(pool: list[PeerProcess], orderly: bool = True) -> list[Any]:
-    for worker in pool:
-        worker.send(dissolve, orderly)
-    return [worker.result() for worker in pool]
+    return everyone(pool, dissolve, orderly)
 
 
 def dissolve(orderly: bool) -> None:

@@ -36,7 +36,7 @@ class DeviceSourceCase(ABC):
 
     @abstractmethod
     def take_away(self, device: int) -> None:
-        """The device is lost: its node has died, or whoever lent it has taken it back."""
+        """The device is lost: its node has died, or its lender has taken it back."""
 
     @abstractmethod
     def remove_group(self, device: int) -> None:
@@ -58,6 +58,12 @@ class DeviceSourceContract:
     def case(self) -> Any:
         raise NotImplementedError("define a fixture `case` that returns a DeviceSourceCase")
 
+    def _bring(self, case: DeviceSourceCase, *devices: int) -> None:
+        """These devices come, and the source polls."""
+        for device in devices:
+            case.bring(device)
+        case.source.poll()
+
     def test_no_device_is_there_at_first(self, case: DeviceSourceCase) -> None:
         assert case.source.nodes == {}
         assert case.source.poll() == ({}, [])
@@ -75,24 +81,18 @@ class DeviceSourceContract:
         assert set(source.nodes) == {0, 1}
 
     def test_each_device_has_a_group_of_its_own(self, case: DeviceSourceCase) -> None:
-        for device in (0, 1):
-            case.bring(device)
-        case.source.poll()
+        self._bring(case, 0, 1)
         assert case.source.group(0) == case.source.group(0) != case.source.group(1)
 
     def test_each_device_that_is_lost_is_told_once(self, case: DeviceSourceCase) -> None:
-        for device in (0, 1):
-            case.bring(device)
-        case.source.poll()
+        self._bring(case, 0, 1)
         case.take_away(0)
         assert case.source.poll() == ({}, [0])
         assert set(case.source.nodes) == {1}
         assert case.source.poll() == ({}, [])
 
     def test_a_device_that_comes_back_has_its_old_number(self, case: DeviceSourceCase) -> None:
-        for device in (0, 1):
-            case.bring(device)
-        case.source.poll()
+        self._bring(case, 0, 1)
         case.take_away(0)
         case.source.poll()
         case.bring(0)
@@ -100,8 +100,7 @@ class DeviceSourceContract:
         assert list(came) == [0] and gone == []
 
     def test_a_loss_and_a_return_between_two_polls_are_both_told(self, case: DeviceSourceCase) -> None:
-        case.bring(0)
-        case.source.poll()
+        self._bring(case, 0)
         case.take_away(0)
         case.bring(0)
         came, gone = case.source.poll()
@@ -115,9 +114,7 @@ class DeviceSourceContract:
         assert case.source.nodes == {}
 
     def test_a_device_whose_group_was_removed_is_gone(self, case: DeviceSourceCase) -> None:
-        for device in (0, 1):
-            case.bring(device)
-        case.source.poll()
+        self._bring(case, 0, 1)
         group = case.source.group(1)
         case.remove_group(1)
         case.source.revoked(1, group)
@@ -131,21 +128,18 @@ class DeviceSourceContract:
         assert list(case.source.poll()[0]) == [0]
 
     def test_the_removed_group_of_an_earlier_time_does_not_take_the_device_away(self, case: DeviceSourceCase) -> None:
-        case.bring(0)
-        case.source.poll()
+        self._bring(case, 0)
         group = case.source.group(0)
         case.take_away(0)
         case.source.poll()
-        case.bring(0)
-        case.source.poll()
+        self._bring(case, 0)
         if case.source.group(0) == group:
             return  # a source whose devices keep their groups: the group is not removed
         case.source.revoked(0, group)
         assert case.source.poll() == ({}, []) and 0 in case.source.nodes
 
     def test_a_warning_is_told_once_and_before_the_loss(self, case: DeviceSourceCase) -> None:
-        case.bring(0)
-        case.source.poll()
+        self._bring(case, 0)
         if not case.warn(0):
             assert case.source.leaving() == []
             return
@@ -164,19 +158,16 @@ class DeviceSourceContract:
         assert time.monotonic() - started < 10.0
 
     def test_a_source_is_complete_only_while_no_device_is_missing(self, case: DeviceSourceCase) -> None:
-        case.bring(0)
-        case.source.poll()
+        self._bring(case, 0)
         assert not case.source.complete
-        case.bring(1)
-        case.source.poll()
+        self._bring(case, 1)
         if case.source.complete:
             case.take_away(1)
             case.source.poll()
             assert not case.source.complete
 
     def test_closing_gives_every_device_back(self, case: DeviceSourceCase) -> None:
-        case.bring(0)
-        case.source.poll()
+        self._bring(case, 0)
         assert case.held() >= 1
         case.source.close()
         assert case.held() == 0

@@ -9,8 +9,8 @@
         def case(self) -> MyCase:
             return MyCase()
 
-`LeaderContract` alone is for a session that never has followers. Every worker runs in a process of its own, which hosts
-one session after another, as a warm worker does. The suite drives sessions as the host of a class trainable does.
+`LeaderContract` alone is for a session that never has followers. Every worker has its own process, which hosts one
+session after another, as a warm worker does. The suite drives sessions as the host of a class trainable does.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ from fluidtune.elastic import (
     Reform,
     WorkerSession,
 )
+from fluidtune.group_facts import GroupFacts
 
 from .processes import PeerProcess
 
-#: Seconds within which a peer's death must be noticed, and within which a group must form. Judgement: far above what it
-#: takes on a loaded machine, far below the time-outs of the collective libraries.
+#: Seconds within which a peer's death must be noticed, and within which a group must form. That is far above what it
+#: takes on a loaded machine, and far below the time-outs of the collective libraries.
 NOTICE_S, FORM_S = 15.0, 30.0
 
 
@@ -61,7 +62,7 @@ class SessionCase(ABC):
 
     def turn(self, session: LeaderSession, done: int) -> None:
         """One iteration of the leader, from its boundary on; ``done`` iterations were done before it."""
-        if session.is_elastic:
+        if session.facts().is_elastic:
             session.boundary(done)
 
     def follow(self, session: FollowerSession) -> None:
@@ -93,9 +94,9 @@ def _host(case: SessionCase, worker: str, leads: bool) -> None:
         _Hosted.loop = LoopThread(_Hosted.session, case.follow, _Hosted.session).start()
 
 
-def _facts() -> dict[str, Any]:
-    names = ("is_elastic", "address", "width", "last_reform", "mends", "committing")
-    return {name: getattr(_Hosted.session, name) for name in names}
+def _facts() -> GroupFacts:
+    facts: GroupFacts = _Hosted.session.facts()
+    return facts
 
 
 def _call(name: str, *args: Any) -> Any:
@@ -125,7 +126,7 @@ def _unload() -> list[str]:
     session.leave()
     if _Hosted.loop is not None:
         assert _Hosted.loop.join(NOTICE_S) is not None, "the follower's loop did not end"
-    elif _Hosted.session.is_elastic:
+    elif _facts().is_elastic:
         _turn()
     session.close()
     session.close()
@@ -197,22 +198,22 @@ class LeaderContract:
     def test_a_new_leader_is_alone(self, case: SessionCase, workers: Workers) -> None:
         leader = workers.host(case, "w0")
         facts = leader.call(_facts)
-        assert facts["width"] == 1 and facts["last_reform"] is None and not facts["committing"]
-        assert (facts["address"] is not None) == facts["is_elastic"]
+        assert facts.width == 1 and facts.last_reform is None and not facts.committing
+        assert (facts.address is not None) == facts.is_elastic
 
     def test_iterations_without_a_directive_resize_nothing(self, case: SessionCase, workers: Workers) -> None:
         leader = workers.host(case, "w0")
-        elastic = leader.call(_facts)["is_elastic"]
+        elastic = leader.call(_facts).is_elastic
         for _ in range(3):
             assert leader.call(_turn) is None
             facts = leader.call(_facts)
-            assert facts["width"] == 1 and facts["last_reform"] is None
-            assert facts["is_elastic"] >= elastic
-            elastic = facts["is_elastic"]
+            assert facts.width == 1 and facts.last_reform is None
+            assert facts.is_elastic >= elastic
+            elastic = facts.is_elastic
 
     def test_without_a_commit_there_is_none_to_go_on_from(self, case: SessionCase, workers: Workers) -> None:
         leader = workers.host(case, "w0")
-        for name in ("recall", "outrun_resume", "forget_resume"):
+        for name in ("load_commit", "prefer_checkpoint", "forget_resume"):
             leader.call(_call, name)
         assert leader.call(_turn) is None
 
@@ -221,9 +222,9 @@ class LeaderContract:
         assert leader.call(_turn) is None
         leader.call(_call, "leave")
         leader.call(_call, "leave")
-        if leader.call(_facts)["is_elastic"]:
+        if leader.call(_facts).is_elastic:
             assert leader.call(_turn) in ("Left", None)
-        assert not leader.call(_facts)["committing"]
+        assert not leader.call(_facts).committing
         workers.unload("w0")
 
     @pytest.mark.parametrize("turns", [0, 2])
@@ -245,7 +246,7 @@ class GroupContract(LeaderContract):
         return leader
 
     def _reform(self, leader: PeerProcess, generation: int, *followers: str) -> Reform:
-        return Reform(generation, ("w0", *followers), leader.call(_facts)["address"])
+        return Reform(generation, ("w0", *followers), leader.call(_facts).address)
 
     def _join(self, case: SessionCase, workers: Workers, worker: str, reform: Reform) -> PeerProcess:
         """A new follower that has been told to enter."""
@@ -258,7 +259,7 @@ class GroupContract(LeaderContract):
         """Direct the leader, and let it go on until the group has formed."""
         leader.call(_call, "direct", reform)
         deadline = time.monotonic() + FORM_S
-        while (leader.call(_facts)["last_reform"] or (-1,))[0] != reform.generation:
+        while (leader.call(_facts).last_reform or (-1,))[0] != reform.generation:
             assert time.monotonic() < deadline, f"{reform} did not form"
             assert leader.call(_turn) is None
 
@@ -272,35 +273,35 @@ class GroupContract(LeaderContract):
 
     def test_an_elastic_leader_has_an_address(self, case: SessionCase, workers: Workers) -> None:
         facts = self._led(case, workers).call(_facts)
-        host, port = facts["address"]
-        assert facts["is_elastic"] and isinstance(host, str) and port > 0
+        host, port = facts.address
+        assert facts.is_elastic and isinstance(host, str) and port > 0
 
     def test_a_group_grows_and_shrinks_at_boundaries(self, case: SessionCase, workers: Workers) -> None:
         leader, first = self._pair(case, workers)
         facts = leader.call(_facts)
-        assert facts["width"] == 2
-        generation, seconds = facts["last_reform"]
+        assert facts.width == 2
+        generation, seconds = facts.last_reform
         assert generation == 1 and 0 <= seconds < FORM_S
         reform = self._reform(leader, 2, "w1", "w2")
         second = self._join(case, workers, "w2", reform)
         self._form(leader, reform)
-        assert leader.call(_facts)["width"] == 3
+        assert leader.call(_facts).width == 3
         self._form(leader, self._reform(leader, 3, "w2"))
-        assert leader.call(_facts)["width"] == 2
+        assert leader.call(_facts).width == 2
         assert first.call(_outcome, NOTICE_S) == "left"
         assert second.call(_outcome, 0.0) is None
         workers.unload("w1")
         reform = self._reform(leader, 4, "w2", "w1")
         self._join(case, workers, "w1", reform)
         self._form(leader, reform)
-        assert leader.call(_facts)["width"] == 3
+        assert leader.call(_facts).width == 3
 
     def test_a_directive_is_carried_out_once(self, case: SessionCase, workers: Workers) -> None:
         leader, _ = self._pair(case, workers)
-        last = leader.call(_facts)["last_reform"]
+        last = leader.call(_facts).last_reform
         for _ in range(2):
             assert leader.call(_turn) is None
-        assert leader.call(_facts)["last_reform"] == last
+        assert leader.call(_facts).last_reform == last
 
     def test_the_leader_goes_on_until_all_joiners_are_there(self, case: SessionCase, workers: Workers) -> None:
         leader = self._led(case, workers)
@@ -309,10 +310,10 @@ class GroupContract(LeaderContract):
         leader.call(_call, "direct", both)
         for _ in range(2):
             assert leader.call(_turn) is None
-            assert leader.call(_facts)["width"] == 1
+            assert leader.call(_facts).width == 1
         self._join(case, workers, "w2", both)
         self._form(leader, both)
-        assert leader.call(_facts)["width"] == 3
+        assert leader.call(_facts).width == 3
 
     def test_a_directive_replaces_one_that_was_not_carried_out(self, case: SessionCase, workers: Workers) -> None:
         leader = self._led(case, workers)
@@ -323,11 +324,17 @@ class GroupContract(LeaderContract):
         follower.call(_call, "enter", reform)
         self._form(leader, reform)
         facts = leader.call(_facts)
-        assert facts["width"] == 2 and facts["last_reform"][0] == 2
+        assert facts.width == 2 and facts.last_reform[0] == 2
 
-    def test_a_follower_that_waits_to_enter_leaves_at_once(self, case: SessionCase, workers: Workers) -> None:
-        follower = workers.host(case, "w1")
-        assert follower.call(_call, "wait_ready", FORM_S)
+    @pytest.mark.parametrize("told", [False, True])
+    def test_a_follower_that_waits_to_enter_leaves_at_once(
+        self, told: bool, case: SessionCase, workers: Workers
+    ) -> None:
+        if told:
+            follower = self._join(case, workers, "w1", self._reform(self._led(case, workers), 1, "w1"))
+        else:
+            follower = workers.host(case, "w1")
+            assert follower.call(_call, "wait_ready", FORM_S)
         assert follower.call(_outcome, 0.2) is None
         follower.call(_call, "leave")
         assert follower.call(_outcome, NOTICE_S) == "left"
@@ -366,4 +373,4 @@ class GroupContract(LeaderContract):
         assert leader.call(_turn) == "GroupLost"
         workers.unload("w0")
         leader, follower = self._pair(case, workers)
-        assert leader.call(_facts)["width"] == 2
+        assert leader.call(_facts).width == 2

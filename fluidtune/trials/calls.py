@@ -157,25 +157,25 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
     The engine's estimates of speed come from `Result` alone. The log and the stall detector get the same seconds at
     once, while the engine gets its events in batches: in the log an iteration stands before what follows from it.
     """
-    crew = life.crew
+    crew, before, facts = life.crew, life.crew.facts, reply.facts
     life.losses.forgive()
     life.done_here += 1
-    crew.address, crew.mends = reply.address, reply.mends
-    life.streams = reply.streams or life.streams
+    crew.facts = facts
+    life.streams = facts.streams or life.streams
     if reply.kind != life.kind:
         life.kind = reply.kind
         life.order(m.SpreadKind(reply.kind))
-    if reply.reformed is not None:
-        group_reformed(life, *reply.reformed)
-    if reply.differed is not None:
+    if facts.last_reform is not None:
+        group_reformed(life, *facts.last_reform)
+    if facts.difference is not None and facts.differences > before.differences:
         life.order(
-            m.Warn(f"trial {life.trial}: {reply.differed}"),
-            m.Write("workers_differed", {"trial": life.trial}, reply.differed),
+            m.Warn(f"trial {life.trial}: {facts.difference}"),
+            m.Write("workers_differed", {"trial": life.trial}, facts.difference),
         )
-    if reply.ungrowable is not None:
-        end_growth(life, reply.ungrowable)
-    if reply.refused is not None:
-        resize_refused(life, reply.refused)
+    if facts.ungrowable is not None:
+        end_growth(life, facts.ungrowable)
+    if facts.refused is not None:
+        resize_refused(life, facts.refused)
     if not final:
         needs = reply.memory, reply.ephemeral, reply.compute
         life.order(m.Tell(engine.Result(life.trial, reply.seconds, crew.ran_at, *needs)), m.WriteIteration(reply))

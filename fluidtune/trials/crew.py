@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fluidtune.engine.reasons import Why
+from fluidtune.group_facts import GroupFacts
 from fluidtune.trials.life_states import Change
 from fluidtune.trials.messages import NewGroup, Worker
 
@@ -41,10 +42,8 @@ class Crew:
     generation: int = 0
     #: The group that the leader is to be told of with the next iteration. Set exactly while it is ``announced``.
     announced: NewGroup | None = None
-    #: Where followers find the leader, once the loop is elastic; None while there is no leader.
-    address: tuple[str, int] | None = None
-    #: The loop goes on by itself when a follower dies.
-    mends: bool = False
+    #: What its leader knew of it at its newest result; the defaults while there is no leader.
+    facts: GroupFacts = field(default_factory=GroupFacts)
     #: The trial must not have several workers again.
     growth_ended: bool = False
     #: How many of its followers ended by an error of their own.
@@ -65,6 +64,6 @@ class Crew:
         assert (self.change == "gathering") == bool(self.awaited), self
         assert (self.change == "announced") == (self.announced is not None), self
         assert self.joining.keys() <= self.awaited and self.ready <= self.awaited, self
-        assert self.leader is not None or not (self.followers or self.awaited or self.address), self
+        assert self.leader is not None or not (self.followers or self.awaited or self.facts.address), self
         assert self.leader is not None or self.change == "steady", self
         assert not self.followers.keys() & self.joining.keys(), self

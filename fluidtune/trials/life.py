@@ -159,6 +159,6 @@ class TrialLife:
         crew.validate()
         led = self.released_from if self.place == "released" else self.place
         assert (crew.leader is not None) == (led in ("loading", "live")), self
-        assert led == "live" or (crew.change == "steady" and crew.address is None), self
+        assert led == "live" or (crew.change == "steady" and crew.facts.address is None), self
         assert not any(call.issued for call in list(self.calls)[led == "live" :]), self
         assert self.place != "released" or self.released_from is not None, self

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from fluidtune.engine import messages as engine
 from fluidtune.engine.messages import Ending, Kind
 from fluidtune.engine.reasons import Why
+from fluidtune.group_facts import GroupFacts
 
 #: How long a worker may clean up before it is killed. ``long``: it may write a last commit or checkpoint. ``short``:
 #: its group broke, so that it may stand in a call that never returns.
@@ -42,13 +43,7 @@ class Reply(Protocol):
     kind: Kind
     seconds: float
     iteration: int
-    address: tuple[str, int] | None
-    reformed: tuple[float, float] | None
-    ungrowable: str | None
-    refused: float | None
-    differed: str | None
-    mends: bool
-    streams: Any
+    facts: GroupFacts
     memory: float | None
     ephemeral: float
     compute: float | None

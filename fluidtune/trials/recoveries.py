@@ -12,6 +12,7 @@ from typing import Any
 
 from fluidtune.engine import messages as engine
 from fluidtune.errors import FluidTuneError
+from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import LifeError, TrialLife
 from fluidtune.trials.life_states import HELD
@@ -72,7 +73,7 @@ def unload(
     leader, crew.leader = crew.leader, None
     followers, crew.followers = crew.followers, {}
     joining = call_off(life)
-    crew.address = None
+    crew.facts = GroupFacts()
     if leader is not None:
         life.order(m.Unload(leader, patience, then, keep, fresh))
     for worker in joining:
@@ -153,7 +154,7 @@ def _on_follower_ended(life: TrialLife, event: m.FollowerEnded) -> None:
     others_enter = crew.followers.keys() - {*crew.devices, worker.device}
     if how == "broken":
         life.order(m.GiveUpDevice(worker.device, event.why, worker.name, event.said))
-    elif crew.mends and how in ("died", "over") and not others_enter:
+    elif crew.facts.mends and how in ("died", "over") and not others_enter:
         _go_on_without(life, worker)
     elif how == "died":
         recover(life, f"worker {worker.name} died", died=worker.device)

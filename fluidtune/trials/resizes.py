@@ -24,7 +24,7 @@ CANNOT_GROW = "the trial cannot have several workers"
 def begin_resize(life: TrialLife) -> None:
     """Bring the workers of an elastic trial to the devices ``wanted`` of its crew."""
     crew = life.crew
-    if crew.address is None:
+    if crew.facts.address is None:
         return  # its leader has not said where to be found; asked again after its next iteration
     if life.outside.out_of_reach():
         # It goes on from its commit, where the workers of all nodes reach it.
@@ -54,10 +54,10 @@ def ask_to_leave(life: TrialLife, why: str) -> None:
 def _all_ready(life: TrialLife) -> None:
     """Let the new workers enter the group; the leader is told with its next iteration."""
     crew = life.crew
-    assert crew.address is not None
+    assert crew.facts.address is not None
     workers = {**crew.members(), **crew.joining}
     members = tuple(workers[device].name for device in crew.wanted)
-    group = crew.announced = m.NewGroup(crew.generation, members, crew.address)
+    group = crew.announced = m.NewGroup(crew.generation, members, crew.facts.address)
     joining, crew.joining, crew.awaited, crew.ready = crew.joining, {}, set(), set()
     life.turn("announced")
     for device, worker in joining.items():

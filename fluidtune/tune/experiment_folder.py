@@ -17,7 +17,7 @@ from fluidtune.report import EVENT_LOG_NAME
 logger = logging.getLogger(__name__)
 
 _HERE = pyarrow.fs.LocalFileSystem()
-#: What FluidTune writes into an experiment's folder: the event log, and the files of `fluidtune.report.write`.
+#: What FluidTune writes into an experiment's folder: the event log, and the files of `fluidtune.report.write_report`.
 _FILES = (EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png")
 
 

@@ -23,7 +23,7 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import Engine, Reason, Why
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
-from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
+from fluidtune.report import EVENT_LOG_NAME, LossyLog, this_machine
 from fluidtune.report.iteration_lines import IterationLines
 from fluidtune.tune.final_report import FinalReport
 from fluidtune.tune.stall_detector import SilentTrial
@@ -45,8 +45,6 @@ class JobLog:
         self._engine = engine
         self._clock = clock
         self._started = clock()
-        #: Why events are lost, once some are.
-        self._lost: str | None = None
         self._iteration_lines = IterationLines()
         #: The `trial_added` to come of trials that the engine has not heard of yet, by trial, oldest first.
         self._arrivals: dict[str, list[dict[str, Any]]] = {}
@@ -54,12 +52,10 @@ class JobLog:
         self._departures: dict[str, str] = {}
         #: Trials whose last ending in the log is a pause.
         self._paused: set[str] = set()
-        #: None: there can be no log.
-        self._events: EventLog | None = None
-        try:
-            self._events = EventLog(directory / EVENT_LOG_NAME, clock)
-        except OSError as error:
-            self._loses(error)
+        self._events = LossyLog(
+            "FluidTune: the event log lacks events, because they cannot be written; the job goes on: %s"
+        )
+        self._events.open(directory, clock)
         self._report = FinalReport(directory / EVENT_LOG_NAME)
         self._devices_busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
         self._trials_waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
@@ -70,22 +66,8 @@ class JobLog:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event. What cannot be written is lost, and one line says so: no trial depends on it."""
         for line in self._iteration_lines.before(event, fields):
-            self._append("trial_result", line)
-        self._append(event, fields)
-
-    def _append(self, event: str, fields: Mapping[str, Any]) -> None:
-        if self._events is not None:
-            try:
-                self._events.write(event, **fields)
-            except OSError as error:
-                self._loses(error)
-
-    def _loses(self, error: OSError) -> None:
-        if self._lost is None:
-            self._lost = str(error)
-            logger.warning(
-                "FluidTune: the event log lacks events, because they cannot be written; the job goes on: %s", error
-            )
+            self._events.write("trial_result", **line)
+        self._events.write(event, **fields)
 
     # --- the run
 
@@ -119,7 +101,7 @@ class JobLog:
             trial = (min if mode == "min" else max)(values, key=lambda name: values[name])
             best = {"trial": trial, "metric": values[trial]}
         self.write("run_ended", seconds=self._clock() - self._started, trials=len(trials), best=best)
-        if self._events is not None:
+        if self._events.is_open:
             self._events.close()
             self._report.begin()
 
@@ -211,7 +193,7 @@ class JobLog:
             **needs,
         }
         for due in self._iteration_lines.iteration(line, self._clock()):
-            self._append("trial_result", due)
+            self._events.write("trial_result", **due)
         self._iterations.inc(1, {"job": self._job})
         self._report.prepare()  # the first processes have started by now, and the driver mostly waits
 

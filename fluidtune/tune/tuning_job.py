@@ -190,7 +190,7 @@ class TuningJob:
     def _on_one_node(self, run: TrialRun) -> bool:
         """Whether the trial's leader is to be found on its own node only. Its followers look where it is."""
         self._several_nodes = self._several_nodes or len(set(self.devices.nodes.values())) > 1
-        address = run.life.crew.address
+        address = run.life.crew.facts.address
         if address is not None:
             return address[0] == LOOPBACK
         return self.setup.one_node and not self._several_nodes

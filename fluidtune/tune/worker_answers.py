@@ -30,7 +30,7 @@ def called(call: m.Call, value: Any) -> m.Event:
         return _raised(call, value)
     if isinstance(value, IterationReply):
         if value.lost:
-            return m.GroupBroken(call, value.lost, value.ungrowable)
+            return m.GroupBroken(call, value.lost, value.facts.ungrowable)
         if value.lack is not None:
             return _lacking(call, value.lack)
         number = value.result.get(TRAINING_ITERATION, value.iteration)

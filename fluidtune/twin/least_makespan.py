@@ -1,12 +1,12 @@
 """The bound that a run is judged by: the least makespan that any schedule of the same work could have had.
 
-What is given is a `RecordedJob`: which iterations each trial did in which TrialGroup, how long an iteration takes, and
-what start-up costs. Tune's decisions are taken as they were in the run. Which trial has which devices when is open: the
+The `RecordedJob` says which iterations each trial did in which TrialGroup, how long an iteration takes, and what
+start-up costs. Tune's decisions are taken as they were in the run. Which trial has which devices when is open: the
 bound holds for every engine, every order and every width, also for one that knew all of that before.
 
 Why no schedule is below it. Look at one moment of any schedule. A trial that is alone on a device does 1/s(1)
 iterations per second, one of p trials on a device does 1/s(p), and one on w devices does 1/s(w). Charge it 1 device,
-1/p of a device, or w devices. Then at most as many devices are charged as are ready, since a device has one wide trial
+1/p of a device, or w devices. Then no more devices are charged than are ready, since a device has one wide trial
 or p trials of 1/p. So *cost*: a piece of work of k iterations that must be done within L seconds is charged at least
 a(L) = k * f(L / k) device-seconds, where f is the lower convex hull of the points (seconds, device-seconds) of one
 iteration at each width. It is convex, so that to mix widths over time is charged no less.
@@ -23,7 +23,7 @@ seconds each piece has T - head - tail seconds, less the pauses between its iter
 it can be done at the earliest (the head of what follows), and how much time what follows it needs (its tail).
 
 *Start-up*: the k-th device that is of use is ready when the k-th process is, because a device without a process runs
-nothing, and processes start as `worker_starts` says. A pause between two iterations of a trial is at least the
+nothing, and processes start as `shell.WorkerStarts` says. A pause between two iterations of a trial is at least the
 shortest of the job's pauses; it is charged no device-seconds. Resizes, memory and the searcher's limits are left out.
 All of this can only make the bound smaller.
 
@@ -34,21 +34,21 @@ the largest measured number of trials on a device they take turns. The bound is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fluidtune.profiles import Profile
 from fluidtune.twin.recorded_job import Costs, RecordedJob
 
 Floats = NDArray[np.float64]
-#: The bound is computed to this part of itself, from below. Judgement: far below what separates two schedules.
+#: The bound is computed to this part of itself, from below. Schedules differ by far more.
 PRECISION = 1e-4
-#: A difference of two times that is this part of them is rounding. Judgement: far above the rounding of sums of floats.
+#: A difference of two times that is this part of them is rounding.
 ROUNDING = 1e-9
 
 
@@ -73,37 +73,26 @@ class _Piece:
     devices: int
 
 
-class _Speeds:
-    """The hull of (seconds, device-seconds) of an iteration, for trials that need ``devices`` devices."""
+class _Speeds(NamedTuple):
+    """Seconds and device-seconds of an iteration, from the fastest to the cheapest: seconds ascend, the others fall."""
 
-    def __init__(self, job: RecordedJob, devices: int, gang: int):
-        if gang > 1:
-            seconds = job.profile.fastest(gang)
-            points = [(seconds, gang * seconds)]
-        else:
-            points = list(_points(job, devices))
-        #: From the fastest to the cheapest: seconds ascending, device-seconds descending.
-        self.seconds, self.areas = _hull(points)
-
-    def fastest(self) -> float:
-        return float(self.seconds[0])
-
-    def cheapest(self) -> float:
-        return float(self.areas[-1])
+    seconds: Floats
+    areas: Floats
 
 
-def _points(job: RecordedJob, devices: int) -> Iterator[tuple[float, float]]:
-    profile: Profile = job.profile
-    for trials in (1, *profile.packed):
-        seconds = profile.iteration((1,), trials)
-        yield seconds, seconds / trials
+def _speeds(job: RecordedJob, devices: int, gang: int) -> _Speeds:
+    """The speeds of trials that need ``gang`` devices together."""
+    profile = job.profile
+    if gang > 1:
+        return _hull([(profile.fastest(gang), gang * profile.fastest(gang))])
+    points = [(seconds := profile.iteration((1,), trials), seconds / trials) for trials in (1, *profile.packed)]
     if job.kind == "elastic":
-        for width in range(2, min(devices, job.max_workers or devices, profile.widest) + 1):
-            seconds = profile.fastest(width)
-            yield seconds, seconds * width
+        widest = min(devices, job.max_workers or devices, profile.widest)
+        points += [(seconds := profile.fastest(width), seconds * width) for width in range(2, widest + 1)]
+    return _hull(points)
 
 
-def _hull(points: list[tuple[float, float]]) -> tuple[Floats, Floats]:
+def _hull(points: list[tuple[float, float]]) -> _Speeds:
     """The part of the lower convex hull on which more seconds cost fewer device-seconds."""
     hull: list[tuple[float, float]] = []
     for x, y in sorted(points):
@@ -113,7 +102,7 @@ def _hull(points: list[tuple[float, float]]) -> tuple[Floats, Floats]:
             hull.pop()
         hull.append((x, y))
     found = np.array(hull)
-    return found[:, 0], found[:, 1]
+    return _Speeds(found[:, 0], found[:, 1])
 
 
 def _is_above(one: tuple[float, float], middle: tuple[float, float], other: tuple[float, float]) -> bool:
@@ -130,7 +119,7 @@ class _Pieces:
         self.pauses = np.array([piece.pauses for piece in pieces], dtype=float)
         self.gangs = np.array([piece.devices for piece in pieces], dtype=int)
         self.speeds = speeds
-        fastest = np.array([speeds[piece.devices].fastest() for piece in pieces], dtype=float)
+        fastest = np.array([speeds[piece.devices].seconds[0] for piece in pieces], dtype=float)
         #: Seconds of each piece at its fastest.
         self.least = self.work * fastest + self.pauses
 
@@ -285,12 +274,12 @@ def least_makespan(job: RecordedJob, devices: int) -> LeastMakespan:
         chains.append(chain)
     if not any(piece.work for piece in listed):
         return LeastMakespan(0.0, 0.0, 0.0)
-    speeds = {gang: _Speeds(job, devices, gang) for gang in {piece.devices for piece in listed}}
+    speeds = {gang: _speeds(job, devices, gang) for gang in {piece.devices for piece in listed}}
     pieces = _Pieces(listed, speeds)
     at = _ready(costs, devices, max(speeds))
     first, ready, chains_of = float(at[0]), _Ready(at), _Chains(job, pieces, listed, chains)
     heads, tails = chains_of.heads(ready, first), chains_of.tails(_Ready(np.zeros(devices)))
-    area = sum(piece.work * speeds[piece.devices].cheapest() for piece in listed)
+    area = sum(piece.work * float(speeds[piece.devices].areas[-1]) for piece in listed)
     return LeastMakespan(
         seconds=_smallest(pieces, np.arange(len(listed)), heads, tails, ready),
         path_seconds=float((chains_of.heads(None, first) + pieces.least).max()),

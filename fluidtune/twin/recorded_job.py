@@ -17,7 +17,7 @@ from typing import Any
 
 from fluidtune.engine import Kind
 from fluidtune.profiles import Profile, ProfileError
-from fluidtune.profiles.measured import measure
+from fluidtune.twin.measured import measure
 
 Event = Mapping[str, Any]
 
@@ -26,7 +26,7 @@ Event = Mapping[str, Any]
 class Stage:
     """What a trial does between two decisions of the tuning algorithm: ``iterations`` in ``group``.
 
-    ``told``: the iterations left that the engine is told; None: it is not told. ``share``: the share of one device that
+    ``told``: the iterations left, as the engine hears; None: it does not hear. ``share``: the share of one device that
     the script asked for, or a whole number of devices.
     """
 
@@ -83,9 +83,6 @@ class RecordedJob:
     max_packing: int | None = None
     concurrent_packing: int = 1
     max_workers: int | None = None
-    #: Devices, and seconds from begin to end, of the run that this was read off; 0 if it was made up.
-    devices: int = 0
-    seconds: float = 0.0
 
 
 def grid(trials: int, iterations: int, profile: Profile, **settings: Any) -> RecordedJob:
@@ -95,12 +92,10 @@ def grid(trials: int, iterations: int, profile: Profile, **settings: Any) -> Rec
     return RecordedJob(listed, profile, {"all": True}, **settings)
 
 
-def read_job(events: Iterable[Event], profile: Profile | None = None) -> RecordedJob:
+def read_job(events: Iterable[Event]) -> RecordedJob:
     """The job of a finished run of FluidTune, from its event log.
 
-    ``profile``: None: the one that the run itself measured (`fluidtune.profiles.measured`).
-
-    Raises ProfileError if the events hold no trial or no iteration.
+    Its profile is the one that the run itself measured. Raises ProfileError if there is no trial or no iteration.
     """
     listed = [event for event in events if event.get("event")]
     head = next((event for event in listed if event["event"] == "run_started"), None)
@@ -112,7 +107,7 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Recorde
         raise ProfileError("the run's event log has no trial; plan from a run that has trained something")
     stages = _split(stages, synchronous)
     trials = tuple(
-        RecordedTrial(trial, tuple(found), measured.costs.get(trial, 1.0) if profile is None else 1.0)
+        RecordedTrial(trial, tuple(found), measured.costs.get(trial, 1.0))
         for trial, found in stages.items()
         if any(stage.iterations for stage in found)
     )
@@ -125,10 +120,9 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Recorde
     given = settings.get("max_packing")
     concurrency = {name: event.get("concurrency") for name, event in groups.items()}
     on_cores = head["kind"] == "cpu"
-    ended = next((event for event in reversed(listed) if event["event"] == "run_ended"), listed[-1])
     return RecordedJob(
         trials=trials,
-        profile=profile or measured.profile,
+        profile=measured.profile,
         synchronous=synchronous,
         concurrency=concurrency,
         pending=_pending(listed),
@@ -137,13 +131,11 @@ def read_job(events: Iterable[Event], profile: Profile | None = None) -> Recorde
         max_packing=given or (1 if on_cores else None),
         concurrent_packing=max((c or 1 for c in concurrency.values()), default=1) if on_cores and not given else 1,
         max_workers=settings.get("max_workers"),
-        devices=len(head["devices"]),
-        seconds=ended["t"] - head["t"],
     )
 
 
 def _stages(events: list[Event]) -> dict[str, list[Stage]]:
-    """By trial, in the order in which they were added, its stages."""
+    """By trial, in the order of their first `trial_added`, its stages."""
     found: dict[str, list[Stage]] = {}
     done: dict[str, list[int]] = {}
     for event in events:
@@ -181,7 +173,7 @@ def _split(stages: dict[str, list[Stage]], synchronous: Mapping[str, bool]) -> d
     for listed in stages.values():
         for one, two in pairwise(listed):
             following[one.group][two.group] += 1
-    # The most that a trial of a group was told; one that is added again after a move is told only what was left.
+    # The most that was left of a group to any of its trials; a trial that is added again after a move has less left.
     lengths: dict[str, float] = {}
     for listed in stages.values():
         for stage in listed:

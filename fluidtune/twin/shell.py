@@ -8,8 +8,9 @@ iterations, and there stops the trial for as long as the profile says.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -18,7 +19,39 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import DEVICES_PER_NODE
 from fluidtune.twin.recorded_job import RecordedJob, RecordedTrial
-from fluidtune.twin.worker_starts import WorkerStarts
+
+
+class WorkerStarts:
+    """Worker processes start in the order of the requests, a few at a time, as in `cluster.pool`.
+
+    Args:
+        seconds: how long the start of one process takes if no other starts.
+        at_once: how many can start at a time without slowing each other down; a fraction counts in part.
+        call_after: calls a function after a number of seconds.
+    """
+
+    def __init__(self, seconds: float, at_once: float, call_after: Callable[[float, Callable[[], None]], None]):
+        self._most = math.inf if math.isinf(at_once) else math.ceil(at_once)
+        self._seconds = seconds if math.isinf(at_once) else seconds * self._most / at_once
+        self._call_after = call_after
+        #: What is to be called when each of the processes that wait is there.
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._under_way = 0
+
+    def start_worker(self, then: Callable[[], None]) -> None:
+        """Start one more process; ``then`` is called when it is there."""
+        self._waiting.append(then)
+        self._start_next()
+
+    def _start_next(self) -> None:
+        while self._waiting and self._under_way < self._most:
+            self._under_way += 1
+            self._call_after(self._seconds, partial(self._started, self._waiting.popleft()))
+
+    def _started(self, then: Callable[[], None]) -> None:
+        self._under_way -= 1
+        self._start_next()
+        then()
 
 
 @dataclass(eq=False)
@@ -30,7 +63,7 @@ class _Step:
     since: float
     #: What a whole iteration takes with the neighbours of this moment.
     seconds: float
-    #: The answer to a resize that is told with the iteration's result.
+    #: The answer to a resize, which the engine gets with the iteration's result.
     resized: list[m.Event]
     left: float = 1.0
     end: float = 0.0
@@ -49,7 +82,7 @@ class _Run:
     #: Devices that it was started on beyond its first. A resize brings them in after its first iteration, since before
     #: that their workers cannot find it.
     later: tuple[int, ...] | None = None
-    #: It was told to leave.
+    #: The engine wants it to leave.
     suspend: bool = False
     #: It still holds its devices.
     live: bool = True
@@ -67,29 +100,13 @@ class _Progress:
     stage: int = 0
     left: int = 0
     run: _Run | None = None
-    #: Its kind as the engine was told.
+    #: Its kind as the engine knows it.
     kind: m.Kind = "plain"
-
-
-@dataclass(frozen=True)
-class Model:
-    """Of what model a device is, and how many times as long an iteration takes there as the profile says.
-
-    ``name``: what the engine is told when the device's first worker is there; None: it is not told.
-    """
-
-    name: str | None = None
-    slowness: float = 1.0
 
 
 @dataclass
 class Twin:
     """One run of ``job`` on ``devices`` devices; `run` does it.
-
-    ``stops``: a tuning algorithm that lives: it is told a trial and the iterations that the trial has done in its
-    stage, after each one, and says whether the stage ends there. None: every trial does the iterations of the job.
-
-    ``models``: of each device; (): all are alike. The workers of a trial wait for the one on the slowest device.
 
     After the run, ``now`` is its seconds, ``busy`` the device-seconds that trials held, and ``resizes`` and
     ``iterations`` are the numbers of these.
@@ -97,8 +114,6 @@ class Twin:
 
     job: RecordedJob
     devices: int
-    stops: Callable[[str, int], bool] | None = None
-    models: Sequence[Model] = ()
     now: float = 0.0
     resizes: int = 0
     busy: float = 0.0
@@ -176,7 +191,7 @@ class Twin:
     # Trials
 
     def _offer_trials(self) -> None:
-        """Adds new trials, as many at once as the search algorithm offers."""
+        """Adds new trials until as many have not started as the search algorithm offers at once."""
         while self._new and (self.job.pending is None or self._unstarted < self.job.pending):
             self._unstarted += 1
             self._add_trial(self._new.popleft())
@@ -254,9 +269,7 @@ class Twin:
             self._starts.start_worker(partial(self._worker_started, device, then))
 
     def _worker_started(self, device: int, then: Callable[[], None]) -> None:
-        model = self.models[device].name if self.models else None
-        if model is not None:
-            self._events.append(m.ModelFound(device, model))
+        """A new worker of the device is there."""
         self._call_after(self.job.costs.first, then)
 
     def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
@@ -298,8 +311,7 @@ class Twin:
         """What a whole iteration takes with the neighbours of this moment."""
         nodes = tuple(sorted(Counter(device // DEVICES_PER_NODE for device in run.devices).values()))
         trials = len(self._training[run.devices[0]])
-        slowness = max(self.models[device].slowness for device in run.devices) if self.models else 1.0
-        return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].trial.cost * slowness
+        return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].trial.cost
 
     def _schedule(self, run: _Run) -> None:
         step = run.step
@@ -342,10 +354,6 @@ class Twin:
             self._resize(run, run.later)
             run.later = None
         progress.left -= 1
-        if self.stops is not None:
-            done = progress.trial.stages[progress.stage].iterations - progress.left
-            if self.stops(name, done):
-                progress.left = 0
         if not progress.left:
             self._end_stage(name)
         elif run.suspend:
@@ -367,3 +375,27 @@ def _tails(job: RecordedJob) -> dict[str, float]:
             tails[stage.group] = max(tails.get(stage.group, 0.0), after)
             after += stage.iterations
     return tails
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """One run of the twin.
+
+    ``makespan``: seconds. ``device_hours``: what the devices cost, idle or not. ``held``: the part of the
+    device-seconds that trials held, 0 to 1. ``packing``: c, as given or found.
+    """
+
+    devices: int
+    makespan: float
+    device_hours: float
+    held: float
+    resizes: int
+    packing: int
+
+
+def forecast(job: RecordedJob, devices: int) -> Forecast:
+    """One run of ``job`` on ``devices`` devices."""
+    twin = Twin(job, devices)
+    makespan = twin.run()
+    hours = makespan * devices / 3600
+    return Forecast(devices, makespan, hours, twin.held_part, twin.resizes, twin.engine.c)

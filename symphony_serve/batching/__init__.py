@@ -1,8 +1,8 @@
 """Which requests of one model form a batch: the protocol `BatchFormer`. All times are seconds.
 
 A former holds the requests of one model that wait. Asked for a batch that would start at some moment, it answers with a
-`Candidate`. It decides neither when the batch starts (that follows from the candidate and the start policy) nor on
-which GPU. It never touches a clock: a moment is an argument.
+`Candidate`. It decides neither when the batch starts (`model_side.StartPolicy`) nor on which GPU. It never touches a
+clock: a moment is an argument.
 
 | former | order | gives up |
 | --- | --- | --- |
@@ -19,7 +19,7 @@ from symphony_serve.messages import Refuse, Request
 
 
 class Candidate(NamedTuple):
-    """A batch that a model could run next. (A tuple, because one is made at every arrival.)
+    """A batch that a model could run next.
 
     size: its requests; at least 1.
     deadline: the earliest deadline in it (of `orloj`: of the requests from which it is chosen), less the time that the
@@ -29,7 +29,6 @@ class Candidate(NamedTuple):
     next_seconds: how long the next larger batch would take. Infinite if there is none, or if waiting for one more
         request is of no use to the former: then the batch may start at once. Symphony starts a batch no earlier than
         ``deadline - next_seconds``.
-    arrival: when the request with the earliest deadline came (for the timeout policy).
     longest: how long it may take, where times vary. A GPU that needs a multiple of it is taken for lost.
     """
 
@@ -37,7 +36,6 @@ class Candidate(NamedTuple):
     deadline: float
     seconds: float
     next_seconds: float
-    arrival: float
     longest: float = 0.0
 
 
@@ -45,7 +43,7 @@ class BatchFormer(Protocol):
     """The requests of one model that wait, and the rule that makes batches of them.
 
     Moments of start mostly grow from call to call. They may go back a little (the way to a GPU takes longer for a
-    larger batch); what was given up then stays given up. `symphony_serve.testing.batch_formers` has the contract as
+    larger batch); what was given up then stays given up. `tests/serve/batch_formers.py` has the contract as
     tests.
     """
 

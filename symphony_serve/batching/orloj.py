@@ -6,7 +6,7 @@ that are known as distributions only. Where to read on:
 - `orloj_histograms`: distributions, and the largest of k times;
 - `orloj_profiles`: the time of a batch by its size, and how measurements become a profile;
 - `orloj_scores`: the score, equation 4.2;
-- `orloj_queues` and `orloj_hull`: which requests score highest.
+- `orloj_queues`: which requests score highest.
 
 A request is feasible for a size k while ``start <= deadline - E[L_k]``. The batch has one of the sizes that can be
 filled with requests that are feasible for it: the largest (as algorithm 4.1 is printed), or the one whose requests have
@@ -22,13 +22,15 @@ from typing import Literal
 
 from symphony_serve.batching import BatchFormer, Candidate
 from symphony_serve.batching.orloj_histograms import Largest
-from symphony_serve.batching.orloj_profiles import VaryingProfile
-from symphony_serve.batching.orloj_queues import Key, Pending, SortedPending
-from symphony_serve.batching.orloj_scores import ANTICIPATED_DELAY_RATE, UNIT_COST, Cost
+from symphony_serve.batching.orloj_profiles import VaryingProfile, VaryingRequest
+from symphony_serve.batching.orloj_queues import Key, Pending
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import SAME_MOMENT_S, Reason, Refuse, Request
 
+#: One over the expected further wait of a request that is not chosen now, per second. Source: section 4.4.4 of the
+#: paper, b = 1e-4 per ms. With it the score is nearly cost * P(the batch ends in time) / E[L].
+ANTICIPATED_DELAY_RATE = 0.1
 #: Which of the sizes that can be filled is taken.
 Choice = Literal["largest", "earliest"]
 
@@ -38,12 +40,12 @@ class Orloj(BatchFormer):
 
     profile: the times. delays: a batch must end ``delays.margin`` before its first deadline, and fetching the inputs
     counts as a part of its time. choice: "largest" or "earliest". b: the rate of the anticipated delay, per second; see
-    `orloj_scores`. pending: how the highest scores are found.
+    `orloj_scores`. pending: how the best requests are found (benchmarks have others).
 
     A candidate's deadline is the earliest of all requests that are feasible for its size, also if that request does not
     score high enough to be in the batch: which ones do changes with time, this deadline does not.
 
-    Raises ServeError if ``choice`` or ``b`` is none.
+    Raises ServeError if ``choice`` is neither, or if ``b`` is not above 0.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Orloj(BatchFormer):
         delays: Delays = NO_DELAYS,
         choice: Choice = "largest",
         b: float = ANTICIPATED_DELAY_RATE,
-        pending: Callable[[Mapping[int, Largest], float], Pending] = SortedPending,
+        pending: Callable[[Mapping[int, Largest], float], Pending] = Pending,
     ) -> None:
         if choice not in ("largest", "earliest"):
             raise ServeError(f"batch choice {choice!r}: give 'largest' or 'earliest'")
@@ -72,11 +74,10 @@ class Orloj(BatchFormer):
         return len(self._requests)
 
     def add(self, request: Request) -> None:
-        """A request came. Raises ServeError if it cannot be: its id waits already, or its deadline or cost is none."""
         if not math.isfinite(request.deadline):
             raise ServeError(f"request {request.id} has the deadline {request.deadline} s: give a finite time")
-        cost = UNIT_COST if request.cost == 1.0 else Cost(((0.0, request.cost),))
-        self._pending.insert(request.deadline - self._delays.margin, request.id, self._start, cost)
+        cost = request.cost if isinstance(request, VaryingRequest) else 1.0
+        self._pending.insert(request.deadline - self._delays.margin, request.id, cost)
         self._requests[request.id] = request
 
     def remove(self, request_id: int) -> Request | None:
@@ -127,13 +128,13 @@ class Orloj(BatchFormer):
 
     def _of_size(self, size: int, start: float) -> Candidate:
         pending = self._pending
-        deadline, number = self._head(size, start)
+        deadline, _ = self._head(size, start)
         following = min((time.mean for other, time in pending.times.items() if other > size), default=math.inf)
         self._size = size
         filled = min(size, pending.count(size, start))
-        time, arrival = pending.times[size], self._requests[number].arrival
+        time = pending.times[size]
         longest = time.histogram.edges[-1] if self._enough else math.inf
-        return Candidate(filled, deadline, time.mean, following, arrival, longest)
+        return Candidate(filled, deadline, time.mean, following, longest)
 
     def changes_at(self) -> float:
         return self._changes
@@ -154,11 +155,10 @@ class Orloj(BatchFormer):
         return sorted(self._requests.values(), key=_order)
 
     def set_rate(self, rate: float) -> None:
-        """The rate decides nothing here."""
+        """Does nothing: no decision depends on the rate."""
 
     def set_profile(self, profile: VaryingProfile) -> None:
-        """Batches take other times from now on. Which requests are feasible is found by the next `form`."""
-        self._pending.replace(profile.fetched(self._delays.data), self._start)
+        self._pending.replace(profile.fetched(self._delays.data))
         self._enough = profile.enough
         self._candidate = None
 

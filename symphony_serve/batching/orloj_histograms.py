@@ -10,26 +10,15 @@ from __future__ import annotations
 
 import itertools
 import math
-import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from symphony_serve.errors import ServeError
 
-#: Bins of a histogram of samples. Judgement: the paper names no number. With 20 bins a bin of the workload orloj-1 is
-#: 4 ms wide, a third of the standard deviation of one of its peaks; `top` of the sorted queue costs one bisection for
-#: each bin.
+#: Bins of a histogram of samples. A bin of the workload orloj-1 is then 4 ms wide, a third of the standard deviation of
+#: one of its peaks. To find the best requests costs one bisection for each bin.
 BINS = 20
-
-#: The positive half of the nodes and weights of 8-point Gauss-Legendre quadrature on [-1, 1] (Abramowitz and Stegun,
-#: table 25.4). It is exact for polynomials up to degree 15.
-_GAUSS = (
-    (0.1834346424956498, 0.3626837833783620),
-    (0.5255324099163290, 0.3137066458778873),
-    (0.7966664774136267, 0.2223810344533745),
-    (0.9602898564975363, 0.1012285362903763),
-)
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,6 @@ class Histogram:
         return Histogram(tuple(kept), tuple(masses))
 
     def cdf(self, time: float) -> float:
-        """P(a time is at most ``time``)."""
         return self._below(time, bisect_right(self.edges, time))
 
     def cdf_before(self, time: float) -> float:
@@ -123,7 +111,6 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The expected time."""
         middles = ((left + right) / 2 for left, right in itertools.pairwise(self.edges))
         return math.fsum(mass * middle for mass, middle in zip(self.masses, middles, strict=True))
 
@@ -170,10 +157,10 @@ def mixture(histograms: Sequence[Histogram], weights: Sequence[float] | None = N
     def mean(values: Sequence[float]) -> float:
         return math.fsum(share * value for share, value in zip(shares, values, strict=True)) / total
 
-    return _joined(histograms, mean)
+    return joined(histograms, mean)
 
 
-def _joined(histograms: Sequence[Histogram], join: Callable[[Sequence[float]], float]) -> Histogram:
+def joined(histograms: Sequence[Histogram], join: Callable[[Sequence[float]], float]) -> Histogram:
     """The histogram whose CDF at each edge of the given ones is what ``join`` makes of theirs."""
     edges, below = [], []
     for edge in sorted({edge for histogram in histograms for edge in histogram.edges}):
@@ -202,28 +189,6 @@ def largest(histogram: Histogram, k: int) -> Largest:
             missing += (right - left) * ((low + high) / 2) ** k
     powers = [value**k for value in below]
     return Largest(Histogram(histogram.edges, _steps(powers)), histogram.edges[-1] - missing)
-
-
-def largest_of_each(histograms: Sequence[Histogram], powers: Sequence[float] | None = None) -> Largest:
-    """The largest of independent times of several distributions: ``prod F_i(x)**powers[i]``; None: all powers are 1.
-
-    Equation 4.8 says the same as a signed sum over all 2**k subsets of the batch. Its terms cancel, so nobody should
-    build it; the product costs the number of histograms times the number of bins.
-    """
-    if not histograms:
-        raise ServeError("no histogram for the largest of each: give at least one")
-    exponents = [1.0] * len(histograms) if powers is None else list(powers)
-    pairs = list(zip(histograms, exponents, strict=True))
-
-    def product(time: float) -> float:
-        return math.prod(histogram.cdf(time) ** power for histogram, power in pairs)
-
-    found = _joined(histograms, lambda values: math.prod(map(operator.pow, values, exponents)))
-    missing = 0.0
-    for left, right in itertools.pairwise(found.edges):
-        middle, half = (left + right) / 2, (right - left) / 2
-        missing += half * math.fsum(w * (product(middle - half * x) + product(middle + half * x)) for x, w in _GAUSS)
-    return Largest(found, found.edges[-1] - missing)
 
 
 def _steps(below: Sequence[float]) -> tuple[float, ...]:

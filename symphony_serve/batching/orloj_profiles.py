@@ -9,36 +9,39 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
 
-from symphony_serve.batching.orloj_histograms import Histogram, Largest, common_edges, largest, largest_of_each, mixture
+from symphony_serve.batching.orloj_histograms import Histogram, Largest, common_edges, largest, mixture
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import SAME_MOMENT_S, Request
 
 logger = logging.getLogger(__name__)
 
-#: Fewer samples of a source than this make no histogram. Judgement: one for each bin.
+#: Fewer samples of a source than this make no histogram: one for each bin.
 ENOUGH_SAMPLES = 20
-
-#: The profiler's memory in seconds, in two halves of which the older is forgotten at once. Judgement: the paper names
-#: no number; Azure's function traces, which it uses, change within minutes.
-WINDOW_S = 600.0
-
-#: New measurements become a new profile once in so many seconds. Judgement: the tables of five batch sizes take some
-#: milliseconds, a thousandth of this.
-PICK_UP_S = 10.0
-
-#: One of so many finished requests is run again alone. Judgement: the paper names no number; 1 % of the work.
-ONE_OF = 100
-
-#: At most one request is run again in so many seconds that the worker was busy. Judgement: as `ONE_OF`, where batches
-#: are large.
-BUSY_S_FOR_ONE = 10.0
-
-#: The newest samples of a source that are kept in each half. Judgement: 500 for each bin, 80 kB.
+#: The newest samples of a source that are kept in each half of the window: 500 for each bin, 80 kB.
 MOST_SAMPLES = 10_000
+#: The profiler's memory in seconds, in two halves of which the older is forgotten at once. Azure's function traces,
+#: which the paper uses, change within minutes.
+WINDOW_S = 600.0
+#: Seconds between two new profiles. The tables of five batch sizes take some milliseconds to make.
+PICK_UP_S = 10.0
+#: One of this many finished requests is run again alone, and at most one in this many seconds that the worker was busy.
+ONE_OF, BUSY_S_FOR_ONE = 100, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class VaryingRequest(Request):
+    """A request to a model whose times vary.
+
+    source: the application that it comes from. Requests of one source have times of one distribution.
+    cost: what missing its deadline costs, relative to other requests.
+    """
+
+    source: str = ""
+    cost: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,10 @@ class BatchMap:
         object.__setattr__(self, "by_size", dict(sorted(self.by_size.items())))
 
     @staticmethod
-    def linear(c0: float, c1: float, sizes: Iterable[int]) -> BatchMap:
-        """Equation 4.3: ``c0 + c1 * k * longest``. By it a batch of one takes ``c0 + c1 * l``, not the time alone."""
-        return BatchMap({size: (c0, c1 * size) for size in sizes})
-
-    @staticmethod
     def fitted(measured: Iterable[tuple[int, float, float]]) -> BatchMap:
         """Least squares for each size over (size, longest time alone, seconds of the batch).
 
-        A batch of one is by definition its time alone. Where all longest times of a size are alike, or where the line
+        A batch of one is by definition its time alone. Where all longest times of a size are equal, or where the line
         falls or is not above 0 at the shortest of them, the map is a scale without offset. Raises ServeError if nothing
         was measured or a time is not above 0.
         """
@@ -103,20 +101,19 @@ def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 class VaryingProfile:
     """The distributions of the sources' times alone, and the map to the time of a batch.
 
+    Each place of a batch is taken by a source at random.
+
     sources: source -> the distribution of the time of one of its requests alone.
-    places: who takes the places of a batch of k. "mixture": each place is taken at random. "product": each source takes
-        k divided by the number of sources, as in the paper's toy example.
-    weights: source -> how often it takes a place, relative to the others; None: all the same, as in the paper. Both
+    weights: source -> how often it takes a place, relative to the others; None: all the same, as in the paper. They
         change little (docs/serving.md has the figures).
     enough: whether enough was measured to say how long a batch may take at the most.
 
-    Raises ServeError if there is no source, if the weights are not those of the sources, if ``places`` is neither, or
-    if a larger batch is expected to take less time than a smaller one.
+    Raises ServeError if there is no source, if the weights are not those of the sources, or if a larger batch is
+    expected to take less time than a smaller one.
     """
 
     batches: BatchMap
     sources: Mapping[str, Histogram]
-    places: Literal["mixture", "product"] = "mixture"
     weights: Mapping[str, float] | None = None
     enough: bool = True
     #: size -> the time of a batch of this size.
@@ -125,21 +122,13 @@ class VaryingProfile:
     def __post_init__(self) -> None:
         if not self.sources:
             raise ServeError("a profile without a source: give the distribution of at least one")
-        if self.places not in ("mixture", "product"):
-            raise ServeError(f"places {self.places!r}: give 'mixture' or 'product'")
         weights = dict.fromkeys(self.sources, 1.0) if self.weights is None else self.weights
         if weights.keys() != self.sources.keys() or not all(0 < weight < math.inf for weight in weights.values()):
             raise ServeError(f"weights {dict(weights)}: give one above 0 for each of {', '.join(self.sources)}")
-        pairs = [(histogram, weights[source]) for source, histogram in self.sources.items()]
-        total = math.fsum(weights.values())
-        alone = mixture(*zip(*pairs, strict=True))
-        times: dict[int, Largest] = {}
+        longest_of, times = self._longest(weights), dict[int, Largest]()
         before = (0, 0.0)
         for size, (offset, scale) in self.batches.by_size.items():
-            if self.places == "mixture":
-                longest = largest(alone, size)
-            else:
-                longest = largest_of_each([one for one, _ in pairs], [size * weight / total for _, weight in pairs])
+            longest = longest_of(size)
             times[size] = Largest(longest.histogram.mapped(offset, scale), offset + scale * longest.mean)
             if times[size].mean < before[1] * (1 - 1e-9):
                 raise ServeError(
@@ -148,6 +137,10 @@ class VaryingProfile:
                 )
             before = (size, times[size].mean)
         object.__setattr__(self, "times", times)
+
+    def _longest(self, weights: Mapping[str, float]) -> Callable[[int], Largest]:
+        """What says the longest time alone in a batch of a size."""
+        return partial(largest, mixture(list(self.sources.values()), [weights[one] for one in self.sources]))
 
     def fetched(self, data: float) -> Mapping[int, Largest]:
         """The times of batches whose inputs take ``data`` seconds each to fetch before the batch."""
@@ -177,7 +170,7 @@ class Profiler:
         self._finished = 0
         self._busy = 0.0
 
-    def finished(self, requests: Sequence[Request], seconds: float, now: float) -> Request | None:
+    def finished(self, requests: Sequence[VaryingRequest], seconds: float, now: float) -> VaryingRequest | None:
         """A batch has taken ``seconds``. Returns a request of it that should run again alone when the worker is idle.
 
         A batch of one is itself a measurement.
@@ -232,7 +225,7 @@ class Profiler:
                 sources[source] = Histogram.of_samples(pool, edges)
         if sources:
             return VaryingProfile(self._batches, sources)
-        # A time that nobody knows is taken for none, so that nothing is given up before its deadline.
+        # An unknown time is taken for none, so that nothing is given up before its deadline.
         alone = Histogram.of_samples(pool, edges) if pool else Histogram.point(SAME_MOMENT_S)
         smallest = next(iter(self._batches.by_size.items()))
         return VaryingProfile(BatchMap(dict([smallest])), {"": alone}, enough=False)

@@ -1,36 +1,26 @@
 """The pending requests of one model, and which of them score highest for a batch size.
 
-`Pending` is the contract. Requests of a batch size k all have the same batch time L_k, so a request is its key
-(deadline, number) and its cost. The queue Q_k of the paper is the pending requests that are feasible for k: with
-``now <= deadline - E[L_k]``, so a queue is a tail of the requests in the order of their deadlines. Three classes find
-the highest scores:
-
-- `NaivePending` computes all scores anew. It is the oracle of the tests.
-- `SortedPending` looks at the ends of the intervals of `ScoreTable`, between which the score only rises or only falls.
-- `HullPending` (module `orloj_hull`) keeps the paper's convex hulls.
-
-All scores that are compared here are exact at the moment that is asked for. Equal scores: the earlier deadline, then
-the smaller number.
+Requests of a batch size k all have the same batch time L_k, so a request is its key (deadline, number) and its cost.
+The queue Q_k of the paper is the pending requests that are feasible for k: with ``now <= deadline - E[L_k]``, so a
+queue is a tail of the requests in the order of their deadlines. The highest scores are found from the ends of the
+intervals of `ScoreTable`, between which the score only rises or only falls. (The paper's convex hulls are in
+`benchmarks.orloj_hull`.) All scores that are compared are exact at the moment that is asked for. Equal scores: the
+earlier deadline, then the smaller number.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 
 from symphony_serve.batching.orloj_histograms import Largest
-from symphony_serve.batching.orloj_scores import UNIT_COST, Cost, ScoreTable, check_rate, score
+from symphony_serve.batching.orloj_scores import ScoreTable
 from symphony_serve.errors import ServeError
 
 #: A request as the queues know it: (deadline, number). Numbers are unique and rise with the arrivals.
 Key = tuple[float, int]
-
-#: Tables of costs that no pending request has are forgotten when there are more tables than this. Judgement: a table
-#: of 20 bins takes 60 us to make and 1 kB to keep.
-MOST_TABLES = 256
 
 
 def first_feasible(keys: list[Key], now: float, mean: float) -> int:
@@ -43,19 +33,24 @@ def first_feasible(keys: list[Key], now: float, mean: float) -> int:
     return at
 
 
-class Pending(ABC):
+class Pending:
     """The pending requests, in one list for each cost, by (deadline, number).
 
-    ``times``: the time of a batch by its size. ``b``: the rate of the anticipated delay.
+    ``times``: the time of a batch by its size. ``b``: the rate of the anticipated delay, per second. Raises ServeError
+    unless it is a finite number above 0.
     """
 
     def __init__(self, times: Mapping[int, Largest], b: float) -> None:
-        self.b = check_rate(b)
+        if not 0 < b < math.inf:
+            raise ServeError(f"b = {b}, the rate of the anticipated delay: give a finite number above 0")
+        self.b = b
         self.times = dict(times)
         #: cost -> its requests by (deadline, number). No list is empty.
-        self.by_cost: dict[Cost, list[Key]] = {}
+        self.by_cost: dict[float, list[Key]] = {}
         #: number -> (deadline, cost), the same requests.
-        self.costs: dict[int, tuple[float, Cost]] = {}
+        self.costs: dict[int, tuple[float, float]] = {}
+        #: By batch size.
+        self._tables: dict[int, ScoreTable] = {}
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -63,10 +58,12 @@ class Pending(ABC):
     def __contains__(self, number: int) -> bool:
         return number in self.costs
 
-    def insert(self, deadline: float, number: int, now: float, cost: Cost = UNIT_COST) -> None:
-        """Take in a request. Raises ServeError if the number is pending already."""
+    def insert(self, deadline: float, number: int, cost: float = 1.0) -> None:
+        """Take in a request. Raises ServeError if the number is pending already, or if the cost is none."""
         if number in self.costs:
-            raise ServeError(f"request {number} is pending already: give each request a number of its own")
+            raise ServeError(f"request {number} is pending already: give each request another number")
+        if not 0 < cost < math.inf:
+            raise ServeError(f"request {number} has the cost {cost}: give a finite number above 0")
         self.costs[number] = (deadline, cost)
         insort(self.by_cost.setdefault(cost, []), (deadline, number))
 
@@ -78,9 +75,10 @@ class Pending(ABC):
         if not keys:
             del self.by_cost[cost]
 
-    def replace(self, times: Mapping[int, Largest], now: float) -> None:
+    def replace(self, times: Mapping[int, Largest]) -> None:
         """From now on batches take ``times``."""
         self.times = dict(times)
+        self._tables.clear()
 
     def count(self, size: int, now: float) -> int:
         """How many requests are feasible for this batch size."""
@@ -112,58 +110,24 @@ class Pending(ABC):
             self.remove(number)
         return chosen
 
-    @abstractmethod
     def best(self, size: int, now: float) -> list[int]:
-        """The numbers that `take` would return. Time does not go back from one call to the next."""
+        """The numbers that `take` would return. Time does not go back from one call to the next.
 
-
-class NaivePending(Pending):
-    """Computes the score of each feasible request by its definition and sorts them all."""
-
-    def best(self, size: int, now: float) -> list[int]:
-        time = self.times[size]
-        scored = []
-        for cost, keys in self.by_cost.items():
-            for deadline, number in keys[first_feasible(keys, now, time.mean) :]:
-                scored.append((-score(time, deadline - now, self.b, cost), deadline, number))
-        return [number for _, _, number in sorted(scored)[:size]]
-
-
-class SortedPending(Pending):
-    """Merges the intervals of the score, each from its better end: O(K log n + k log K) for k of n requests and K bins.
-
-    ``looked``: how many bisections and steps of the merge were done so far.
-    """
-
-    def __init__(self, times: Mapping[int, Largest], b: float) -> None:
-        super().__init__(times, b)
-        self.looked = 0
-        self._tables: dict[tuple[int, Cost], ScoreTable] = {}
-
-    def replace(self, times: Mapping[int, Largest], now: float) -> None:
-        super().replace(times, now)
-        self._tables.clear()
-
-    def remove(self, number: int) -> None:
-        super().remove(number)
-        if len(self._tables) > MOST_TABLES:
-            self._tables = {key: table for key, table in self._tables.items() if key[1] in self.by_cost}
-
-    def best(self, size: int, now: float) -> list[int]:
+        Merges the intervals of the score, each from its better end: O(K log n + k log K) for k of n requests and K
+        bins.
+        """
         mean = self.times[size].mean
         ends: list[tuple[float, float, int, Iterator[tuple[float, float, int]]]] = []
         for cost, keys in self.by_cost.items():
             low = first_feasible(keys, now, mean)
-            self.looked += 1
             if low < len(keys):
-                for walk in self._intervals(self._table(size, cost), keys, low, now):
+                for walk in self._intervals(size, cost, keys, low, now):
                     ends.append((*next(walk), walk))
         heapq.heapify(ends)
         chosen: list[int] = []
         while ends and len(chosen) < size:
             _, _, number, walk = ends[0]
             chosen.append(number)
-            self.looked += 1
             following = next(walk, None)
             if following is None:
                 heapq.heappop(ends)
@@ -171,40 +135,35 @@ class SortedPending(Pending):
                 heapq.heapreplace(ends, (*following, walk))
         return chosen
 
-    def _table(self, size: int, cost: Cost) -> ScoreTable:
-        table = self._tables.get((size, cost))
-        if table is None:
-            table = self._tables[size, cost] = ScoreTable.of(self.times[size], self.b, cost)
-        return table
-
     def _intervals(
-        self, table: ScoreTable, keys: list[Key], low: int, now: float
+        self, size: int, cost: float, keys: list[Key], low: int, now: float
     ) -> Iterator[Iterator[tuple[float, float, int]]]:
         """For each interval of the slack that has requests: (-score, deadline, number) of them, the best first."""
+        if size not in self._tables:
+            self._tables[size] = ScoreTable.of(self.times[size], self.b)
+        table = self._tables[size]
         edges = table.edges
         interval = table.interval(keys[low][0] - now)
         while low < len(keys):
-            self.looked += 1
             after = interval + 1
             high = bisect_left(keys, (now + edges[after], -math.inf), low) if after < len(edges) else len(keys)
             if high > low:
-                falls = interval < 0 or table.falls[interval]
-                yield _walk(table, interval, keys, low, high, now, falls)
+                yield _walk(table, interval, cost, keys, low, high, now)
             low, interval = high, after
 
 
 def _walk(
-    table: ScoreTable, interval: int, keys: list[Key], low: int, high: int, now: float, falls: bool
+    table: ScoreTable, interval: int, cost: float, keys: list[Key], low: int, high: int, now: float
 ) -> Iterator[tuple[float, float, int]]:
     """The requests ``keys[low:high]`` of one interval, the best first, as (-score, deadline, number)."""
-    if falls:
+    if interval < 0 or table.falls[interval]:
         for deadline, number in keys[low:high]:
-            yield -table.within(interval, deadline - now), deadline, number
+            yield -cost * table.within(interval, deadline - now), deadline, number
         return
     while high > low:
         deadline = keys[high - 1][0]
         start = bisect_left(keys, (deadline, -math.inf), low, high)
-        value = -table.within(interval, deadline - now)
+        value = -cost * table.within(interval, deadline - now)
         for _, number in keys[start:high]:
             yield value, deadline, number
         high = start

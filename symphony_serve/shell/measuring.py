@@ -12,20 +12,19 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-from symphony_serve.batching.start_times import DEFERRED, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.model_side import Gathering, Model
+from symphony_serve.model_side import DEFERRED, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
-from symphony_serve.shell.threaded_server import Function
+from symphony_serve.shell.threaded_server import Function, as_waited
 
 logger = logging.getLogger(__name__)
 
-#: A size is run so many times at most, and for so many seconds; but so many times at least. Judgement: a model with ten
-#: sizes is measured in a second or two; the first profile need not be exact, since it is corrected by what is seen.
+#: A size is run at most this many times and this many seconds, but at least the third number of times. A model with ten
+#: sizes is then measured in a second or two. The profile is corrected later by the batches that are seen.
 MOST_RUNS, SECONDS_EACH, LEAST_RUNS = 30, 0.1, 5
-#: So many times, the lateness of a thread is measured that sleeps so many seconds. Judgement: 0.2 s in all.
+#: How often the lateness of a thread is measured, and the seconds that it sleeps.
 WAKES, SLEEP_S = 100, 0.001
 #: The part of the wakes and of the ways through the threads that the delays allow for. Source: of a model's requests,
 #: 1 % may be late at its goodput (section 5.1). (On a network the room asks for 99.9 %.)
@@ -45,7 +44,7 @@ def measure_models(
 
     devices: for each device, the function of every model. samples: inputs of each model, one at least, to measure with.
     slos: seconds by model. max_batch: no larger batch is measured or formed. profiles: those that are known already
-    (see `kept_profiles`); the others are measured on all devices at once, because devices may share cores. Raises
+    (see `profiles`); the others are measured on all devices at once, because devices may share cores. Raises
     ServeError if a batch of 1 with the delays of this machine takes longer than the SLO, or if a function fails with
     one sample.
     """
@@ -97,8 +96,8 @@ def _seconds(function: Function, inputs: list[Any]) -> float:
     times: list[float] = []
     while len(times) < MOST_RUNS and (len(times) < LEAST_RUNS or sum(times) < SECONDS_EACH):
         begin = time.monotonic()
-        outputs = function(list(inputs))
-        times.append(max(time.monotonic() - begin - getattr(outputs, "waited", 0.0), 1e-9))
+        outputs, waited = as_waited(function(list(inputs)))
+        times.append(max(time.monotonic() - begin - waited, 1e-9))
     if len(outputs) != len(inputs):
         raise ServeError(f"it returned {len(outputs)} outputs for {len(inputs)} inputs")
     return statistics.median_low(times)

@@ -1,8 +1,8 @@
-"""A server in one process: the scheduler over threads, for tests and laptops. All times are seconds.
+"""The server of one process: carries out the scheduler's instructions on the real clock. All times are seconds.
 
 A request passes through `submit` (in the caller's thread), the scheduler, and the thread of a device, which calls the
-model's function with the inputs of a batch. Whoever enters the server first carries out what is due: a caller, a
-device's thread that has finished a batch, or the thread that keeps the time. The scheduler is never entered by two
+model's function with the inputs of a batch. The first thread that enters the server carries out what is due: a caller,
+a device's thread that has finished a batch, or the thread that keeps the time. The scheduler is never entered by two
 threads at once, and no code of a user runs while it is entered.
 """
 
@@ -47,25 +47,25 @@ from symphony_serve.seen_times import SeenTimes
 
 logger = logging.getLogger(__name__)
 
-#: A model on one device: takes a list of inputs, and returns as many outputs when they are there (on a GPU it waits).
-Function = Callable[[list[Any]], Sequence[Any]]
 
-#: A batch that was not answered so many seconds after it was sent makes its device suspect, if it also took three times
-#: its time. Judgement: a loaded machine, or Python's garbage collector, lets threads stand still for some 100 ms.
+class Waited(NamedTuple):
+    """The outputs of a batch that has waited ``seconds`` for its turn, on a device that others use as well."""
+
+    outputs: Sequence[Any]
+    seconds: float
+
+
+#: A model on one device: takes a list of inputs, and returns an output for each. On a GPU it waits for them.
+Function = Callable[[list[Any]], Sequence[Any] | Waited]
+
+#: A batch that was not answered this many seconds after it was sent makes its device suspect, if it also took three
+#: times its time: a loaded machine, or Python's garbage collector, lets threads stand still for some 100 ms.
 LEAST_PATIENCE_S = 1.0
-#: A device that had no batch for so many seconds is looked at. Judgement: what it costs is one call each second.
+#: A device that had no batch for this many seconds is looked at, by one call.
 IDLE_S = 1.0
-#: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. Judgement: the rest is
+#: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. The rest is
 #: the time from a request's arrival to a decision about it.
 TRIED = 0.9
-
-
-class AfterWaiting(list[Any]):
-    """The outputs of a batch that has waited ``waited`` seconds for its turn, on a device that others use as well."""
-
-    def __init__(self, outputs: Sequence[Any], waited: float):
-        super().__init__(outputs)
-        self.waited = waited
 
 
 class Answer(Future):
@@ -188,7 +188,7 @@ class ThreadedServer:
             )
 
     def _decides(self, models: Sequence[Model]) -> Server:
-        """Whoever is told the events; benchmarks put a baseline here."""
+        """What decides; benchmarks put a baseline here."""
         return Scheduler(models, least_patience=LEAST_PATIENCE_S)
 
     @staticmethod
@@ -276,7 +276,7 @@ class ThreadedServer:
             return sum(not device.leaves and not device.lost for device in self._devices.values())
 
     def profile(self, model: str) -> Profile:
-        """The model's profile as it is known now, to be kept by `kept_profiles`."""
+        """The model's profile as it is known now."""
         return self._seen[model].profile
 
     @property
@@ -557,14 +557,19 @@ def told_moment(due: float, now: float, jitter: float) -> float:
     return max(due, now - jitter)
 
 
+def as_waited(returned: Sequence[Any] | Waited) -> Waited:
+    """What a `Function` returned, with its seconds of waiting."""
+    return returned if isinstance(returned, Waited) else Waited(returned, 0.0)
+
+
 def _call(function: Function, model: str, answers: list[Answer]) -> tuple[Sequence[Any], BaseException | None, float]:
     """The outputs for the answers, or the error that all of them are told; and the seconds of waiting for its turn."""
     nothing = [None] * len(answers)
     if not answers:
         return nothing, None, 0.0  # All were cancelled while the batch was on its way.
     try:
-        returned = function([answer._value for answer in answers])
-        waited, outputs = getattr(returned, "waited", 0.0), list(returned)
+        found, waited = as_waited(function([answer._value for answer in answers]))
+        outputs = list(found)
     except DeviceLost:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""``--quick --json`` of each benchmark that runs Ray, and of `benchmarks.driver`, prints one JSON object.
+"""``--quick --json`` of a benchmark prints one JSON object.
 
 Its keys are those of benchmarks/README.md.
 """
@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from benchmarks.common import ROOT, kill_tree
+from tests.benchmarks.test_salus import CSV
 
 BASE = {"benchmark", "machine", "devices", "kind"}
 COMMON = BASE | {"sides", "ratio", "ratios"}
@@ -136,3 +137,24 @@ def test_driver():
     assert figures["engine"].keys() == {"plain-sync-100"} and figures["shell"].keys() == {"start"}
     assert figures["engine"]["plain-sync-100"]["events"] == 500
     assert figures["longest_ms"] == figures["engine"]["plain-sync-100"]["longest_ms"]
+
+
+def test_lanes(tmp_path):
+    path = tmp_path / "jobs.csv"
+    path.write_text(CSV)
+    figures = _run("benchmarks.lanes", "--trace", str(path), kind="twin")
+    assert figures["sides"].keys() == {"FIFO", "SRTF", "PACK", "FAIR"}
+    fifo, srtf = figures["sides"]["FIFO"]["mean_jct"], figures["sides"]["SRTF"]["mean_jct"]
+    assert figures["ratio"] == figures["ratios"]["mean_jct"] == pytest.approx(fifo / srtf, rel=0.01)
+    assert figures["as_recorded"].keys() == figures["ratios"].keys()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("name", "sides"),
+    [("gate", {"gate", "socket"}), ("pack", {"fifo", "time_slicing", "own_lanes", "lanes"})],
+)
+def test_benchmarks_of_real_processes(name, sides):
+    figures = _run(f"benchmarks.{name}")
+    assert figures["sides"].keys() == sides
+    assert figures["ratio"] in figures["ratios"].values()

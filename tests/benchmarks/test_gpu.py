@@ -13,20 +13,8 @@ import psutil
 import pytest
 
 from benchmarks.common import ROOT
-from benchmarks.gpu.__main__ import (
-    Claim,
-    Outcome,
-    Part,
-    Report,
-    go_through,
-    judge_doctor,
-    judge_salus,
-    judge_searches,
-    judge_tests,
-    last_object,
-    parts,
-    visible_gpus,
-)
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.__main__ import Claim, Outcome, Part, Report
 from benchmarks.gpu.salus import PARTS
 from benchmarks.gpu.search import of_the_log
 
@@ -42,7 +30,7 @@ def held(claims: list[Claim]) -> dict[str, bool | None]:
 
 
 def test_what_the_sides_of_the_search_show() -> None:
-    assert held(judge_searches(SIDES, rehearsal=False)) == {
+    assert held(gpu.judge_searches(SIDES, rehearsal=False)) == {
         "no trial of the searches fails": True,
         "all sides find the same best trial": True,
         "trials share the GPU (fluid)": True,
@@ -51,36 +39,36 @@ def test_what_the_sides_of_the_search_show() -> None:
         "the search is compared (beside stock-quarter)": None,
     }
     apart = SIDES | {"stock": {"errors": ["no memory"], "best": 0.5, "fit_seconds": 20.0}}
-    found = held(judge_searches(apart, rehearsal=True))
+    found = held(gpu.judge_searches(apart, rehearsal=True))
     assert not found["no trial of the searches fails"] and not found["all sides find the same best trial"]
     assert found["the search is at least 1.5 times as fast (beside stock)"] is None, "a rehearsal measures nothing"
-    assert judge_searches({}, rehearsal=False) == []
+    assert gpu.judge_searches({}, rehearsal=False) == []
 
 
 def test_what_single_parts_show() -> None:
-    assert judge_doctor(Outcome(1, 1.0, "ok    ray: 2.60\nMISS  cuda: no torch"))[0].found == "cuda: no torch"
-    assert judge_doctor(Outcome(1, 1.0, "MISS  cuda: no torch"), rehearsal=True)[0].held is None
-    assert held(judge_doctor(Outcome(0, 1.0, "ok    ray: 2.60"))) == {"`fluidtune doctor` misses nothing": True}
+    assert gpu.judge_doctor(Outcome(1, 1.0, "ok    ray: 2.60\nMISS  cuda: no torch"))[0].found == "cuda: no torch"
+    assert gpu.judge_doctor(Outcome(1, 1.0, "MISS  cuda: no torch"), rehearsal=True)[0].held is None
+    assert held(gpu.judge_doctor(Outcome(0, 1.0, "ok    ray: 2.60"))) == {"`fluidtune doctor` misses nothing": True}
     of_pytest = ((0, "4 passed", True), (0, "4 skipped", None), (1, "1 failed, 3 passed", False), (None, "", False))
     for status, last, well in of_pytest:
-        assert judge_tests(Outcome(status, 1.0, f"....\n{last}"))[0].held is well
+        assert gpu.judge_tests(Outcome(status, 1.0, f"....\n{last}"))[0].held is well
     figures = {
         "rehearsal": False,
         "admissions": {"admitted": 1000, "out_of_memory": 2},
         "greedy": {"losses_as_alone": True},
         "overhead": {"worker": 0.03},
     }
-    assert list(held(judge_salus(Outcome(0, 1.0, "", figures))).values()) == [False, True, False]
+    assert list(held(gpu.judge_salus(Outcome(0, 1.0, "", figures))).values()) == [False, True, False]
     for mps, well in (({"had": False}, None), ({"had": True, "held_to_its_limit": False}, False)):
-        (claim,) = judge_salus(Outcome(0, 1.0, "", {"rehearsal": False, "mps": mps}))
+        (claim,) = gpu.judge_salus(Outcome(0, 1.0, "", {"rehearsal": False, "mps": mps}))
         assert claim.held is well
-    (claim,) = judge_salus(Outcome(0, 1.0, "", {"sides": {"lanes": {"seconds": 1.234}}}))
+    (claim,) = gpu.judge_salus(Outcome(0, 1.0, "", {"sides": {"lanes": {"seconds": 1.234}}}))
     assert claim.held is None and claim.found == "lanes 1.23 s"
-    assert held(judge_salus(Outcome(1, 1.0, "Traceback\nKeyError: 'x'"))) == {"the benchmark of lanes ends": False}
+    assert held(gpu.judge_salus(Outcome(1, 1.0, "Traceback\nKeyError: 'x'"))) == {"the benchmark of lanes ends": False}
 
 
 def test_the_parts_fit_into_half_an_hour_and_resize_needs_two_gpus() -> None:
-    one, two = parts(Path("out"), False, 1), parts(Path("out"), False, 2)
+    one, two = gpu.parts(Path("out"), False, 1), gpu.parts(Path("out"), False, 2)
     assert sum(part.limit for part in two) < 1800
     assert {part.name for part in two} - {part.name for part in one} == {"resize"}
     salus = [part.name for part in one if part.name.startswith("salus")]
@@ -99,7 +87,8 @@ def test_what_an_event_log_shows() -> None:
 
 def python(code: str, name: str = "one", limit: float = 60.0) -> Part:
     """A part that is a line of Python, and whose figures are the JSON that it prints last."""
-    return Part(name, [sys.executable, "-c", code], limit, lambda outcome: [Claim("it ends", True, "")], last_object)
+    claims = [Claim("it ends", True, "")]
+    return Part(name, [sys.executable, "-c", code], limit, lambda outcome: claims, gpu.last_object)
 
 
 def report_in(out: Path) -> Report:
@@ -110,7 +99,7 @@ def report_in(out: Path) -> Report:
 def test_what_a_part_has_found_is_on_disk_before_the_next_one_begins(tmp_path: Path) -> None:
     look = f"print(__import__('json').dumps(open({str(tmp_path / 'README.md')!r}).read()))"
     report = report_in(tmp_path)
-    go_through([python("print(7)"), python(look, "two")], report, budget=100.0)
+    gpu.go_through([python("print(7)"), python(look, "two")], report, budget=100.0)
     page_then = report.figures["two"]
     assert "| one | it ends | yes | |" in " ".join(page_then.split()) and "To come: two." in page_then
     report.write()
@@ -123,7 +112,7 @@ def test_a_part_that_prints_no_figures_stops_no_other(tmp_path: Path) -> None:
         raise KeyError("worker")
 
     report = report_in(tmp_path)
-    go_through([Part("odd", [sys.executable, "-c", ""], 60.0, broken), python("print(1)")], report, budget=100.0)
+    gpu.go_through([Part("odd", [sys.executable, "-c", ""], 60.0, broken), python("print(1)")], report, budget=100.0)
     assert [(name, claims[0].held) for name, _, claims in report.rows] == [("odd", False), ("one", True)]
 
 
@@ -135,19 +124,19 @@ def test_what_a_part_said_before_its_time_was_over_is_kept(tmp_path: Path) -> No
     code = f"print('a test'); open({str(said)!r}, 'w').close(); __import__('time').sleep(600)"
     seen: list[Outcome] = []
     stuck = Part("stuck", [sys.executable, "-c", code], 1.0, lambda outcome: seen.append(outcome) or [])
-    go_through([stuck], report_in(tmp_path), budget=100.0)
+    gpu.go_through([stuck], report_in(tmp_path), budget=100.0)
     assert seen[0].status is None and (not said.exists() or seen[0].output == "a test\n")
     assert (kept / "fluid_events.jsonl").exists() and not (tmp_path / "runs").exists()
 
 
 def test_nvml_is_asked_in_a_process_that_may_hang() -> None:
-    assert visible_gpus("print('[]')") == []
+    assert gpu.visible_gpus("print('[]')") == []
     for ask, seconds, why in (
         ("import time; time.sleep(600)", 0.1, "had not ended"),
         ("1 / 0", 60.0, "division by zero"),
     ):
         with pytest.raises(SystemExit, match=why):
-            visible_gpus(ask, seconds)
+            gpu.visible_gpus(ask, seconds)
 
 
 @pytest.mark.slow

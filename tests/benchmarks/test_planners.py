@@ -8,20 +8,8 @@ from hypothesis import example, given, settings
 from benchmarks.planners.best import plan
 from benchmarks.planners.modes import Modes, relaxed_bound
 from benchmarks.planners.validity import check
-from fluidtune.planning import Schedule, TrialLoad, lower_bound
-from tests.planning.groups import Group, audit, groups
-
-
-def equal(count: int, height: float = 100.0, alpha: float = 1.0, beta: float = 1.0) -> list[TrialLoad]:
-    return [TrialLoad(f"t{i}", height, alpha, beta) for i in range(count)]
-
-
-def hold(schedule: Schedule, group: Group) -> None:
-    """Assert all that must hold of any schedule of the group."""
-    loads, n, c, d = group
-    audit(schedule, group)
-    check(schedule, loads, n, c=c, d=d)
-    assert schedule.makespan >= lower_bound(loads, n, c=c, d=d) * (1 - 1e-9)
+from fluidtune.planning import TrialLoad, lower_bound
+from tests.planning.groups import Group, equal, groups
 
 
 @settings(deadline=None, max_examples=80)
@@ -31,7 +19,9 @@ def hold(schedule: Schedule, group: Group) -> None:
 @example(([], 1, 1, 1))
 def test_a_plan_is_valid_and_not_below_the_bound(group: Group) -> None:
     loads, n, c, d = group
-    hold(plan(loads, n, c=c, d=d), group)
+    schedule = plan(loads, n, c=c, d=d)
+    check(schedule, loads, n, c=c, d=d)
+    assert schedule.makespan >= lower_bound(loads, n, c=c, d=d) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(

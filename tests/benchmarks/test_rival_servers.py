@@ -9,6 +9,7 @@ from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.nexus import Nexus, plan
 from benchmarks.rival_servers.serve_batch import ServeBatch
 from benchmarks.rival_servers.shepherd import Preempt, PreemptiveSimulation, Shepherd
+from benchmarks.serve_arrivals import arrivals
 from symphony_serve.messages import (
     BatchDone,
     Dispatch,
@@ -20,7 +21,6 @@ from symphony_serve.messages import (
 )
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
-from symphony_serve.workloads import arrivals
 
 MODEL = Model("m", Profile.linear(1.0, 5.0, 16), 12.0)
 #: Table 2's first workload, in ms.

@@ -1,7 +1,8 @@
-"""Salus' benchmarks: ``--quick --json`` prints one object with the keys of benchmarks/README.md; the traces."""
+"""Salus' benchmarks: the policies on the virtual clock, by hand and on traces, and the script for a GPU."""
+
+from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -14,6 +15,8 @@ from benchmarks.common import ROOT
 from benchmarks.lanes import fair_shares, gains, run
 from benchmarks.salus_jobs import all_ready, together
 from benchmarks.salus_trace import CAPACITY, as_recorded, generated, recorded, trace
+from benchmarks.shared_device.twin import TwinJob, simulate
+from salus_share import Need, SalusError, policy
 
 CSV = """job,runtime_s,peak_memory_mb,iterations
 net_25_1min,60,2000,600
@@ -22,31 +25,8 @@ big_1min,66,12000,60
 """
 
 
-def _run(name, *more):
-    command = [sys.executable, "-m", name, "--quick", "--json", *more]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("\n") == 1, done.stdout
-    figures = json.loads(done.stdout)
-    assert figures.keys() >= {"benchmark", "machine", "devices", "kind", "sides", "ratio", "ratios"}
-    assert all(math.isfinite(ratio) and ratio > 0 for ratio in figures["ratios"].values())
-    return figures
-
-
-def test_lanes(tmp_path):
-    path = tmp_path / "jobs.csv"
-    path.write_text(CSV)
-    figures = _run("benchmarks.lanes", "--trace", str(path))
-    assert figures["kind"] == "twin"
-    assert figures["sides"].keys() == {"FIFO", "SRTF", "PACK", "FAIR"}
-    fifo, srtf = figures["sides"]["FIFO"]["mean_jct"], figures["sides"]["SRTF"]["mean_jct"]
-    assert figures["ratio"] == figures["ratios"]["mean_jct"] == pytest.approx(fifo / srtf, rel=0.01)
-    assert figures["as_recorded"].keys() == figures["ratios"].keys()
-
-
-@pytest.mark.parametrize("seed", [1])
-def test_the_policies_on_a_hundred_jobs(seed):
-    found = gains(run(trace(generated(seed), seed, coarse_s=10.0)))
+def test_the_policies_on_a_hundred_jobs():
+    found = gains(run(trace(generated(1), 1, coarse_s=10.0)))
     assert found["mean_jct"] >= 3
     assert found["makespan"] >= 1
 
@@ -69,21 +49,6 @@ def test_traces_are_seeded_and_have_the_published_work(tmp_path):
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="expected job"):
         recorded(path)
-
-
-@pytest.mark.faults
-@pytest.mark.parametrize(
-    ("name", "sides"),
-    [
-        ("gate", {"gate", "socket"}),
-        ("pack", {"fifo", "time_slicing", "own_lanes", "lanes"}),
-    ],
-)
-def test_benchmarks_of_real_processes(name, sides):
-    figures = _run(f"benchmarks.{name}")
-    assert figures["kind"] == "real"
-    assert figures["sides"].keys() == sides
-    assert figures["ratio"] in figures["ratios"].values()
 
 
 def fails_early(begin):
@@ -119,3 +84,68 @@ salus.main()
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout)
     assert figures["rehearsal"] and figures["overhead"].keys() == {"gate", "worker", "worker_mean"}
+
+
+SMALL = Need(1, 10, 1.0)
+
+
+def job(name: str, seconds: float, arrival: float = 0.0, need: Need = SMALL, iteration: float = 1.0) -> TwinJob:
+    return TwinJob(name, arrival, need, round(seconds / iteration), iteration)
+
+
+def ends(jobs, name: str, capacity: int = 100) -> dict[str, float]:
+    return {key: round(record.ended, 6) for key, record in simulate(jobs, capacity, policy(name)).items()}
+
+
+def test_fifo_is_one_after_another() -> None:
+    jobs = [job("a", 10), job("b", 2, arrival=1), job("c", 3, arrival=0.5)]
+    assert ends(jobs, "FIFO") == {"a": 10, "c": 13, "b": 15}
+
+
+def test_srtf_takes_the_shortest_at_the_next_boundary() -> None:
+    jobs = [job("a", 10), job("b", 2, arrival=1.5)]
+    assert ends(jobs, "SRTF") == {"b": 4, "a": 12}
+
+
+def test_pack_is_free_while_the_device_has_room_and_stretched_when_not() -> None:
+    half = Need(1, 10, 0.5)
+    assert ends([job("a", 10, need=half), job("b", 10, need=half)], "PACK") == {"a": 10, "b": 10}
+    assert ends([job("a", 10), job("b", 10)], "PACK") == {"a": 20, "b": 20}
+
+
+def test_a_lane_that_is_shared_serialises() -> None:
+    # Two lanes do not fit: both in one, turn by turn, at full speed.
+    big = Need(1, 60, 0.5)
+    assert ends([job("a", 10, need=big), job("b", 10, need=big)], "PACK") == {"a": 19, "b": 20}
+
+
+@pytest.mark.parametrize("ephemeral", [10, 60], ids=["own lanes", "one lane"])
+def test_fair_gives_a_third_each_of_a_constant_total(ephemeral) -> None:
+    need = Need(1, ephemeral, 1.0)
+    jobs = [job(name, 60, arrival, need, 0.1) for name, arrival in (("a", 0), ("b", 15), ("c", 30))]
+    records = simulate(jobs, 100, policy("FAIR"), keep_iterations=True)
+
+    def share(name: str, start: float, end: float) -> float:
+        return sum(0.1 for at, _ in records[name].iterations if start < at <= end) / (end - start)
+
+    for (start, end), names in (((0, 15), "a"), ((15, 30), "ab"), ((30, 120), "abc")):
+        shares = [share(name, start, end) for name in names]
+        assert sum(shares) == pytest.approx(1, rel=0.05)
+        assert shares == pytest.approx([1 / len(names)] * len(names), rel=0.05)
+
+
+def test_a_paused_job_pays_for_moving_and_loses_nothing() -> None:
+    long, short = Need(10**9, 10**8, 1.0), Need(8 * 10**8, 10**8, 1.0)
+    jobs = [job("a", 10, need=long), job("b", 2, arrival=2.5, need=short)]
+    records = simulate(jobs, 1.6e9, policy("SRTF"))
+    # a stops at 3, has left at 4, b runs to 6, a is loaded at 7 and has 7 s to go.
+    assert records["a"].pauses == 1
+    assert records["b"].ended == pytest.approx(6)
+    assert records["a"].ended == pytest.approx(14)
+
+
+def test_what_never_fits_is_told() -> None:
+    with pytest.raises(SalusError, match="smaller batch"):
+        simulate([job("a", 10, need=Need(99, 2))], 100, policy("PACK"))
+    with pytest.raises(SalusError, match="same name"):
+        simulate([job("a", 1), job("a", 1)], 100, policy("PACK"))

@@ -97,13 +97,14 @@ class Pair:
         self.follower = EmulatedSession("t", "w1", False, 1, emulation)
         self.loop = LoopThread(self.follower, lambda: None).start()
         assert self.follower.wait_ready(5.0)
-        assert self.leader.address is not None
-        self.both = Reform(1, ("w0", "w1"), self.leader.address)
+        address = self.leader.facts().address
+        assert address is not None
+        self.both = Reform(1, ("w0", "w1"), address)
 
     def grow(self) -> None:
         self.follower.enter(self.both)
         self.leader.direct(self.both)
-        while self.leader.width == 1:
+        while self.leader.facts().width == 1:
             self.leader.begin_iteration()
 
     def close(self) -> None:
@@ -117,10 +118,11 @@ def test_a_group_grows_at_a_boundary_and_shrinks(emulation: Emulation):
     pair = Pair(emulation)
     pair.leader.direct(pair.both)
     pair.leader.begin_iteration()
-    assert pair.leader.width == 1, "its follower was not there yet"
+    assert pair.leader.facts().width == 1, "its follower was not there yet"
     pair.grow()
     assert pair.leader.placement() == ((2,), 1)
-    assert pair.leader.last_reform is not None and pair.leader.last_reform[0] == 1
+    last = pair.leader.facts().last_reform
+    assert last is not None and last[0] == 1
     assert OccupancyBoard(emulation.board).count(1) == 1
     pair.leader.direct(Reform(2, ("w0",), pair.both.address))
     pair.leader.begin_iteration()

@@ -64,13 +64,14 @@ def test_a_worker_that_is_not_of_the_trial_is_not_taken_in(tmp_path: Path) -> No
     case = EmulatedCase(tmp_path, {"1": 1.0, "2": 0.6})
     leader = case._session("w1", leader=True)
     stranger = EmulatedSession("t", "w2", False, 2, case._emulation, secret=b"another secret")
-    assert leader.address is not None
-    reform = Reform(1, ("w1", "w2"), leader.address)
+    address = leader.facts().address
+    assert address is not None
+    reform = Reform(1, ("w1", "w2"), address)
     leader.direct(reform)
     stranger.enter(reform)
     thread = threading.Thread(target=lambda: stopped.append(type(stranger_error(stranger))), daemon=True)
     stopped: list[type] = []
-    with socket.create_connection(leader.address) as silent:
+    with socket.create_connection(address) as silent:
         thread.start()
         deadline = time.monotonic() + 10
         while not stopped and time.monotonic() < deadline:
@@ -80,7 +81,7 @@ def test_a_worker_that_is_not_of_the_trial_is_not_taken_in(tmp_path: Path) -> No
         while leader._signer.refused < 2 and time.monotonic() < deadline:
             leader.begin_iteration()
     thread.join(10)
-    assert stopped == [GroupLost] and leader.width == 1 and leader._signer.refused == 2
+    assert stopped == [GroupLost] and leader.facts().width == 1 and leader._signer.refused == 2
     leader.close()
     emulated.use_host(None)
 

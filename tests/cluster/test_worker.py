@@ -118,7 +118,7 @@ def train_where_the_division_may_be_at_fault(folder: str) -> tuple[Any, ...]:
     Counting.step = fail  # type: ignore[method-assign]
     session_here()._member.come_to = lambda *args: 0  # type: ignore[method-assign]  # its boundary would end the turn
     reply = worker.train()
-    return reply.lost, reply.ungrowable, reply.result
+    return reply.lost, reply.facts.ungrowable, reply.result
 
 
 def test_an_error_of_the_first_divided_turn_is_not_the_trials(in_a_process: Any) -> None:
@@ -212,7 +212,7 @@ def leading(folder: str) -> Any:
     worker = hosting(folder, delivered=2, notes=folder)
     train(worker, 1)
     assert worker._leader is not None and worker._leader.session is not None
-    return worker._leader.session.address
+    return worker._leader.session.facts().address
 
 
 def led(reform: Reform, iterations: int) -> None:
@@ -273,10 +273,10 @@ def drawn(folder: str, delivered: int) -> tuple[Any, Any, Any]:
     reply = worker.train()
     store = session_here()._commits._store
     assert store is not None and store.flush()
-    sent_again = worker.train().streams
+    sent_again = worker.train().facts.streams
     # The pipe moves the streams' tensor into shared memory, under the hands of whoever still writes it into a commit.
     assert store.flush()
-    return reply.result["drawn"], session_here().streams, sent_again
+    return reply.result["drawn"], session_here().facts().streams, sent_again
 
 
 def drawn_by_a_joiner(folder: str, streams: Any) -> Any:
@@ -354,7 +354,7 @@ def sided_leader(folder: str) -> Any:
     worker.train()
     assert worker.train().result["leads"] is True
     assert worker._leader is not None and worker._leader.session is not None
-    return worker._leader.session.address
+    return worker._leader.session.facts().address
 
 
 def sided_follower(folder: str) -> tuple[str | None, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,23 @@ from fluidtune.testing.processes import PeerProcess
 _backend: list[TorchBackend] = []
 
 
+def lone_session(**more: Any) -> ElasticSession:
+    """The session of a leader that is alone."""
+    return ElasticSession(**{"trial": "t", "worker": "w", "leader": True, "backend": TorchBackend(), **more})
+
+
+@contextmanager
+def in_session(**more: Any) -> Iterator[ElasticSession]:
+    """`lone_session`, in use by this process."""
+    session = lone_session(**more)
+    elastic.use(session)
+    try:
+        yield session
+    finally:
+        session.close()
+        elastic.use(None)
+
+
 def open_backend() -> None:
     for old in _backend:
         old.close()
@@ -27,18 +45,13 @@ def serve() -> Any:
 
 
 def run_rank(address: Any, rank: int, world: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    session = ElasticSession(trial="t", worker=f"w{rank}", leader=rank == 0, backend=_backend[0])
-    _backend[0].form(address, 1, rank, world)
-    session._member.state.set_width(world)
-    elastic.use(session)
-    torch.manual_seed(100)
-    try:
+    with in_session(worker=f"w{rank}", leader=rank == 0, backend=_backend[0]) as session:
+        _backend[0].form(address, 1, rank, world)
+        session._member.state.set_width(world)
+        torch.manual_seed(100)
         value = fn(*args)
-        session._member._group.dissolve(orderly=True)
+        _backend[0].dissolve(orderly=True)
         return value
-    finally:
-        elastic.use(None)
-        session.close()
 
 
 def on_all(pool: list[PeerProcess], fn: Callable[..., Any], *args: Any) -> list[Any]:

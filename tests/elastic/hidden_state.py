@@ -6,9 +6,10 @@ All in double precision. A loop's name in `LOOPS` says what it keeps for itself.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -30,7 +31,7 @@ def data() -> TensorDataset:
 
 
 class Run:
-    """What a loop has; ``means``: it counts its samples, else it counts them by ``len``."""
+    """What a loop has. ``config["samples"]``: it counts its samples by `elastic.samples`, else by ``len``."""
 
     def __init__(self, config: dict[str, Any], loader: DataLoader | None = None, *more: Any) -> None:
         torch.manual_seed(1)
@@ -40,42 +41,45 @@ class Run:
         self.model, self.optimizer, self.loader, *_ = elastic.prepare(self.model, self.optimizer, loader, *more)
         self.samples = elastic.samples if config.get("samples", True) else int
         self.stop = config["stop"]
-        self.total, self.count = 0.0, 0
+        self.step = 0  # from 0, over all turns
 
-    def turns(self, report: Report) -> Iterator[int]:
+    def loss(self, x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(self.model(x), y)
+
+    def train(
+        self,
+        report: Report,
+        loss_of: Callable[..., torch.Tensor] | None = None,
+        after: Callable[[torch.Tensor], Any] = lambda loss: None,
+        batches: Callable[[Any], Any] = iter,
+    ) -> Any:
+        """``loss_of``: of a batch. ``after``: called after each step. ``batches``: of the loader, those of a turn."""
         for turn in elastic.epochs(0, self.stop):
-            self.total, self.count = 0.0, 0
-            yield turn
-            report(elastic.mean(self.total, self.count))
+            total, count = 0.0, 0
+            for i, batch in enumerate(batches(self.loader)):
+                self.step = turn * len(self.loader) + i
+                self.optimizer.zero_grad()
+                loss = (loss_of or self.loss)(*batch)
+                loss.backward()
+                self.optimizer.step()
+                n = self.samples(len(batch[0]))
+                total, count = total + loss.item() * n, count + n
+                after(loss)
+            report(elastic.mean(total, count))
+        return self.model.state_dict()
 
-    def step(self, loss: torch.Tensor, n: int) -> None:
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        n = self.samples(n)
-        self.total, self.count = self.total + loss.item() * n, self.count + n
 
-
-def counter(config: dict[str, Any], report: Report) -> Any:
+def counter(config: dict[str, Any], report: Report, prepared: bool = False) -> Any:
     """The weight of a penalty follows a counter of steps, as the annealing of a KL term does."""
-    run, steps = Run(config), 0
-    for _ in run.turns(report):
-        for x, y, _ in run.loader:
-            steps += 1
-            out = run.model(x)
-            run.step(F.mse_loss(out, y) + min(1.0, steps / 60) * out.square().mean(), len(x))
-    return run.model.state_dict()
-
-
-def prepared_counter(config: dict[str, Any], report: Report) -> Any:
-    progress = elastic.state(steps=0)
+    progress = elastic.state(steps=0) if prepared else SimpleNamespace(steps=0)
     run = Run(config)
-    for _ in run.turns(report):
-        for x, y, _ in run.loader:
-            progress.steps += 1
-            out = run.model(x)
-            run.step(F.mse_loss(out, y) + min(1.0, progress.steps / 60) * out.square().mean(), len(x))
-    return run.model.state_dict()
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        progress.steps += 1
+        out = run.model(x)
+        return F.mse_loss(out, y) + min(1.0, progress.steps / 60) * out.square().mean()
+
+    return run.train(report, loss_of)
 
 
 def choice(draw: Callable[[], float], *prepared: Any) -> Callable[[dict[str, Any], Report], Any]:
@@ -83,14 +87,15 @@ def choice(draw: Callable[[], float], *prepared: Any) -> Callable[[dict[str, Any
 
     def loop(config: dict[str, Any], report: Report) -> Any:
         run = Run(config, None, *prepared)
-        for _ in run.turns(report):
-            for x, y, _ in run.loader:
-                if draw() < 0.5:
-                    x = x.flip(1)
-                out = run.model(x)
-                loss = F.mse_loss(out, y)
-                run.step(loss + out.abs().mean() if draw() < 0.5 else loss, len(x))
-        return run.model.state_dict()
+
+        def loss_of(x: torch.Tensor, y: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            if draw() < 0.5:
+                x = x.flip(1)
+            out = run.model(x)
+            loss = F.mse_loss(out, y)
+            return loss + out.abs().mean() if draw() < 0.5 else loss
+
+        return run.train(report, loss_of)
 
     return loop
 
@@ -99,45 +104,41 @@ def own_choice(kind: str) -> Callable[[dict[str, Any], Report], Any]:
     """One choice a batch from a generator of the loop's own, which it prepares."""
 
     def loop(config: dict[str, Any], report: Report) -> Any:
-        if kind == "python":
-            generator: Any = random.Random(3)
-            draw = generator.random
-        elif kind == "numpy":
-            generator = numpy.random.default_rng(3)
-            draw = generator.random
-        else:
-            generator = torch.Generator().manual_seed(3)
-            draw = lambda: torch.rand((), generator=generator).item()  # noqa: E731
-        return choice(draw, generator)(config, report)
+        if kind == "numpy":
+            generator: Any = numpy.random.default_rng(3)
+            return choice(generator.random, generator)(config, report)
+        generator = torch.Generator().manual_seed(3)
+        return choice(lambda: torch.rand((), generator=generator).item(), generator)(config, report)
 
     return loop
 
 
 def sampler(config: dict[str, Any], report: Report) -> Any:
-    """After each turn the sampler's weights follow the losses that this worker saw."""
+    """After each step the sampler's weights follow the losses that this worker saw."""
     weights = WeightedRandomSampler(torch.ones(SAMPLES, dtype=torch.float64), SAMPLES)
     run = Run(config, DataLoader(data(), batch_size=BATCH, sampler=weights))
-    for _ in run.turns(report):
-        for x, y, index in run.loader:
-            losses = (run.model(x) - y).square().squeeze(1)
-            run.step(losses.mean(), len(x))
-            weights.weights[index] = losses.detach() + 0.1
-    return run.model.state_dict()
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        losses = (run.model(x) - y).square().squeeze(1)
+        weights.weights[index] = losses.detach() + 0.1
+        return losses.mean()
+
+    return run.train(report, loss_of)
 
 
 def slow_weights(config: dict[str, Any], report: Report, every: int = 5) -> Any:
     """Every few steps the weights go half the way back to slow ones, which are in a list."""
     run = Run(config)
     slow = [p.detach().clone() for p in run.model.parameters()]
-    for turn in run.turns(report):
-        for i, (x, y, _) in enumerate(run.loader):
-            run.step(F.mse_loss(run.model(x), y), len(x))
-            if (turn * len(run.loader) + i) % every == every - 1:
-                with torch.no_grad():
-                    for kept, p in zip(slow, run.model.parameters(), strict=True):
-                        kept.lerp_(p, 0.5)
-                        p.copy_(kept)
-    return run.model.state_dict()
+
+    @torch.no_grad()
+    def after(_: torch.Tensor) -> None:
+        if run.step % every == every - 1:
+            for kept, p in zip(slow, run.model.parameters(), strict=True):
+                kept.lerp_(p, 0.5)
+                p.copy_(kept)
+
+    return run.train(report, after=after)
 
 
 class Heavy(torch.optim.Optimizer):
@@ -159,61 +160,49 @@ class Heavy(torch.optim.Optimizer):
 def outside_state(config: dict[str, Any], report: Report) -> Any:
     run = Run(config)
     run.optimizer = elastic.prepare(Heavy(run.model.parameters(), 0.02))
-    for _ in run.turns(report):
-        for x, y, _ in run.loader:
-            run.step(F.mse_loss(run.model(x), y), len(x))
-    return run.model.state_dict()
+    return run.train(report)
 
 
 def plateau(config: dict[str, Any], report: Report) -> Any:
     """A scheduler that gets the loss of each batch."""
     run = Run(config)
     scheduler = elastic.prepare(torch.optim.lr_scheduler.ReduceLROnPlateau(run.optimizer, factor=0.7, patience=2))
-    for _ in run.turns(report):
-        for x, y, _ in run.loader:
-            loss = F.mse_loss(run.model(x), y)
-            run.step(loss, len(x))
-            scheduler.step(loss.item())
-    return run.model.state_dict()
+    return run.train(report, after=lambda loss: scheduler.step(loss.item()))
 
 
 def renormalising(config: dict[str, Any], report: Report) -> Any:
     """A layer that writes its weights while it is read."""
     run = Run(config)
-    words = nn.Embedding(SAMPLES, 6, max_norm=0.5).double()
-    words = elastic.prepare(words)
+    words = elastic.prepare(nn.Embedding(SAMPLES, 6, max_norm=0.5).double())
     optimizer = elastic.prepare(torch.optim.SGD(words.parameters(), lr=0.05))
-    for _ in run.turns(report):
-        for x, y, index in run.loader:
-            optimizer.zero_grad()
-            run.step(F.mse_loss(run.model(x + words(index)), y), len(x))
-            optimizer.step()
-    return run.model.state_dict()
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        return F.mse_loss(run.model(x + words(index)), y)
+
+    return run.train(report, loss_of, after=lambda _: optimizer.step())
 
 
 def running_mean(config: dict[str, Any], report: Report) -> Any:
     """A mean of outputs, kept by hand, that the loss is relative to."""
-    run, mean = Run(config), torch.zeros((), dtype=torch.float64)
-    for _ in run.turns(report):
-        for x, y, _ in run.loader:
-            out = run.model(x)
-            mean = 0.9 * mean + 0.1 * out.detach().mean()
-            run.step(F.mse_loss(out - mean, y), len(x))
-    return run.model.state_dict()
+    run, kept = Run(config), SimpleNamespace(mean=torch.zeros((), dtype=torch.float64))
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        out = run.model(x)
+        kept.mean = 0.9 * kept.mean + 0.1 * out.detach().mean()
+        return F.mse_loss(out - kept.mean, y)
+
+    return run.train(report, loss_of)
 
 
 def sliced(config: dict[str, Any], report: Report) -> Any:
     """Nobody draws the end of its iterator."""
-    run = Run(config)
-    for _ in run.turns(report):
-        for x, y, _ in islice(run.loader, len(run.loader)):
-            run.step(F.mse_loss(run.model(x), y), len(x))
-    return run.model.state_dict()
+    return Run(config).train(report, batches=lambda loader: islice(loader, len(loader)))
 
 
 LOOPS: dict[str, Callable[[dict[str, Any], Report], Any]] = {
     "a counter": counter,
-    "a prepared counter": prepared_counter,
+    "a prepared counter": partial(counter, prepared=True),
     "a choice of Python's": choice(random.random),
     "a choice of torch's": choice(lambda: torch.rand(()).item()),
     "a choice of its own numpy generator": own_choice("numpy"),

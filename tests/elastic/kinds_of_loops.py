@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import cycle, islice
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -18,18 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as lrs
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import (
-    BatchSampler,
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-    WeightedRandomSampler,
-    random_split,
-)
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, TensorDataset, random_split
 
 from fluidtune import elastic
 
@@ -111,6 +100,33 @@ class Routed(nn.Module):
         return out
 
 
+class Convolved(nn.Module):
+    """Channels last: optimizers with kernels of their own pair numbers by their place in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        middle = nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 2)
+        self.front, self.parts = nn.Linear(6, 48), nn.Sequential(*middle)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        image = self.front(x).view(-1, 3, 4, 4).to(memory_format=torch.channels_last)
+        return self.parts(image).mean((1, 2, 3)).unsqueeze(1)
+
+
+class Speaking(nn.Module):
+    """The words' weights are those that score them, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.inner, self.scores = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 9, bias=False)
+        self.scores.weight = self.words.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = self.words((x[:, :4].abs() * 3).long().clamp(max=8)).mean(1)
+        return self.scores(torch.tanh(self.inner(words))).square().mean(1, keepdim=True)
+
+
 def frozen() -> nn.Module:
     model = Net(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh())
     for p in model.front.parameters():
@@ -131,6 +147,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "routed": Routed,
     "parametrised": lambda: Net(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.Tanh()),
     "spectral": lambda: Net(nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Tanh()),
+    "channels last": Convolved,
+    "words": Speaking,
 }
 
 # -- optimizers and schedules --
@@ -146,6 +164,8 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
     "adadelta": lambda p: torch.optim.Adadelta(p, lr=1.0),
     "two groups": lambda p: torch.optim.SGD([{"params": p[:1], "lr": 0.01}, {"params": p[1:]}], lr=0.05),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "foreach": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, foreach=True),
 }
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -182,18 +202,8 @@ class Augmented(Samples):
         return self.x[index] + 0.0 * torch.randn(6, dtype=torch.float64), self.y[index]
 
 
-def as_dict(samples: list[Batch]) -> dict[str, torch.Tensor]:
-    return {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
-
-
-def split(generator: torch.Generator | None) -> Dataset:
-    return random_split(Samples(27), [20, 7], **({} if generator is None else {"generator": generator}))[0]
-
-
 DATA: dict[str, Callable[[], DataLoader]] = {
     "ragged": lambda: DataLoader(Samples(27), batch_size=8, shuffle=True),
-    "even": lambda: DataLoader(Samples(24), batch_size=12, shuffle=True),
-    "in order": lambda: DataLoader(Samples(13), batch_size=5),
     "drop last": lambda: DataLoader(Samples(27), batch_size=8, shuffle=True, drop_last=True),
     "one by one": lambda: DataLoader(Samples(5), shuffle=True),
     "fewer than workers": lambda: DataLoader(Samples(8), batch_size=2, shuffle=True),
@@ -201,19 +211,8 @@ DATA: dict[str, Callable[[], DataLoader]] = {
     "sampler with generator": lambda: DataLoader(
         Samples(19), batch_size=6, sampler=RandomSampler(range(19), generator=seeded(4))
     ),
-    "weighted": lambda: DataLoader(
-        Samples(19), batch_size=6, sampler=WeightedRandomSampler([1.0] * 9 + [3.0] * 10, 20)
-    ),
-    "batch sampler": lambda: DataLoader(
-        Samples(19), batch_sampler=BatchSampler(RandomSampler(range(19)), 6, False), collate_fn=as_dict
-    ),
     "buckets": lambda: DataLoader(Samples(20), batch_sampler=[[0, 1, 2], [3, 4, 5, 6, 7], [8, 9]]),
-    "replacing": lambda: DataLoader(Samples(19), batch_size=7, sampler=RandomSampler(range(19), True, 30)),
-    "subset of two": lambda: DataLoader(
-        Subset(ConcatDataset([Samples(10), Samples(9, 1)]), range(1, 18)), batch_size=6, shuffle=True
-    ),
-    "split": lambda: DataLoader(split(seeded(7)), batch_size=6, shuffle=True),
-    "unseeded split": lambda: DataLoader(split(None), batch_size=6, shuffle=True),
+    "unseeded split": lambda: DataLoader(random_split(Samples(27), [20, 7])[0], batch_size=6, shuffle=True),
     "augmented": lambda: DataLoader(Augmented(27), batch_size=8, shuffle=True, generator=seeded(3)),
     "processes": lambda: DataLoader(Samples(27), batch_size=8, shuffle=True, num_workers=2, persistent_workers=True),
     "processes of a turn": lambda: DataLoader(Augmented(19), batch_size=8, num_workers=2, generator=seeded(3)),
@@ -244,7 +243,7 @@ class Run:
 
     def batches(self, loader: Any = None) -> Iterator[Batch]:
         for batch in self.loader if loader is None else loader:
-            yield (batch["x"], batch["y"]) if isinstance(batch, dict) else tuple(batch)
+            yield tuple(batch)
 
     def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = F.mse_loss(self.model(x), y)
@@ -261,30 +260,11 @@ class Run:
         self.optimizer.step()
         if self.mix.schedule == "by step":
             self.scheduler.step()
-        if self.mix.extra in ("ema", "swa"):
-            self.more["average"].update_parameters(self.model)
 
 
 def plain(run: Run) -> None:
     for x, y in run.batches():
         run.step(run.loss(x, y))
-
-
-def accumulate(run: Run) -> None:
-    for i, (x, y) in enumerate(run.batches(), start=1):
-        (run.loss(x, y) / 2).backward()
-        if i % 2 == 0 or i == len(run.loader):
-            run.stepped()
-            run.optimizer.zero_grad(set_to_none=False)
-
-
-def accumulate_over_turns(run: Run) -> None:
-    for x, y in run.batches():
-        run.loss(x, y).backward()
-        run.more["batches"] = run.more.get("batches", 0) + 1
-        if run.epoch % 2:
-            run.stepped()
-            run.optimizer.zero_grad()
 
 
 def clip_norm(run: Run) -> None:
@@ -377,17 +357,6 @@ def adversarial(run: Run) -> None:
         optimizer.step()
 
 
-def several_losses(run: Run) -> None:
-    """Two models of which each learns from its own loss, one optimizer for both."""
-    for x, y in run.batches():
-        run.optimizer.zero_grad()
-        run.loss(x, y).backward()
-        F.l1_loss(run.more["maker"](x), x).backward()
-        run.stepped()
-        run.more["optimizer"].step()
-        run.more["optimizer"].zero_grad()
-
-
 def prefetching(run: Run) -> None:
     batches = run.batches()
     coming = next(batches, None)
@@ -415,11 +384,6 @@ def alternating(run: Run) -> None:
     plain(run)
     for x, _ in run.batches(run.other):
         run.step(0.1 * run.model(x).square().mean())
-
-
-def first_batches(run: Run) -> None:
-    for x, y in islice(run.batches(), 2):
-        run.step(run.loss(x, y))
 
 
 def left_early(run: Run) -> None:
@@ -470,15 +434,10 @@ def frozen_statistics(run: Run) -> None:
     run.model.train()
 
 
-# -- what the contract does not cover --
-
-
 STEPS: dict[str, Callable[[Run], None]] = {
     step.__name__.replace("_", " "): step
     for step in (
         plain,
-        accumulate,
-        accumulate_over_turns,
         clip_norm,
         clip_value,
         scaled,
@@ -489,13 +448,11 @@ STEPS: dict[str, Callable[[Run], None]] = {
         recomputed,
         by_gradient,
         adversarial,
-        several_losses,
         prefetching,
         summed,
         in_step,
         in_a_cycle,
         alternating,
-        first_batches,
         left_early,
         twice,
         short_batches_left_out,
@@ -507,8 +464,6 @@ STEPS: dict[str, Callable[[Run], None]] = {
 
 EXTRAS = (
     "nothing",
-    "ema",
-    "swa",
     "best model kept",
     "stops early",
     "learns from the second turn on",
@@ -534,12 +489,9 @@ def trial(config: dict[str, Any], report: Callable[[float], None]) -> dict[str, 
         model, optimizer, run.loader, DataLoader(Samples(16, 2), batch_size=8)
     )
     elastic.prepare(run.scaler, *([] if scheduler is None else [scheduler]))
-    if mix.step in ("adversarial", "several losses"):
+    if mix.step == "adversarial":
         maker = nn.Linear(6, 6).double()
         run.more["maker"], run.more["optimizer"] = elastic.prepare(maker, torch.optim.Adam(maker.parameters(), lr=0.01))
-    if mix.extra in ("ema", "swa"):
-        average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9) if mix.extra == "ema" else None
-        run.more["average"] = elastic.prepare(torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average))
     for epoch in elastic.epochs(0, config["stop"]):
         run.epoch, run.total, run.count = epoch, 0.0, 0
         _before_turn(run)
@@ -574,8 +526,6 @@ def _after_turn(run: Run, loss: float, folder: str) -> None:
         run.scheduler.step(loss)
     elif mix.schedule not in ("none", "by step", "lr by hand"):
         run.scheduler.step()
-    if mix.extra == "swa":
-        torch.optim.swa_utils.update_bn((x for x, _ in run.batches()), run.more["average"])
     if mix.extra == "best model kept" and loss < run.more.get("least", float("inf")):
         run.more["least"], run.more["best"] = loss, copy.deepcopy(run.model)
     if mix.extra == "saves its weights":

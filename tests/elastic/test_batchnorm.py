@@ -13,15 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
 from fluidtune.elastic.errors import CannotDivide
-from fluidtune.testing.processes import peer_processes
 
 from .groups import alone, on_all
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with peer_processes(3) as started:
-        yield started
 
 
 def model_of(kind, **options):

@@ -11,11 +11,11 @@ import torch
 
 from fluidtune import elastic
 from fluidtune.elastic import Commit, CommitStore, ElasticSession, LocalFiles
-from fluidtune.elastic.transport import TorchBackend
 from fluidtune.testing.processes import peer_processes, until
 
 from . import trials
 from .driving import Driver, run
+from .groups import in_session, lone_session
 
 
 def commit(iteration, size=10):
@@ -151,7 +151,7 @@ def test_a_write_that_fails_leaves_the_one_before_it(tmp_path):
 def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    session = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend())
+    session = lone_session()
     session.prepare(model, optimizer)
     model(torch.ones(1, 3)).backward()
     optimizer.step()
@@ -167,33 +167,23 @@ def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
     session.close()
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with peer_processes(2) as started:
-        yield started
-
-
 @pytest.mark.parametrize("trial", [trials.mlp, trials.normed, trials.unfreezing])
 @pytest.mark.parametrize("before, after", [(1, 1), (2, 1), (1, 2)])
-@pytest.mark.parametrize("stopped", [2])
-def test_a_trial_goes_on_from_its_commit(pool, tmp_path, trial, before, after, stopped):
-    """Stopped after some turns, at one width, it goes on at another in a new session: as if nothing had
-    been.
-    """
+def test_a_trial_goes_on_from_its_commit(pool, tmp_path, trial, before, after):
+    """Stopped after two turns, at one width, it goes on at another in a new session, as if nothing had been."""
     reports, weights = trials.plain(trial, {})
     config = {"commits": str(tmp_path)}
     driver = Driver(pool, trial, config)
-    for turn in range(1, stopped + 1):
-        driver.turn(turn)
-        if turn == 1 and before == 2 and stopped > 1:
-            driver.resize(2)
-        if turn == stopped:
-            pool[0].call(trials.leave)
-        pool[0].call(trials.allow)
+    driver.turn(1)
+    if before == 2:
+        driver.resize(2)
+    pool[0].call(trials.allow)
+    driver.turn(2)
+    pool[0].call(trials.leave)
+    pool[0].call(trials.allow)
     assert pool[0].call(trials.outcome)[0] == "left"
     first = pool[0].call(trials.reports)
-    left = 4 - stopped
-    second, (got, *_) = run(pool, trial, {**config, "seed": 77}, [after] * (left - 1))
+    second, (got, *_) = run(pool, trial, {**config, "seed": 77}, [after])
     assert first + second == pytest.approx(reports, rel=1e-4)
     if before == after == 1:
         assert first + second == reports
@@ -214,7 +204,7 @@ def test_a_state_has_every_part_of_a_trial():
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
         generator = torch.Generator().manual_seed(seed)
         loader = torch.utils.data.DataLoader(range(9), shuffle=True, generator=generator)
-        session = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend())
+        session = lone_session()
         session.prepare(model, optimizer, scheduler, loader)
         (scale * model(torch.randn(4, 2))).sum().backward()
         for _ in range(seed):
@@ -239,20 +229,16 @@ def test_a_state_has_every_part_of_a_trial():
 def resumed(start, commit_at=2, stop=5):
     """The epochs that run, and the iteration at the end, when the user's start is ``start``."""
     model = torch.nn.Linear(2, 1)
-    first = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend())
+    first = lone_session()
     first.prepare(model)
     state = first._member.state.capture()
     first.close()
     kept = Commit("t", "f", loop=0, epoch=commit_at, iteration=commit_at + 10, state=state)
-    session = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend(), resume=kept, fingerprint="f")
-    assert session.iteration == commit_at + 10
     other = torch.nn.Linear(2, 1)
-    elastic.use(session)
-    try:
+    with in_session(resume=kept, fingerprint="f") as session:
+        assert session.iteration == commit_at + 10
         elastic.prepare(other)
         epochs = session.run(lambda: list(elastic.epochs(start, stop)))
-    finally:
-        elastic.use(None)
     return epochs, session.iteration, torch.equal(other.weight, model.weight)
 
 
@@ -270,9 +256,9 @@ def test_loops_without_a_start_begin_with_what_is_newer_than_the_commit():
     state = {"stateful": [zero], "loose": [], "generators": []}
     for begin in (ElasticSession.boundary, ElasticSession.first_boundary):
         kept = Commit("t", "", loop=0, epoch=8, iteration=8, state=state)
-        session = ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend(), resume=kept)
+        session = lone_session(resume=kept)
         session.prepare(model)
-        session.outrun_resume()
+        session.prefer_checkpoint()
         begin(session)
         assert torch.equal(model.weight, before)
         session.close()
@@ -280,11 +266,7 @@ def test_loops_without_a_start_begin_with_what_is_newer_than_the_commit():
 
 def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
     notes = iter(["first", "second", "third"])
-    session = ElasticSession(
-        trial="t",
-        worker="w",
-        leader=True,
-        backend=TorchBackend(),
+    session = lone_session(
         commits=CommitStore(str(tmp_path), budget=1e9),
         resume=Commit("t", "", loop=0, epoch=2, iteration=2, state={}),
         note=lambda: next(notes),
@@ -300,14 +282,9 @@ def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
 
 
 def test_a_commit_of_something_else_is_refused():
-    def make(**more):
-        return ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend(), **more)
-
     with pytest.raises(ValueError, match="'f', not 'g'"):
-        make(resume=commit(1), fingerprint="g")
-    session = make(
-        resume=Commit("t", "", 0, 1, 1, {"stateful": [{}, {}], "loose": [], "generators": []}),
-    )
+        lone_session(resume=commit(1), fingerprint="g")
+    session = lone_session(resume=Commit("t", "", 0, 1, 1, {"stateful": [{}, {}], "loose": [], "generators": []}))
     session.prepare(torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match="same objects in the same order"):
         next(session.epochs(0, 2))
@@ -338,10 +315,10 @@ def test_a_killed_leader_leaves_a_commit_that_can_be_loaded(tmp_path):
 @pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD, torch.optim.Adam])
 def test_an_optimizers_state_keeps_its_types(kind, parameters):
     sessions, optimizers = [], []
-    for worker in ("a", "b"):
+    for _ in range(2):
         model = torch.nn.Linear(3, 1).to(parameters)
         optimizers.append(kind(model.parameters(), lr=0.01))
-        sessions.append(ElasticSession(trial="t", worker=worker, leader=True, backend=TorchBackend()))
+        sessions.append(lone_session())
         sessions[-1].prepare(model, optimizers[-1])
         model(torch.ones(2, 3, dtype=parameters)).sum().backward()
         optimizers[-1].step()

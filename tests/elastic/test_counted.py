@@ -7,9 +7,9 @@ import pytest
 from fluidtune.elastic.data.counted import Counted
 
 
-def having_read(parts: list[int], uneven: bool = False, told: int = 0) -> Counted:
+def having_read(parts: list[int], uneven: bool = False, returned: int = 0) -> Counted:
     """A loader of 40 samples in 5 batches; ``parts``: what this worker has had of them."""
-    counted = Counted(told=told)
+    counted = Counted(returned=returned)
     for samples in parts:
         counted.read(samples, uneven=uneven, of_data=40, batches=5)
     return counted
@@ -35,5 +35,5 @@ def test_other_counts_are_the_loops_own(count):
 
 
 @pytest.mark.parametrize("count", [5, 40])
-def test_what_samples_has_told_is_right(count):
-    assert having_read([4] * 5, uneven=True, told=count).why_wrong(float(count)) is None
+def test_what_samples_has_returned_is_right(count):
+    assert having_read([4] * 5, uneven=True, returned=count).why_wrong(float(count)) is None

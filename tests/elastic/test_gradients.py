@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -11,18 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
-from fluidtune.elastic import ElasticSession, GroupLost
+from fluidtune.elastic import GroupLost
+from fluidtune.elastic.data import gradients
 from fluidtune.elastic.data.gradients import GradientReducer, at_end_of_backward, backward_pass
-from fluidtune.elastic.transport import TorchBackend
-from fluidtune.testing.processes import peer_processes
 
-from .groups import alone, on_all
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with peer_processes(3) as started:
-        yield started
+from .groups import alone, in_session, on_all
 
 
 def batches(samples, batch_size):
@@ -61,19 +54,6 @@ def one_pass(samples):
 @pytest.mark.parametrize("samples", [1, 2, 3, 7, 8, 64])
 def test_every_share_counts_by_its_samples(pool, samples):
     close(pool, one_pass, samples)
-
-
-def accumulate():
-    model, loader = elastic.prepare(net(), batches(11, 4))  # 4, 4, 3
-    found = []
-    for x, y in loader:
-        nn.functional.mse_loss(model(x), y).backward()
-        found += grads(model)
-    return found
-
-
-def test_accumulated_gradients_stay_whole(pool):
-    close(pool, accumulate)
 
 
 class Branches(nn.Module):
@@ -208,18 +188,13 @@ def test_a_pass_that_fails_does_not_spoil_the_next(pool):
     close(pool, after_a_failed_pass)
 
 
-def big_buckets():
-    import fluidtune.elastic.data.gradients as gradients
-
-    usual, gradients._BUCKET = gradients._BUCKET, 64  # bytes
-    try:
+def small_buckets():
+    with mock.patch.object(gradients, "_BUCKET", 64):  # bytes
         return one_pass(7)
-    finally:
-        gradients._BUCKET = usual
 
 
 def test_buckets(pool):
-    close(pool, big_buckets)
+    close(pool, small_buckets)
 
 
 def not_finite():
@@ -246,20 +221,6 @@ def means():
 
 def test_the_mean_is_over_all_samples_and_the_same_everywhere(pool):
     close(pool, means)
-
-
-def checkpointed():
-    from torch.utils.checkpoint import checkpoint
-
-    model, loader = elastic.prepare(net(), batches(7, 7))
-    for x, y in loader:
-        hidden = checkpoint(model[0], x.requires_grad_(), use_reentrant=True)  # a pass within the pass
-        nn.functional.mse_loss(model[2](model[1](hidden)), y).backward()
-    return grads(model)
-
-
-def test_a_backward_pass_within_another(pool):
-    close(pool, checkpointed)
 
 
 # -- what of autograd is private: these fail if torch changes it --
@@ -289,8 +250,7 @@ def test_a_call_at_the_end_of_backward_runs_last_and_may_raise():
 
 
 def test_what_cannot_be_divided_is_refused():
-    elastic.use(ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend()))
-    try:
+    with in_session():
         with pytest.raises(TypeError, match="sparse=False"):
             elastic.prepare(nn.Sequential(nn.Embedding(3, 2, sparse=True)))
         with pytest.raises(TypeError, match="run one batch"):
@@ -301,9 +261,6 @@ def test_what_cannot_be_divided_is_refused():
         assert elastic.prepare(model) is model
         assert elastic.prepare(model, model) == (model, model)
         assert len(model.weight._post_accumulate_grad_hooks) == 1
-    finally:
-        elastic.current().close()
-        elastic.use(None)
 
 
 class Operations(TorchDispatchMode):
@@ -330,11 +287,8 @@ def counted(layers):
         with operations:
             reduce(*args)
 
-    GradientReducer._reduce_bucket = watched
-    try:
+    with mock.patch.object(GradientReducer, "_reduce_bucket", watched):
         model(torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last)).sum().backward()
-    finally:
-        GradientReducer._reduce_bucket = reduce
     return operations.names
 
 
@@ -342,30 +296,3 @@ def test_a_sum_takes_few_operations_however_many_parameters_there_are_and_the_ho
     few, many = (on_all(pool, counted, layers)[0] for layers in (2, 30))
     assert few == many and len(few) <= 8, few
     assert not any("_local_scalar_dense" in name or "item" in name for name in many)
-
-
-def fused(kind):
-    """Three steps of a convolutional network, channels last, with an optimizer whose kernel needs one layout."""
-    x = torch.randn(9, 3, 6, 6, generator=torch.Generator().manual_seed(1))
-    model = Convolved(False)
-    model.parts[0].bias = None  # before batch norm its gradient is nothing but rounding, which Adam makes large
-    model, loader = elastic.prepare(model, DataLoader(TensorDataset(x, x.mean((1, 2, 3))), batch_size=3))
-    optimizer = elastic.prepare(kind(model.parameters()))
-    for part, y in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(part), y).backward()
-        optimizer.step()
-    return [p.detach() for p in model.parameters()]
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        partial(torch.optim.AdamW, lr=0.01, fused=True),
-        partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True),
-        partial(torch.optim.Adam, lr=0.01, amsgrad=True),
-    ],
-    ids=["fused", "foreach", "amsgrad"],
-)
-def test_channels_last_with_the_kernels_of_optimizers(pool, kind):
-    close(pool, fused, kind)

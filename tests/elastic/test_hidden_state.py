@@ -9,27 +9,16 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 
 from fluidtune.elastic.checks.rehearsal import rehearse
-from fluidtune.testing.processes import peer_processes
 
 from . import trials
+from .driving import Trip, same, seed
 from .hidden_state import LOOPS, ONLY_REHEARSED, REFUSED, REHEARSED, named
-from .test_kinds_of_loops import Trip, same, seed
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 #: (width by turn): it grows at once, later, and by more than one; and is wide for more than one turn.
 HISTORIES = {"2-2-1-2": (2, 2, 1, 2), "1-1-3-3": (1, 1, 3, 3)}
-
-
-@pytest.fixture(scope="module")
-def pool():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with peer_processes(3) as started:
-        yield started
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("history", HISTORIES)

@@ -14,7 +14,7 @@ import pytest
 
 from fluidtune.elastic.transport import HorovodBackend
 from fluidtune.elastic.transport.rendezvous import Rendezvous
-from fluidtune.elastic.transport.signed_store import SignedStore
+from fluidtune.elastic.transport.signing import SignedStore
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.collective_backends import (
     HERE,
@@ -57,9 +57,9 @@ def die_before_connecting(address: Any, rank: int, world: int) -> None:
         signed = SignedStore(store, backend.signer, "1/group/")
         if rank == 0:
             server = Rendezvous("127.0.0.1", {})
-            signed.say("rendezvous", f"127.0.0.1 {server.port}".encode())
+            signed.write("rendezvous", f"127.0.0.1 {server.port}".encode())
         store.wait(["rendezvous"])
-        host, port = signed.heard("rendezvous").decode().split()
+        host, port = signed.read("rendezvous").decode().split()
         # gloo's address; of two members the one with the higher port connects
         there = struct.pack("=H", socket.AF_INET) + struct.pack(">H", 65535) + socket.inet_aton("127.0.0.1")
         mine = (there.ljust(128, b"\0") + struct.pack("=q", -1)) * (world - 1)

@@ -1,42 +1,108 @@
 """Loops of many kinds, mixed: at all widths as alone, or refused in one line; never silently different.
 
-A trial must reach each width that is asked for, unless a line says why that this mix may get (`mixes`).
+A trial must reach each width that is asked for, unless a line says why that this mix may get.
 """
 
 from __future__ import annotations
 
 import gc
-import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
-from fluidtune.elastic import Reform
 from fluidtune.elastic.checks.rehearsal import rehearse
-from fluidtune.testing.processes import PeerProcess, peer_processes, until
 
 from . import trials
-from .driving import Driver
-from .kinds_of_loops import Mix, trial
-from .mixes import HISTORIES, may_be_refused, may_differ, stop_of, table
+from .driving import Refused, Trip, same, seed
+from .kinds_of_loops import DATA, EXTRAS, MODELS, OPTIMIZERS, SCHEDULES, STEPS, Mix, trial
 
-pytestmark = pytest.mark.slow
+#: The widths of the turns after the first one, in which every trial is alone.
+WIDTHS = (2, 1, 3)
+AXES = {
+    "model": list(MODELS),
+    "optimizer": list(OPTIMIZERS),
+    "schedule": list(SCHEDULES),
+    "data": list(DATA),
+    "step": list(STEPS),
+    "extra": list(EXTRAS),
+}
+#: A batch may be fetched before the last one is used, or several are at hand: refused where they are divided unlike.
+AHEAD = ("prefetching", "summed", "in step", "in a cycle")
+#: All batches have 8 samples, as those of the loop's other loader: any number of workers divides them alike.
+ALIKE = "drop last"
+#: Why a trial of more than one worker may be refused or sent back to one worker: words of the line that says it.
+#: A loop of another kind must reach each width that is asked for.
+REFUSED = {
+    **dict.fromkeys(AHEAD, "divide in different ways|was left out"),
+    **dict.fromkeys(
+        ("short batches left out", "short batches end the turn"), "was left out|different things at once|stands at"
+    ),
+    "group added": r"param groups of \[.*\] tensors before",
+    "warm-up by its own count": "(a new worker does not compute|drift apart).*learning rate",
+}
+#: What workers may differ in until it is put right, and said: only what a loop keeps to itself.
+DIFFERENCES = {"warm-up by its own count": "learning rate"}
+#: Model, optimizer, schedule, data, step, extra. Each kind is `seen` in a mix whose other parts do not end its growth.
+TABLE = """
+    routed, sgd, lambda, drop last, prefetching, writes a history
+    dropout, adagrad, lambda, drop last, summed, saves its model
+    mlp, adagrad, by step, drop last, in step, nothing
+    frozen, radam, by epoch, ragged, in step, nothing
+    tied, nesterov, cosine, drop last, in a cycle, best model kept
+    recurrent, two groups, plateau, ragged, in a cycle, saves its model
+    batch norm, adamw, lambda, ragged, by gradient, stops early
+    recurrent, adam, cosine, buckets, frozen statistics, best model kept
+    image, sgd, plateau, processes, plain, writes a history
+    routed, adadelta, lr by hand, ragged, alternating, nothing
+    tied, two groups, by epoch, ragged, plain, saves its weights
+    spectral, nesterov, by step, fewer than workers, evaluated, learns from the second turn on
+    parametrised, radam, none, ragged, scaled, nothing
+    attention, adagrad, by step, sampler with generator, left early, saves its model
+    layer norm, rmsprop, plateau, own generator, twice, nothing
+    parametrised, nadam, lambda, unseeded split, short batches left out, nothing
+    dropout, nadam, by step, one by one, penalty, nothing
+    mlp, rmsprop, by step, processes of a turn, closure, saves its model
+    batch norm, radam, none, tensors, adversarial, group added
+    spectral, sgd, by epoch, tensors, clip norm, nothing
+    image, two groups, by epoch, unseeded split, clip value, learns from the second turn on
+    image, nesterov, lr by hand, augmented, left early, warm-up by its own count
+    layer norm, adam, none, ragged, regularised, writes a history
+    layer norm, sgd, none, ragged, adversarial, stops early
+    routed, radam, by step, drop last, recomputed, saves its model
+    frozen, rmsprop, cosine, augmented, two passes, stops early
+    routed, nadam, plateau, processes of a turn, short batches end the turn, best model kept
+    channels last, fused, none, ragged, plain, nothing
+    channels last, foreach, none, ragged, plain, nothing
+    channels last, adam, none, ragged, plain, nothing
+    recurrent, fused, none, ragged, plain, nothing
+    words, foreach, none, ragged, plain, nothing
+"""
+MIXES = [Mix(*(kind.strip() for kind in line.split(","))) for line in TABLE.strip().splitlines()]
 
 
-class Refused(Exception):
-    """A worker ended with one line of ours."""
+def may_be_refused(mix: Mix) -> str:
+    """A pattern of the lines that may say why this trial does not reach a width; "": it must."""
+    divided_alike = mix.step in AHEAD and mix.data == ALIKE
+    reasons = [REFUSED.get(mix.extra), None if divided_alike else REFUSED.get(mix.step)]
+    return "|".join(reason for reason in reasons if reason is not None)
 
 
-def seed() -> None:
-    """What the host of a worker does before the trial's code begins there: the leader's streams."""
-    random.seed(1)
-    numpy.random.seed(1)
-    torch.manual_seed(1)
+def seen(mix: Mix) -> list[tuple[str, str]]:
+    """The kinds of which this trial shows something: if one of them ends its growth, only that one."""
+    if not may_be_refused(mix):
+        return list(vars(mix).items())
+    ending = [(axis, kind) for axis, kind in vars(mix).items() if kind in REFUSED]
+    return ending if len(ending) == 1 and may_be_refused(mix) == REFUSED[ending[0][1]] else []
+
+
+def test_every_kind_is_seen():
+    found = {kind for mix in MIXES for kind in seen(mix)}
+    assert found == {(axis, kind) for axis, kinds in AXES.items() for kind in kinds}
+    for step in AHEAD:  # loops that fetch ahead grow, too
+        assert any(mix.step == step and not may_be_refused(mix) for mix in MIXES)
 
 
 def hosted(config: dict[str, Any], report: Any) -> dict[str, Any]:
@@ -44,83 +110,6 @@ def hosted(config: dict[str, Any], report: Any) -> dict[str, Any]:
     folder = Path(config["folder"], trials.here().session.worker)
     folder.mkdir(parents=True, exist_ok=True)  # it may come a second time
     return trial({**config, "folder": str(folder)}, report)
-
-
-class Trip(Driver):
-    """Takes a trial through its widths, or says with which line it was refused.
-
-    ``refused`` and ``differs``: patterns of what may be said of a growth that did not come or was ended, and of workers
-    that differed until that was put right. By default it must reach every width, and the workers must never differ.
-    """
-
-    def __init__(
-        self,
-        pool: list[PeerProcess],
-        config: dict[str, Any],
-        loop: Callable[..., Any] = hosted,
-        refused: str = "",
-        differs: str = "",
-    ) -> None:
-        pool[0].call(seed)
-        self.joining: list[int] = []
-        self.refused, self.differs = refused, differs
-        super().__init__(pool, loop, config)
-
-    def resize(self, width: int) -> None:
-        self.dismiss()
-        self.generation += 1
-        reform = Reform(self.generation, tuple(f"w{i}" for i in range(width)), self.pool[0].call(trials.address))
-        joining = self.joining = list(range(self.width, width))
-        for i in joining:
-            self.pool[i].call(seed)
-            self.pool[i].call(trials.start, self.trial, self.config, False, f"w{i}")
-        for i in joining:
-            if not self.pool[i].call(trials.enter, reform):
-                raise Refused(self.pool[i].call(trials.outcome)[1])
-        until(lambda: self.pool[0].call(trials.announced, self.generation, joining))
-        self.pool[0].call(trials.direct, reform)
-
-    def dismiss(self) -> None:
-        """End the joiners that the leader has not taken in so far, and see its width."""
-        self.width = self.pool[0].call(trials.facts)["width"]
-        for i in self.joining:
-            if i >= self.width:
-                self.pool[i].call(trials.leave)
-                assert self.pool[i].call(trials.outcome)[0] == "left"
-
-    def go(self, widths: tuple[int, ...]) -> tuple[list[float], list[Any]]:
-        leader = self.pool[0]
-        missed: list[str] = []
-        differences: list[str | None] = []
-        for turn, width in enumerate(widths, start=1):
-            self.turn(turn)
-            if leader.call(trials.outcome, 0)[0] != "runs":
-                break
-            self.width = leader.call(trials.facts)["width"]
-            if width != self.width:
-                self.resize(width)
-            leader.call(trials.allow)
-            self.turn(turn + 1)
-            differences.append(leader.call(trials.difference))
-            reached = leader.call(trials.facts)["width"]
-            if leader.call(trials.outcome, 0)[0] == "runs" and reached != width:
-                missed.append(f"{reached} workers instead of {width} in turn {turn}")
-        if leader.call(trials.outcome, 0)[0] == "runs":
-            self.dismiss()
-        leader.call(trials.allow, 100)
-        endings = [worker.call(trials.outcome) for worker in self.pool[: self.width]]
-        if any(kind == "lost" and "CannotDivide(" in text for kind, text in endings):
-            raise Refused(next(text for _, text in endings if "CannotDivide(" in text))
-        why = leader.call(trials.refused)[1]
-        assert not missed or (self.refused and re.search(self.refused, str(why))), f"{missed} {why}"
-        ended = {"returned", "left"} if self.refused and why else {"returned"}
-        assert endings[0][0] == "returned" and all(kind in ended for kind, _ in endings), endings
-        differences.append(leader.call(trials.difference))
-        for found in differences:
-            assert found is None or (self.differs and re.search(self.differs, found)), found
-        reports = leader.call(trials.reports)
-        assert len(reports) > len(widths), "the trial had not a turn at each width"
-        return reports, [value for kind, value in endings if kind == "returned"]
 
 
 def tree(folder: Path) -> dict[str, Any]:
@@ -135,12 +124,27 @@ def tree(folder: Path) -> dict[str, Any]:
     return found
 
 
-def same(ours: Any, alone: Any) -> None:
-    torch.testing.assert_close(ours, alone, rtol=2e-5, atol=2e-5)
-
-
-def alike(folder: Path, got: list[float], reports: list[float], values: list[Any], value: Any) -> None:
-    """AssertionError if the workers' results, weights or files are not those of the trial alone."""
+def compare(pool: Any, folder: Path, mix: Mix) -> None:
+    """AssertionError if the trial, taken through `WIDTHS`, is not what it is alone. `Refused` if it says why."""
+    # A turn alone and one at each of the widths, also if it stops early.
+    config = {"mix": mix, "stop": len(WIDTHS) + 1 + (mix.extra == "stops early")}
+    for name in ("alone", "with", "rehearsed"):
+        (folder / name).mkdir(parents=True)
+    seed()
+    reports, value = trials.plain(trial, {**config, "folder": str(folder / "alone")})
+    seed()
+    verdict = rehearse(lambda: trial({**config, "folder": str(folder / "rehearsed")}, lambda loss: None))
+    if verdict.kind == "differs":
+        raise Refused(verdict.reason)
+    assert verdict.kind == "same", verdict
+    trip = Trip(
+        pool,
+        {**config, "folder": str(folder / "with")},
+        hosted,
+        refused=may_be_refused(mix),
+        differs=DIFFERENCES.get(mix.extra, ""),
+    )
+    got, values = trip.go(WIDTHS)
     same(got, reports)
     for each in values:
         same(each["model"], value["model"])
@@ -154,53 +158,13 @@ def alike(folder: Path, got: list[float], reports: list[float], values: list[Any
             same(files[name], content)
 
 
-def compare(pool: Any, folder: Path, mix: Mix, widths: tuple[int, ...]) -> None:
-    """AssertionError if the trial, taken through these widths, is not what it is alone. `Refused` if it says why."""
-    config = {"mix": mix, "stop": stop_of(mix, widths)}
-    for name in ("alone", "with", "rehearsed"):
-        (folder / name).mkdir(parents=True)
-    seed()
-    reports, value = trials.plain(trial, {**config, "folder": str(folder / "alone")})
-    seed()
-    verdict = rehearse(lambda: trial({**config, "folder": str(folder / "rehearsed")}, lambda loss: None))
-    if verdict.kind == "differs":
-        raise Refused(verdict.reason)
-    assert verdict.kind == "same", verdict
-    trip = Trip(
-        pool,
-        {**config, "folder": str(folder / "with")},
-        refused=may_be_refused(mix, widths),
-        differs=may_differ(mix),
-    )
-    got, values = trip.go(widths)
-    alike(folder, got, reports, values, value)
-
-
-def check(pool: Any, folder: Path, mix: Mix, widths: tuple[int, ...]) -> None:
-    """`compare`, where a refusal must be one line that this mix may get."""
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", MIXES, ids=lambda mix: "-".join(vars(mix).values()))
+def test_a_loop_gives_at_every_width_what_it_gives_alone(pool, tmp_path, mix):
     try:
-        compare(pool, folder, mix, widths)
-    except Refused as error:
-        allowed = may_be_refused(mix, widths)
-        assert allowed and re.search(allowed, str(error)), error
+        compare(pool, tmp_path, mix)
+    except Refused as error:  # one line that this mix may get
+        assert may_be_refused(mix) and re.search(may_be_refused(mix), str(error)), error
         assert "\n" not in str(error)
     finally:
         gc.collect()  # ends the processes of the loaders that ran here
-
-
-@pytest.fixture(scope="module")
-def pool():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with peer_processes(3) as started:
-        yield started
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.parametrize(
-    ("history", "mix"),
-    list(table()),
-    ids=lambda value: "-".join(vars(value).values()) if isinstance(value, Mix) else value,
-)
-def test_a_loop_gives_at_every_width_what_it_gives_alone(pool, tmp_path, history, mix):
-    check(pool, tmp_path, mix, HISTORIES[history])

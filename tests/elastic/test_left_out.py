@@ -19,7 +19,7 @@ class Loop:
 
     def fetch(self, size, name="a"):
         part = -(-size // self.width)
-        share = Share(part / size, False, size, self.width)
+        share = Share(part / size, size, self.width)
         self.hand.fetched(self.readings.setdefault(name, Reading()), share)
         return self
 

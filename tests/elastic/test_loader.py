@@ -21,19 +21,10 @@ from torch.utils.data import (
 )
 
 from fluidtune import elastic
-from fluidtune.elastic import ElasticSession
 from fluidtune.elastic.data.loader import ElasticLoader, part_of_batch
 from fluidtune.elastic.errors import CannotDivide
-from fluidtune.elastic.transport import TorchBackend
-from fluidtune.testing.processes import peer_processes
 
-from .groups import alone, on_all, open_backend, run_rank, serve
-
-
-@pytest.fixture(scope="module")
-def pool():
-    with peer_processes(3) as started:
-        yield started
+from .groups import alone, in_session, on_all, open_backend, run_rank, serve
 
 
 class Numbers(Dataset):
@@ -59,57 +50,38 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def stock(kind):
-    if kind == "in order":
-        return DataLoader(Numbers(), batch_size=5)
-    if kind == "shuffled":
-        return DataLoader(Numbers(), batch_size=5, shuffle=True)
-    if kind == "dropping":
-        return DataLoader(Numbers(), batch_size=5, shuffle=True, drop_last=True)
-    if kind == "one each":
-        return DataLoader(Numbers(), shuffle=True)
-    if kind == "generator":
-        return DataLoader(Numbers(), batch_size=5, shuffle=True, generator=seeded(3))
-    if kind == "sampler's generator":
-        return DataLoader(Numbers(), batch_size=4, sampler=RandomSampler(Numbers(), generator=seeded(4)))
-    if kind == "replacing":
-        return DataLoader(Numbers(), batch_size=5, sampler=RandomSampler(Numbers(), True, 40))
-    if kind == "weighted":
-        return DataLoader(Numbers(), batch_size=5, sampler=WeightedRandomSampler([1.0] * 11 + [2.0] * 12, 20))
-    if kind == "batches":
-        sampler = BatchSampler(RandomSampler(Numbers()), 6, False)
-        return DataLoader(Numbers(), batch_sampler=sampler, collate_fn=collate)
-    if kind == "persistent processes":
-        return DataLoader(Numbers(), batch_size=5, shuffle=True, num_workers=1, persistent_workers=True)
-    if kind == "processes":
-        return DataLoader(Numbers(), batch_size=5, shuffle=True, num_workers=2)
-    return DataLoader(Numbers(), batch_sampler=Lazy())
-
-
 def collate(samples):
     return {"index": torch.tensor([s["index"] for s in samples]), "name": [s["name"] for s in samples]}
 
 
-KINDS = [
-    "in order",
-    "shuffled",
-    "dropping",
-    "one each",
-    "generator",
-    "sampler's generator",
-    "replacing",
-    "weighted",
-    "batches",
-    "processes",
-    "persistent processes",
-    "lazy",
-]
+STOCK = {
+    "in order": lambda: DataLoader(Numbers(), batch_size=5),
+    "shuffled": lambda: DataLoader(Numbers(), batch_size=5, shuffle=True),
+    "dropping": lambda: DataLoader(Numbers(), batch_size=5, shuffle=True, drop_last=True),
+    "one each": lambda: DataLoader(Numbers(), shuffle=True),
+    "generator": lambda: DataLoader(Numbers(), batch_size=5, shuffle=True, generator=seeded(3)),
+    "sampler's generator": lambda: DataLoader(
+        Numbers(), batch_size=4, sampler=RandomSampler(Numbers(), generator=seeded(4))
+    ),
+    "replacing": lambda: DataLoader(Numbers(), batch_size=5, sampler=RandomSampler(Numbers(), True, 40)),
+    "weighted": lambda: DataLoader(
+        Numbers(), batch_size=5, sampler=WeightedRandomSampler([1.0] * 11 + [2.0] * 12, 20)
+    ),
+    "batches": lambda: DataLoader(
+        Numbers(), batch_sampler=BatchSampler(RandomSampler(Numbers()), 6, False), collate_fn=collate
+    ),
+    "processes": lambda: DataLoader(Numbers(), batch_size=5, shuffle=True, num_workers=2),
+    "persistent processes": lambda: DataLoader(
+        Numbers(), batch_size=5, shuffle=True, num_workers=1, persistent_workers=True
+    ),
+    "lazy": lambda: DataLoader(Numbers(), batch_sampler=Lazy()),
+}
 
 
 def orders(kind, leave_after=None):
     """The samples of three epochs without stand-ins, and the next numbers of the random streams."""
     random.seed(9)
-    loader = elastic.prepare(stock(kind))
+    loader = elastic.prepare(STOCK[kind]())
     found = []
     for _ in range(3):
         for step, batch in enumerate(loader):
@@ -124,7 +96,7 @@ def orders(kind, leave_after=None):
 @pytest.mark.slow
 @pytest.mark.core
 @pytest.mark.parametrize("leave_after", [None, 1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", STOCK)
 def test_the_order_and_the_streams_are_stocks(pool, kind, leave_after):
     batches, length, streams = alone(orders, kind, leave_after)
     parts = on_all(pool, orders, kind, leave_after)
@@ -176,8 +148,7 @@ class Stream(IterableDataset):
 
 def test_what_cannot_be_divided_is_refused_with_the_remedy():
     assert list(elastic.prepare(DataLoader(Stream()))) == [0, 1, 2]  # outside a session all is stock
-    elastic.use(ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend()))
-    try:
+    with in_session():
         with pytest.raises(TypeError, match="__getitem__ and __len__"):
             elastic.prepare(DataLoader(Stream()))
         with pytest.raises(TypeError, match="give it a batch_size"):
@@ -188,9 +159,6 @@ def test_what_cannot_be_divided_is_refused_with_the_remedy():
         assert prepared.dataset is loader.dataset
         assert prepared.batch_size == 5
         assert len(prepared) == len(loader)
-    finally:
-        elastic.current().close()
-        elastic.use(None)
 
 
 def test_a_store_ends_with_its_session_and_not_as_garbage(pool):
@@ -213,7 +181,7 @@ def test_a_store_ends_with_its_session_and_not_as_garbage(pool):
 
 def kept_iterator():
     session = elastic.current()
-    loader = elastic.prepare(stock("in order"))
+    loader = elastic.prepare(STOCK["in order"]())
     batches, unread = iter(loader), iter(loader)
     next(batches)
     session._member._group.generation += 1
@@ -244,7 +212,7 @@ def counted(rounds):
 def test_a_pass_that_has_given_all_its_batches_is_over_though_nobody_draws_its_end():
     """As with a range beside it, and with Lightning's prefetcher. docs/bugs.md, 360."""
     loader, held, undecided = counted(rounds=3)
-    assert not undecided and next(held, "over") == "over" and not loader.kept
+    assert not undecided and next(held, "over") == "over" and not loader.reuses_iterator
     _, held, undecided = counted(rounds=2)
     assert undecided
     with pytest.raises(CannotDivide, match="was kept while the trial was resized"):
@@ -259,4 +227,4 @@ def test_a_loop_that_lets_go_of_an_unfinished_pass_in_a_later_turn_keeps_none():
     following = iter(loader)
     next(following)
     loader._group.turn_number += 1
-    assert not loader.undecided and not loader.kept
+    assert not loader.undecided and not loader.reuses_iterator

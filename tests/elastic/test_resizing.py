@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fluidtune.testing.collective_backends import write_into_store
-from fluidtune.testing.processes import peer_processes
 
 from . import trials
 from .driving import Driver, run
@@ -14,23 +13,16 @@ from .driving import Driver, run
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 
-@pytest.fixture(scope="module")
-def pool():
-    with peer_processes(3) as started:
-        yield started
-
-
 def same(ours, reports, weights):
     got_reports, got_weights = ours
     assert got_reports == pytest.approx(reports, rel=1e-4)
-    assert len(got_reports) == len(reports)
     for worker in got_weights:
         for name, value in weights.items():
             torch.testing.assert_close(worker[name], value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
-@pytest.mark.parametrize("widths", [(1, 2, 1), (2, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize("widths", [(2, 1, 2), (2, 2, 2), (3, 2, 1), (3, 1, 3)])
 def test_every_change_of_width_gives_the_result_of_one_worker(pool, trial, widths):
     same(run(pool, trial, {}, widths), *trials.plain(trial, {}))
 
@@ -38,12 +30,6 @@ def test_every_change_of_width_gives_the_result_of_one_worker(pool, trial, width
 @pytest.mark.parametrize("widths", [(1, 1, 2), (2, 1, 2)])
 def test_what_learns_and_gradients_that_await_a_step_come_along(pool, widths):
     same(run(pool, trials.unfreezing, {}, widths), *trials.plain(trials.unfreezing, {}))
-
-
-@pytest.mark.parametrize("trial", [trials.mlp, trials.normed])
-@pytest.mark.parametrize("widths", [(3, 2, 1), (3, 1, 3), (2, 3, 3)])
-def test_three_workers(pool, trial, widths):
-    same(run(pool, trial, {}, widths), *trials.plain(trial, {}))
 
 
 def test_at_width_one_it_is_plain_torch_bit_for_bit(pool):

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, ElasticSession, LoopThread, Reform
-from fluidtune.elastic.alike import comparison
-from fluidtune.elastic.transport import TorchBackend
+from fluidtune.elastic import CommitStore, LoopThread, Reform
+from fluidtune.elastic.alike import likeness
+from fluidtune.elastic.alike.common_batches import CommonBatches
+from fluidtune.elastic.alike.growth import Growth
 from fluidtune.testing.processes import peer_processes, until
 
 from . import trials
 from .driving import Driver
+from .groups import in_session, lone_session
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -45,41 +47,6 @@ def at_width_two(pool, config=None):
     return driver
 
 
-def test_what_the_host_reads(pool):
-    driver = Driver(pool, trials.mlp, {})
-    driver.turn(1)
-    assert pool[0].call(trials.facts) == {
-        "is_elastic": True,
-        "iteration": 0,
-        "generation": -1,
-        "last_reform": None,
-        "width": 1,
-    }
-    driver.resize(2)
-    pool[0].call(trials.allow)
-    driver.turn(2)
-    leader, follower = (worker.call(trials.facts) for worker in pool)
-    assert leader["iteration"] == 1
-    assert follower["iteration"] in (1, 2)  # its report waits for nobody
-    assert leader["width"] == follower["width"] == 2
-    assert leader["generation"] == 1
-    generation, seconds = leader["last_reform"]
-    assert generation == 1
-    assert 0 < seconds < 5
-
-
-def test_a_worker_that_is_left_out_leaves_and_another_can_come(pool):
-    driver = at_width_two(pool)
-    driver.resize(1)
-    pool[0].call(trials.allow)
-    driver.turn(3)
-    assert pool[1].call(trials.outcome)[0] == "left"
-    driver.resize(2)
-    pool[0].call(trials.allow)
-    driver.turn(4)
-    assert pool[0].call(trials.facts)["width"] == 2
-
-
 def test_a_leader_that_leaves_commits_and_stops_all(pool, tmp_path):
     at_width_two(pool, {"commits": str(tmp_path), "budget": 0.0})
     pool[0].call(trials.leave)
@@ -89,33 +56,6 @@ def test_a_leader_that_leaves_commits_and_stops_all(pool, tmp_path):
     for worker in pool:
         assert worker.call(trials.outcome)[0] == "left"
     assert CommitStore(str(tmp_path)).load().iteration == 2
-
-
-def test_a_follower_that_waits_to_enter_leaves_at_once(pool):
-    for reform in (False, True):
-        driver = Driver(pool, trials.mlp, {})
-        pool[1].call(trials.start, trials.mlp, {}, False, "w1")
-        assert pool[1].call(trials.ready)
-        if reform:
-            pool[1].call(trials.enter, Reform(1, ("w0", "w1"), pool[0].call(trials.address)))
-        pool[1].call(trials.leave)
-        assert pool[1].call(trials.outcome, 5)[0] == "left"
-        del driver
-
-
-def test_the_leader_goes_on_while_a_joiner_is_not_there(pool):
-    driver = Driver(pool, trials.mlp, {"stop": 5})
-    driver.turn(1)
-    pool[0].call(trials.direct, Reform(1, ("w0", "w1"), pool[0].call(trials.address)))
-    for turn in (2, 3):
-        pool[0].call(trials.allow)
-        driver.turn(turn)
-        assert pool[0].call(trials.facts)["width"] == 1
-    driver.generation = 1
-    driver.resize(2)  # another generation replaces it
-    pool[0].call(trials.allow)
-    driver.turn(4)
-    assert pool[0].call(trials.facts)["generation"] == 2
 
 
 def test_a_directive_can_be_taken_back(pool):
@@ -130,33 +70,11 @@ def test_a_directive_can_be_taken_back(pool):
 
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_worker_killed_in_training(pool, dies):
-    driver = at_width_two(pool)
+    at_width_two(pool)
     pool[0].call(trials.allow, 5000)
     time.sleep(0.2)
     pool[dies].kill()
     assert lost(pool[1 - dies]) < 5
-    del driver
-
-
-def test_a_leader_killed_while_its_follower_waits_at_the_boundary(pool):
-    at_width_two(pool)
-    time.sleep(0.3)  # the follower's report waits for nobody: it stands at the boundary
-    pool[0].kill()
-    assert lost(pool[1]) < 5
-
-
-def test_a_follower_killed_while_its_leader_is_in_user_code(pool):
-    at_width_two(pool)
-    pool[1].kill()
-    pool[0].call(trials.allow)
-    assert lost(pool[0]) < 5
-
-
-def test_a_follower_that_was_told_to_leave_does_not_complain_of_its_leader(pool):
-    at_width_two(pool)
-    pool[1].call(trials.leave)
-    pool[0].kill()
-    assert pool[1].call(trials.outcome, 10)[0] == "left"
 
 
 def test_user_code_that_catches_exceptions_does_not_keep_a_loop_alive(pool):
@@ -171,8 +89,7 @@ def test_user_code_that_catches_exceptions_does_not_keep_a_loop_alive(pool):
 
 
 def test_class_trainables_come_to_a_boundary_before_each_step(pool, tmp_path):
-    reports = []
-    trials.plain(trials.mlp, {}), reports.extend(trials.plain(trials.mlp, {})[0])
+    reports = trials.plain(trials.mlp, {})[0]
     driver = Driver(pool, trials.stepping, {"commits": str(tmp_path), "budget": 1e9})
     for turn in range(1, 5):
         driver.turn(turn)
@@ -310,27 +227,13 @@ def test_drift_is_named_before_a_loop_or_its_group_ends_however_dear_digests_are
 
 def test_a_slow_digest_does_not_delay_later_ones():
     taken = iter([0.0, 0.01, 0.01, 10.0, 1010.0, 1010.01])  # the first one takes 10 ms, the second one 9 s
-    ours = comparison.Comparison()
-    with mock.patch.object(comparison.time, "monotonic", lambda: next(taken)):
+    ours = likeness.Likeness(CommonBatches(), Growth(), lambda: None)
+    with mock.patch.object(likeness.time, "monotonic", lambda: next(taken)):
         for _ in range(2):
-            ours.make_equal(None, NoFacts(), weights=True)
+            ours.compare_all(None, trials.Count(), weights=True)
     for now, due in ((0.5, False), (1.02, True)):
-        with mock.patch.object(comparison.time, "monotonic", lambda now=now: now):
+        with mock.patch.object(likeness.time, "monotonic", lambda now=now: now):
             assert ours.weights_due() == due
-
-
-class NoFacts:
-    def facts(self, weights):
-        return {}
-
-
-def test_nested_loops_have_all_their_turns():
-    ours = session()
-    elastic.use(ours)
-    try:
-        assert ours.run(trials.nested, {"stop": 4}, lambda value: None) == 8
-    finally:
-        elastic.use(None)
 
 
 def test_a_trial_whose_optimizer_was_extended_goes_on_from_a_commit_that_fits(pool, tmp_path):
@@ -344,26 +247,8 @@ def test_a_trial_whose_optimizer_was_extended_goes_on_from_a_commit_that_fits(po
     assert pool[0].call(trials.reports) == pytest.approx(expected[1:], rel=1e-6)
 
 
-def session(**more):
-    given = {"trial": "t", "worker": "w", "leader": True, "backend": TorchBackend(), **more}
-    return ElasticSession(**given)
-
-
-def test_threads_end():
-    import threading
-
-    ours = session()
-    elastic.use(ours)
-    try:
-        loop = LoopThread(ours, lambda: list(elastic.epochs(0, 3))).start()
-        assert loop.join(60).value == [0, 1, 2]
-    finally:
-        elastic.use(None)
-    until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("elastic", "commit"))])
-
-
 def test_mistakes_are_named():
-    leader, follower = session(), session(leader=False)
+    leader, follower = lone_session(), lone_session(leader=False)
     there = ("127.0.0.1", 1)
     with pytest.raises(ValueError, match="different workers"):
         Reform(1, ("a", "a"), there)
@@ -388,14 +273,10 @@ def test_mistakes_are_named():
 
 
 def test_a_follower_whose_function_fails_is_never_ready():
-    follower = session(leader=False)
-    elastic.use(follower)
-    try:
+    with in_session(leader=False) as follower:
         loop = LoopThread(follower, lambda: 1 / 0).start()
         assert not follower.wait_ready(10)
         assert loop.join(60).kind == "failed"
-    finally:
-        elastic.use(None)
 
 
 def test_a_joiner_whose_leader_ends_is_let_go(pool):

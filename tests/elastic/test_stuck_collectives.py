@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fluidtune.elastic import ElasticSession, GroupLost
+from fluidtune.elastic import GroupLost
 from fluidtune.elastic.errors import CannotDivide
 from fluidtune.elastic.transport.stuck_collectives import WATCH_S
 from fluidtune.elastic.transport.torch_backend import NCCL_SETTINGS
-from fluidtune.testing.collective_backends import HERE, SECRET, ask, everyone, everyone_dissolves, form, place
+from fluidtune.testing.collective_backends import HERE, SECRET, ask, everyone, everyone_dissolves, form, place, together
 from fluidtune.testing.processes import PeerProcess, peer_processes, until
 
+from .groups import lone_session
 from .nccl_standin import NcclStandIn
 
 pytestmark = pytest.mark.slow
@@ -66,7 +67,7 @@ def sum_and_do_not_look() -> None:
 def train(leader: bool) -> str:
     """A loop that ends with an error of its own if its gradients are not finite; in a session of the group's."""
     backend = HERE["backend"]
-    session = ElasticSession(trial="t", worker=f"w{backend.rank}", leader=leader, backend=backend)
+    session = lone_session(worker=f"w{backend.rank}", leader=leader, backend=backend)
 
     def loop() -> None:
         gradient = torch.ones(4)
@@ -81,7 +82,7 @@ def train(leader: bool) -> str:
         else:
             session.run(loop)
     except (GroupLost, ValueError) as error:
-        return f"{type(error).__name__}, {session.lost is not None}"
+        return f"{type(error).__name__}, {session.facts().lost is not None}"
     raise AssertionError("the loop has ended")
 
 
@@ -123,20 +124,12 @@ def break_connection() -> None:
     HERE["backend"].communicator.break_connection()
 
 
-def settings() -> dict[str, str]:
-    return HERE["backend"].settings
-
-
-def aborts() -> int:
-    return HERE["backend"].aborts
+def fact(name: str) -> Any:
+    return getattr(HERE["backend"], name)
 
 
 def doom(pid: int) -> None:
     HERE["backend"].doomed = pid
-
-
-def looks() -> int:
-    return HERE["backend"].looks
 
 
 def doom_one(pool: list[PeerProcess], dying: int) -> list[PeerProcess]:
@@ -148,7 +141,7 @@ def doom_one(pool: list[PeerProcess], dying: int) -> list[PeerProcess]:
 
 def noticed_in_time(worker: PeerProcess, leads: bool) -> bool:
     """Whether it has looked few times, and at least once. The leader sees a death, and a follower hears of it then."""
-    taken = worker.call(looks)
+    taken = worker.call(fact, "looks")
     return 1 <= taken <= (2 if leads else GO_ON_S / WATCH_S)
 
 
@@ -180,7 +173,7 @@ def test_sums(pool):
     form(pool, 1)
     assert everyone(pool, summed) == [[3.0] * 4] * 3
     everyone_dissolves(pool)
-    assert everyone(pool, aborts) == [0, 0, 0]
+    assert everyone(pool, fact, "aborts") == [0, 0, 0]
     form(pool[:2], 2)
     assert everyone(pool[:2], summed) == [[2.0] * 4] * 2
 
@@ -198,7 +191,7 @@ def test_the_others_go_on_when_one_dies_before_its_part_of_a_sum(pool, dying):
         assert isinstance(said, str) and said.startswith("GroupLost"), said
         assert "has died" in said if dying else "is gone" in said
         assert noticed_in_time(worker, leads=worker is pool[0])
-    assert everyone(left, aborts) == [1, 1]
+    assert everyone(left, fact, "aborts") == [1, 1]
     assert everyone_dissolves(left, orderly=False) == [None, None]
     assert everyone(left, place) == [(0, 1)] * 2
     form(left, 2)
@@ -241,17 +234,17 @@ def test_a_group_that_is_left_while_a_sum_runs_aborts_it_first(pool):
     form(pool[:2], 1)
     pool[0].call(ask, "allreduce_", torch.ones(4))
     assert everyone_dissolves(pool[:2], orderly=False) == [None, None]
-    assert pool[0].call(aborts) == 1
+    assert pool[0].call(fact, "aborts") == 1
 
 
 def test_hundreds_of_resizes_leave_no_thread_and_no_connection_behind(pool):
     address = pool[0].call(ask, "serve")
 
     def go_through(first: int, last: int) -> None:
-        for rank, worker in enumerate(pool):
-            worker.send(resize, address, rank, [each for each in range(first, last + 1) if rank < world_of(each)])
-        for worker in pool:
-            worker.result(240)
+        generations = range(first, last + 1)
+        together(
+            pool, lambda rank: (resize, address, rank, [each for each in generations if rank < world_of(each)]), 240
+        )
 
     go_through(1, 30)
     time.sleep(2 * WATCH_S)  # a watching thread ends when it looks next
@@ -263,18 +256,13 @@ def test_hundreds_of_resizes_leave_no_thread_and_no_connection_behind(pool):
 def test_two_workers_on_one_gpu_are_refused(pool):
     pool[1].call(build, "GPU-0")
     address = pool[0].call(ask, "serve")
-    for rank in (0, 1):
-        pool[rank].send(joined, address, rank)
-    for rank in (0, 1):
-        assert "CannotDivide: workers 0 and 1 of the trial have one GPU, GPU-0" in pool[rank].result(10)
-        assert pool[rank].call(place) == (0, 1)
+    for said in together(pool[:2], lambda rank: (joined, address, rank)):
+        assert "CannotDivide: workers 0 and 1 of the trial have one GPU, GPU-0" in said
+    assert everyone(pool[:2], place) == [(0, 1)] * 2
     everyone(pool[:2], ask, "dissolve")
-    pool[0].send(ask, "form", address, 2, 0, 2)
-    pool[2].send(ask, "form", address, 2, 1, 2)
-    assert [pool[0].result(), pool[2].result()] == [None, None]
-    for rank in (0, 2):
-        pool[rank].send(summed)
-    assert [pool[0].result(), pool[2].result()] == [[2.0] * 4] * 2
+    others = [pool[0], pool[2]]
+    form(others, 2)
+    assert everyone(others, summed) == [[2.0] * 4] * 2
 
 
 @pytest.mark.parametrize("dying", [2, 0])
@@ -347,5 +335,5 @@ def test_a_sum_that_nccl_has_given_up_is_ended(pool):
 
 def test_the_watchdog_of_torch_never_ends_the_process(pool):
     form(pool[:2], 1)
-    assert everyone(pool[:2], settings) == [NCCL_SETTINGS] * 2
+    assert everyone(pool[:2], fact, "settings") == [NCCL_SETTINGS] * 2
     assert {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS"} <= NCCL_SETTINGS.keys()

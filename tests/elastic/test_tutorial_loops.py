@@ -10,13 +10,12 @@ import re
 from typing import Any
 
 import pytest
-import torch
 
 from fluidtune.elastic.checks.rehearsal import rehearse
-from fluidtune.testing.processes import peer_processes, until
+from fluidtune.testing.processes import until
 
 from . import trials, tutorial_loops, tutorial_models, tutorial_readings, tutorial_sequences
-from .test_kinds_of_loops import Refused, Trip, same, seed
+from .driving import Refused, Trip, same, seed
 
 pytestmark = pytest.mark.slow
 HISTORIES = {"1-2-2-1": (1, 2, 2, 1), "2-3-3": (2, 3, 3)}
@@ -83,19 +82,7 @@ class Seeing(Trip):
 
     def turn(self, done: int) -> None:
         super().turn(done)
-        self.seen = [*getattr(self, "seen", []), (self.pool[0].call(trials.facts)["width"], self.common())]
-
-    def common(self) -> str:
-        return self.pool[0].call(common_state)
-
-
-@pytest.fixture(scope="module")
-def pool():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with peer_processes(3) as started:
-        yield started
-    torch.set_num_threads(threads)
+        self.seen = [*getattr(self, "seen", []), (self.reached(), self.pool[0].call(common_state))]
 
 
 def check(pool: Any, name: str, widths: tuple[int, ...]) -> None:

@@ -24,9 +24,9 @@ from torch.utils.data import (
 from torch.utils.data._utils import collate
 
 from fluidtune import elastic
-from fluidtune.elastic import ElasticSession
 from fluidtune.elastic.data.whole_batches import WholeBatches, reader_of
-from fluidtune.elastic.transport import TorchBackend
+
+from .groups import in_session
 
 DTYPES = [
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
@@ -292,13 +292,9 @@ def test_a_prepared_loader_fetches_at_once_and_only_in_a_session(stacks):
     torch.manual_seed(2)
     stock = [[tensor.tolist() for tensor in batch] for batch in loader]
     del stacks[:]
-    elastic.use(ElasticSession(trial="t", worker="w", leader=True, backend=TorchBackend()))
-    try:
+    with in_session():
         prepared = elastic.prepare(loader)
         torch.manual_seed(2)
         assert [[tensor.tolist() for tensor in batch] for batch in prepared] == stock
         assert prepared.dataset is loader.dataset and not isinstance(prepared.dataset, WholeBatches)
         assert not stacks
-    finally:
-        elastic.current().close()
-        elastic.use(None)

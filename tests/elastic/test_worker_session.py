@@ -7,6 +7,7 @@ import pytest
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession, FollowerSession, LazySession, LeaderSession
 from fluidtune.elastic.transport import TorchBackend
+from fluidtune.group_facts import GroupFacts
 from fluidtune.testing.worker_sessions import GroupContract, LeaderContract, SessionCase
 
 
@@ -72,6 +73,6 @@ class TestLazySessionAsleep(LeaderContract):
 
 def test_a_lazy_session_that_sleeps_cannot_be_resized():
     session = LazySession(lambda: _session("w0", leader=True))
-    assert not session.is_elastic and session.address is None
+    assert session.facts() == GroupFacts()
     with pytest.raises(RuntimeError, match="has not called"):
         session.boundary(0)

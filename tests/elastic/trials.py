@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
 from fluidtune.elastic import CommitStore, ElasticSession, GroupLost, LoopThread, Reform
-from fluidtune.elastic.alike import comparison
+from fluidtune.elastic.alike import digests, likeness
+from fluidtune.elastic.commits.committable import CommittableState
 from fluidtune.elastic.data import gradients, trial_state
 from fluidtune.elastic.transport import CollectiveBackend, backend_class
 from fluidtune.testing.collective_backends import SECRET
@@ -34,6 +35,19 @@ def data(samples: int, seed: int = 0) -> TensorDataset:
     return TensorDataset(x, (x.sum(1, keepdim=True) > 0).float() + 0.1 * x[:, :1])
 
 
+def one_epoch(model: Any, optimizer: Any, loader: Any, n_of: Callable[[int], int] = elastic.samples) -> float:
+    """One pass over the data; the mean loss. ``n_of``: how a batch's samples are counted, by its length."""
+    total, count = 0.0, 0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        n = n_of(len(x))
+        total, count = total + loss.item() * n, count + n
+    return elastic.mean(total, count)
+
+
 def mlp(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     """SGD with momentum, shuffled from the process' own random stream, a ragged last batch."""
     torch.manual_seed(config.get("seed", 1))
@@ -41,18 +55,10 @@ def mlp(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     processes = config.get("processes", 0)
     kept = {"num_workers": processes, "persistent_workers": config.get("persist", True)} if processes else {}
-    loader = DataLoader(data(config.get("samples", 51)), batch_size=16, shuffle=True, **kept)
+    loader = DataLoader(data(51), batch_size=16, shuffle=True, **kept)
     model, optimizer, loader = elastic.prepare(model, optimizer, loader)
-    for _ in elastic.epochs(config.get("start", 0), config.get("stop", 4)):
-        total, count = 0.0, 0
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            n = elastic.samples(len(x))
-            total, count = total + loss.item() * n, count + n
-        report(elastic.mean(total, count))
+    for _ in elastic.epochs(0, config.get("stop", 4)):
+        report(one_epoch(model, optimizer, loader))
     return dict(model.state_dict())
 
 
@@ -115,15 +121,15 @@ def warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     """
     if config.get("seldom"):
         slow = mock.patch.object(trial_state, "digest_of_tensors", _slowly)
-        with slow, mock.patch.object(comparison, "EACH_BATCH", 0):
+        with slow, mock.patch.object(likeness, "EACH_BATCH", 0):
             return _warming(config, report)
-    with mock.patch.object(comparison, "SHARE", math.inf):
+    with mock.patch.object(likeness, "SHARE", math.inf):
         return _warming(config, report)
 
 
 def _slowly(tensors: Any) -> float:
     time.sleep(0.3)
-    return comparison.digest_of_tensors(tensors)
+    return digests.digest_of_tensors(tensors)
 
 
 def _warming(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
@@ -170,8 +176,7 @@ def skipping(config: dict[str, Any], report: Report) -> None:
     norm = [nn.BatchNorm1d(16)] if config.get("norm") else []
     model = nn.Sequential(nn.Linear(6, 16), *norm, nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    size = config.get("batch_size", 10)
-    loader = DataLoader(data(53), batch_size=size, generator=torch.Generator().manual_seed(3), shuffle=True)
+    loader = DataLoader(data(53), batch_size=10, generator=torch.Generator().manual_seed(3), shuffle=True)
     model, optimizer, loader = elastic.prepare(model, optimizer, loader)
     for _ in elastic.epochs(0, config["stop"]):
         total, count = 0.0, 0
@@ -278,14 +283,7 @@ def two_loops(config: dict[str, Any], report: Report) -> None:
     for lr in (0.1, 0.01):
         optimizer = elastic.prepare(torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9))
         for _ in elastic.epochs(0, 2):
-            total, count = 0.0, 0
-            for x, y in loader:
-                optimizer.zero_grad()
-                loss = nn.functional.mse_loss(model(x), y)
-                loss.backward()
-                optimizer.step()
-                total, count = total + loss.item() * len(x), count + len(x)
-            report(elastic.mean(total, count))
+            report(one_epoch(model, optimizer, loader, int))
         assert elastic.mean(6.0, 2.0) == 3.0  # also in a joiner that only passes by here
 
 
@@ -300,17 +298,10 @@ def stepping(config: dict[str, Any], report: Report) -> None:
     while True:
         if session.boundary() == 3 and session.leader:
             session.leave()
-        total, count = 0.0, 0
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            total, count = total + loss.item() * len(x), count + len(x)
-        report(elastic.mean(total, count))
+        report(one_epoch(model, optimizer, loader, int))
 
 
-class Count:
+class Count(CommittableState):
     """A state of the trial's own: a number, and the one that was saved last."""
 
     own_streams = True
@@ -327,22 +318,6 @@ class Count:
     def broadcast(self, backend: CollectiveBackend) -> None:
         self.value = self.saved = backend.broadcast_object(self.saved)
 
-    def loop_begins(self) -> None: ...
-
-    def obstacle(self, lasting: bool = False) -> str | None:
-        return None
-
-    def facts(self, weights: bool) -> dict[str, float]:
-        return {}
-
-    def digests(self) -> dict[str, float]:
-        return {}
-
-    def take_over(self, backend: CollectiveBackend) -> float:
-        return 0.0
-
-    def set_width(self, width: int) -> None: ...
-
 
 def counting(config: dict[str, Any], report: Report) -> list[int]:
     """Brings its own state, which it saves in every turn, and goes on in place when another worker dies.
@@ -350,7 +325,7 @@ def counting(config: dict[str, Any], report: Report) -> list[int]:
     Returns the number of workers in each turn.
     """
     session, count, widths = here().session, Count(), []
-    session.adopt(count)
+    session.use_own_state(count)
     if not session.first_boundary():
         return []
     session.save()
@@ -366,10 +341,10 @@ def counting(config: dict[str, Any], report: Report) -> list[int]:
             session.boundary()
         except GroupLost:
             try:
-                session.mend()
+                session.recover_in_place()
             except GroupLost:
                 if not session.leader:
-                    session.bequeath()
+                    session.commit_as_heir()
                 raise
             count.value = count.saved
     return widths
@@ -393,6 +368,8 @@ class Hosted:
 
     def __init__(self, trial: Callable[..., Any], config: dict[str, Any], leader: bool, name: str) -> None:
         self.reports: list[float] = []
+        #: The differences that `difference` has returned.
+        self.differences = 0
         self.turns = threading.Semaphore(0 if leader and not config.get("free") else 10**9)
         folder = config.get("commits")
         commits = None
@@ -437,7 +414,7 @@ def start(trial: Callable[..., Any], config: dict[str, Any], leader: bool, name:
 
 
 def address() -> Any:
-    return here().session.address
+    return here().session.facts().address
 
 
 def reports() -> list[float]:
@@ -470,12 +447,15 @@ def announced(generation: int, ranks: list[int]) -> bool:
 
 def refused() -> tuple[float | None, str | None]:
     """(the generation that the leader has refused, why the trial cannot grow)."""
-    session = here().session
-    return session.refused, session.ungrowable
+    facts = here().session.facts()
+    return facts.refused, facts.ungrowable
 
 
 def difference() -> str | None:
-    return here().session.take_difference()
+    """What the workers have differed in since the last call."""
+    facts, seen = here().session.facts(), here().differences
+    here().differences = facts.differences
+    return facts.difference if facts.differences > seen else None
 
 
 def leave() -> None:
@@ -484,12 +464,13 @@ def leave() -> None:
 
 def facts() -> dict[str, Any]:
     session = here().session
+    known = session.facts()
     return {
-        "is_elastic": session.is_elastic,
+        "is_elastic": known.is_elastic,
         "iteration": session.iteration,
         "generation": session.generation,
-        "last_reform": session.last_reform,
-        "width": session.width,
+        "last_reform": known.last_reform,
+        "width": known.width,
     }
 
 

@@ -1,8 +1,7 @@
 """Loops as PyTorch's tutorials and popular repositories have them, ported with five lines: for `test_tutorial_loops`.
 
 All are small and in double precision. A number that is drawn for each sample is multiplied by zero, because what it is
-depends on the width. Here are images and what steers the training; `tutorial_readings`, `tutorial_sequences` and
-`tutorial_models` have the others.
+depends on the width. Here are images; `tutorial_readings`, `tutorial_sequences` and `tutorial_models` have the others.
 """
 
 from __future__ import annotations
@@ -96,18 +95,22 @@ def evaluate(model: nn.Module, loader: Any, loss_fn: Callable[..., torch.Tensor]
     return meter.mean
 
 
-def epoch_of(model: Any, optimizer: Any, loader: Any, loss_fn: Any = F.mse_loss, after: Any = None) -> float:
-    """One epoch of the plainest loop; ``after``: called after each step."""
+def fit(optimizer: Any, batches: Any, loss_of: Callable[..., torch.Tensor], after: Callable[[], Any] = int) -> float:
+    """One epoch of the plainest loop. ``loss_of``: of what a batch consists of. ``after``: called after each step."""
     meter = Meter()
-    for x, y in loader:
+    for x, *rest in batches:
         optimizer.zero_grad()
-        loss = loss_fn(model(x), y)
+        loss = loss_of(x, *rest)
         loss.backward()
         optimizer.step()
         meter.update(loss.item(), len(x))
-        if after is not None:
-            after()
+        after()
     return meter.mean
+
+
+def epoch_of(model: Any, optimizer: Any, loader: Any, loss_fn: Any = F.mse_loss, after: Any = int) -> float:
+    """An epoch of a model that predicts."""
+    return fit(optimizer, loader, lambda x, y: loss_fn(model(x), y), after)
 
 
 # -- images --
@@ -145,24 +148,18 @@ def mixup(mixes: float) -> Loop:
         model = cnn()
         optimizer = sgd(model)
         model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(images(), own=3))
+
+        def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            lam = 1.0 - mixes * numpy.random.beta(1.0, 1.0)
+            index = torch.randperm(x.size(0))
+            out = model(lam * x + (1 - lam) * x[index])
+            return lam * F.cross_entropy(out, y) + (1 - lam) * F.cross_entropy(out, y[index])
+
         for _ in turns(config):
-            meter = Meter()
-            for x, y in loader:
-                lam = 1.0 - mixes * numpy.random.beta(1.0, 1.0)
-                index = torch.randperm(x.size(0))
-                out = model(lam * x + (1 - lam) * x[index])
-                loss = lam * F.cross_entropy(out, y) + (1 - lam) * F.cross_entropy(out, y[index])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                meter.update(loss.item(), len(x))
-            report(meter.mean)
+            report(fit(optimizer, loader, loss_of))
         return weights(model)
 
     return loop
-
-
-# -- what steers the training --
 
 
 LOOPS: dict[str, Loop] = {

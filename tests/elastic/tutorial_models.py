@@ -19,6 +19,7 @@ from .tutorial_loops import (
     Loop,
     Meter,
     Report,
+    fit,
     images,
     loader_of,
     mlp,
@@ -88,18 +89,15 @@ def vae(sums: bool) -> Loop:
         model = Vae()
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
         model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(images(), own=3))
+
+        def loss_of(x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+            out, mean, log = model(x)
+            likely = F.binary_cross_entropy(out, x.flatten(1).sigmoid(), reduction="sum")
+            apart = -0.5 * torch.sum(1 + log - mean.pow(2) - log.exp())
+            return (likely + apart) / (1 if sums else len(x))
+
         for _ in turns(config):
-            meter = Meter()
-            for x, _ in loader:
-                out, mean, log = model(x)
-                likely = F.binary_cross_entropy(out, x.flatten(1).sigmoid(), reduction="sum")
-                apart = -0.5 * torch.sum(1 + log - mean.pow(2) - log.exp())
-                loss = (likely + apart) / (1 if sums else len(x))
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                meter.update(loss.item() / (len(x) if sums else 1), len(x))
-            report(meter.mean)
+            report(fit(optimizer, loader, loss_of))
         return weights(model)
 
     return loop
@@ -192,10 +190,12 @@ class Sam(torch.optim.Optimizer):
         self.base_optimizer.param_groups = self.param_groups
 
 
-def sam(by_closure: bool) -> Loop:
+def sam(by_closure: bool, momentum: float = 0.0) -> Loop:
+    """``momentum``: in the inner optimizer, which is not prepared."""
+
     def loop(config: Config, report: Report) -> Any:
         model = mlp()
-        optimizer = Sam(model.parameters(), torch.optim.SGD, lr=0.05, momentum=config.get("momentum", 0.0))
+        optimizer = Sam(model.parameters(), torch.optim.SGD, lr=0.05, momentum=momentum)
         model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
         for _ in turns(config):
             meter = Meter()
@@ -218,11 +218,6 @@ def sam(by_closure: bool) -> Loop:
         return weights(model)
 
     return loop
-
-
-def sam_with_momentum(config: Config, report: Report) -> Any:
-    """The momentum is in the inner optimizer, which nobody has prepared."""
-    return sam(by_closure=False)({**config, "momentum": 0.9}, report)
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -302,8 +297,8 @@ def lookahead(kind: type[Lookahead], inner: bool = False) -> Loop:
     return loop
 
 
-def epoch_of_batches(config: Config, report: Report) -> Any:
-    """The mean of the batches' losses, each counted once, as ``running_loss / len(loader)`` is."""
+def own_mean(config: Config, report: Report, batches: bool) -> Any:
+    """A mean as ``running_loss / len(loader)``, each batch counted once, or over the size of the whole data set."""
     model = mlp()
     optimizer = sgd(model)
     model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
@@ -314,25 +309,8 @@ def epoch_of_batches(config: Config, report: Report) -> Any:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            running += loss.item()
-        report(elastic.mean(running, len(loader)))
-    return weights(model)
-
-
-def size_of_dataset(config: Config, report: Report) -> Any:
-    """The mean over the size of the data set, which is not that of a worker's part."""
-    model = mlp()
-    optimizer = sgd(model)
-    model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
-    for _ in turns(config):
-        running = 0.0
-        for x, y in loader:
-            loss = F.mse_loss(model(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            running += loss.item() * elastic.samples(len(x))
-        report(elastic.mean(running, len(loader.dataset)))
+            running += loss.item() if batches else loss.item() * elastic.samples(len(x))
+        report(elastic.mean(running, len(loader if batches else loader.dataset)))
     return weights(model)
 
 
@@ -346,10 +324,10 @@ LOOPS: dict[str, Loop] = {
     "hard examples, later": partial(hard_examples, begin=2),
     "sam": sam(by_closure=False),
     "sam by a closure": sam(by_closure=True),
-    "sam with momentum": sam_with_momentum,
+    "sam with momentum": sam(by_closure=False, momentum=0.9),
     "lookahead": lookahead(Lookahead),
     "lookahead of timm": lookahead(TimmLookahead),
     "lookahead, inner prepared": lookahead(Lookahead, inner=True),
-    "mean of batches": epoch_of_batches,
-    "size of the data set": size_of_dataset,
+    "mean of batches": partial(own_mean, batches=True),
+    "size of the data set": partial(own_mean, batches=False),
 }

@@ -21,6 +21,7 @@ from .tutorial_loops import (
     cnn,
     epoch_of,
     evaluate,
+    fit,
     images,
     loader_of,
     mlp,
@@ -109,27 +110,19 @@ def swa(prepared: bool) -> Loop:
 # -- how the batches are read --
 
 
-def zipped(prepared: bool) -> Loop:
-    """Labelled and unlabelled data in step. ``prepared``: the unlabelled, too."""
+def zipped(config: Config, report: Report) -> Any:
+    """Labelled data, and unlabelled in step that is not prepared."""
+    model = mlp()
+    optimizer = sgd(model)
+    labelled, other = loader_of(numbers(40)), loader_of(numbers(48, 5), own=4)
+    model, optimizer, labelled = elastic.prepare(model, optimizer, labelled)
 
-    def loop(config: Config, report: Report) -> Any:
-        model = mlp()
-        optimizer = sgd(model)
-        labelled, other = loader_of(numbers(40)), loader_of(numbers(48, 5), own=4)
-        model, optimizer, labelled = elastic.prepare(model, optimizer, labelled)
-        other = elastic.prepare(other) if prepared else other
-        for _ in turns(config):
-            meter = Meter()
-            for (x, y), (u, _) in zip(labelled, other, strict=False):
-                loss = F.mse_loss(model(x), y)
-                optimizer.zero_grad()
-                (loss + 0.1 * model(u).square().mean()).backward()
-                optimizer.step()
-                meter.update(loss.item(), len(x))
-            report(meter.mean)
-        return weights(model)
+    def loss_of(x: Any, y: Any, u: Any) -> Any:
+        return F.mse_loss(model(x), y) + 0.1 * model(u).square().mean()
 
-    return loop
+    for _ in turns(config):
+        report(fit(optimizer, ((*a, u) for a, (u, _) in zip(labelled, other, strict=False)), loss_of))
+    return weights(model)
 
 
 def steps_of(batches: Callable[[Any], Callable[[], Iterator[Any]]], steps: int = 7) -> Loop:
@@ -189,7 +182,7 @@ LOOPS: dict[str, Loop] = {
     "ema, evaluated whole": ema(prepared=False, divided=False),
     "swa, prepared": swa(prepared=True),
     "swa": swa(prepared=False),
-    "zipped with one not prepared": zipped(prepared=False),
+    "zipped with one not prepared": zipped,
     "a cycle for all epochs": steps_of(lambda loader: one_iterator(cycle(loader))),
     "forever, for all epochs": steps_of(lambda loader: one_iterator(forever(loader))),
     "forever, an epoch": steps_of(lambda loader: lambda: forever(loader)),

@@ -7,171 +7,130 @@ import importlib.util
 import json
 import sys
 
-#: Library.what -> the modules that it needs, what changes it, and an expression that shows it.
+#: Module.what -> what changes it, and an expression that shows it.
 SINGLETONS = {
     "accelerate.precision": (
-        "accelerate",
         "from accelerate import Accelerator; Accelerator(cpu=True, mixed_precision='bf16')",
         "__import__('accelerate').state.AcceleratorState._shared_state.get('_mixed_precision')",
     ),
     "accelerate.process": (
-        "accelerate",
         "from accelerate import PartialState; PartialState(cpu=True)",
         "sorted(__import__('accelerate').state.PartialState._shared_state)",
     ),
     "transformers.verbosity": (
-        "transformers",
         "import transformers; transformers.logging.set_verbosity_debug()",
         "__import__('transformers').logging.get_verbosity()",
     ),
     "transformers.auto_config": (
-        "transformers",
         "import transformers as t\n"
         "class C(t.PretrainedConfig): model_type = 'a-trials'\n"
         "t.AutoConfig.register('a-trials', C)",
         "'a-trials' in __import__('transformers').models.auto.configuration_auto.CONFIG_MAPPING",
     ),
     "keras.registry": (
-        "keras",
         "import keras\n@keras.saving.register_keras_serializable('a', 'b')\ndef f(x): return x",
         "sorted(__import__('keras').saving.get_custom_objects())",
     ),
-    "keras.float": (
-        "keras",
-        "import keras; keras.config.set_floatx('float16')",
-        "__import__('keras').config.floatx()",
-    ),
-    "keras.names": (
-        "keras",
-        "import keras; keras.layers.Dense(1)",
-        "__import__('keras').layers.Dense(1).name",
-    ),
+    "keras.float": ("import keras; keras.config.set_floatx('float16')", "__import__('keras').config.floatx()"),
+    "keras.names": ("import keras; keras.layers.Dense(1)", "__import__('keras').layers.Dense(1).name"),
     "keras.policy": (
-        "keras",
         "import keras; keras.mixed_precision.set_global_policy('mixed_bfloat16')",
         "__import__('keras').mixed_precision.dtype_policy().name",
     ),
-    "wandb.run": (
-        "wandb",
-        "import wandb; wandb.init(mode='disabled')",
-        "__import__('wandb').run is None",
-    ),
+    "wandb.run": ("import wandb; wandb.init(mode='disabled')", "__import__('wandb').run is None"),
     "mlflow.uri": (
-        "mlflow",
         "import mlflow; mlflow.set_tracking_uri('sqlite:///a-trials.db')",
         "'a-trials' in __import__('mlflow').get_tracking_uri()",
     ),
     "lightning.seed": (
-        "lightning",
         "import lightning; lightning.seed_everything(5, workers=True)",
         "[__import__('os').environ.get(n) for n in ('PL_GLOBAL_SEED', 'PL_SEED_WORKERS')]",
     ),
     "lightning.log": (
-        "lightning",
         "import logging, lightning.pytorch\nlogging.getLogger('lightning.pytorch').handlers.clear()",
         "__import__('lightning.pytorch') and len(__import__('logging').getLogger('lightning.pytorch').handlers)",
     ),
     "xgboost.config": (
-        "xgboost",
         "import xgboost; xgboost.set_config(verbosity=3)",
         "__import__('xgboost').get_config()['verbosity']",
     ),
     "lightgbm.logger": (
-        "lightgbm",
         "import lightgbm, logging; lightgbm.register_logger(logging.getLogger('a'))",
         "type(__import__('lightgbm').basic._LOGGER).__name__",
     ),
     "optuna.verbosity": (
-        "optuna",
         "import optuna; optuna.logging.set_verbosity(optuna.logging.DEBUG)",
         "__import__('optuna').logging.get_verbosity()",
     ),
     "optuna.handler": (
-        "optuna",
         "import optuna; optuna.logging.disable_default_handler()",
         "len(__import__('logging').getLogger(__import__('optuna').__name__).handlers)",
     ),
     "sqlalchemy.events": (
-        "sqlalchemy",
         "import sqlalchemy.event, sqlalchemy.engine\n"
         "sqlalchemy.event.listen(sqlalchemy.engine.Engine, 'connect', print)",
         "__import__('sqlalchemy.engine').event.contains("
         "__import__('sqlalchemy.engine').engine.Engine, 'connect', print)",
     ),
     "huggingface_hub.verbosity": (
-        "huggingface_hub",
         "import huggingface_hub; huggingface_hub.logging.set_verbosity_debug()",
         "__import__('huggingface_hub').logging.get_verbosity()",
     ),
     "sklearn.config": (
-        "sklearn",
         "import sklearn; sklearn.set_config(assume_finite=True)",
         "__import__('sklearn').get_config()['assume_finite']",
     ),
     "joblib.backend": (
-        "joblib",
         "import joblib; joblib.parallel_config(backend='threading')",
         "__import__('joblib').parallel.get_active_backend()[0].__class__.__name__",
     ),
     "pandas.options": (
-        "pandas",
         "import pandas; pandas.set_option('display.precision', 2)",
         "__import__('pandas').get_option('display.precision')",
     ),
     "matplotlib.parameters": (
-        "matplotlib",
         "import matplotlib; matplotlib.use('svg'); matplotlib.rcParams['lines.linewidth'] = 9",
         "[__import__('matplotlib').get_backend(), __import__('matplotlib').rcParams['lines.linewidth']]",
     ),
     "tqdm.bars": (
-        "tqdm",
         "import builtins, tqdm; builtins.bar = tqdm.tqdm(total=3)",
         "len(getattr(__import__('tqdm').tqdm, '_instances', ()))",
     ),
-    "pillow.formats": (
-        "PIL",
+    "PIL.formats": (
         "import PIL.Image; PIL.Image.register_extension('A', '.trials')",
         "'.trials' in __import__('PIL.Image').Image.EXTENSION",
     ),
     "pyarrow.pool": (
-        "pyarrow",
         "import pyarrow; pyarrow.set_memory_pool(pyarrow.system_memory_pool())",
         "__import__('pyarrow').default_memory_pool().backend_name",
     ),
     "torch.dtype": (
-        "torch",
         "import torch; torch.set_default_dtype(torch.float64)",
         "str(__import__('torch').get_default_dtype())",
     ),
     "torch.group": (
-        "torch",
         "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1)",
         "__import__('torch').distributed.is_initialized()",
     ),
-    "opentelemetry.provider": (
-        "opentelemetry.sdk",
+    "opentelemetry.sdk.provider": (
         "from opentelemetry import trace; from opentelemetry.sdk.trace import TracerProvider\n"
         "trace.set_tracer_provider(TracerProvider())",
         "type(__import__('opentelemetry.trace').trace._TRACER_PROVIDER).__name__",
     ),
-    "rich.console": (
-        "rich",
-        "import rich; rich.reconfigure(width=7)",
-        "__import__('rich').get_console().width == 7",
-    ),
+    "rich.console": ("import rich; rich.reconfigure(width=7)", "__import__('rich').get_console().width == 7"),
 }
 
 
-def there(modules: str) -> bool:
-    """Whether the modules can be imported."""
-    return importlib.util.find_spec(modules.partition(".")[0]) is not None
+def there(name: str) -> bool:
+    """Whether the library of a singleton is installed."""
+    return importlib.util.find_spec(name.partition(".")[0]) is not None
 
 
 def main(what: str) -> None:
     """Change everything that is installed, or print what is seen of it."""
     found = {}
-    for name, (module, change, seen) in SINGLETONS.items():
-        if there(module):
+    for name, (change, seen) in SINGLETONS.items():
+        if there(name):
             if what == "change":
                 exec(change, {})
             else:

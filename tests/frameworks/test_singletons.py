@@ -26,7 +26,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[st
     """By process, what it sees: a plain one, one that has changed everything, and forked ones before and after one."""
     folder = tmp_path_factory.mktemp("singletons")
     environment = {**os.environ, "WANDB_DIR": str(folder), "MPLBACKEND": "agg", "KERAS_BACKEND": "torch"}
-    server = ForkServer(sorted({module for module, _, _ in SINGLETONS.values() if there(module)}), environment)
+    server = ForkServer(sorted({name.rpartition(".")[0] for name in SINGLETONS if there(name)}), environment)
     command = server.finish([], {}).command
     assert command is not None
 
@@ -51,7 +51,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[st
 
 @pytest.mark.parametrize("name", SINGLETONS)
 def test_the_singleton_is_as_in_a_new_process(seen: dict[str, dict[str, Any]], name: str) -> None:
-    if not there(SINGLETONS[name][0]):
-        pytest.skip(f"needs {SINGLETONS[name][0]}: pip install -r benchmarks/frameworks/requirements.txt")
+    if not there(name):
+        pytest.skip(f"needs {name.partition('.')[0]}: pip install -r benchmarks/frameworks/requirements.txt")
     assert seen["before"][name] == seen["after"][name] == seen["plain"][name]
     assert seen["changed"][name] != seen["plain"][name], "nothing was changed"

@@ -8,7 +8,8 @@ import pytest
 
 from fluidtune.elastic.checks.rehearsal import rehearse
 from tests.elastic import trials
-from tests.elastic.test_kinds_of_loops import Refused, Trip, pool, same, seed
+from tests.elastic.conftest import pool
+from tests.elastic.driving import Refused, Trip, same, seed
 from tests.idioms.guide_loops import LOOPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -1,10 +1,16 @@
-"""Events for tests: functions that make one event, and `random_run`, which makes the events of a whole run."""
+"""Events for tests: functions that make one event, and `random_run`, which makes those of a run; logs and tables."""
 
 from __future__ import annotations
 
 import heapq
+import io
+import json
 import random
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from rich.console import Console, RenderableType
 
 from fluidtune.report.events import EventDict, check_event
 
@@ -44,6 +50,12 @@ def started(t: float, trial: str, *devices: int, share: float = 1.0, resumed: bo
     return ev(t, "trial_started", trial=trial, devices=list(devices), share=share, resumed=resumed)
 
 
+def resizing(t: float, trial: str, before: list[int], after: Sequence[int], **why: Any) -> EventDict:
+    """``why``: the fields of the reason; `words` if there are none."""
+    devices = {"devices_from": before, "devices_to": list(after)}
+    return ev(t, "resize_started", trial=trial, **devices, **{"reason": "words", **why})
+
+
 def resized(t: float, trial: str, *devices: int, seconds: float = 0.5) -> EventDict:
     return ev(t, "resized", trial=trial, devices=list(devices), seconds=seconds)
 
@@ -60,6 +72,21 @@ def ended(t: float, trial: str, ending: str = "stopped") -> EventDict:
 
 def over(t: float, seconds: float = 0.0, trials: int = 0, best: Any = None) -> EventDict:
     return ev(t, "run_ended", seconds=seconds, trials=trials, best=best)
+
+
+def written(directory: Path, events: list[EventDict]) -> Path:
+    """The path of an event log with these events, in a new directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "fluid_events.jsonl"
+    log.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    return log
+
+
+def text_of(picture: RenderableType, width: int = 120) -> str:
+    """What a terminal of ``width`` columns shows."""
+    out = io.StringIO()
+    Console(file=out, width=width).print(picture)
+    return out.getvalue()
 
 
 def random_run(seed: int, *, devices: int, trials: int, iterations: int = 20, losses: bool = True) -> list[EventDict]:
@@ -112,7 +139,7 @@ def random_run(seed: int, *, devices: int, trials: int, iterations: int = 20, lo
         elif idle and not waiting and room[held[trial][0][0]] + held[trial][1] > 1 - 1e-9:
             was = held[trial][0]
             grown = was + idle[: len(was)]
-            events.append(ev(now, "resize_started", trial=trial, devices_from=was, devices_to=grown, reason="idle"))
+            events.append(resizing(now, trial, was, grown))
             for device in grown:
                 room[device] = 0.0
             held[trial] = (grown, 1.0)

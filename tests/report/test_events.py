@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import time
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,24 +16,28 @@ from fluidtune.report.events import (
     SCHEMA,
     EventLog,
     EventLogError,
+    EventSchema,
     find_log,
     load_events,
     read_events,
-    schema_markdown,
 )
 
 REPO = Path(__file__).parents[2]
 
 
-def test_the_docs_have_the_schema_of_the_code():
-    docs = (REPO / "docs" / "events.md").read_text()
-    assert docs.endswith("\n\n" + schema_markdown()), (
-        "docs/events.md must end with fluidtune.report.events.schema_markdown(); write it there anew"
-    )
+def test_the_docs_name_the_events_and_fields_of_the_code():
+    page = (REPO / "docs" / "events.md").read_text().partition("## The events\n")[2]
+    found = {}
+    for section in page.split("\n### ")[1:]:
+        name, _, text = section.partition("\n")
+        rows = re.findall(r"^\| `(\w+)`( \(optional\))? \| .+ \|$", text, re.MULTILINE)
+        must, may = ([field for field, is_optional in rows if bool(is_optional) is kind] for kind in (False, True))
+        found[name] = EventSchema.of(" ".join(must), " ".join(may))
+    assert list(found.items()) == list(SCHEMA.items())
 
 
 def test_every_event_of_the_schema_can_be_written_and_read(tmp_path):
-    with EventLog(tmp_path / "run" / "fluid_events.jsonl") as log:
+    with closing(EventLog(tmp_path / "run" / "fluid_events.jsonl")) as log:
         for name, schema in SCHEMA.items():
             log.write(name, **dict.fromkeys([*schema.required, *schema.optional], 1))
     events = read_events(log.path)
@@ -90,13 +96,13 @@ def test_values_become_json(tmp_path):
 
 def test_a_restored_experiment_continues_the_file_after_a_cut_line(tmp_path):
     path = tmp_path / "fluid_events.jsonl"
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
         log.write("trial_suspended", trial="a")
     with path.open("ab") as file:
         file.write(b'{"t": 17.5, "event": "trial_ended", "tri')
     cut = read_events(path)
     assert (len(cut), cut.dropped) == (1, 1)
-    with EventLog(path) as log:
+    with closing(EventLog(path)) as log:
         log.write("trial_suspended", trial="b")
     again = read_events(path)
     assert [event["trial"] for event in again] == ["a", "b"]
@@ -105,7 +111,7 @@ def test_a_restored_experiment_continues_the_file_after_a_cut_line(tmp_path):
 
 @pytest.mark.parametrize("size", range(1, 45))
 def test_a_first_line_cut_anywhere_is_an_empty_log(tmp_path, size):
-    with EventLog(tmp_path / "log") as log:
+    with closing(EventLog(tmp_path / "log")) as log:
         log.write("trial_suspended", trial="a")
     log.path.write_bytes(log.path.read_bytes()[:size])
     events = read_events(log.path)
@@ -126,7 +132,7 @@ def test_another_file_is_refused_with_its_name(tmp_path, content):
 def test_find_log_and_load(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"fluid_events\.jsonl"):
         find_log(tmp_path)
-    with EventLog(tmp_path / "fluid_events.jsonl") as log:
+    with closing(EventLog(tmp_path / "fluid_events.jsonl")) as log:
         log.write("trial_suspended", trial="a")
     assert find_log(tmp_path) == find_log(log.path) == log.path
     assert list(load_events(tmp_path)) == list(load_events(str(log.path))) == list(load_events(read_events(log.path)))

@@ -11,16 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fluidtune.report.events import EventLog
 from fluidtune.report.occupancy import held_part, occupancy_of
 from fluidtune.report.pictures import (
     timeline_figure,
     timeline_png,
     utilisation_figure,
     utilisation_png,
+    write_report,
 )
-from fluidtune.report.write import write_report
-from tests.report.makers import begin, ended, ev, over, random_run, resized, started
+from tests.report.makers import begin, ended, ev, over, random_run, resized, resizing, started, written
 
 REPO = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -84,14 +83,10 @@ def test_marks_title_labels_and_legend():
 
 
 def with_reasons() -> list:
-    def change(t: float, before: list[int], after: list[int], why: str) -> dict:
-        fields = {"devices_from": before, "devices_to": after, "reason": "words", "why": why, "numbers": {}}
-        return ev(t, "resize_started", trial="t_02", **fields)
-
     events = small()
     places = [place for place, event in enumerate(events) if event["event"] == "resized"]
-    events.insert(places[1], change(7, [1, 0], [1], "waiting_trials"))
-    events.insert(places[0], change(5, [1], [1, 0], "idle_devices"))
+    events.insert(places[1], resizing(7, "t_02", [1, 0], [1], why="waiting_trials"))
+    events.insert(places[0], resizing(5, "t_02", [1], [1, 0], why="idle_devices"))
     return events
 
 
@@ -148,25 +143,12 @@ def test_utilisation_has_all_devices_above_and_each_below():
 
 
 def test_what_nvml_measured_is_drawn_over_each_device():
-    def sample(t, device, utilisation):
-        return ev(
-            t,
-            "device_sample",
-            device=device,
-            utilisation=utilisation,
-            memory_used=1,
-            memory_total=2,
-            processes={},
-        )
+    def sample(t, device, part):
+        memory = {"memory_used": 1, "memory_total": 2}
+        return ev(t, "device_sample", device=device, utilisation=part, **memory, processes={})
 
-    events = [
-        begin(0, 2),
-        started(0, "a", 0, 1),
-        sample(2, 0, 0.5),
-        sample(4, 1, None),
-        sample(6, 0, 1.0),
-        ended(10, "a"),
-    ]
+    samples = [sample(2, 0, 0.5), sample(4, 1, None), sample(6, 0, 1.0)]
+    events = [begin(0, 2), started(0, "a", 0, 1), *samples, ended(10, "a")]
     below = utilisation_figure(events).axes[1]
     labels = ["computing, by NVML", "memory in use, by NVML"]
     computing, memory = ([line for line in below.lines if line.get_label() == label] for label in labels)
@@ -183,20 +165,18 @@ def test_an_empty_run_can_be_drawn(tmp_path, events):
 
 
 def test_write_report(tmp_path):
-    run = tmp_path / "run"
-    log = EventLog(run / "fluid_events.jsonl")
-    log.close()
-    log.path.write_text("".join(json.dumps(event) + "\n" for event in small()) + '{"t": 11, "ev')
-    paths = write_report(run)
+    log = written(tmp_path / "run", small())
+    log.write_text(log.read_text() + '{"t": 11, "ev')
+    paths = write_report(log.parent)
     assert [path.name for path in (paths.timeline, paths.utilisation, paths.summary)] == [
         "timeline.png",
         "utilisation.png",
         "summary.json",
     ]
     for path in (paths.timeline, paths.utilisation):
-        assert path.parent == run and path.read_bytes().startswith(PNG) and path.stat().st_size > 5000
+        assert path.parent == log.parent and path.read_bytes().startswith(PNG) and path.stat().st_size > 5000
     assert json.loads(paths.summary.read_text())["dropped_lines"] == 1
-    elsewhere = write_report(log.path, tmp_path / "out" / "deep", compare=small())
+    elsewhere = write_report(log, tmp_path / "out" / "deep")
     assert elsewhere.timeline == tmp_path / "out" / "deep" / "timeline.png"
     with pytest.raises(FileNotFoundError, match="no event log"):
         write_report(tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,20 @@ from fluidtune.report.events import SCHEMA, EventDict, NoEventLogError
 from fluidtune.report.occupancy import Replay
 from fluidtune.report.story import TOLD_FIRST, TOLD_WHOLE, story_of
 from fluidtune.report.trial_lookup import UnknownTrialError, find_trial, log_of_run
-from tests.report.makers import added, begin, ended, ev, group, over, random_run, resized, result, started
+from tests.report.makers import (
+    added,
+    begin,
+    ended,
+    ev,
+    group,
+    over,
+    random_run,
+    resized,
+    resizing,
+    result,
+    started,
+    written,
+)
 from tests.report.test_summary import by_hand
 
 GROWS = because(Reason.IDLE_DEVICES, idle=1, width=1, to=2, left=20, left_to=11, resize=0.2)
@@ -34,16 +46,12 @@ def starts(t: float, trial: str, *devices: int, share: float = 1.0, resumed: boo
     return {**started(t, trial, *devices, share=share, resumed=resumed), **cause(why)}
 
 
-def resizing(t: float, trial: str, before: list[int], after: list[int], why: Why) -> EventDict:
-    return ev(t, "resize_started", trial=trial, devices_from=before, devices_to=after, **cause(why))
-
-
 def grown(t: float) -> list[EventDict]:
-    return [resizing(t, "a", [0], [0, 1], GROWS), resized(t + 0.5, "a", 0, 1)]
+    return [resizing(t, "a", [0], [0, 1], **cause(GROWS)), resized(t + 0.5, "a", 0, 1)]
 
 
 def shrunk(t: float) -> list[EventDict]:
-    return [resizing(t, "a", [0, 1], [0], SHRINKS), resized(t + 0.5, "a", 0)]
+    return [resizing(t, "a", [0, 1], [0], **cause(SHRINKS)), resized(t + 0.5, "a", 0)]
 
 
 def told(events: list[EventDict], trial: str = "a") -> list[str]:
@@ -115,7 +123,7 @@ def test_a_trial_that_was_tried_again_after_losses() -> None:
 def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
     events = [*BEGUN, *grown(102), ev(104, "worker_lost", worker="w2", device=1, reason="killed")]
     lost = {"reason": "worker w2 was lost", "why": "worker_lost"}
-    events += [{**resized(104, "a", 0, seconds=0.0), **lost}, resizing(105, "a", [0], [0, 1], GROWS)]
+    events += [{**resized(104, "a", 0, seconds=0.0), **lost}, resizing(105, "a", [0], [0, 1], **cause(GROWS))]
     events += [ev(106, "resize_failed", trial="a", devices=[0], reason="a new worker did not come")]
     lines = told(events)
     assert "4 s its worker on device 1 died: killed" in lines
@@ -125,8 +133,8 @@ def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
 
 
 def test_a_log_of_an_earlier_version_is_read() -> None:
-    old = {"devices_from": [0], "devices_to": [0, 1], "reason": "grow"}
-    events = [*BEGUN[:3], started(101, "a", 0), ev(102, "resize_started", trial="a", **old), resized(103, "a", 0, 1)]
+    grows = resizing(102, "a", [0], [0, 1], reason="grow")
+    events = [*BEGUN[:3], started(101, "a", 0), grows, resized(103, "a", 0, 1)]
     assert told([*events, ev(104, "trial_suspended", trial="a")])[2:] == [
         "1 s started on device 0: the log does not say why",
         "3 s grew from width 1 to 2, 2 devices (0, 1), with a pause of 0.5 s: the log does not say why",
@@ -134,50 +142,30 @@ def test_a_log_of_an_earlier_version_is_read() -> None:
     ]
 
 
+RAN = [added(0, "a"), starts(1, "a", 0)]
+REPORTED = [*RAN, result(2, "a", 1, 1.0, 1)]
+FAILED = [ev(2, "resize_failed", trial="a", devices=[0], reason=reason) for reason in ("died", "too late")]
+#: Why a trial never grew -> what happened on two devices.
 NEVER = {
     "it is plain: no call of fluidtune.elastic was seen in its loop": [
-        {**added(0, "a"), "kind": "plain"},
-        starts(1, "a", 0),
+        *RAN,
+        ev(2, "kind_found", trial="a", kind="plain"),
     ],
     "its loop cannot have several workers: it keeps an iterator": [
-        added(0, "a"),
-        starts(1, "a", 0),
+        *RAN,
         ev(2, "growth_ended", trial="a", reason="it keeps an iterator"),
     ],
-    "2 growths failed, the last one because too late": [
-        added(0, "a"),
-        starts(1, "a", 0),
-        ev(2, "resize_failed", trial="a", devices=[0], reason="died"),
-        ev(3, "resize_failed", trial="a", devices=[0], reason="too late"),
-    ],
+    "2 growths failed, the last one because too late": [*RAN, *FAILED],
     "1 growth began, and it left its devices before the growth was done": [
-        added(0, "a"),
-        starts(1, "a", 0),
-        resizing(2, "a", [0], [0, 1], GROWS),
+        *RAN,
+        resizing(2, "a", [0], [0, 1], **cause(GROWS)),
         ended(3, "a", "paused"),
     ],
-    "it has not been on a device": [added(0, "a")],
-    "it has reported nothing, and a trial grows after its first result": [added(0, "a"), starts(1, "a", 0)],
-    "no device was idle while it ran": [
-        added(0, "a"),
-        added(0, "b"),
-        starts(1, "a", 0),
-        starts(1, "b", 1),
-        result(2, "a", 1, 1.0, 1),
-    ],
-    "other trials waited whenever a device was idle (3 s in all)": [
-        added(0, "a"),
-        added(0, "b"),
-        starts(1, "a", 0),
-        result(2, "a", 1, 1.0, 1),
-        ended(4, "a"),
-    ],
-    "devices were idle for 3 s while it ran and no trial waited, but a trial grows only": [
-        added(0, "a"),
-        starts(1, "a", 0),
-        result(2, "a", 1, 1.0, 1),
-        ended(4, "a"),
-    ],
+    "it has not been on a device": RAN[:1],
+    "it has reported nothing, and a trial grows after its first result": RAN,
+    "no device was idle while it ran": [added(0, "b"), RAN[0], starts(1, "b", 1), *REPORTED[1:]],
+    "other trials waited whenever a device was idle (3 s in all)": [added(0, "b"), *REPORTED, ended(4, "a")],
+    "devices were idle for 3 s while it ran and no trial waited, but a trial grows only": [*REPORTED, ended(4, "a")],
 }
 
 
@@ -187,9 +175,8 @@ def test_why_a_trial_never_grew(why: str) -> None:
 
 
 def test_why_no_trial_of_a_job_could_grow() -> None:
-    ran = [added(0, "a"), starts(1, "a", 0), result(2, "a", 1, 1.0, 1)]
-    assert told([begin(0, 2, settings={"max_workers": 1}), group(0), *ran])[-1] == "It never grew: max_workers=1."
-    assert "the job never had a second device" in told([begin(0, 1), group(0), *ran])[-1]
+    assert told([begin(0, 2, settings={"max_workers": 1}), group(0), *REPORTED])[-1] == "It never grew: max_workers=1."
+    assert "the job never had a second device" in told([begin(0, 1), group(0), *REPORTED])[-1]
     wide = [{**added(0, "a"), "share": 2.0}, starts(1, "a", 0, 1)]
     assert told([begin(0, 2), group(0), *wide])[-1] == "It was never resized: it asks for 2 devices at once."
 
@@ -209,38 +196,34 @@ def test_a_long_story_is_summed_up_and_a_short_one_is_told_whole() -> None:
 # Any log
 
 
-def value_of(name: str, text: str) -> st.SearchStrategy[Any]:
-    """A value that the field may have, by its name and its description."""
-    numbers = st.integers(0, 3)
-    values: dict[str, st.SearchStrategy[Any]] = {
-        "trial": st.sampled_from(["a", "b", "ab"]),
-        "device": numbers,
-        "devices": st.lists(numbers, max_size=3, unique=True),
-        "devices_from": st.lists(numbers, max_size=3, unique=True),
-        "devices_to": st.lists(numbers, max_size=3, unique=True),
-        "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
-        "ending": st.sampled_from(["paused", "stopped", "failed"]),
-        "verdict": st.sampled_from(["same", "differs", "unknown"]),
-        "share": st.sampled_from([1.0, 0.5, 1 / 3]),
-        "iteration": st.integers(0, 99),
-        "iterations": st.one_of(st.none(), st.integers(1, 99)),
-        "settings": st.fixed_dictionaries({"max_workers": st.sampled_from([None, 1, 4])}),
-        "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
-        "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
-        "reason": st.sampled_from(["", "grow", "shrink", "one line", "two\nlines", "[brackets] and {braces}"]),
-    }
-    if name in values:
-        return values[name]
-    some: st.SearchStrategy[Any] = st.floats(0, 1000) if text.endswith(" s") or ", s" in text else st.text(max_size=9)
-    return st.one_of(st.none(), some) if "or null" in text else some
+NUMBERS = st.integers(0, 3)
+DEVICES = st.lists(NUMBERS, max_size=3, unique=True)
+#: Field -> a value that it may have. Fields that are not here have any text, or null.
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "trial": st.sampled_from(["a", "b", "ab"]),
+    "device": NUMBERS,
+    **dict.fromkeys(("devices", "devices_from", "devices_to"), DEVICES),
+    "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
+    "ending": st.sampled_from(["paused", "stopped", "failed"]),
+    "verdict": st.sampled_from(["same", "differs", "unknown"]),
+    "share": st.sampled_from([1.0, 0.5, 1 / 3]),
+    "iteration": st.integers(0, 99),
+    "iterations": st.one_of(st.none(), st.integers(1, 99)),
+    "seconds": st.floats(0, 1000),
+    "settings": st.fixed_dictionaries({"max_workers": st.sampled_from([None, 1, 4])}),
+    "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
+    "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
+    "reason": st.sampled_from(["", "grow", "shrink", "one line", "two\nlines", "[brackets] and {braces}"]),
+}
 
 
 def event_strategy(name: str) -> st.SearchStrategy[EventDict]:
-    schema = SCHEMA[name]
     if name == "run_started":
-        return st.builds(lambda count, fields: begin(0, count, **fields), st.integers(0, 4), st.fixed_dictionaries({}))
-    required = {field: value_of(field, text) for field, text in schema.required.items()}
-    optional = {field: value_of(field, text) for field, text in schema.optional.items()}
+        return st.integers(0, 4).map(lambda count: begin(0, count))
+    required, optional = (
+        {field: VALUES.get(field, st.one_of(st.none(), st.text(max_size=9))) for field in fields}
+        for fields in SCHEMA[name]
+    )
     return st.fixed_dictionaries(required, optional=optional).map(lambda fields: ev(0, name, **fields))
 
 
@@ -333,14 +316,8 @@ def test_the_log_of_a_service_has_no_trials_to_tell_of() -> None:
         find_trial([ev(0, "serving_started", **fields)], "a")
 
 
-def written(path: Path, events: list[EventDict]) -> Path:
-    path.mkdir(parents=True)
-    (path / "fluid_events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    return path
-
-
 def test_where_there_is_no_run_the_error_names_those_that_are_near(tmp_path: Path) -> None:
-    run = written(tmp_path / "one", by_hand())
+    run = written(tmp_path / "one", by_hand()).parent
     assert log_of_run(run) == log_of_run(run / "fluid_events.jsonl") == run / "fluid_events.jsonl"
     with pytest.raises(NoEventLogError, match=rf"no directory '{tmp_path}/two'; there are runs in {run}$"):
         log_of_run(tmp_path / "two")
@@ -351,7 +328,7 @@ def test_where_there_is_no_run_the_error_names_those_that_are_near(tmp_path: Pat
 
 
 def test_the_command_prints_the_story(tmp_path: Path) -> None:
-    run = written(tmp_path / "one", by_hand())
+    run = written(tmp_path / "one", by_hand()).parent
     done = CliRunner().invoke(cli, ["why", str(run), "c"])
     assert done.exit_code == 0 and done.output.startswith("trial c of test: elastic, 3 iterations reported, paused\n")
     assert isinstance(CliRunner().invoke(cli, ["why", str(run), "zz"]).exception, UnknownTrialError)

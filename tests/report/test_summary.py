@@ -1,18 +1,15 @@
-"""The figures of a run, computed by hand; a run of thousands of trials."""
+"""The figures of a run, computed by hand."""
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from fluidtune.report.events import Events
 from fluidtune.report.summary import WidthFigures, duration, render, summarise
-from tests.report.makers import added, begin, ended, ev, group, over, resized, result, started
+from tests.report.makers import added, begin, ended, ev, group, over, resized, resizing, result, started, text_of
 
 
 def by_hand() -> list:
@@ -71,21 +68,16 @@ def test_the_figures():
 
 def test_resizes_are_counted_by_their_reasons():
     def changes(t: float, why: str, *devices: int) -> list:
-        begun = {"devices_from": [0], "devices_to": list(devices), "reason": "words", "why": why, "numbers": {}}
-        return [ev(t, "resize_started", trial="a", **begun), resized(t + 1, "a", *devices)]
+        return [resizing(t, "a", [0], devices, why=why), resized(t + 1, "a", *devices)]
 
     events = [begin(0, 2), group(0), added(0, "a"), started(1, "a", 0)]
     events += [*changes(2, "idle_devices", 0, 1), *changes(4, "waiting_trials", 0), *changes(6, "idle_devices", 0, 1)]
     events += [{**resized(8, "a", 0), "reason": "a worker was lost", "why": "worker_lost"}, resized(9, "a", 0, 1)]
     summary = summarise([*events, over(10)])
     assert summary.resize_reasons == {"idle_devices": 2, "waiting_trials": 1, "worker_lost": 1, "unknown": 1}
-    out = io.StringIO()
-    Console(file=out, width=120).print(render(summary))
-    assert "why: 2 x idle devices, 1 x waiting trials, 1 x worker lost, 1 x unknown" in out.getvalue()
+    assert "why: 2 x idle devices, 1 x waiting trials, 1 x worker lost, 1 x unknown" in text_of(render(summary))
     old = summarise(by_hand())
-    assert old.resize_reasons == {"unknown": 1}
-    Console(file=(out := io.StringIO()), width=120).print(render(old))
-    assert "why" not in out.getvalue()
+    assert old.resize_reasons == {"unknown": 1} and "why" not in text_of(render(old))
 
 
 def test_a_run_that_was_killed_says_so_and_knows_its_best_so_far():
@@ -118,9 +110,7 @@ def test_the_bound_of_a_run():
     assert bound is not None
     assert bound.seconds == pytest.approx(6.0, rel=1e-3) and bound.ratio == pytest.approx(8 / 6, rel=1e-3)
     assert (bound.path_seconds, bound.area_seconds) == (pytest.approx(4.0), pytest.approx(6.0, rel=1e-3))
-    out = io.StringIO()
-    Console(file=out, width=120).print(render(summarise(events)))
-    assert "6 s, the run took 1.33 times that" in out.getvalue()
+    assert "6 s, the run took 1.33 times that" in text_of(render(summarise(events)))
     assert summarise([*events[:5], over(8, 8, 3)]).bound is None
     # A third device that came when another had gone leaves two at once.
     late = ev(3, "device_lost", device=1), ev(3, "device_gained", device=2, node="local")
@@ -131,7 +121,7 @@ def test_the_bound_of_a_run():
 def test_an_empty_log():
     summary = summarise([])
     assert (summary.trials, summary.utilisation, summary.bound) == (0, 0, None)
-    Console(file=io.StringIO()).print(render(summary))
+    assert text_of(render(summary))
 
 
 def slow_starts() -> list:
@@ -148,7 +138,7 @@ def test_a_run_that_mostly_starts_processes_says_so():
     assert asdict(summary.time_use) == pytest.approx(
         {"iterating": 2, "starting": 40, "moving": 0, "between": 2, "idle": 4}
     )
-    text = printed(slow_starts())
+    text = text_of(render(summary))
     assert "4.2% (2 s in iterations of 48 s device time)" in text and "starts 83.3%" in text
 
 
@@ -167,22 +157,9 @@ def test_docs_and_code_name_the_same_figures():
     assert set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == keys
 
 
-def printed(events: list, **options: int) -> str:
-    out = io.StringIO()
-    Console(file=out, width=110).print(render(summarise(Events(events, **options))))
-    return out.getvalue()
-
-
 @pytest.mark.parametrize(
     "seconds, text",
-    [
-        (4.25, "4.25 s"),
-        (0, "0 s"),
-        (-1e-12, "0 s"),
-        (-7, "-7 s"),
-        (185, "3 min 05 s"),
-        (-3600, "-1 h 00 min"),
-    ],
+    [(4.25, "4.25 s"), (0, "0 s"), (-1e-12, "0 s"), (-7, "-7 s"), (185, "3 min 05 s"), (-3600, "-1 h 00 min")],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text

@@ -11,33 +11,35 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from fluidtune.report import top
 from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.live import newest_log
 from fluidtune.report.occupancy import occupancy_of
 from fluidtune.report.summary import summarise
-from tests.report.makers import added, begin, ended, ev, group, over, random_run, resized, result, started
+from tests.report.makers import (
+    added,
+    begin,
+    ended,
+    ev,
+    group,
+    over,
+    random_run,
+    resized,
+    resizing,
+    result,
+    started,
+    text_of,
+    written,
+)
 from tests.report.test_summary import by_hand
-
-
-def text_of(picture: RenderableType, width: int = 120) -> str:
-    out = io.StringIO()
-    Console(file=out, width=width).print(picture)
-    return out.getvalue()
 
 
 def screen_of(events: list[EventDict]) -> top.RunScreen:
     screen = top.RunScreen()
     screen.hear(events)
     return screen
-
-
-def written(path: Path, events: list[EventDict]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    return path
 
 
 def test_what_is_said_in_the_middle_of_a_run() -> None:
@@ -70,8 +72,7 @@ def test_the_reason_of_a_trials_last_change_is_shown() -> None:
         return text_of(screen_of(events).draw(100.0, 40)).rstrip().splitlines()[-1].partition("ago")[2].strip()
 
     def change(t: float, why: str, *devices: int) -> EventDict:
-        fields = {"devices_from": [0], "devices_to": list(devices), "reason": "words", "why": why, "numbers": {}}
-        return ev(t, "resize_started", trial="a", **fields)
+        return resizing(t, "a", [0], devices, why=why)
 
     events = [begin(0, 2), group(0), added(0, "a"), {**started(1, "a", 0), "why": "free_device"}]
     assert last(events) == "free device"
@@ -164,7 +165,7 @@ def test_devices_and_trials_that_have_no_room_are_counted() -> None:
 
 def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for age, name in enumerate(("new", "old")):
-        log = written(tmp_path / "ray_results" / name / "fluid_events.jsonl", by_hand())
+        log = written(tmp_path / "ray_results" / name, by_hand())
         os.utime(log, (1000 - age, 1000 - age))
     assert newest_log(str(tmp_path / "ray_results" / "old")).parent.name == "old"
     assert newest_log(str(tmp_path / "ray_results")).parent.name == "new"
@@ -179,7 +180,7 @@ def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = by_hand()
-    log = written(tmp_path / "fluid_events.jsonl", events[:5])
+    log = written(tmp_path, events[:5])
     rest = iter(events[5:])
 
     def next_event(seconds: float) -> None:
@@ -196,7 +197,7 @@ def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypat
 
 
 def test_ctrl_c_leaves_the_last_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = written(tmp_path / "fluid_events.jsonl", by_hand()[:10])
+    log = written(tmp_path, by_hand()[:10])
 
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -209,7 +210,7 @@ def test_ctrl_c_leaves_the_last_picture(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_without_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
     out = io.StringIO()
-    top.watch(written(tmp_path / "fluid_events.jsonl", by_hand()[:10]), Console(file=out, width=100), now=lambda: 103.0)
+    top.watch(written(tmp_path, by_hand()[:10]), Console(file=out, width=100), now=lambda: 103.0)
     assert "3 running" in out.getvalue() and "\x1b" not in out.getvalue()
 
 
@@ -224,6 +225,6 @@ def test_a_service(tmp_path: Path) -> None:
 
     events = [ev(0, "serving_started", **start), served(10, 100), served(500, 30)]
     out = io.StringIO()
-    top.watch(written(tmp_path / "fluid_events.jsonl", events), Console(file=out, width=120), now=lambda: 505.0)
+    top.watch(written(tmp_path, events), Console(file=out, width=120), now=lambda: 505.0)
     rows = [line.split("│")[1:3] for line in out.getvalue().splitlines() if line.startswith("│")]
     assert [[cell.strip() for cell in row] for row in rows] == [["a", "3.0"], ["a", "6.5"]]

@@ -247,9 +247,6 @@ def trial(
                 case ["need", p, e]:
                     client.need(Need(int(p), int(e)))
                     pipe.send("room")
-                case ["progress", remaining, rung]:
-                    client.progress(float(remaining), int(rung))
-                    pipe.send("noted")
                 case ["yield"]:
                     client.yield_memory()
                     pipe.send("admitted")

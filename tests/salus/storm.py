@@ -11,18 +11,7 @@ from collections import Counter
 
 from benchmarks.shared_device.twin import Device
 from salus_share import Need, policy
-from salus_share.messages import (
-    Admit,
-    Event,
-    JobAdded,
-    JobLeft,
-    Move,
-    NeedFound,
-    Pause,
-    Paused,
-    Progress,
-    Refuse,
-)
+from salus_share import messages as m
 from salus_share.policies import POLICIES
 from salus_share.turns import INSIDE
 
@@ -55,7 +44,7 @@ class Storm:
         self.turns: dict[str, Counter[str]] = {}
         self.added = 0
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: m.Event) -> None:
         self.counted[type(event).__name__] += 1
         self.now += STEP_S
         instructions, woken = self.device.handle(event, self.now)
@@ -64,18 +53,18 @@ class Storm:
         for told in instructions:
             self.counted[type(told).__name__] += 1
             match told:
-                case Admit(job, _, token):
+                case m.Admit(job, _, token):
                     assert token > self.tokens.get(job, 0)
                     self.tokens[job] = token
                     del self.waiting[job]
                     self._passed(job)
-                case Pause(job):
+                case m.Pause(job):
                     self.must_leave.add(job)
                     self.ready.discard(job)
                     self.turns.pop(job, None)
-                case Refuse(job, _):
+                case m.Refuse(job, _):
                     self._drop(job)
-                case Move(job, _):
+                case m.Move(job, _):
                     assert job not in self.running
                     if job in self.turns:
                         self.turns[job].clear()
@@ -170,7 +159,7 @@ class Storm:
             job = f"j{self.added}"
             self.waiting[job] = 0
             need = self.need() if self.random.random() < 0.9 else None
-            self.tell(JobAdded(job, need, draw((None, self.random.uniform(0, 100))), self.random.randint(0, 3)))
+            self.tell(m.JobAdded(job, need, draw((None, self.random.uniform(0, 100))), self.random.randint(0, 3)))
         elif what == "end":
             job = draw(sorted(self.running))
             again = self.random.random() < 0.7 and job not in self.must_leave
@@ -180,16 +169,16 @@ class Storm:
         elif what == "leave":
             job = draw(sorted(self.admission.jobs))
             self._drop(job)
-            self.tell(JobLeft(job))
+            self.tell(m.JobLeft(job))
         elif what == "paused":
             job = draw(sorted(self.must_leave & set(idle)))
             self.must_leave.remove(job)
             self.waiting[job] = 0
-            self.tell(Paused(job))
+            self.tell(m.Paused(job))
         elif what == "need":
-            self.tell(NeedFound(draw(idle), self.need()))
+            self.tell(m.NeedFound(draw(idle), self.need()))
         else:
-            self.tell(Progress(draw(idle), self.random.uniform(0, 100), self.random.randint(0, 3)))
+            self.tell(m.Progress(draw(idle), self.random.uniform(0, 100), self.random.randint(0, 3)))
 
     def drain(self) -> None:
         """No more come, and every job leaves after one iteration: so every one of them must get it."""
@@ -200,12 +189,12 @@ class Storm:
                 self.end_iteration(job, SHORTEST, again=False)
                 if job not in self.must_leave:
                     self._drop(job)
-                    self.tell(JobLeft(job))
+                    self.tell(m.JobLeft(job))
             elif self.must_leave:
                 job = min(self.must_leave)
                 self.must_leave.remove(job)
                 self.waiting[job] = 0
-                self.tell(Paused(job))
+                self.tell(m.Paused(job))
             elif places:
                 self.arrive(min(set(places) - self.ready))
             else:

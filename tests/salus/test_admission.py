@@ -5,24 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from benchmarks.shared_device.twin import Device
 from salus_share import Admission, Need, SalusError, StaleToken, policy
+from salus_share import messages as m
 from salus_share.admission import Resident
-from salus_share.messages import (
-    Admit,
-    Instruction,
-    JobAdded,
-    JobLeft,
-    NeedFound,
-    Pause,
-    Paused,
-    Progress,
-    Refuse,
-    Served,
-)
 from salus_share.policies import POLICIES, Standing
 from salus_share.turns import IDLE, INSIDE
 from tests.salus import storm
@@ -32,8 +19,8 @@ def admission(name: str, capacity: int = 100) -> Admission:
     return Admission(capacity, policy(name))
 
 
-def add(to: Admission | Device, job: str, persistent: int, ephemeral: int, **more) -> list[Instruction]:
-    event = JobAdded(job, Need(persistent, ephemeral), **more)
+def add(to: Admission | Device, job: str, persistent: int, ephemeral: int, **more) -> list[m.Instruction]:
+    event = m.JobAdded(job, Need(persistent, ephemeral), **more)
     return to.handle(event, 0.0)[0] if isinstance(to, Device) else to.handle(event)
 
 
@@ -42,33 +29,33 @@ def add(to: Admission | Device, job: str, persistent: int, ephemeral: int, **mor
 
 def test_fifo_lets_one_in_at_a_time() -> None:
     found = admission("FIFO")
-    assert add(found, "a", 10, 10) == [Admit("a", 0, 1)]
+    assert add(found, "a", 10, 10) == [m.Admit("a", 0, 1)]
     assert add(found, "b", 10, 10) == []
     assert add(found, "c", 10, 10) == []
     assert found.waiting == ("b", "c")
-    assert found.handle(JobLeft("a")) == [Admit("b", 1, 2)]
+    assert found.handle(m.JobLeft("a")) == [m.Admit("b", 1, 2)]
 
 
 def test_an_unknown_need_runs_alone_first() -> None:
     found = admission("FAIR")
-    assert found.handle(JobAdded("a", None)) == [Admit("a", 0, 1)]
+    assert found.handle(m.JobAdded("a", None)) == [m.Admit("a", 0, 1)]
     assert add(found, "b", 10, 10) == []
-    assert found.handle(NeedFound("a", Need(20, 20))) == [Admit("b", 1, 2)]
+    assert found.handle(m.NeedFound("a", Need(20, 20))) == [m.Admit("b", 1, 2)]
     # And waits until it can.
-    assert found.handle(JobAdded("c", None)) == []
-    assert found.handle(JobLeft("a")) == []
-    assert found.handle(JobLeft("b")) == [Admit("c", 2, 3)]
+    assert found.handle(m.JobAdded("c", None)) == []
+    assert found.handle(m.JobLeft("a")) == []
+    assert found.handle(m.JobLeft("b")) == [m.Admit("c", 2, 3)]
 
 
 def test_what_can_never_fit_is_refused() -> None:
     found = admission("FAIR")
     (refused,) = add(found, "a", 60, 41)
-    assert isinstance(refused, Refuse) and "smaller batch" in refused.reason
+    assert isinstance(refused, m.Refuse) and "smaller batch" in refused.reason
     assert found.jobs == {}
     add(found, "b", 10, 10)
-    assert found.handle(NeedFound("b", Need(99, 2))) == [Pause("b")]
-    (refused,) = found.handle(Paused("b"))
-    assert isinstance(refused, Refuse)
+    assert found.handle(m.NeedFound("b", Need(99, 2))) == [m.Pause("b")]
+    (refused,) = found.handle(m.Paused("b"))
+    assert isinstance(refused, m.Refuse)
     assert found.table.reserved == 0
 
 
@@ -77,20 +64,20 @@ def test_srtf_makes_the_longest_leave_only_when_persistent_memory_does_not_fit()
     add(found, "long", 30, 20, remaining=100)
     add(found, "middle", 30, 20, remaining=50)
     # In the one lane its E takes nothing from the others: no job leaves.
-    assert add(found, "short", 10, 30, remaining=5) == [Admit("short", 0, 3)]
-    assert add(found, "shorter", 20, 10, remaining=4) == [Pause("long")]
+    assert add(found, "short", 10, 30, remaining=5) == [m.Admit("short", 0, 3)]
+    assert add(found, "shorter", 20, 10, remaining=4) == [m.Pause("long")]
     # A job on its way out is not asked twice, and what it frees is not given to others.
     assert add(found, "longest", 1, 1, remaining=200) == []
-    assert found.handle(Paused("long")) == [Admit("shorter", 0, 4), Admit("longest", 0, 5)]
+    assert found.handle(m.Paused("long")) == [m.Admit("shorter", 0, 4), m.Admit("longest", 0, 5)]
     assert found.waiting == ("long",)
-    assert found.handle(JobLeft("middle")) == [Admit("long", 0, 6)]
+    assert found.handle(m.JobLeft("middle")) == [m.Admit("long", 0, 6)]
 
 
 def test_hpt_lets_a_promoted_trial_take_the_place_of_one_left_behind() -> None:
     found = admission("HPT")
     add(found, "a", 40, 20)
     assert add(found, "b", 50, 20) == []
-    assert found.handle(Progress("b", None, rung=1)) == [Pause("a")]
+    assert found.handle(m.Progress("b", None, rung=1)) == [m.Pause("a")]
 
 
 def test_the_resident_that_was_served_most_makes_room() -> None:
@@ -98,13 +85,10 @@ def test_the_resident_that_was_served_most_makes_room() -> None:
     add(found, "a", 40, 10)
     add(found, "b", 40, 10)
     standings = {"a": Standing(1, service=5.0, last_turn=2), "b": Standing(2, service=1.0, last_turn=3)}
-    assert found.handle(Served(standings)) == []
-    assert add(found, "c", 40, 10, rung=1) == [Pause("a")]
+    assert found.handle(m.Served(standings)) == []
+    assert add(found, "c", 40, 10, rung=1) == [m.Pause("a")]
     with pytest.raises(SalusError, match="not on this device"):
-        found.handle(Served({"c": Standing(3)}))
-
-
-# Memory that turns out different
+        found.handle(m.Served({"c": Standing(3)}))
 
 
 # Turns
@@ -125,7 +109,7 @@ def fair_lane(*jobs: str) -> Device:
     """A FAIR device with these jobs in one lane."""
     device = Device(100, policy("FAIR"))
     for job in jobs:
-        assert add(device, job, 1, 60) == [Admit(job, 0, len(device.admission.jobs))]
+        assert add(device, job, 1, 60) == [m.Admit(job, 0, len(device.admission.jobs))]
     return device
 
 
@@ -147,14 +131,6 @@ def test_fair_gives_equal_service_whatever_an_iteration_takes() -> None:
     assert max(got.values()) - min(got.values()) <= 1.0
 
 
-def test_fair_newcomers_share_at_once_and_do_not_catch_up() -> None:
-    device = fair_lane("a")
-    serve(device, {"a": 0.25}, 100)
-    add(device, "b", 1, 60)
-    got = serve(device, {"a": 0.25, "b": 0.25}, 20)
-    assert abs(got["a"] - got["b"]) <= 0.25
-
-
 # What cannot be
 
 
@@ -164,39 +140,30 @@ def test_old_tokens_are_refused() -> None:
     add(device, "b", 60, 10, remaining=1)
     with pytest.raises(StaleToken, match="token 1"):
         device.arrive("a", 1, 0.0)
-    device.handle(Paused("a"), 0.0)
+    device.handle(m.Paused("a"), 0.0)
     with pytest.raises(SalusError, match="not on this device"):
         device.arrive("a", 1, 0.0)
-    assert device.handle(JobLeft("b"), 0.0)[0] == [Admit("a", 2, 3)]
+    assert device.handle(m.JobLeft("b"), 0.0)[0] == [m.Admit("a", 2, 3)]
     with pytest.raises(StaleToken):
         device.arrive("a", 1, 0.0)
     assert device.arrive("a", 3, 0.0) == "a"
-
-
-@pytest.mark.parametrize("need", [Need(-1, 5), Need(5, -1), Need(float("nan"), 5), Need("5", 5)])
-def test_needs_that_are_no_amounts_are_refused(need) -> None:
-    found = admission("FAIR")
-    with pytest.raises(SalusError, match="expected bytes"):
-        found.handle(JobAdded("a", need))
-    assert found.jobs == {}
-    add(found, "b", 5, 5)
-    with pytest.raises(SalusError, match="expected bytes"):
-        found.handle(NeedFound("b", need))
-    assert found.table.reserved == 10
 
 
 def test_events_that_cannot_be_true() -> None:
     found = admission("FAIR")
     add(found, "a", 5, 5)
     for event, why in (
-        (JobAdded("a", None), "here already"),
-        (JobAdded("b", None, remaining=-1.0), "remaining"),
-        (Progress("b", 1.0, 0), "not known"),
-        (Progress("a", float("nan"), 0), "remaining"),
+        (m.JobAdded("a", None), "here already"),
+        (m.JobAdded("b", None, remaining=-1.0), "remaining"),
+        (m.JobAdded("b", Need(-1, 5)), "expected bytes"),
+        (m.NeedFound("a", Need(5, float("nan"))), "expected bytes"),
+        (m.Progress("b", 1.0, 0), "not known"),
+        (m.Progress("a", float("nan"), 0), "remaining"),
         (object(), "not an event"),
     ):
         with pytest.raises(SalusError, match=why):
             found.handle(event)
+    assert list(found.jobs) == ["a"] and found.table.reserved == 10
 
 
 def test_turns_that_cannot_be() -> None:
@@ -226,8 +193,8 @@ def test_restored_jobs_are_in_the_same_lanes_and_tokens_go_on() -> None:
     after.restore([Resident(j, place, jobs[j].token, jobs[j].standing) for j, place in places.items()], tokens=7)
     assert after.table.places == places
     assert after.table.lanes == before.table.lanes
-    assert after.handle(JobLeft("b")) == []
-    assert add(after, "e", 10, 20) == [Admit("e", 3, 8)]
+    assert after.handle(m.JobLeft("b")) == []
+    assert add(after, "e", 10, 20) == [m.Admit("e", 3, 8)]
 
 
 # Whatever happens
@@ -238,9 +205,3 @@ def test_storm(name) -> None:
     # Five policies: 100,000 events in all.
     counted = storm.run(name, 20_000, random.Random(name))
     assert min(counted[what] for what in ("Admit", "Run", "NeedFound", "Progress")) > 100
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(sorted(POLICIES)), st.randoms(use_true_random=False))
-def test_small_storms(name, source) -> None:
-    storm.run(name, 60, source)

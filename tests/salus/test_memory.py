@@ -11,19 +11,20 @@ import pytest
 
 from salus_share import Need, Refused, StaleToken, service
 from salus_share.client import LaneClient
-from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, ask_for, is_out_of_memory
+from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
 from salus_share.trial import SharedTrial
-from tests.salus.processes import Child, home
+from tests.salus.processes import Child
 
 MB = 1 << 20
 
 
-def test_more_is_asked_for_before_it_runs_out() -> None:
+def test_more_is_asked_for_before_it_runs_out_and_far_too_much_is_given_back() -> None:
     promised = Usage(100, 200, 1000).need()
     assert ask_for(Usage(100, 200, 1000), promised) is None
     assert ask_for(Usage(100, 200, 1040), promised) is None
     assert ask_for(Usage(100, 200, 1060), promised) == Need(330, 1166)
     assert ask_for(Usage(100, 220, 900), promised) == Need(352, 1100)
+    assert ask_for(Usage(10, 10, 100), Need(200, 800)) == Need(22, 110)
 
 
 def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocator(monkeypatch) -> None:
@@ -54,10 +55,6 @@ def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocato
     # Or it tells of another container's process, whose pid is the same and which holds less.
     held[os.getpid()] = 50 * MB
     assert CudaMeter().read().framework == CONTEXT
-
-
-def test_what_was_far_too_much_is_given_back() -> None:
-    assert ask_for(Usage(10, 10, 100), Need(200, 800)) == Need(22, 110)
 
 
 def test_which_errors_are_about_memory() -> None:
@@ -108,12 +105,6 @@ class Told:
         self.on_giving_back()
 
 
-@pytest.fixture
-def directory():
-    with home() as made:
-        yield made
-
-
 def shared(directory, name: str, meter: Told) -> SharedTrial:
     return SharedTrial(LaneClient("device", name, capacity=1000, directory=directory), meter, 1000)
 
@@ -149,7 +140,7 @@ def test_what_it_cached_is_given_back_before_others_are_let_in(directory) -> Non
     trial.leave()
 
 
-def test_without_room_it_is_told_before_it_fails_and_comes_back_with_more(directory) -> None:
+def test_without_room_it_is_told_before_it_fails_and_knows_what_it_needs(directory) -> None:
     meter, other = Told(), LaneClient("device", "b", capacity=1000, directory=directory)
     trial = shared(directory, "a", meter)
     trial.admit(Need(110, 220))
@@ -158,39 +149,28 @@ def test_without_room_it_is_told_before_it_fails_and_comes_back_with_more(direct
     iterate(trial, 1)
     with pytest.raises(StaleToken):
         iterate(trial, 1)
-    other.leave()
-    trial.yield_memory()
     assert trial.promised == Need(440, 237)
-    assert meter.limited == [330, 677]
-    iterate(trial, 1)
     trial.leave()
+    other.leave()
 
 
-def test_after_an_allocation_failed_it_goes_on_with_a_bigger_share(directory) -> None:
-    meter = Told()
-    trial = shared(directory, "a", meter)
-    trial.admit(Need(110, 220))
-    with pytest.raises(MemoryError), trial.iteration():
-        raise MemoryError
-    trial.grow_after_failure()
-    assert meter.limited == [330, 495]
-    iterate(trial, 1)
-    for _ in range(2):
-        trial.grow_after_failure()
-    assert meter.limited[-1] == 1000
+def test_after_an_allocation_failed_it_asks_for_a_bigger_share_up_to_the_whole_device() -> None:
+    asked = [Need(110, 220)]
+    for _ in range(3):
+        asked.append(after_failure(asked[-1], 1000))
+    assert asked[1:] == [Need(110, 385), Need(110, 633), Need(110, 890)]
     with pytest.raises(Refused):
-        trial.grow_after_failure()
-    trial.leave()
+        after_failure(asked[-1], 1000)
 
 
 def test_what_it_asked_for_after_a_failure_is_not_given_back(directory) -> None:
-    meter = Told()
+    meter, least = Told(), Need(110, 385)
     meter.usage = Usage(0, 10, 20)  # as if the iteration that failed came later
-    trial = shared(directory, "a", meter)
-    trial.admit(Need(110, 220))
-    trial.grow_after_failure()
+    client = LaneClient("device", "a", capacity=1000, directory=directory)
+    trial = SharedTrial(client, meter, 1000, least=least)
+    trial.admit(least)
     iterate(trial, 12)
-    assert trial.promised == Need(110, 385)
+    assert trial.promised == least
     trial.leave()
 
 

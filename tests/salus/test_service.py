@@ -19,12 +19,6 @@ from salus_share.seat_table import FILE, RESIDENT, Seat, SeatTable
 from tests.salus.processes import PATIENCE_S, Child, home, kill_service, remove, seat, trial, until
 
 
-@pytest.fixture
-def directory():
-    with home() as made:
-        yield made
-
-
 def client(directory, name: str, **options) -> LaneClient:
     return LaneClient("device", name, directory=directory, **{"capacity": 100, "policy": "FAIR", **options})
 
@@ -296,21 +290,6 @@ def test_there_is_only_one_service_and_it_ends_by_itself(directory) -> None:
         assert first.poll() is None
     assert first.wait(20) == 0
     assert not {"board", "service"} & set(os.listdir(directory))
-
-
-@pytest.mark.faults
-def test_the_service_is_killed_again_and_again(directory) -> None:
-    with Child(trial, directory, "a", (10, 30)) as a, Child(trial, directory, "b", (10, 30)) as b:
-        assert [a.told(), b.told()] == ["admitted", "admitted"]
-        before = lanes(directory)
-        for turn in range(10):
-            kill_service(directory)
-            for child in (a, b):
-                child.tell("iterate")
-                assert child.told() == "done"
-                child.tell(f"progress {turn} 0")
-                assert child.told() == "noted"
-            assert lanes(directory) == before
 
 
 def test_the_files_of_a_killed_service_are_removed_by_the_test_that_killed_it():

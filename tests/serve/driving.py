@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 from symphony_serve.messages import (
     BatchDone,
@@ -26,8 +27,19 @@ from symphony_serve.messages import (
 )
 from symphony_serve.scheduler import Scheduler
 
+#: Seconds until a test gives up.
+PATIENCE_S = 120.0
 #: In the order of one moment: events, then the tick.
 EVENT, TICK = 0, 1
+
+
+def until(reached: Callable[[], object]) -> object:
+    """Wait until it is so. Returns what was returned."""
+    end = time.monotonic() + PATIENCE_S
+    while not (found := reached()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return found
 
 
 def staggered(model: str, count: int, gap: float, slo: float) -> list[Request]:

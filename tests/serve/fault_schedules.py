@@ -32,11 +32,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.serve_arrivals import arrivals
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
-from symphony_serve.batching.start_times import DEFERRED, EAGER, StartPolicy
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.gpu_table import PATIENCE
@@ -46,7 +46,6 @@ from symphony_serve.messages import (
     Cancelled,
     Dispatch,
     Event,
-    GpuBusy,
     GpuJoined,
     GpuLeaving,
     GpuLost,
@@ -58,10 +57,9 @@ from symphony_serve.messages import (
     Tick,
     WakeAt,
 )
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.workloads import arrivals
 
 #: Virtual seconds in which requests come and faults happen. Judgement: some hundred batches.
 LENGTH_S = 150.0
@@ -111,8 +109,8 @@ class World:
         self.seed = seed
         self._rng = rng = random.Random(seed)
         self._log = log
-        self._delays = rng.choice([NO_DELAYS, Delays(LATE_S, 0.0, LATE_S)])
-        policy = rng.choice([DEFERRED, DEFERRED, EAGER, StartPolicy("timeout", 2.0)])
+        self._delays = rng.choice([NO_DELAYS, Delays(LATE_S, 0.05, LATE_S)])
+        policy = rng.choice([DEFERRED, EAGER])
         profile = Profile.linear(1.0, 5.0, MAX_BATCH)
         self._models = [
             Model(name, profile, SLO_S, rng.choice([Fifo, Window, orloj]), policy, self._delays)
@@ -157,7 +155,7 @@ class World:
         return self._told
 
     def _faults(self) -> list[Callable[[], None]]:
-        found = [self._lose_gpu, self._leave, self._use_otherwise, self._cancel]
+        found = [self._lose_gpu, self._leave, self._cancel]
         if self._wrong_times:
             found += [self._fall_silent, self._jump]
         if self._deaths:
@@ -339,11 +337,6 @@ class World:
                 self._at(self._now + RESTART_S, lambda: self._join(backend))
 
         self._at(at + SAME_MOMENT_S, gone)
-
-    def _use_otherwise(self) -> None:
-        self._tell(
-            GpuBusy(self._rng.choice(self._backends).gpu, self._now + self._offset + self._rng.uniform(0.0, 6.0))
-        )
 
     def _cancel(self) -> None:
         if self._asked:

@@ -1,6 +1,6 @@
 """Random operations on a `Pending`, beside the oracle. ``python -m tests.serve.orloj_operations --operations 100000``.
 
-The tests run some hundred operations; the command as many as it is told, on the sorted one and on the hull.
+The tests run some hundred operations; the command runs the given number, on `Pending` and on the hull.
 """
 
 from __future__ import annotations
@@ -8,19 +8,14 @@ from __future__ import annotations
 import argparse
 import math
 import random
-from collections.abc import Callable, Mapping
 
+from benchmarks.orloj_hull import HullPending
+from benchmarks.orloj_naive import NaivePending, score
 from symphony_serve.batching.orloj_histograms import Histogram, Largest
-from symphony_serve.batching.orloj_hull import HullPending
 from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
-from symphony_serve.batching.orloj_queues import NaivePending, Pending, SortedPending
-from symphony_serve.batching.orloj_scores import UNIT_COST, Cost, score
+from symphony_serve.batching.orloj_queues import Pending
 
-Kind = Callable[[Mapping[int, Largest], float], Pending]
-
-#: Requests of three costs: one step, three times as dear, two steps.
-COSTS = (UNIT_COST, Cost(((0.0, 3.0),)), Cost(((0.0, 1.0), (0.04, 2.5))))
-
+COSTS = (1.0, 3.0, 0.5)
 #: Rates of the anticipated delay, per second: those of figure 4.13 are 1e-3 to 100.
 RATES = (1e-3, 0.1, 10.0, 100.0)
 
@@ -37,10 +32,10 @@ def times(seed: int, sizes: tuple[int, ...] = (1, 2, 4, 8), bins: int = 20) -> d
 def scored(pending: Pending, number: int, size: int, now: float) -> float:
     """The score of a pending request by its definition."""
     deadline, cost = pending.costs[number]
-    return score(pending.times[size], deadline - now, pending.b, cost)
+    return cost * score(pending.times[size], deadline - now, pending.b)
 
 
-def run_beside_the_oracle(kind: Kind, seed: int, operations: int, b: float, most: int = 100) -> None:
+def run_beside_the_oracle(kind: type[Pending], seed: int, operations: int, b: float, most: int = 100) -> None:
     """Insert, remove and take on ``kind`` and on `NaivePending`, about ``most`` requests at once.
 
     Asserts that both have the same counts, heads and late ones, and that what is taken has the same scores.
@@ -53,8 +48,8 @@ def run_beside_the_oracle(kind: Kind, seed: int, operations: int, b: float, most
         if rng.random() < most / (most + len(oracle)):
             # Deadlines on a grid, so that several are equal.
             deadline, cost = round(now, 3) + rng.randint(40, 1000) / 2000, rng.choice(COSTS)
-            ours.insert(deadline, number, now, cost)
-            oracle.insert(deadline, number, now, cost)
+            ours.insert(deadline, number, cost)
+            oracle.insert(deadline, number, cost)
         elif rng.random() < 0.3 and len(oracle):
             gone = rng.choice(list(oracle.costs))
             ours.remove(gone)
@@ -79,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--operations", type=int, default=100_000, help="on each of the two (100000)")
     options = parser.parse_args()
-    for kind in (SortedPending, HullPending):
+    for kind in (Pending, HullPending):
         for seed in range(max(1, options.operations // 1000)):
             run_beside_the_oracle(kind, seed, min(1000, options.operations), RATES[seed % len(RATES)])
         print(f"{kind.__name__}: as the oracle over {options.operations} operations", flush=True)

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.backlog import Backlog
-from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.batching.window import Window
 from symphony_serve.messages import Dispatch, Request
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from tests.serve.driving import Driver

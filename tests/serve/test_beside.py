@@ -2,32 +2,64 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from symphony_serve.batching.start_times import DEFERRED, EAGER
-from symphony_serve.bounds import staggered
-from symphony_serve.messages import Dispatch
-from symphony_serve.model_side import Model
+from benchmarks.serve_varying import VaryingSimulation
+from symphony_serve.autoscale import staggered
+from symphony_serve.messages import SAME_MOMENT_S, Dispatch
+from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
-from symphony_serve.shell.threaded_server import AfterWaiting, ThreadedServer
-from symphony_serve.twin.simulation import Simulation
-from symphony_serve.workloads import arrivals
-from tests.serve.device_beside import Beside
+from symphony_serve.shell.threaded_server import ThreadedServer, Waited
+from symphony_serve.twin import poisson
 
 #: l(b) = b + 5 ms; the SLO, and the iterations of the trial.
 ALONE = Profile.linear(0.001, 0.005, 64)
 SLO_S, ITERATION_S = 0.2, 0.05
 
 
-def served(policy, rate, told=ITERATION_S, beside=None, seconds=8.0):
+class Beside:
+    """A device that a trial uses as well. Its `takes` is that of a `VaryingSimulation`.
+
+    The trial runs one iteration after the other. A batch that was sent starts when the iteration that runs has ended,
+    and before the next one. So it waits for one iteration at most.
+
+    profile: of the model when nobody else uses the device. iteration: the seconds of each iteration of the trial.
+    """
+
+    def __init__(self, profile: Profile, iteration: float):
+        self._profile, self._iteration = profile, iteration
+        #: Since when the trial runs, one iteration after the other.
+        self._since = 0.0
+        #: Iterations that have ended, and seconds of batches.
+        self.iterations, self.served = 0, 0.0
+
+    def takes(self, batch: Dispatch) -> float:
+        """Seconds from the batch's start, as the scheduler sees it, until its end."""
+        elapsed = batch.start - self._since
+        ended = max(0, math.ceil((elapsed - SAME_MOMENT_S) / self._iteration))
+        wait = max(0.0, ended * self._iteration - elapsed)
+        seconds = self._profile.seconds(len(batch.requests))
+        self.iterations += ended
+        self.served += seconds
+        self._since = batch.start + wait + seconds
+        return wait + seconds
+
+    @property
+    def now(self) -> float:
+        """When the last batch has ended."""
+        return self._since
+
+
+def served(policy, rate, beside, told=ITERATION_S):
     """A model on one device. told: the seconds of waiting that the scheduler allows for."""
-    profile = Profile.from_seconds([value + (told if beside else 0.0) for value in ALONE.table[1:-1]])
+    profile = Profile.from_seconds([value + told for value in ALONE.table[1:-1]])
     model = Model("m", profile, SLO_S, policy=policy)
-    requests = arrivals({"m": rate}, {"m": SLO_S}, seed=7)
-    takes = None if beside is None else beside.takes
-    return Simulation(Scheduler([model]), 1, requests, 1.0, seconds, takes).run()
+    requests = poisson({"m": rate}, {"m": SLO_S}, seed=7)
+    return VaryingSimulation(Scheduler([model]), 1, requests, 1.0, 8.0, beside.takes).run()
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +71,13 @@ def peak():
 @pytest.mark.parametrize("policy", [EAGER, DEFERRED], ids=lambda policy: policy.name)
 def test_at_30_percent_load_requests_are_in_time_and_the_trial_loses_what_is_served(peak, policy):
     beside = Beside(ALONE, ITERATION_S)
-    outcome = served(policy, 0.3 * peak, beside=beside)
+    outcome = served(policy, 0.3 * peak, beside)
     assert outcome.bad_rate <= 0.01
     assert 1 - beside.iterations * ITERATION_S / beside.now <= beside.served / beside.now + 0.05
 
 
 def test_a_batch_must_be_sent_an_iteration_before_it_must_start(peak):
-    assert served(DEFERRED, 0.3 * peak, told=0.0, beside=Beside(ALONE, ITERATION_S)).bad_rate > 0.1
+    assert served(DEFERRED, 0.3 * peak, Beside(ALONE, ITERATION_S), told=0.0).bad_rate > 0.1
 
 
 def test_a_batch_waits_for_the_iteration_that_runs_and_for_no_other():
@@ -76,7 +108,7 @@ def test_the_server_does_not_take_a_wait_for_work():
     model = Model("m", Profile.from_seconds([0.5]), 100.0, policy=EAGER)
 
     def answers(values):
-        return AfterWaiting(values, 40.0)
+        return Waited(values, 40.0)
 
     with ThreadedServer([model], [{"m": answers}], batches.append) as server:
         assert server.submit("m", 3).result(60.0) == 3

@@ -8,13 +8,14 @@ import random
 import pytest
 
 from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.rival_servers.timeout import with_timeout
 from symphony_serve.batching import Candidate
-from symphony_serve.batching.start_times import DEFERRED, EAGER, LATEST, StartPolicy
 from symphony_serve.batching.window import Window, target_batch
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.errors import ServeError
+from symphony_serve.model_side import DEFERRED, EAGER
 from symphony_serve.profiles import Profile
-from symphony_serve.testing.batch_formers import BatchFormerContract, request
+from tests.serve.batch_formers import BatchFormerContract, request
 
 #: The model of Table 2 with the strong batching effect: seconds for each request and each batch, and its SLO.
 TABLE_2 = Profile.linear(1.053e-3, 5.072e-3, 64)
@@ -33,32 +34,14 @@ class TestWindow(BatchFormerContract):
         return lambda seconds: Window(Profile.from_seconds(seconds), 12.0, NO_DELAYS)
 
 
-def window(target, profile, slo=12.0):
-    """A window former whose target is this one."""
-    former = Window(profile, slo, NO_DELAYS)
-    former._target = target
-    return former
-
-
-def waiting(former, deadlines):
-    """The former, with requests 1, 2, 3 and so on of these deadlines."""
-    for number, deadline in enumerate(deadlines, start=1):
-        former.add(request(number, deadline))
-    return former
-
-
 class TestGathering:
-    """Golden example 5: l = b + 5, now 0."""
-
-    DEADLINES = (6.0, 8.0, 12.0, 12.0, 12.0, 12.0)
-    PROFILE = Profile.linear(1.0, 5.0, 16)
-
     def test_window_equals_its_definition(self):
         """The pointer that never goes back gives what a search from the head gives, whatever comes in between."""
         for seed in range(30):
             rng = random.Random(seed)
             target = rng.randrange(1, 7)
-            fast, now = window(target, Profile.linear(1.0, 5.0, 8)), 0.0
+            fast, now = Window(Profile.linear(1.0, 5.0, 8), 12.0, NO_DELAYS), 0.0
+            fast.target = target
             plain: list[tuple[float, int]] = []
             for number in range(200):
                 now += rng.choice([0.0, 0.25, 1.0, 4.0])
@@ -117,7 +100,7 @@ class TestDelays:
         for number in range(3):
             made.add(request(number, 13.0))
         candidate = made.form(2.5)
-        assert candidate == Candidate(3, 12.0, 9.5, 11.0, 0.0)
+        assert candidate == Candidate(3, 12.0, 9.5, 11.0)
         assert made.changes_at() == 2.5
         candidate = made.form(2.6)
         assert candidate.size == 2
@@ -128,33 +111,29 @@ class TestDelays:
 
 
 class TestStartTimes:
-    #: A batch of 3 of the model l = b + 5 whose first request came at 2 and must be answered by 14.
-    CANDIDATE = Candidate(3, 14.0, 8.0, 9.0, 2.0)
+    """A batch of 3 of the model l = b + 5 whose first request came at 2 and must be answered by 14."""
 
-    @pytest.mark.parametrize(
-        ("policy", "earliest"),
-        [
-            (DEFERRED, 5.0),
-            (EAGER, -math.inf),
-            (LATEST, 6.0),
-            (StartPolicy("timeout", 1.5), 3.5),
-            (StartPolicy("timeout", 60.0), 6.0),
-        ],
-    )
-    def test_the_earliest_start(self, policy, earliest):
-        former = waiting(Fifo(Profile.linear(1.0, 5.0, 16), 12.0, NO_DELAYS), ())
+    PROFILE = Profile.linear(1.0, 5.0, 16)
+
+    def formed(self, gathering):
+        former = gathering(self.PROFILE, 12.0, NO_DELAYS)
         for number in range(3):
             former.add(request(number, 14.0, arrival=2.0))
-        candidate = former.form(2.0)
-        assert candidate == self.CANDIDATE
+        return former.form(2.0)
+
+    @pytest.mark.parametrize(("policy", "earliest"), [(DEFERRED, 5.0), (EAGER, -math.inf)])
+    def test_the_earliest_start(self, policy, earliest):
+        candidate = self.formed(Fifo)
+        assert candidate == Candidate(3, 14.0, 8.0, 9.0)
         assert policy.earliest(candidate) == earliest
+
+    @pytest.mark.parametrize(("wait", "earliest"), [(1.5, 3.5), (60.0, 6.0)])
+    def test_the_earliest_start_by_a_timeout(self, wait, earliest):
+        assert DEFERRED.earliest(self.formed(with_timeout(Fifo, wait))) == earliest
 
     def test_a_full_batch_starts_at_once(self):
         """Golden example 8."""
-        former = waiting(Fifo(Profile.linear(1.0, 5.0, 2), 12.0, NO_DELAYS), (20.0, 20.0, 20.0))
+        former = Fifo(Profile.linear(1.0, 5.0, 2), 12.0, NO_DELAYS)
+        for number in range(3):
+            former.add(request(number, 20.0))
         assert DEFERRED.earliest(former.form(0.0)) == -math.inf
-
-    @pytest.mark.parametrize("wrong", [("soon", 0.0), ("eager", 1.0), ("timeout", -1.0), ("timeout", math.nan)])
-    def test_a_wrong_policy_is_refused(self, wrong):
-        with pytest.raises(ServeError, match=f"start policy.*{wrong[0]}"):
-            StartPolicy(*wrong)

@@ -9,8 +9,7 @@ import pytest
 
 from symphony_serve import seen_times
 from symphony_serve.errors import ServeError
-from symphony_serve.kept_profiles import profiles_from_json, profiles_to_json
-from symphony_serve.profiles import Profile
+from symphony_serve.profiles import Profile, profiles_from_json, profiles_to_json
 from symphony_serve.seen_times import ENOUGH, EVERY, RECENT, SeenTimes
 from symphony_serve.shell import measuring
 from symphony_serve.shell.measuring import measure_models, measure_profile
@@ -120,7 +119,8 @@ class TestSeenTimes:
 class TestKeptProfiles:
     def test_what_is_kept_is_read(self):
         profiles = {"m": Profile.from_seconds([0.1, 0.2]), "n": Profile.linear(1e-3, 1e-2, 3)}
-        assert profiles_from_json(profiles_to_json(profiles, "cpu"), "cpu") == profiles
+        assert profiles_from_json(profiles_to_json(profiles, "cpu")) == (profiles, {})
+        assert profiles_from_json(profiles_to_json(profiles, "cpu", {"m": 0.5})) == (profiles, {"m": 0.5})
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -128,12 +128,12 @@ class TestKeptProfiles:
             ("{", "are not JSON"),
             ("[]", "have format list, expected 1"),
             (json.dumps({"format": 2, "device": "cpu", "seconds": {}}), "have format 2, expected 1"),
-            (json.dumps({"format": 1, "device": "gpu", "seconds": {}}), "are of device 'gpu', not of 'cpu'"),
             (json.dumps({"format": 1, "device": "cpu", "seconds": {"m": 3}}), "an entry that is no list"),
             (json.dumps({"format": 1, "device": "cpu", "seconds": {"m": [-1.0]}}), "takes -1.0 s"),
+            (json.dumps({"format": 1, "seconds": {}, "delays": {"m": -1}}), "the kept delays are"),
         ],
     )
     def test_what_cannot_be_read_is_refused_in_one_line(self, text, said):
         with pytest.raises(ServeError, match=said) as caught:
-            profiles_from_json(text, "cpu")
+            profiles_from_json(text)
         assert "\n" not in str(caught.value)

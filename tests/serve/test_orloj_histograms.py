@@ -8,11 +8,12 @@ import re
 import pytest
 from hypothesis import strategies as st
 
+from benchmarks.orloj_product import largest_of_each
 from symphony_serve.batching.orloj_histograms import (
     Histogram,
+    Largest,
     common_edges,
     largest,
-    largest_of_each,
     mixture,
 )
 
@@ -31,22 +32,20 @@ def histograms(bins: int = 6) -> st.SearchStrategy[Histogram]:
 TEN, FIVE_OR_FIFTEEN = Histogram.point(10.0), mixture([Histogram.point(5.0), Histogram.point(15.0)])
 
 
-def masses_near(histogram: Histogram, values: list[float]) -> list[float]:
-    """P(time is within 0.1 of each value)."""
-    return [histogram.cdf(value + 0.1) - histogram.cdf(value - 0.1) for value in values]
-
-
-def test_golden_1_two_sources_in_random_slots() -> None:
-    """A is always 10, B is 5 or 15: L of two is 5, 10, 15 with 1/16, 8/16, 7/16."""
-    found = largest(mixture([TEN, FIVE_OR_FIFTEEN]), 2)
-    assert masses_near(found.histogram, [5, 10, 15]) == pytest.approx([1 / 16, 8 / 16, 7 / 16], abs=1e-12)
-    assert found.mean == 11.875
-
-
-def test_golden_1_one_request_of_each_source() -> None:
-    found = largest_of_each([TEN, FIVE_OR_FIFTEEN])
-    assert masses_near(found.histogram, [5, 10, 15]) == pytest.approx([0, 1 / 2, 1 / 2], abs=1e-12)
-    assert found.mean == pytest.approx(12.5, rel=1e-15)
+@pytest.mark.parametrize(
+    "found, masses, mean",
+    [
+        (largest(mixture([TEN, FIVE_OR_FIFTEEN]), 2), [1 / 16, 8 / 16, 7 / 16], 11.875),
+        (largest_of_each([TEN, FIVE_OR_FIFTEEN]), [0, 1 / 2, 1 / 2], 12.5),
+    ],
+    ids=["random places", "one of each"],
+)
+def test_golden_1(found: Largest, masses: list[float], mean: float) -> None:
+    """A is always 10, B is 5 or 15: L of two is 5, 10 or 15."""
+    histogram = found.histogram
+    near = [histogram.cdf(value + 0.1) - histogram.cdf(value - 0.1) for value in (5, 10, 15)]
+    assert near == pytest.approx(masses, abs=1e-12)
+    assert found.mean == pytest.approx(mean, rel=1e-15)
 
 
 def test_golden_2_the_mean_is_not_that_of_the_middles_of_bins() -> None:
@@ -56,24 +55,8 @@ def test_golden_2_the_mean_is_not_that_of_the_middles_of_bins() -> None:
     assert found.histogram.mean == pytest.approx(6.25)
 
 
-def density_by_subsets(batch: list[Histogram], time: float) -> float:
-    """Equation 4.8, as it is printed."""
-
-    def pdf(histogram: Histogram) -> float:
-        step = 1e-6
-        return (histogram.cdf(time + step) - histogram.cdf(time - step)) / (2 * step)
-
-    k, total = len(batch), 0.0
-    for size in range(1, k + 1):
-        for subset in itertools.combinations(batch, size):
-            mean_cdf = sum(one.cdf(time) for one in subset) / size
-            mean_pdf = sum(pdf(one) for one in subset) / size
-            total += (-1) ** (k - size) * size**k / math.factorial(k) * k * mean_cdf ** (k - 1) * mean_pdf
-    return total
-
-
 def cdf_by_subsets(batch: list[Histogram], time: float) -> float:
-    """The integral of equation 4.8: its terms k F**(k-1) f are the derivatives of F**k."""
+    """The integral of equation 4.8, as it is printed: its terms k F**(k-1) f are the derivatives of F**k."""
     k = len(batch)
     return math.fsum(
         (-1) ** (k - size) * size**k / math.factorial(k) * (sum(one.cdf(time) for one in subset) / size) ** k
@@ -92,9 +75,6 @@ def test_golden_7_the_signed_sum_over_subsets_is_the_product() -> None:
         found = largest_of_each(batch).histogram
         for edge, below in zip(found.edges, found.below, strict=True):
             assert below == pytest.approx(cdf_by_subsets(batch, edge), abs=1e-12)
-        time = rng.uniform(2, 8)
-        product = math.prod(one.cdf(time + 1e-6) for one in batch) - math.prod(one.cdf(time - 1e-6) for one in batch)
-        assert density_by_subsets(batch, time) == pytest.approx(product / 2e-6, abs=1e-4)
 
 
 def test_samples_fill_bins_of_equal_width_and_empty_ones_are_merged() -> None:

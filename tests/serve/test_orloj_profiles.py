@@ -5,13 +5,13 @@ import random
 
 import pytest
 
+from benchmarks.orloj_product import ProductProfile
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.batching.orloj_profiles import BatchMap, Profiler, VaryingProfile
-from symphony_serve.batching.start_times import EAGER
+from symphony_serve.batching.orloj_profiles import BatchMap, Profiler, VaryingProfile, VaryingRequest
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import BatchDone, Dispatch, GpuJoined, Request, RequestArrived, Suspect, Tick
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 
@@ -19,15 +19,8 @@ MAP = BatchMap({1: (0.0, 1.0), 2: (0.0, 1.15), 4: (0.0, 1.45)})
 SHORT, LONG = Histogram((0.02, 0.04), (1.0,)), Histogram((0.14, 0.16), (1.0,))
 
 
-def batch(count: int, source: str = "a", first: int = 0) -> list[Request]:
-    return [Request(first + i, "m", 0.0, 1.0, source) for i in range(count)]
-
-
-def test_equation_4_3() -> None:
-    assert BatchMap.linear(0.01, 0.5, (4, 1)).by_size == {1: (0.01, 0.5), 4: (0.01, 2.0)}
-    profile = VaryingProfile(BatchMap.linear(0.01, 0.5, (1, 4)), {"a": Histogram((0.0, 1.0), (1.0,))})
-    assert profile.times[4].mean == pytest.approx(0.01 + 2.0 * 4 / 5)
-    assert profile.times[4].histogram.edges == (0.01, 2.01)
+def batch(count: int, first: int = 0) -> list[VaryingRequest]:
+    return [VaryingRequest(first + i, "m", 0.0, 1.0, "a") for i in range(count)]
 
 
 def test_the_map_is_fitted_by_least_squares() -> None:
@@ -46,7 +39,7 @@ def test_the_map_is_fitted_by_least_squares() -> None:
 
 def test_who_takes_the_places() -> None:
     sources = {"short": SHORT, "long": LONG}
-    by_chance, one_each = VaryingProfile(MAP, sources), VaryingProfile(MAP, sources, places="product")
+    by_chance, one_each = VaryingProfile(MAP, sources), ProductProfile(MAP, sources)
     assert by_chance.times[1].mean == pytest.approx(0.09)
     # Two at random: a quarter of the batches has two short ones.
     assert by_chance.times[2].histogram.cdf(0.05 * 1.15) == pytest.approx(0.25)
@@ -68,7 +61,6 @@ def test_who_takes_the_places() -> None:
         (lambda: VaryingProfile(MAP, {}), "without a source"),
         (lambda: VaryingProfile(BatchMap({1: (1.0, 1.0), 2: (0.0, 1.0)}), {"a": SHORT}), "larger batches take longer"),
         (lambda: VaryingProfile(BatchMap({1: (-1.0, 1.0)}), {"a": SHORT}), "edge -0.98"),
-        (lambda: VaryingProfile(MAP, {"a": SHORT}, places="best"), "places 'best'"),
         (lambda: VaryingProfile(MAP, {"a": SHORT}, weights={"b": 1.0}), "one above 0 for each of a"),
         (lambda: Profiler(MAP).ran_alone("a", 0.0, 0.0), "took 0.0 s alone"),
     ],

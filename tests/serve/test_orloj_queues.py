@@ -1,4 +1,4 @@
-"""The contract of `Pending` for its three implementations, and the work that each does."""
+"""The contract of `Pending` for it and the other two of the benchmarks, and the work that each does."""
 
 import math
 import random
@@ -7,23 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.orloj_hull import Hull, HullPending
+from benchmarks.orloj_naive import NaivePending
 from symphony_serve.batching.orloj_histograms import Largest
-from symphony_serve.batching.orloj_hull import Hull, HullPending
-from symphony_serve.batching.orloj_queues import NaivePending, SortedPending
-from symphony_serve.batching.orloj_scores import Cost
-from tests.serve.orloj_operations import RATES, Kind, run_beside_the_oracle, times
+from symphony_serve.batching.orloj_queues import Pending
+from symphony_serve.errors import ServeError
+from tests.serve.orloj_operations import RATES, run_beside_the_oracle, times
+from tests.serve.test_work import lines
 
 
-@pytest.fixture(params=[NaivePending, SortedPending, HullPending])
-def kind(request: pytest.FixtureRequest) -> Kind:
+@pytest.fixture(params=[NaivePending, Pending, HullPending])
+def kind(request: pytest.FixtureRequest) -> type[Pending]:
     return request.param
 
 
 class TestContract:
-    def test_the_highest_scores_are_taken_and_leave(self, kind: Kind) -> None:
+    def test_the_highest_scores_are_taken_and_leave(self, kind: type[Pending]) -> None:
         pending = kind(times(1), 0.1)
         for number, deadline in enumerate((0.3, 0.2, 5.0, 0.21, 0.2)):
-            pending.insert(deadline, number, 0.0)
+            pending.insert(deadline, number)
         assert pending.count(2, 0.0) == 5 and pending.earliest(2, 0.0) == (0.2, 1)
         # All end in time for certain, so the earliest deadlines are best, of equal ones the smaller number.
         assert pending.take(4, 0.0) == [1, 4, 3, 0]
@@ -31,11 +33,11 @@ class TestContract:
         assert pending.take(4, 0.0) == [2] and len(pending) == 0 and pending.earliest(1, 0.0) is None
         assert pending.take(1, 0.0) == []
 
-    def test_a_late_one_is_not_taken_for_a_size_and_then_for_none(self, kind: Kind) -> None:
+    def test_a_late_one_is_not_taken_for_a_size_and_then_for_none(self, kind: type[Pending]) -> None:
         given = times(2)
         pending = kind(given, 0.1)
-        pending.insert(given[1].mean, 0, 0.0)
-        pending.insert(given[8].mean, 1, 0.0)
+        pending.insert(given[1].mean, 0)
+        pending.insert(given[8].mean, 1)
         assert [pending.count(size, 0.0) for size in given] == [2, 1, 1, 1]
         assert pending.late(0.0) == [] and pending.best(8, 0.0) == [1]
         later = 1e-6
@@ -43,35 +45,37 @@ class TestContract:
         assert pending.late(later) == [0] and pending.best(8, later) == []
         assert pending.best(4, later) == [1] and len(pending) == 1
 
-    def test_new_times_count_at_once(self, kind: Kind) -> None:
+    def test_new_times_count_at_once(self, kind: type[Pending]) -> None:
         pending = kind(times(3), 0.1)
-        pending.insert(0.5, 0, 0.0)
-        pending.insert(0.1, 1, 0.0)
+        pending.insert(0.5, 0)
+        pending.insert(0.1, 1)
         slower = {size: Largest(time.histogram.mapped(0, 3), 3 * time.mean) for size, time in times(3).items()}
-        pending.replace(slower, 0.0)
+        pending.replace(slower)
         assert pending.earliest(1, 0.0) == (0.5, 0) and pending.best(2, 0.0) == [0] and pending.late(0.0) == [1]
-        pending.replace(times(3), 0.0)
+        pending.replace(times(3))
         assert pending.best(2, 0.0) == [0]
 
-    def test_no_overflow_after_years(self, kind: Kind) -> None:
+    def test_no_overflow_after_years(self, kind: type[Pending]) -> None:
         """exp(b t) passes the largest float after 7,098 s."""
         pending = kind(times(1), 0.1)
         for number, now in enumerate((0.0, 1e4, 1e8)):
-            pending.insert(now + 0.3, 10 * number, now)
-            pending.insert(now + 0.2, 10 * number + 1, now)
+            pending.insert(now + 0.3, 10 * number)
+            pending.insert(now + 0.2, 10 * number + 1)
             pending.late(now)
             assert pending.take(1, now) == [10 * number + 1]
             assert pending.take(1, now) == [10 * number]
 
 
-@pytest.mark.parametrize("kind", [SortedPending, HullPending])
+@pytest.mark.parametrize("kind", [Pending, HullPending])
 @pytest.mark.parametrize("b", RATES)
-def test_as_the_oracle(kind: Kind, b: float) -> None:
+def test_as_the_oracle(kind: type[Pending], b: float) -> None:
     run_beside_the_oracle(kind, seed=5, operations=150, b=b, most=40)
 
 
-def highest(points: dict[int, tuple[float, float]], grown: float) -> float:
-    return max(alpha * grown + beta for alpha, beta in points.values())
+@pytest.mark.parametrize("b", [0.0, -1.0, math.nan, math.inf])
+def test_a_rate_that_is_none_is_refused(b: float) -> None:
+    with pytest.raises(ServeError, match=f"b = {b}"):
+        Pending(times(1), b)
 
 
 @given(
@@ -97,20 +101,13 @@ def test_the_hull_has_the_highest_point_in_every_direction(points: list, grown: 
                 continue
             assert found is not None and found[1][2] in there
             value = found[0] * direction - found[1][0]
-            assert value == pytest.approx(highest(there, direction), rel=1e-12, abs=1e-12)
+            highest = max(alpha * direction + beta for alpha, beta in there.values())
+            assert value == pytest.approx(highest, rel=1e-12, abs=1e-12)
 
 
-def test_a_point_that_is_not_there_cannot_be_removed() -> None:
-    hull = Hull()
-    with pytest.raises(KeyError):
-        hull.remove(1.0, (0.0, 0.0, 1))
-    hull.insert(1.0, (0.0, 0.0, 1))
-    with pytest.raises(KeyError):
-        hull.remove(1.0, (0.0, 0.0, 2))
-
-
-def hull_visits(count: int, updates: int) -> float:
-    """Node visits of one update of a hull of random points of which many are on it."""
+def test_an_update_of_the_hull_visits_few_nodes() -> None:
+    """Random points, of which many are on the hull."""
+    count, updates = 200, 50
     rng, hull, there = random.Random(count), Hull(), []
     for number in range(count + updates):
         angle = rng.random() * math.pi / 2
@@ -121,31 +118,18 @@ def hull_visits(count: int, updates: int) -> float:
         point = (math.sin(angle), (-math.cos(angle), 0.0, number))
         hull.insert(*point)
         there.append(point)
-    return hull.visits / (2 * updates)
+    assert hull.visits / (2 * updates) <= 8 * math.log2(count) ** 2
 
 
-def test_an_update_of_the_hull_visits_few_nodes() -> None:
-    assert hull_visits(200, 50) <= 8 * math.log2(200) ** 2
-
-
-def looked(count: int, size: int) -> int:
-    pending = SortedPending(times(1, sizes=(size,)), 0.1)
-    rng = random.Random(1)
-    for number in range(count):
-        pending.insert(rng.uniform(0.05, 2.0), number, 0.0)
-    assert len(pending.best(size, 0.0)) == size
-    return pending.looked
-
-
-def test_the_sorted_one_looks_at_few_whatever_waits() -> None:
+@pytest.mark.parametrize("size", [1, 16])
+def test_the_work_does_not_grow_with_what_waits(size: int) -> None:
     """A step for each interval of the score and for each request that is taken."""
-    for size in (1, 16):
-        assert looked(10_000, size) <= looked(1000, size) + 2 <= 22 + size + 3
 
+    def work(count: int) -> int:
+        pending = Pending(times(1, sizes=(size,)), 0.1)
+        rng = random.Random(1)
+        for number in range(count):
+            pending.insert(rng.uniform(0.05, 2.0), number)
+        return lines(lambda: pending.best(size, 0.0))
 
-def test_tables_of_costs_that_left_are_forgotten() -> None:
-    pending = SortedPending(times(1, sizes=(1,)), 0.1)
-    for number in range(1000):
-        pending.insert(number + 1.0, number, float(number), Cost(((0.0, 1.0 + number),)))
-        assert pending.take(1, float(number)) == [number]
-    assert len(pending._tables) <= 258
+    assert 0 < work(10_000) <= 1.1 * work(1000)

@@ -8,12 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.orloj_naive import score
 from symphony_serve.batching.orloj_histograms import Histogram, Largest, largest
-from symphony_serve.batching.orloj_scores import Cost, ScoreTable, check_rate, score
+from symphony_serve.batching.orloj_scores import ScoreTable
 from tests.serve.test_orloj_histograms import histograms
 
 #: Golden 3: one bin [10, 20), E[L] = 15.
 TIME = Largest(Histogram((10.0, 20.0), (1.0,)), 15.0)
+RATES = st.floats(-6, 2).map(lambda exponent: 10**exponent)
+
+
+def by_table(time: Largest, slack: float, b: float) -> float:
+    table = ScoreTable.of(time, b)
+    return table.within(table.interval(slack), slack)
 
 
 @pytest.mark.parametrize(
@@ -27,34 +34,27 @@ TIME = Largest(Histogram((10.0, 20.0), (1.0,)), 15.0)
         (1e-4, 40, 0.0665002),
         (1e-4, 20, 0.0666333),
         (1e-4, 15, 0.0333250),
+        (0.1, 1e7, 0.0),
     ],
 )
-def test_golden_3_score(b: float, slack: float, wanted: float) -> None:
+def test_golden_3(b: float, slack: float, wanted: float) -> None:
     assert score(TIME, slack, b) == pytest.approx(wanted, rel=1e-5)
-    assert ScoreTable.of(TIME, b).at(slack) == pytest.approx(wanted, rel=1e-5)
+    assert by_table(TIME, slack, b) == pytest.approx(wanted, rel=1e-5)
 
 
-def test_golden_3_both_rows_meet_at_an_edge() -> None:
-    for b in (0.1, 1e-4):
-        assert score(TIME, 20.0, b) == pytest.approx(score(TIME, 20.0 - 1e-9, b), rel=1e-8)
-
-
-@given(
-    histograms(),
-    st.floats(-5, 60),
-    st.floats(-6, 2).map(lambda exponent: 10**exponent),
-    st.lists(st.tuples(st.floats(0.1, 9), st.floats(0.1, 3)), max_size=2),
-    st.integers(1, 16),
-)
+@given(histograms(), st.floats(-5, 60), RATES, st.integers(1, 16))
 @settings(max_examples=50, deadline=None)
-def test_the_table_is_the_score(histogram: Histogram, slack: float, b: float, later: list, k: int) -> None:
-    steps, after, total = [(0.0, 1.0)], 0.0, 1.0
-    for seconds, more in later:
-        after, total = after + seconds, total + more
-        steps.append((after, total))
-    cost, time = Cost(tuple(steps)), largest(histogram, k)
-    wanted = score(time, slack, b, cost)
-    assert ScoreTable.of(time, b, cost).at(slack) == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+def test_the_table_is_the_score(histogram: Histogram, slack: float, b: float, k: int) -> None:
+    time = largest(histogram, k)
+    assert by_table(time, slack, b) == pytest.approx(score(time, slack, b), rel=1e-6, abs=1e-12)
+
+
+def test_values_of_single_times_are_steps_of_the_score() -> None:
+    """Times of 1 and 3 or 4, and between 1 and 2; at a single time the score has what comes with it."""
+    histogram = Histogram((1.0, 1.0, 2.0, 3.0, 3.0, 4.0, 4.0), (1.0, 1.0, 0.0, 1.0, 0.0, 1.0))
+    time = Largest(histogram, histogram.mean)
+    for slack in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0):
+        assert by_table(time, slack, 0.2) == pytest.approx(score(time, slack, 0.2), rel=1e-12)
 
 
 def test_the_score_is_what_a_simulation_of_its_definition_saves() -> None:
@@ -68,7 +68,7 @@ def test_the_score_is_what_a_simulation_of_its_definition_saves() -> None:
     assert saved / draws == pytest.approx(wanted, abs=4 * math.sqrt(0.25 / draws))
 
 
-@given(histograms(), st.floats(-6, 2).map(lambda exponent: 10**exponent))
+@given(histograms(), RATES)
 @settings(max_examples=20, deadline=None)
 def test_within_an_interval_the_score_goes_one_way(histogram: Histogram, b: float) -> None:
     table = ScoreTable.of(largest(histogram, 4), b)
@@ -78,23 +78,3 @@ def test_within_an_interval_the_score_goes_one_way(histogram: Histogram, b: floa
         slack = 1e-9 * max(values)
         for before, after in itertools.pairwise(values):
             assert after <= before + slack if falls else after >= before - slack
-
-
-def test_nothing_overflows_at_large_times() -> None:
-    table = ScoreTable.of(TIME, 0.1)
-    assert table.at(1e7) == 0.0
-    assert ScoreTable.of(TIME, 1e-4).at(1e7) == 0.0
-
-
-@pytest.mark.parametrize("b", [0.0, -1.0, math.nan, math.inf])
-def test_a_rate_that_is_none_is_refused(b: float) -> None:
-    with pytest.raises(ValueError, match=f"b = {b}"):
-        check_rate(b)
-
-
-@pytest.mark.parametrize(
-    "steps", [(), ((1.0, 1.0),), ((0.0, 0.0),), ((0.0, 1.0), (0.0, 2.0)), ((0.0, 2.0), (1.0, 1.0)), ((0.0, math.nan),)]
-)
-def test_a_cost_that_does_not_rise_is_refused(steps: tuple) -> None:
-    with pytest.raises(ValueError, match="of a cost"):
-        Cost(steps)

@@ -13,19 +13,18 @@ from bisect import bisect_left
 import pytest
 
 from benchmarks.rival_servers.fifo import Fifo
-from symphony_serve.batching.start_times import DEFERRED, EAGER
+from benchmarks.serve_arrivals import arrivals
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.messages import SAME_MOMENT_S
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell import threaded_server
 from symphony_serve.shell.threaded_server import ThreadedServer
-from symphony_serve.workloads import arrivals
-from tests.serve.driving import Driver, staggered
+from tests.serve.driving import PATIENCE_S, Driver, staggered
 from tests.serve.fault_schedules import orloj
-from tests.serve.test_threaded_server import PATIENCE_S, Gate, behind_a_gate, finished, model
+from tests.serve.test_threaded_server import Gate, behind_a_gate, finished, model
 
 #: The model of figure 4, whose batches have at most 8 requests, so that 3 GPUs bear 3 * 8 / 13 of them per second.
 PROFILE, GPUS, SLO = Profile.linear(1.0, 5.0, 8), 3, 14.0
@@ -34,7 +33,7 @@ COUNT = 600
 #: By arrivals, the requests, and how many of them come within an SLO at most.
 LOADS = {
     "regular": staggered("m", COUNT, 1 / RATE, SLO),
-    "poisson": list(itertools.islice(arrivals({"m": RATE}, {"m": SLO}, 1), COUNT)),
+    "poisson": list(itertools.islice(arrivals({"m": RATE}, {"m": SLO}, 1, 1.0), COUNT)),
     "bursty": list(itertools.islice(arrivals({"m": RATE}, {"m": SLO}, 1, 0.1), COUNT)),
 }
 

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
+from benchmarks.serve_cluster import imbalance
 from symphony_serve.errors import ServeError
-from symphony_serve.partition import Limits, ModelLoad, imbalance, partition
+from symphony_serve.partition import Limits, ModelLoad, partition
 
 #: Golden example 7: rate, memory at rest, memory of a batch.
 FOUR = [ModelLoad("a", 10, 4, 1), ModelLoad("b", 10, 4, 1), ModelLoad("c", 20, 8, 2), ModelLoad("d", 20, 8, 2)]

@@ -41,7 +41,6 @@ def test_a_table_that_falls_is_raised_with_a_warning(caplog):
         (lambda: Profile.linear(1.0, 5.0, 0), "no entry"),
         (lambda: Profile.from_seconds([]), "no entry"),
         (lambda: Profile.from_seconds([1.0, math.inf]), "a batch of 2 takes inf s"),
-        (lambda: Profile.from_seconds([1.0]).scaled(0.0), "stretched by 0.0"),
         (lambda: check_slo("m", Profile.linear(1.0, 5.0, 4), 6.5, delay=1.0), "an SLO of at least 7.0 s"),
         (lambda: check_slo("m", Profile.linear(1.0, 5.0, 4), math.nan), "SLO of nan s"),
         (lambda: check_slo("m", Profile.linear(1.0, 5.0, 4), math.inf), "SLO of inf s, expected finite seconds"),

@@ -12,18 +12,15 @@ from concurrent.futures import CancelledError, Future, wait
 import pytest
 
 from benchmarks.rival_servers.fifo import Fifo
-from symphony_serve.batching.start_times import DEFERRED, EAGER
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import Reason
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell import threaded_server
 from symphony_serve.shell.threaded_server import ThreadedServer, told_moment
-
-#: Seconds until a test gives up.
-PATIENCE_S = 120.0
+from tests.serve.driving import PATIENCE_S, until
 
 
 def model(slo=60.0, max_batch=4, policy=EAGER, name="m", jitter=None):
@@ -101,13 +98,6 @@ def test_a_request_of_which_time_was_spent_elsewhere_has_less_left():
             server.submit("m", 3, within=-1.0).result(PATIENCE_S)
         gate.open.set()
         assert finished([first, ample]) == [0, 4]
-
-
-def until(reached):
-    end = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_device_that_leaves_answers_its_batch_and_gets_no_other():
@@ -205,13 +195,6 @@ def test_close_refuses_what_waits_and_answers_what_runs():
     assert gate.batches == [[0]]
 
 
-def wait_for(condition):
-    until = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
 def test_what_is_cancelled_does_not_run():
     gate = Gate()
     with ThreadedServer([model()], [{"m": gate}]) as server:
@@ -230,7 +213,7 @@ def test_a_batch_that_takes_too_long_is_given_up_and_its_device_comes_back(monke
         first, _ = behind_a_gate(server, gate, 0)
         assert finished([first]) == ["GPU_LOST"]
         gate.open.set()
-        wait_for(lambda: finished([server.submit("m", 3)]) == [6])
+        until(lambda: finished([server.submit("m", 3)]) == [6])
 
 
 def test_a_device_thread_that_fails_begins_anew(monkeypatch):
@@ -273,7 +256,7 @@ def test_a_callback_that_fails_or_asks_again_keeps_nobody_waiting():
         others[0].add_done_callback(ask)
         gate.open.set()
         assert finished([first, *others]) == [0, 2, 4, 6]
-        wait_for(lambda: again)
+        until(lambda: again)
         assert finished(again) == [20]
 
 
@@ -322,13 +305,13 @@ def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
         caller.join(PATIENCE_S)
     server.close()
     outcomes = finished(list(answers.values()))
-    wait_for(lambda: len(told) == 600)
+    until(lambda: len(told) == 600)
     assert set(told.values()) == {1}
     assert max(ran.values(), default=1) == 1
     values = zip(answers, outcomes, strict=True)
     assert all(one in (2 * value, "failed", "cancelled") or one in Reason.__members__ for value, one in values)
     assert server.unanswered == 0
-    wait_for(lambda: server._backlog.waiting == {"a": 0, "b": 0})
+    until(lambda: server._backlog.waiting == {"a": 0, "b": 0})
 
 
 def test_what_is_a_little_late_is_told_with_its_own_moment():

@@ -49,8 +49,8 @@ class Server:
 def made():
     """Makes a front that serves trial "t", whose inputs are numbers."""
     from fluidtune.serving import front
-    from fluidtune.serving.books import Books
     from fluidtune.serving.intake import Intake
+    from fluidtune.serving.watching import Books
 
     class Front(front.Front):
         def __del__(self):

@@ -1,10 +1,9 @@
-"""The front door under strain, with a real Ray Serve: bodies that never end, headers, and a stop under load."""
+"""The front door under strain, with a real Ray Serve: bodies that never end, and a stop under load."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import select
 import socket
 import threading
@@ -35,23 +34,14 @@ def served(finished):
     served.stop()
 
 
-def ask(served, method="POST", path="/", body="5", **headers):
+def ask(served):
+    """The status of an answer."""
     url = urlsplit(served.url)
     with contextlib.closing(http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S)) as connection:
-        connection.request(method, path, body, headers)
+        connection.request("POST", "/", "5")
         answer = connection.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read()
-
-
-def test_headers_and_methods(served):
-    status, headers, body = ask(served, "HEAD", "/", None)
-    assert (status, body) == (200, b"")
-    assert int(headers["content-length"]) == len(ask(served, "GET", "/", None)[2])
-    status, headers, body = ask(served, "DELETE", "/")
-    assert (status, headers["allow"], json.loads(body)["code"]) == (405, "GET, HEAD, POST", "method_not_allowed")
-    status, headers, body = ask(served, **{"Content-Encoding": "gzip"})
-    assert (status, json.loads(body)["code"]) == (415, "content_encoding")
-    assert ask(served, "POST", "/healthz")[0] == 405
+        answer.read()
+        return answer.status
 
 
 def test_half_bodies_are_closed_at_the_slo_and_keep_nobody_waiting(served):
@@ -60,7 +50,7 @@ def test_half_bodies_are_closed_at_the_slo_and_keep_nobody_waiting(served):
     try:
         for half in halves:
             half.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n5")
-        answered = sum(ask(served)[0] == 200 for _ in range(20))
+        answered = sum(ask(served) == 200 for _ in range(20))
         assert answered
         said, until = dict.fromkeys(halves, b""), time.monotonic() + PATIENCE_S
         while halves:
@@ -87,7 +77,7 @@ def test_a_stop_answers_503_until_the_port_is_closed(served, finished):
     def client():
         while not ends.is_set():
             try:
-                became.append(ask(served)[0])
+                became.append(ask(served))
             except (OSError, http.client.HTTPException) as error:
                 became.append(type(error).__name__)
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 
 from fluidtune.serving import model_leases
 from fluidtune.serving.model_leases import Leasing, ModelLeases
-from symphony_serve.batching.start_times import EAGER
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused, ServeError
-from symphony_serve.model_side import Model
+from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.threaded_server import ThreadedServer
+from tests.serve.driving import PATIENCE_S, until
 from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
 
-#: Seconds until a test gives up, and of the SLO.
-PATIENCE_S, SLO_S = 60.0, 60.0
+#: Seconds of the SLO.
+SLO_S = 60.0
 
 
 class Device:
@@ -95,11 +94,7 @@ class Service:
 
     def until(self, reached):
         """Step until it is so: a device's thread leaves the server when it has answered."""
-        end = time.monotonic() + PATIENCE_S
-        while not reached():
-            assert time.monotonic() < end
-            self.step()
-            time.sleep(0.001)
+        until(lambda: self.step() or reached())
 
     def serve(self):
         """Gain a lease and begin to serve with it."""

@@ -46,6 +46,23 @@ def test_without_ray_serve_one_line_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError(), "TimeoutError"),
+        (RuntimeError("no\nattribute 'label'"), r"attribute 'label'; type: pip install \"protobuf<7\""),
+    ],
+)
+def test_what_ray_serve_says_of_a_start_that_fails_is_one_line(monkeypatch, error, said):
+    def fails(*given):
+        raise error
+
+    monkeypatch.setattr(service, "_run", fails)
+    monkeypatch.setattr(service, "_end", lambda rays_serve: None)
+    with pytest.raises(FluidTuneError, match=f"^Ray Serve did not start: {said}$"):
+        service._start(None, None, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"slo": 0.0}, "slo is 0.0, expected seconds above 0"),

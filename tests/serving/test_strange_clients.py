@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from benchmarks.common import free_ports
+from tests.serve.driving import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
 
@@ -61,10 +62,7 @@ def ask(connected, name, values=()):
 
 def counted(served):
     """What became of the requests, when none waits any more."""
-    until = time.monotonic() + PATIENCE_S
-    while (found := served.status())["unanswered"]:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    found = until(lambda: (found := served.status())["unanswered"] == 0 and found)
     return Counter(found["trials"][0]["requests"])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from fluidtune.report import read_events
@@ -17,10 +15,8 @@ from fluidtune.report.serving_report import (
     serving_png,
     summarise_serving,
 )
-from fluidtune.serving.books import MINUTE_S, Books
-from fluidtune.serving.watching import LOOKS, ServingLog, Watch
+from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch
 from symphony_serve.autoscale import Autoscaler
-from symphony_serve.messages import Want
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.threaded_server import BatchSeen
 
@@ -52,7 +48,7 @@ class Advice(Autoscaler):
 
     def add(self, sample):
         self.samples.append(sample)
-        return Want(3) if len(self.samples) == 1 else None
+        return 3 if len(self.samples) == 1 else sample.gpus
 
 
 @pytest.fixture
@@ -75,9 +71,9 @@ def watched(tmp_path):
     ],
 )
 def test_calm_is_a_span_in_which_requests_were_answered_and_hardly_one_refused(tmp_path, counts, calm):
-    clock, books, told = Clock(), Books(["a"], Clock()), []
-    books.clock = clock
-    watch = Watch(books, ServingLog(None), Published(), lambda: 2, Advice(), lambda: told.append(True))
+    clock, told = Clock(), []
+    books = Books(["a"], clock)
+    watch = Watch(books, ServingLog(tmp_path / "serving"), Published(), lambda: 2, Advice(), lambda: told.append(True))
     for what, count in counts.items():
         for _ in range(count):
             books.count("a", what)
@@ -215,13 +211,6 @@ def test_the_report_of_a_service(watched, tmp_path):
 def test_the_picture_of_a_minute(tmp_path, count):
     batches = [Batch(number % 2, "ab"[number % 2], number + 1, number / 10, 0.05) for number in range(count)]
     assert batches_png(batches, 2, 60.0, tmp_path / "minute.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_is_kept_is_json(tmp_path):
-    log = ServingLog(tmp_path / "serving")
-    log.keep("profiles.json", json.dumps({"a": 1}))
-    assert json.loads((tmp_path / "serving" / "profiles.json").read_text()) == {"a": 1}
-    assert sorted(one.name for one in (tmp_path / "serving").iterdir()) == ["fluid_events.jsonl", "profiles.json"]
 
 
 def test_a_long_log_has_few_bars_and_all_requests():

@@ -10,9 +10,7 @@ import pytest
 
 from fluidtune.serving import way as ways
 from fluidtune.serving.way import RECENT, Way
-
-#: Seconds until something must have happened that takes milliseconds.
-PATIENCE_S = 30.0
+from tests.serve.driving import PATIENCE_S, until
 
 
 class Door(ThreadingHTTPServer):
@@ -60,13 +58,6 @@ def way(door):
     ends = threading.Event()
     yield Way("127.0.0.1", door.server_port, "[1]", ends)
     ends.set()
-
-
-def until(happens):
-    end = time.monotonic() + PATIENCE_S
-    while not happens():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def ask(way, door, times=2 * RECENT):

@@ -7,7 +7,7 @@ from themis_bridge import messages as m
 from themis_bridge.agent import Agent
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.bids import Valuation
+from themis_bridge.bids import Endless, Valuation
 from themis_bridge.fairness import independent_finish_time
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Policy
@@ -19,19 +19,31 @@ SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)
 class Job:
     """The `Work` of an app of jobs that began at 0 s.
 
-    ``seconds``: of each job on one GPU. ``together``: GPUs of each job, which it needs at once.
+    ``seconds``: of each job on one GPU. ``together``: GPUs of each job, which it needs at once. ``width``: the most
+    GPUs that it can use.
     """
 
-    def __init__(self, jobs: int = 4, seconds: float = 1000.0, together: int = 1):
+    def __init__(self, jobs: int = 4, seconds: float = 1000.0, together: int = 1, width: int = 1):
         self.jobs, self.seconds, self.together, self.now = jobs, seconds, together, 0.0
+        self.width = max(width, together)
 
     def valuation(self, contention, cluster_gpus):
-        jobs = [JobInfo(1, self.seconds, self.together)] * self.jobs
-        most = max(1, self.jobs * self.together)
+        jobs = [JobInfo(1, self.seconds, self.width)] * self.jobs
+        most = max(1, self.jobs * self.width)
         budget = max(self.jobs * self.seconds, 1e-3)
         independent = independent_finish_time(budget, cluster_gpus, most, contention)
         whole = independent_finish_time(budget, cluster_gpus, most, 1.0)
         return Valuation([jobs], self.now, independent, whole=whole, together=self.together)
+
+
+class Service:
+    """The `Work` of a service whose load wants ``wanted`` GPUs."""
+
+    def __init__(self, wanted: int):
+        self.wanted = wanted
+
+    def valuation(self, contention, cluster_gpus):
+        return Endless(self.wanted, cluster_gpus / contention)
 
 
 class Cluster:

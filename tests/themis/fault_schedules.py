@@ -30,12 +30,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from tests.themis.cluster import Job
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave, Notice
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.bids import Valuation
-from themis_bridge.fairness import JobInfo, independent_finish_time
 from themis_bridge.locality import Gpu, cut_in_gangs, whole_gangs
 from themis_bridge.settings import Settings
 
@@ -83,13 +83,9 @@ class Driver:
     torn: dict[str, float] = field(default_factory=dict)
 
     def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        jobs = [JobInfo(50, 10.0, self.width)] * self.jobs
-        budget = sum(job.work for job in jobs)
-        demand = self.jobs * self.width
-        independent = independent_finish_time(budget, max(1, cluster_gpus), demand, contention)
-        whole = independent_finish_time(budget, max(1, cluster_gpus), demand, 1.0)
-        elapsed = self.world.now - self.arrived
-        return Valuation([jobs], elapsed, independent, whole=whole, together=self.together)
+        job = Job(self.jobs, 500.0, self.together, self.width)
+        job.now = self.world.now - self.arrived
+        return job.valuation(contention, max(1, cluster_gpus))
 
     def loose(self) -> list[str]:
         """The GPUs that it holds beyond whole gangs."""
@@ -194,7 +190,7 @@ class World:
         if dies_at < 0:
             self._crash()
             return
-        self.disk = copy.deepcopy(self.arbiter.saved())
+        self.disk = copy.deepcopy(self.arbiter.state.saved())
         for step, instruction in enumerate(instructions):
             if step == dies_at:
                 self._crash()

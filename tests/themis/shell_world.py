@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +40,8 @@ class World:
     fault: (function, number), or some of these: that call of the function, counted from 0, raises an exception.
     done: whether that call has its effect before it raises.
     gives_back: whether agents give each GPU back as soon as they know its group, so that leases change all the time.
+    held: (app, GPU, token) of reservations that are there at the start.
+    text: the books of an arbiter before this one.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class World:
         gpus: int = 2,
         settings: dict[str, Any] | None = None,
         gives_back: bool = False,
+        held: Iterable[tuple[str, str, int]] = (),
+        text: str | None = None,
     ):
         self.now = 0.0
         self._gives_back = gives_back
@@ -96,6 +100,12 @@ class World:
         monkeypatch.setattr(actor, "threading", SimpleNamespace(RLock=threading.RLock, Thread=self._no_thread))
         clock = SimpleNamespace(monotonic=self._clock, time=lambda: 1e9 + self._clock(), sleep=self._sleep)
         monkeypatch.setattr(actor, "time", clock)
+        for app, gpu, token in held:
+            made = self._placement_group([], name=f"themis/{app}/{gpu}/{token}")
+            self.table[made.id.hex()]["state"] = "CREATED"
+        if text is not None:
+            self.books.parent.mkdir()
+            self.books.write_text(text)
         self.start()
 
     def _no_thread(self, **kwargs: Any) -> Any:
@@ -130,7 +140,7 @@ class World:
 
     def _nodes(self) -> list[dict[str, Any]]:
         resources = {"CPU": float(self.gpus), "node:one": 1.0}
-        return [{"NodeID": "m" * 12, "NodeManagerAddress": "one", "Alive": True, "Resources": resources}]
+        return [{"NodeID": "m", "NodeManagerAddress": "one", "Alive": True, "Resources": resources}]
 
     def _placement_group(
         self, bundles: Any, strategy: str = "PACK", name: str = "", lifetime: str | None = None
@@ -232,4 +242,4 @@ class World:
             for app, gpu, token in self.there()
             if app in self.agents and (view := self.agents[app].leases.get(gpu)) is not None and view.token == token
         }
-        return {f"{'m' * 12}-{i}" for i in range(self.gpus)} - held
+        return {f"m-{i}" for i in range(self.gpus)} - held

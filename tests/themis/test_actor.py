@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.themis.shell_world import World
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
-from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
-from themis_bridge.shell import actor, books_file, restart
+from themis_bridge.shell import books_file
 
 #: Books as revision 2ce470d wrote them: "b" has joined beside "a", and one GPU of "a" was recalled for
 #: it.
@@ -39,54 +39,37 @@ BOOKS_OF_2CE470D = """
 
 @pytest.fixture
 def start(monkeypatch, tmp_path):
-    """Starts an `ArbiterActor` without its thread, over cores that Ray seems to have, on a clock of its own."""
-    clock, books = SimpleNamespace(now=0.0), tmp_path / "books.json"
-    monkeypatch.setattr(actor, "time", SimpleNamespace(monotonic=lambda: clock.now, time=lambda: 1e9))
-    monkeypatch.setattr(actor, "Gauges", lambda: None)
-    monkeypatch.setattr(actor.ArbiterActor, "_loop", lambda self: None)
-
-    def start(cores: int, reserved: dict[tuple[str, str, int], str], text: str | None = None) -> SimpleNamespace:
-        """``reserved``: (app, GPU, token) -> Ray's state of the reservation. ``text``: an earlier arbiter's books."""
-        ray = SimpleNamespace(
-            cluster_gpus=lambda unit: ([Gpu(f"m-{i}", "m") for i in range(cores)], {"m": "node:m"}),
-            found=lambda: {key: (state, key) for key, state in reserved.items()},
-            newest_token=lambda: max((key[2] for key in reserved), default=0),
-            id_of=lambda key: str(key[2]),
-            CREATED="CREATED",
-            REMOVED="REMOVED",
-        )
-        for module in (actor, restart):
-            monkeypatch.setattr(module, "reservations", ray)
-        if text is not None:
-            books.write_text(text)
-        made = actor.ArbiterActor({}, "CPU", str(books))
-
-        def at_the_end_of_a_tick() -> dict:
-            made._flush()
-            return json.loads(books.read_text())
-
-        return SimpleNamespace(actor=made, clock=clock, books=at_the_end_of_a_tick)
-
-    return start
+    """Starts an `ArbiterActor` that does nothing by itself. Arguments: the number of cores, and of `World`."""
+    return lambda cores, **more: World(monkeypatch, tmp_path, gpus=cores, settings={}, **more)
 
 
 @pytest.fixture
-def arbiter(start):
+def world(start):
     """A first arbiter of two cores that no job uses."""
-    return start(2, {})
+    return start(2)
+
+
+def books(world: World) -> dict:
+    """The books at the end of a tick."""
+    world.actor._flush()
+    return json.loads(world.books.read_text())
+
+
+def held(number: int) -> list[tuple[str, str, int]]:
+    """The reservations of "a" in the books above, the first ones."""
+    return [("a", f"m-{i}", i + 1) for i in range(number)]
 
 
 def test_books_of_an_earlier_revision_start_the_arbiter(start):
-    held = {("a", f"m-{i}", i + 1): "CREATED" for i in range(3)}
-    arbiter = start(3, held, BOOKS_OF_2CE470D)
-    before, after = json.loads(BOOKS_OF_2CE470D), arbiter.books()
+    world = start(3, held=held(3), text=BOOKS_OF_2CE470D)
+    before, after = json.loads(BOOKS_OF_2CE470D), books(world)
     # What those books say is kept; fields that are new since then have their defaults.
     apps = {name: {**asdict(AppRecord("", 0.0, 0.0)), **app} for name, app in before["apps"].items()}
     apps = json.loads(json.dumps(apps))
     settings = {**asdict(Settings()), **before["settings"]}
     new = {"settings": settings, "apps": apps, "away": {}, "doubts": {}, "usage": {}, "epoch": 1, "format": 1}
     assert after == {**before, **new}
-    status = arbiter.actor.status()
+    status = world.actor.status()
     assert status["apps"]["a"]["rho"] == 1.0 and status["settings"]["quotas"] == {"b": 2}
     assert {gpu: lease["token"] for gpu, lease in status["apps"]["a"]["leases"].items()} == {
         "m-0": 1,
@@ -94,59 +77,59 @@ def test_books_of_an_earlier_revision_start_the_arbiter(start):
         "m-2": 3,
     }
     # The GPU that was promised to "b" goes to "b" when "a" leaves it, under a new token.
-    arbiter.actor.exchange("a", "s", [m.Release("a", "s", "m-0", 1)])
-    arbiter.actor._handle(m.Removed("m-0", 1))
-    assert [(lease["gpu"], lease["app"], lease["token"]) for lease in arbiter.books()["leases"]["leases"]][-1:] == [
+    world.actor.exchange("a", "s", [m.Release("a", "s", "m-0", 1)])
+    world.actor._handle(m.Removed("m-0", 1))
+    assert [(lease["gpu"], lease["app"], lease["token"]) for lease in books(world)["leases"]["leases"]][-1:] == [
         ("m-0", "b", 4)
     ]
 
 
-def test_a_job_that_starts_again_changed_gets_what_it_asks_for_now(arbiter):
-    arbiter.actor.join("a", "one", {"CPU": 1.0})
-    arbiter.actor.join("a", "other", {"CPU": 1.0, "disk": 1.0})
-    assert arbiter.books()["bundles"] == {"a": {"CPU": 1.0}}, "it was refused"
-    arbiter.actor._handle(m.DriverDied("a", "one"))
-    arbiter.actor.join("a", "two", {"CPU": 1.0, "memory": 4.0})
-    assert arbiter.books()["bundles"] == {"a": {"CPU": 1.0, "memory": 4.0}}
+def test_a_job_that_starts_again_changed_gets_what_it_asks_for_now(world):
+    world.actor.join("a", "one", {"CPU": 1.0})
+    world.actor.join("a", "other", {"CPU": 1.0, "disk": 1.0})
+    assert books(world)["bundles"] == {"a": {"CPU": 1.0}}, "it was refused"
+    world.actor._handle(m.DriverDied("a", "one"))
+    world.actor.join("a", "two", {"CPU": 1.0, "memory": 4.0})
+    assert books(world)["bundles"] == {"a": {"CPU": 1.0, "memory": 4.0}}
 
 
-def test_a_namesake_is_refused_in_the_call_in_which_it_joins(arbiter):
-    arbiter.actor.join("a", "one", {"CPU": 1.0})
+def test_a_namesake_is_refused_in_the_call_in_which_it_joins(world):
+    world.actor.join("a", "one", {"CPU": 1.0})
     for silent, final in ((1.0, True), (15.0, False)):
-        arbiter.clock.now += silent
-        arbiter.actor._handle(m.Tick())
-        arbiter.actor.join("a", "two", {"CPU": 1.0})
-        refused = arbiter.actor.exchange("a", "two", [])
+        world.now += silent
+        world.actor._handle(m.Tick())
+        world.actor.join("a", "two", {"CPU": 1.0})
+        refused = world.actor.exchange("a", "two", [])
         assert refused and all((each.final, each.waits) == (final, not final) for each in refused)
 
 
-def test_a_heartbeat_does_not_rewrite_the_books(arbiter):
-    arbiter.actor.join("a", "one", {"CPU": 1.0})
-    arbiter.clock.now = 1.0
-    arbiter.actor.exchange("a", "one", [])
-    before = arbiter.books()
-    arbiter.actor._outgoing._mail.clear()
-    arbiter.clock.now = 3.0
-    assert [type(each) for each in arbiter.actor.exchange("a", "one", [])] == [m.Leases]
-    assert arbiter.books() == before
-    arbiter.actor.configure({"lease_s": 100.0})
-    assert arbiter.books()["settings"]["lease_s"] == 100.0
+def test_a_heartbeat_does_not_rewrite_the_books(world):
+    world.actor.join("a", "one", {"CPU": 1.0})
+    world.now = 1.0
+    world.actor.exchange("a", "one", [])
+    before = books(world)
+    world.actor._write_ahead._mail.clear()
+    world.now = 3.0
+    assert [type(each) for each in world.actor.exchange("a", "one", [])] == [m.Leases]
+    assert books(world) == before
+    world.actor.configure({"lease_s": 100.0})
+    assert books(world)["settings"]["lease_s"] == 100.0
 
 
-def test_a_thousand_joins_within_a_tick_write_the_books_once(arbiter, monkeypatch):
+def test_a_thousand_joins_within_a_tick_write_the_books_once(world, monkeypatch):
     written, dumps = [], []
     write, dump = books_file.write_books, json.dumps
     monkeypatch.setattr(books_file, "write_books", lambda *args: written.append(write(*args)))
     monkeypatch.setattr(books_file, "json", SimpleNamespace(dumps=lambda data: dumps.append(dump(data)) or dumps[-1]))
     for number in range(1000):
-        arbiter.actor.join(f"app{number}", f"app{number}/1", {"CPU": 1.0})
-        arbiter.actor.exchange(f"app{number}", f"app{number}/1", [])
-    assert not dumps and not arbiter.actor._outgoing._mail, "nothing is carried out before it is written"
-    assert len(arbiter.books()["apps"]) == 1000
+        world.actor.join(f"app{number}", f"app{number}/1", {"CPU": 1.0})
+        world.actor.exchange(f"app{number}", f"app{number}/1", [])
+    assert not dumps and not world.actor._write_ahead._mail, "nothing is carried out before it is written"
+    assert len(books(world)["apps"]) == 1000
     assert len(dumps) == len(written) == 1
-    kinds = {type(each) for mail in arbiter.actor._outgoing._mail.values() for each in mail}
-    assert kinds == {m.AskRho, m.Leases} and len(arbiter.actor._outgoing._mail) == 1000
-    arbiter.actor.exchange("app7", "app7/1", [])
+    kinds = {type(each) for mail in world.actor._write_ahead._mail.values() for each in mail}
+    assert kinds == {m.AskRho, m.Leases} and len(world.actor._write_ahead._mail) == 1000
+    world.actor.exchange("app7", "app7/1", [])
     assert len(dumps) == 1, "a heartbeat is answered at once"
 
 
@@ -167,32 +150,12 @@ GOOD = json.loads(BOOKS_OF_2CE470D)
         (json.dumps({**GOOD, "clock": None}), "NoneType"),
     ],
 )
-def test_books_that_cannot_be_read_are_kept_aside(text, why, start, caplog, tmp_path):
-    held = {("a", f"m-{i}", i + 1): "CREATED" for i in range(2)}
-    arbiter = start(3, held, text)
-    assert (tmp_path / "books.kept").read_text() == text
-    assert why in caplog.text and "books.kept" in caplog.text
+def test_books_that_cannot_be_read_are_kept_aside(text, why, start, caplog):
+    world = start(3, held=held(2), text=text)
+    assert world.books.with_suffix(".kept").read_text() == text
+    assert why in caplog.text and "head.kept" in caplog.text
     # What the placement groups tell: the holder keeps its GPUs, and tokens go on above all that existed.
-    arbiter.actor.exchange("a", "s", [])
-    leases = arbiter.actor.status()["apps"]["a"]["leases"]
+    world.actor.exchange("a", "s", [])
+    leases = world.actor.status()["apps"]["a"]["leases"]
     assert {gpu: lease["token"] for gpu, lease in leases.items()} == {"m-0": 1, "m-1": 2}
-    assert arbiter.books()["leases"]["token"] == 1e12
-
-
-def test_a_disk_that_is_full_at_the_start_does_not_keep_the_arbiter_from_starting(start, monkeypatch):
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(books_file, "write_books", full)
-    arbiter = start(2, {})
-    assert "No space left" in arbiter.actor.status()["trouble"][0]
-
-
-def test_a_job_that_is_not_admitted_is_told_why(start):
-    arbiter = start(1, {})
-    arbiter.actor.configure({"most_demand": 1.0})
-    for name in ("a", "b", "late"):
-        arbiter.actor.join(name, f"{name}/1", {"CPU": 1.0})
-    refused = arbiter.actor.exchange("late", "late/1", [])[0]
-    assert refused.final and "'late' is not admitted" in refused.why
-    assert arbiter.actor.status()["apps"].keys() == {"a", "b"}
+    assert books(world)["leases"]["token"] == 1e12

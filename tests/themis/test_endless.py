@@ -8,24 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.themis.cluster import SETTINGS, Cluster, Job
-from themis_bridge import ThemisError
+from tests.themis.cluster import SETTINGS, Cluster, Job, Service
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.auction import Bid
-from themis_bridge.bids import Endless
 from themis_bridge.fairness import UNSERVED, endless_rho
-from themis_bridge.settings import Settings
-
-
-class Service:
-    """The `Work` of a service whose load wants ``wanted`` GPUs."""
-
-    def __init__(self, wanted: int):
-        self.wanted = wanted
-
-    def valuation(self, contention, cluster_gpus):
-        return Endless(self.wanted, cluster_gpus / contention)
 
 
 def test_rho_is_what_its_share_could_do_over_what_it_does():
@@ -113,21 +100,3 @@ def test_reserves_beyond_all_gpus_go_to_the_app_that_came_first_and_a_quota_is_k
     cluster.join("second", Service(4))
     cluster.wait(400)
     assert [len(cluster.holds(name)) for name in ("first", "second")] == [2, 2]
-
-
-def test_a_restarted_arbiter_knows_reserves_and_who_never_ends():
-    cluster = Cluster(2, replace(SETTINGS, reserves={"service": 1}))
-    cluster.join("service", Service(1))
-    cluster.wait(5)
-    state = cluster.arbiter.state
-    again = type(state).loaded(state.saved(), state.gpus.values(), [], 0.0)
-    assert again.reserve("service") == 1 and again.apps["service"].endless
-    older = state.saved()
-    del older["settings"]["reserves"], older["apps"]["service"]["endless"]
-    assert type(state).loaded(older, state.gpus.values(), [], 0.0).reserve("service") == 0
-
-
-@pytest.mark.parametrize("reserve", [-1, 1.5, True, "2"])
-def test_a_reserve_that_is_no_number_of_gpus_is_refused(reserve):
-    with pytest.raises(ThemisError, match="the reserve of app 'a' is"):
-        Settings(reserves={"a": reserve})

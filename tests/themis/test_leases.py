@@ -6,7 +6,7 @@ import pytest
 
 from tests.themis.cluster import Cluster, Job
 from themis_bridge import ThemisError
-from themis_bridge.leases import Fence, LeaseTable
+from themis_bridge.leases import LeaseTable
 from themis_bridge.policy import Outcome
 
 
@@ -84,11 +84,3 @@ def test_tokens_only_grow():
     table.drop(lease)
     assert table.grant("g", "b", 10.0).token > lease.token
     assert LeaseTable.loaded(table.saved(), [41]).grant("h", "a", 1.0).token == 42
-
-
-def test_a_fence_refuses_older_tokens():
-    fence = Fence()
-    assert fence.admit_token("g", 3)
-    assert fence.admit_token("g", 3)
-    assert not fence.admit_token("g", 2)
-    assert fence.admit_token("h", 1)

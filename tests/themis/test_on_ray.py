@@ -109,7 +109,7 @@ def test_leases_of_one_tenant(control):
     with pytest.raises(ThemisError, match="leases single CPUs"):
         Tenant("b", Work(), {"GPU": 1.0}, "GPU")
     tenant.close()
-    wait_for(lambda: not reservations.states())
+    wait_for(lambda: not reservations.found())
     assert control.stop()
     with pytest.raises(ThemisError, match="fluidtune arbiter start"):
         control.status()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from benchmarks.shared_cluster.baselines import policy
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
 from themis_bridge.messages import Report
-from themis_bridge.policy import LONG_WAIT, Situation, Themis, share_leftover
+from themis_bridge.policy import LONG_WAIT, Situation, Themis, share_leftover, tie_break, worst_first
 
 
 def bidders(
@@ -114,3 +116,34 @@ def test_by_the_papers_rule_the_worst_share_of_the_apps_bids_and_others_draw_lot
     found = rule.decide(situation, {"last": Bid("last", {none: 3.0, one: 1.0})})
     assert found.grants["g0"] == "last" and found.clearing is not None
     assert found.leftovers == {"g1", "g2", "g3"} and "last" not in {found.grants[gpu] for gpu in found.leftovers}
+
+
+# Ties
+
+NAMES = ("a", "b", "c", "zz")
+
+
+def equals(number: int, joined: dict[str, float] | None = None) -> Situation:
+    reports = dict.fromkeys(NAMES, Report(2.0, 1, best=1.0, left=9.0))
+    return Situation(reports, dict.fromkeys(NAMES, ()), {"g": Gpu("g", "m")}, {}, {}, joined or {}, number)
+
+
+def test_no_name_wins_ties():
+    first = Counter(worst_first(equals(number))[0] for number in range(400))
+    given = Counter(share_leftover(equals(number), {}, {})["g"] for number in range(400))
+    # Each would be 100 if lots were drawn, and 400 for one of them if a name decided.
+    assert all(60 < first[name] < 140 and 60 < given[name] < 140 for name in NAMES)
+
+
+def test_among_equals_the_one_that_came_first_comes_first():
+    joined = {name: -float(number) for number, name in enumerate(NAMES)}
+    for number in range(20):
+        assert worst_first(equals(number, joined)) == sorted(NAMES, reverse=True)
+
+
+def test_a_name_cannot_be_chosen_for_its_lots():
+    # The best of many names at one time of arrival is an ordinary one a microsecond later.
+    names = [f"app{number}" for number in range(1000)]
+    best = min(names, key=lambda name: tie_break(name, 10.0, 7))
+    others = [tie_break(name, 10.000001, 7) < tie_break(best, 10.000001, 7) for name in names]
+    assert sum(others) > 10

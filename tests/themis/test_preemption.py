@@ -89,3 +89,14 @@ def test_a_recalled_lease_that_no_app_wins_stays_until_its_end():
     cluster.join("c", Job(1))
     cluster.wait(2 * SETTINGS.answer_s + SETTINGS.notice_s + 1)
     assert len(cluster.holds("c")) == 1 and len(first.leases) == 7
+
+
+def test_of_equal_holders_the_one_that_came_last_gives_first() -> None:
+    for early, late in (("a", "b"), ("b", "a")):
+        table = LeaseTable()
+        for number, gpu in enumerate(GPUS):
+            table.grant(gpu, early if number < 6 else late, 50.0)
+        joined = {early: 1.0, late: 2.0}
+        apps = {name: AppRecord("s", since, 0.0, rho=1.0) for name, since in joined.items()}
+        apps["new"] = AppRecord("s", 3.0, 0.0)
+        assert leases_to_recall("new", GPUS, table, apps, SETTINGS, 4.0)[0].app == late

@@ -9,17 +9,6 @@ from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 
 
-def test_a_reservation_that_failed_is_tried_again():
-    cluster = Cluster(1)
-    cluster.join("a")
-    app, token = cluster.reserved.pop("g0")
-    cluster.send(m.ReserveFailed("g0", token))
-    assert not cluster.reserved
-    cluster.wait(6)
-    assert cluster.reserved["g0"][0] == app
-    assert cluster.reserved["g0"][1] > token
-
-
 def test_a_gpu_that_cannot_be_reserved_for_one_app_goes_to_another():
     cluster = Cluster(3)
     cluster.join("b", Job(1))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
-from tests.themis.cluster import Cluster, Job
+from tests.themis.cluster import SETTINGS, Cluster, Job, Service
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
+from themis_bridge.arbiter_state import ArbiterState
 
 
 @pytest.mark.parametrize("books", [True, False])
@@ -16,7 +20,7 @@ def test_nothing_changes_for_apps_when_the_arbiter_dies(books):
     cluster.wait(5)
     held = {name: cluster.holds(name) for name in "ab"}
     assert all(held.values())
-    data = cluster.arbiter.saved() if books else {}
+    data = cluster.arbiter.state.saved() if books else {}
     gpus = cluster.arbiter.state.gpus.values()
     cluster.arbiter, out = Arbiter.restored(data, cluster.reserved, gpus, wall=1e9)
     assert not out
@@ -34,7 +38,7 @@ def test_a_grant_that_was_stored_but_not_carried_out_gets_a_new_token():
     cluster = Cluster(1)
     cluster.join("a")
     token = cluster.reserved.pop("g0")[1]
-    arbiter, out = Arbiter.restored(cluster.arbiter.saved(), {}, cluster.arbiter.state.gpus.values(), wall=0)
+    arbiter, out = Arbiter.restored(cluster.arbiter.state.saved(), {}, cluster.arbiter.state.gpus.values(), wall=0)
     assert out == [m.Reserve("g0", "a", token + 1)]
     arbiter.validate_state()
 
@@ -42,9 +46,25 @@ def test_a_grant_that_was_stored_but_not_carried_out_gets_a_new_token():
 def test_a_reservation_that_is_not_in_the_books_is_removed():
     cluster = Cluster(2)
     cluster.join("a", Job(1))
-    free = next(iter(set(cluster.arbiter.state.gpus) - set(cluster.reserved)))
+    state = cluster.arbiter.state
+    free = next(iter(set(state.gpus) - set(cluster.reserved)))
     reserved = {**cluster.reserved, free: ("b", 77)}
-    arbiter, out = Arbiter.restored(cluster.arbiter.saved(), reserved, cluster.arbiter.state.gpus.values(), wall=0)
+    arbiter, out = Arbiter.restored(state.saved(), reserved, state.gpus.values(), wall=0)
     assert out == [m.Remove(free, "b", 77)]
     assert arbiter.state.leases.token == 77
     assert arbiter.handle(m.Removed(free, 77), 0.0)[:1] != [m.Reserve(free, "b", 77)]
+
+
+def test_all_that_is_in_the_books_comes_back():
+    cluster = Cluster(8, replace(SETTINGS, half_life_s=1000.0, reserves={"service": 1}))
+    cluster.join("gang", Job(1, 1e5, together=4), user="anna")
+    cluster.join("service", Service(1))
+    cluster.wait(50)
+    state = cluster.arbiter.state
+    state.doubts["bert"] = (2.0, 100.0)
+    cluster.send(m.Heard("gang", "s"), m.Heard("service", "s"))
+    data = json.loads(json.dumps(state.saved()))
+    again = ArbiterState.loaded(data, state.gpus.values(), [], 0.0)
+    assert json.loads(json.dumps(again.saved())) == {**data, "epoch": 1}
+    assert again.gangs() == {"gang": 4} and again.usage["anna"] > 0 and "bert" in again.doubts
+    assert again.apps["service"].endless and again.reserve("service") == 1

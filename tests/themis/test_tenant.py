@@ -86,14 +86,6 @@ def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
     assert not cluster.arbiter.apps
 
 
-def test_an_arbiter_that_was_started_anew_is_joined(cluster):
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
-    job._arbiter = cluster.arbiter = Arbiter("GPU")
-    wait_for(lambda: cluster.arbiter.apps)
-    assert job.poll() == []
-    job.close()
-
-
 def test_a_job_names_its_user_whenever_it_joins(cluster):
     job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU", "anna")
     assert cluster.arbiter.users == {"a": "anna"}
@@ -214,5 +206,5 @@ def test_a_job_shows_that_it_lives_until_it_ends(cluster):
 def test_an_arbiter_that_knows_no_users_is_joined_by_jobs_without_one(cluster):
     cluster.arbiter.join = Remote(lambda app, session, bundle: cluster.arbiter.apps.add(app))
     tenant.Tenant("a", None, {"GPU": 1.0}, "GPU").close()
-    with pytest.raises(ThemisError, match=r"earlier version and does not know users, .* user 'anna'"):
+    with pytest.raises(ThemisError, match="earlier version, which does not know user='anna'"):
         tenant.Tenant("b", None, {"GPU": 1.0}, "GPU", "anna")

@@ -30,6 +30,7 @@ from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION, TRIAL_INFO
 from fluidtune.tune import job_log, result_logs
@@ -79,8 +80,10 @@ class PlayedWorker:
     broken: str | None = None
     refused: float | None = None
     ungrowable: str | None = None
-    #: What it says of its newest group with its next result.
+    #: Its newest group: generation, and seconds that it took to form.
     reformed: tuple[float, float] | None = None
+    #: How often the workers of its group differed.
+    differences: int = 0
     #: Of a follower: the generation that it entered, and how its part ended; "" while it goes on.
     entered: int | None = None
     joined: bool = False
@@ -516,6 +519,7 @@ class Play:
             worker.reported = 0 if args[1].repeats else args[1].delivered
             worker.group, worker.reform, worker.formed, worker.broken = [], None, 0, None
             worker.refused = worker.ungrowable = worker.reformed = None
+            worker.differences = 0
         elif method == "join":
             self.check(worker.trial is None, f"{worker.name} hosts two trials")
             worker.trial, worker.role = self.trials[args[1].trial], "follower"
@@ -650,10 +654,10 @@ class Play:
             for follower in worker.group:
                 follower.over = follower.over or "dismissed"
             worker.group = []
-            return IterationReply({}, kind, 0.0, lost="the loop is so", ungrowable="the loop is so")
+            facts = GroupFacts(ungrowable="the loop is so")
+            return IterationReply({}, kind, 0.0, facts=facts, lost="the loop is so")
         seconds = self.rng.choice([0.01, 1.0, 1.0, 4.0]) / (1 + len(worker.group))
         self._form(worker)
-        reformed, worker.reformed = worker.reformed, None
         if worker.reported >= trial.budget + 1 and self.rng.random() < 0.5:
             return IterationReply({RESULT_DUPLICATE: True}, kind, 0.0, worker.reported)
         worker.reported += 1
@@ -667,19 +671,23 @@ class Play:
             kind,
             seconds,
             count,
-            width=1 + len(worker.group),
             memory=0.2,
             ephemeral=0.05,
         )
         reply.saved = None if self.waits_for_checkpoints else saved
         if trial.elastic:
-            reply.address = ("127.0.0.1" if self.setup.one_node else "10.0.0.1", 4321)
-            reply.mends, reply.reformed, reply.refused = trial.kind == "mending", reformed, worker.refused
-            reply.ungrowable = worker.ungrowable
+            worker.differences += self._chance(5)
             if self._chance(5):
-                reply.differed = "they differ"
-            if self._chance(5):
-                reply.ungrowable = worker.ungrowable = "the loop is so"
+                worker.ungrowable = "the loop is so"
+            reply.facts = GroupFacts(
+                address=("127.0.0.1" if self.setup.one_node else "10.0.0.1", 4321),
+                last_reform=worker.reformed,
+                refused=worker.refused,
+                ungrowable=worker.ungrowable,
+                differences=worker.differences,
+                difference="they differ",
+                mends=trial.kind == "mending",
+            )
         return reply
 
     def _form(self, worker: PlayedWorker) -> None:

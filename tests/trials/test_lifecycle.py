@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fluidtune.engine import messages as engine
+from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
 from fluidtune.trials.losses import MAX_DEATHS, MAX_MISSES
@@ -61,13 +62,7 @@ class Shown:
     kind: engine.Kind = "plain"
     result: dict[str, Any] = field(default_factory=dict)
     seconds: float = 1.0
-    address: tuple[str, int] | None = None
-    reformed: tuple[float, float] | None = None
-    ungrowable: str | None = None
-    refused: float | None = None
-    differed: str | None = None
-    mends: bool = False
-    streams: Any = None
+    facts: GroupFacts = field(default_factory=GroupFacts)
     memory: float | None = None
     ephemeral: float = 0.0
     compute: float | None = None
@@ -111,8 +106,10 @@ class Driver:
         self.asked()
         return self.done(iteration, **shown)
 
-    def done(self, iteration: int, **shown: Any) -> list[m.Instruction]:
-        return self.hears(m.IterationDone(self.life.calls[0], Shown(iteration, **shown), iteration))
+    def done(self, iteration: int, kind: engine.Kind = "plain", saved: Any = None, **facts: Any) -> list[m.Instruction]:
+        """The leader has done an iteration. ``facts``: fields of `GroupFacts`."""
+        shown = Shown(iteration, kind, facts=GroupFacts(**facts), saved=saved)
+        return self.hears(m.IterationDone(self.life.calls[0], shown, iteration))
 
     def elastic(self, *devices: int) -> Driver:
         self.live(*devices)
@@ -134,7 +131,7 @@ class Driver:
         for worker in joined.values():
             self.hears(m.Joined(worker))
         self.asked()
-        self.done(2, kind="elastic", address=ADDRESS, mends=mends, reformed=(1.0, 0.2))
+        self.done(2, kind="elastic", address=ADDRESS, mends=mends, last_reform=(1.0, 0.2))
         assert self.life.crew.width == 3 and self.life.crew.change == "steady"
         return self, joined
 
@@ -413,7 +410,7 @@ def test_a_group_grows_at_a_boundary() -> None:
     ready = driver.hears(m.Joined(process("j1", 1), ("same", "")))
     assert ready[2:] == [m.Enter(process("j2", 2), group), m.Enter(process("j1", 1), group)]
     assert driver.asked() == [m.CallLeader(process("w0", 0), driver.call, group)]
-    out = driver.done(2, kind="elastic", address=ADDRESS, reformed=(1.0, 0.2))
+    out = driver.done(2, kind="elastic", address=ADDRESS, last_reform=(1.0, 0.2))
     assert told(out) == [engine.Resized("a", (0, 1, 2), 0.2), engine.Result("a", 1.0, 3)]
 
 
@@ -423,7 +420,7 @@ def test_a_group_that_shrinks_needs_nobody_but_its_leader() -> None:
     assert kinds(out) == ["WriteResizeStarted"] and driver.life.crew.change == "announced"
     assert driver.asked()[0].group == m.NewGroup(2, ("w0", "j2"), ADDRESS)  # type: ignore[attr-defined]
     assert kinds(driver.hears(m.FollowerEnded(joined[1], "over"))) == ["Unload"], "it was dismissed"
-    out = driver.done(3, kind="elastic", address=ADDRESS, reformed=(2.0, 0.1))
+    out = driver.done(3, kind="elastic", address=ADDRESS, last_reform=(2.0, 0.1))
     assert told(out)[0] == engine.Resized("a", (0, 2), 0.1)
 
 
@@ -431,7 +428,7 @@ def test_a_dismissed_worker_is_none_of_the_group_also_before_its_loop_has_ended(
     driver, joined = Driver().wide()
     driver.hears(m.ResizeWanted((0, 2), RESIZES))
     driver.asked()
-    driver.done(3, kind="elastic", address=ADDRESS, reformed=(2.0, 0.1))
+    driver.done(3, kind="elastic", address=ADDRESS, last_reform=(2.0, 0.1))
     assert driver.life.crew.members().keys() == {0, 2}
     assert kinds(driver.hears(m.FollowerEnded(joined[1], "died", error=ERROR))) == ["Bury"]
 
@@ -443,7 +440,8 @@ def test_an_old_boundary_is_no_answer_to_a_newer_resize() -> None:
     driver.hears(m.ResizeWanted((0, 2), RESIZES))
     driver.hears(m.Joined(driver.joins(2)[2]))
     driver.asked()
-    assert told(driver.done(2, kind="elastic", address=ADDRESS, reformed=(1.0, 0.1))) == [engine.Result("a", 1.0, 1.0)]
+    out = driver.done(2, kind="elastic", address=ADDRESS, last_reform=(1.0, 0.1))
+    assert told(out) == [engine.Result("a", 1.0, 1.0)]
     assert driver.life.crew.change == "reforming"
 
 

@@ -16,6 +16,7 @@ from fluidtune.cluster.lanes import Lack
 from fluidtune.cluster.messages import IterationReply
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.engine import messages as m
+from fluidtune.group_facts import GroupFacts
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.live import LiveRun
 from fluidtune.trials import messages as life
@@ -63,7 +64,7 @@ def test_a_growth_that_its_rehearsal_refuses_says_so(tried: Tried) -> None:
 
 def test_a_group_that_goes_on_without_a_dead_worker_says_why_it_is_narrower(tried: Tried) -> None:
     run, follower = wide(tried)
-    run.life.crew.mends = True
+    run.life.crew.facts = GroupFacts(mends=True)
     tried.follower_ended(run, follower, RayActorError())
     tried.manager._advance()
     resized = logged(tried, "resized")[-1]
@@ -158,7 +159,7 @@ def test_a_trial_that_is_out_of_reach_says_why_it_moves(tried: Tried, monkeypatc
 
 def test_workers_that_differed_have_trial_and_reason(tried: Tried) -> None:
     run, _ = wide(tried)
-    tried.trains(run, 3, differed="weights differ", ungrowable="its workers drift apart")
+    tried.trains(run, 3, differences=1, difference="weights differ", ungrowable="its workers drift apart")
     (differed,), (ended,) = logged(tried, "workers_differed"), logged(tried, "growth_ended")
     assert (differed["trial"], differed["reason"]) == ("a", "weights differ")
     assert (ended["trial"], ended["reason"]) == ("a", "its workers drift apart")

@@ -18,6 +18,7 @@ from fluidtune.cluster.messages import IterationReply
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue
+from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.trials import TrialLife
@@ -133,7 +134,7 @@ def test_a_group_that_mends_itself_while_it_shrinks_leaves_out_a_worker_that_lef
     dismissed, dead = tried.pool.add_worker("dismissed", 1), tried.pool.add_worker("dead", 2)
     crew = run.life.crew
     crew.devices, crew.wanted, crew.followers, crew.width = (0, 1, 2), (0, 2), {1: dismissed, 2: dead}, 3
-    crew.mends, crew.change = True, "reforming"
+    crew.facts, crew.change = GroupFacts(mends=True), "reforming"
     tried.follower_ended(run, dismissed, None)
     tried.follower_ended(run, dead, RayActorError())
     assert crew.devices == crew.wanted == (0,) and crew.width == 1
@@ -163,8 +164,8 @@ def test_a_loop_that_cannot_be_divided_goes_on_alone(tried: Tried, who: str) -> 
         tried.follower_ended(run, follower, Ungrowable("the loop is so"))
     else:
         tried.manager.schedule_actor_task(run.tracked, "train")
-        reply = IterationReply({}, "elastic", 0.0, lost="the loop is so", ungrowable="the loop is so")
-        tried.answered(run, reply)
+        facts = GroupFacts(ungrowable="the loop is so")
+        tried.answered(run, IterationReply({}, "elastic", 0.0, facts=facts, lost="the loop is so"))
     tried.manager._advance()
     assert run in tried.manager._runs and run.life.crew.leader is not None and len(run.life.crew.devices) == 1
     assert [name for name in tried.written() if name != "worker_lost"][-3:] == [
@@ -179,8 +180,8 @@ def test_a_refused_joiner_costs_nothing(tried: Tried) -> None:
     tried.joined(run, joiner, None)
     tried.manager.schedule_actor_task(run.tracked, "train")
     tried.follower_ended(run, joiner, NotTakenIn())
-    reply = IterationReply({"training_iteration": 2}, "elastic", 1.0, 2, ungrowable="the loop is so", refused=1.0)
-    tried.answered(run, reply)
+    facts = GroupFacts(ungrowable="the loop is so", refused=1.0)
+    tried.answered(run, IterationReply({"training_iteration": 2}, "elastic", 1.0, 2, facts))
     assert run.life.place == "live" and run.life.crew.change == "steady" and run.life.crew.wanted == (0,)
     assert tried.written()[-3:] == ["growth_ended", "resize_failed", "trial_result"]
 
@@ -242,7 +243,7 @@ def test_an_elastic_trial_is_reached_on_its_own_node_only_until_it_needs_another
     assert first.actor.called == ["load", "train", "unload"]
     assert not tried.job.load_spec(run).one_node
     # Where the leader says another address, its followers use another one, too.
-    run.life.crew.address = ("10.0.0.1", 4321)
+    run.life.crew.facts = GroupFacts(address=("10.0.0.1", 4321))
     assert not tried.job.load_spec(run).one_node
 
 
@@ -252,12 +253,13 @@ def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
     # docs/bugs.md, 181
     monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
     run = tried.placed(1.0)
-    run.life.kind, run.life.crew.address, run.life.crew.wanted = "elastic", (LOOPBACK, 4321), (0, 1)
+    crew, run.life.kind = run.life.crew, "elastic"
+    crew.facts, crew.wanted = GroupFacts(address=(LOOPBACK, 4321)), (0, 1)
     tried.devices.nodes[1] = "other"
     assert tried.job.out_of_reach(run)
     del tried.devices.nodes[1]
     assert tried.job.out_of_reach(run) is False
-    run.life.crew.address = None
+    crew.facts = GroupFacts()
     assert not tried.job.load_spec(run).one_node
 
 

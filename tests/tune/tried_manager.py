@@ -13,6 +13,7 @@ from benchmarks.stand_in_tune import standing_alone
 from fluidtune.cluster.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic.transport.membership import LOOPBACK
+from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.trials import messages as life
@@ -188,12 +189,11 @@ class Tried:
         """A follower has answered ``enter``."""
         self.tell(run, worker_answers.entered(worker, value))
 
-    def trains(self, run: TrialRun, iteration: int, **shown: Any) -> None:
-        """Tune asks for an iteration, and the leader of the elastic trial does it."""
+    def trains(self, run: TrialRun, iteration: int, **facts: Any) -> None:
+        """Tune asks for an iteration, and the leader of the elastic trial does it. ``facts``: of `GroupFacts`."""
         self.manager.schedule_actor_task(run.tracked, "train")
-        reply = IterationReply({"training_iteration": iteration}, "elastic", 1.0, iteration, **shown)
-        reply.address = (LOOPBACK, 4321)
-        self.answered(run, reply)
+        known = GroupFacts(address=(LOOPBACK, 4321), **facts)
+        self.answered(run, IterationReply({"training_iteration": iteration}, "elastic", 1.0, iteration, known))
         self.manager._advance()
 
 
@@ -227,6 +227,6 @@ def wide(tried: Tried) -> tuple[TrialRun, PooledWorker]:
     """An elastic trial with two workers, and its follower."""
     run, follower = growing(tried)
     tried.joined(run, follower, None)
-    tried.trains(run, 2, reformed=(1.0, 0.1))
+    tried.trains(run, 2, last_reform=(1.0, 0.1))
     assert run.life.crew.followers == {1: follower} and run.life.crew.width == 2
     return run, follower

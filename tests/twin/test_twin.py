@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+from itertools import count
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.streams import LiveTwin
+from benchmarks.two_models import MixedTwin, Model
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.twin import Costs, Model, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid, read_job
+from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid, read_job
+from fluidtune.twin.shell import WorkerStarts
+from tests.report.makers import added, begin, ended, ev, group, over, result, started
 
 ALONE = Profile("alone", {"1": 1.0})
 
@@ -31,12 +39,12 @@ def test_packing_overhead_loses_next_to_nothing(overhead: float):
 
 def test_a_trial_has_the_pace_of_its_slowest_device():
     models = (Model("fast"), Model("slow", 3.0))
-    apart = Twin(grid(2, 4, ALONE, max_packing=1, kind="plain"), 2, models=models)
+    apart = MixedTwin(grid(2, 4, ALONE, max_packing=1, kind="plain"), models)
     assert apart.run() == pytest.approx(12.0)
     assert apart.engine._state.devices.models.of == {0: "fast", 1: "slow"}
     over_both = RecordedJob((RecordedTrial("a", (Stage("all", 4, 4.0, share=2.0),)),), ALONE, {"all": True})
-    assert Twin(over_both, 2, models=models).run() == pytest.approx(12.0)
-    untold = Twin(over_both, 2, models=[Model(), Model()])
+    assert MixedTwin(over_both, models).run() == pytest.approx(12.0)
+    untold = MixedTwin(over_both, [Model(), Model()])
     assert untold.run() == pytest.approx(4.0) and not untold.engine._state.devices.models.of
 
 
@@ -82,37 +90,22 @@ def test_ten_thousand_trials_on_a_thousand_devices():
 
 def log() -> list[dict]:
     """Two rungs: a, b and c train one iteration, b goes on without a pause, as HyperBand's last does."""
-    head = {"t": 0.0, "event": "run_started", "kind": "emulated", "devices": [{"device": 0, "node": "n"}]}
-    events = [{**head, "settings": {"max_packing": None, "max_workers": None}}]
-    for group in ("rung0", "rung1"):
-        events.append({"t": 0.1, "event": "group_announced", "group": group, "synchronous": True, "concurrency": None})
+    events = [begin(0, 1, kind="emulated"), group(0.1, "rung0"), group(0.1, "rung1")]
     at = 1.0
-    for trial, group, told, done in [
-        ("a", "rung0", 1, 1),
-        ("c", "rung0", 1, 1),
-        ("a", "rung1", 2, 2),
-        ("b", "rung0", 1, 3),
-    ]:
-        events.append(
-            {"t": at, "event": "trial_added", "trial": trial, "group": group, "kind": "plain", "iterations": told}
-        )
-        events.append({"t": at, "event": "trial_started", "trial": trial, "devices": [0], "share": 1.0})
-        for k in range(done):
-            at += 1.0
-            events.append(
-                {"t": at, "event": "trial_result", "trial": trial, "iteration": k, "seconds": 1.0, "width": 1.0}
-            )
-        events.append({"t": at, "event": "kind_found", "trial": trial, "kind": "elastic"})
-        events.append({"t": at, "event": "trial_ended", "trial": trial, "ending": "stopped"})
-    return [*events, {"t": at, "event": "run_ended", "seconds": at}]
+    ran = [("a", "rung0", 1, 1), ("c", "rung0", 1, 1), ("a", "rung1", 2, 2), ("b", "rung0", 1, 3)]
+    for trial, rung, told, done in ran:
+        events += [{**added(at, trial, rung), "kind": "plain", "iterations": told}, started(at, trial, 0)]
+        events += [result(at + k, trial, k, 1.0, 1.0) for k in range(1, done + 1)]
+        at += done
+        events += [ev(at, "kind_found", trial=trial, kind="elastic"), ended(at, trial)]
+    return [*events, over(at)]
 
 
 def test_a_job_is_read_off_a_log_and_an_unpaused_promotion_is_split():
     job = read_job(log())
     stages = {recorded.trial: [(stage.group, stage.iterations) for stage in recorded.stages] for recorded in job.trials}
     assert stages == {"a": [("rung0", 1), ("rung1", 2)], "c": [("rung0", 1)], "b": [("rung0", 1), ("rung1", 2)]}
-    assert (job.kind, job.devices, job.seconds) == ("elastic", 1, 8.0)
-    assert job.max_packing is None
+    assert (job.kind, job.max_packing) == ("elastic", None)
     assert forecast(job, 1).makespan == pytest.approx(7.0, abs=0.5)
 
 
@@ -120,8 +113,7 @@ def test_a_trial_moved_in_the_middle_of_a_rung_has_one_stage_there():
     events = log()
     moved = next(k for k, event in enumerate(events) if event.get("trial") == "b" and event["event"] == "trial_result")
     at = events[moved + 1]["t"]
-    again = {"t": at, "event": "trial_added", "trial": "b", "group": "rung1", "kind": "elastic", "iterations": 1}
-    events.insert(moved + 2, again)
+    events.insert(moved + 2, {**added(at, "b", "rung1"), "iterations": 1})
     job = read_job(events)
     stages = {
         recorded.trial: [(stage.group, stage.iterations, stage.told) for stage in recorded.stages]
@@ -135,7 +127,7 @@ def test_the_cost_of_starting_processes_is_read_off_a_log():
     events = log()
     # Two workers started together in 3 s, and one by itself in 2 s.
     for there, seconds in ((4.5, 3.0), (4.6, 3.0), (8.5, 2.0)):
-        events.append({"t": there, "event": "worker_started", "worker": "w", "device": 0, "seconds": seconds})
+        events.append(ev(there, "worker_started", worker="w", device=0, pid=1, seconds=seconds))
     costs = read_job(events).costs
     assert costs.cold == 2.0
     assert costs.at_once == pytest.approx(2 * 2.0 / 3.1)
@@ -147,7 +139,7 @@ def test_the_cost_of_the_first_iteration_in_a_new_process_is_read_off_a_log():
     assert job.costs.first == 0.0
     # The worker was there 3 s before b's first result; b's other iterations take 1 s.
     b = next(k for k, event in enumerate(events) if event.get("trial") == "b" and event["event"] == "trial_result")
-    worker = {"t": events[b]["t"] - 3.0, "event": "worker_started", "worker": "w", "device": 0, "seconds": 1.0}
+    worker = ev(events[b]["t"] - 3.0, "worker_started", worker="w", device=0, pid=1, seconds=1.0)
     events[b - 1]["t"] = worker["t"] - 1.0  # trial_started
     events.insert(b, worker)
     assert read_job(events).costs.first == pytest.approx(3.0 - 1.0 - job.costs.warm)
@@ -194,6 +186,26 @@ def test_an_algorithm_that_lives_says_when_a_trial_ends():
         asked.append((trial, iteration))
         return trial == "trial1" and iteration == 2
 
-    twin = Twin(grid(2, 5, ALONE, max_packing=1, kind="plain"), 1, stops)
+    twin = LiveTwin(grid(2, 5, ALONE, max_packing=1, kind="plain"), 1, stops)
     assert twin.run() == pytest.approx(5 + 2)
     assert asked == [*(("trial0", k) for k in range(1, 6)), ("trial1", 1), ("trial1", 2)]
+
+
+@pytest.mark.parametrize(
+    ("at_once", "there"),
+    [
+        (math.inf, [3.0, 3.0, 3.0, 3.0, 3.0]),
+        (2.0, [3.0, 3.0, 6.0, 6.0, 9.0]),
+        (1.5, [4.0, 4.0, 8.0, 8.0, 12.0]),
+        (1.0, [3.0, 6.0, 9.0, 12.0, 15.0]),
+    ],
+)
+def test_workers_start_in_the_order_asked_for_and_not_too_many_at_a_time(at_once, there):
+    heap, order, now, came = [], count(), 0.0, []
+    starts = WorkerStarts(3.0, at_once, lambda after, what: heapq.heappush(heap, (now + after, next(order), what)))
+    for k in range(5):
+        starts.start_worker(lambda k=k: came.append((k, now)))
+    while heap:
+        now, _, what = heapq.heappop(heap)
+        what()
+    assert came == [(k, pytest.approx(at)) for k, at in enumerate(there)]

@@ -3,7 +3,7 @@
 It feeds the state machine with what agents send, which GPUs Ray has, what became of reservations, and the time. At the
 end of a tick it writes the books, if anything in them has changed, and once a second because of the clock in them. Only
 then does it carry out the instructions since the last tick. They wait while the books cannot be written; what they ask
-of Ray is carried out by `errands`. Nothing is decided here.
+of Ray is carried out by `group_tasks`. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -13,36 +13,38 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from themis_bridge import arbiter_view
 from themis_bridge import messages as m
+from themis_bridge.arbiter import Arbiter
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu, check_together
+from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
 from themis_bridge.shell.books_file import Books
-from themis_bridge.shell.drivers import Drivers
-from themis_bridge.shell.errands import Errands, Wanted
+from themis_bridge.shell.cluster_watch import ForeignUsage, SilentDrivers
 from themis_bridge.shell.gauges import Gauges
-from themis_bridge.shell.others import Others
-from themis_bridge.shell.outgoing import Outgoing
-from themis_bridge.shell.restart import restored
+from themis_bridge.shell.group_tasks import GroupTasks, Wanted
+from themis_bridge.shell.write_ahead import WriteAhead
 
 logger = logging.getLogger(__name__)
 
 NAME, NAMESPACE = "themis-arbiter", "themis"
-#: Seconds between two ticks. Judgement: short beside a round's answers.
+#: Seconds between two ticks.
 TICK_S = 0.1
-#: Seconds of a tick in which calls of Ray are made; the rest of them waits for the next ticks. Judgement: then a tick
-#: takes less than 50 ms.
+#: Seconds of a tick in which calls of Ray are made; the rest of them waits for the next ticks. Then a tick takes less
+#: than 50 ms.
 CALLS_S = 0.02
-#: Seconds between two looks at Ray's nodes. Judgement: the look lists all nodes, and nodes rarely change.
+#: Seconds between two looks at Ray's nodes, which list all nodes.
 NODES_S = 1.0
-#: Ticks whose durations are kept for the status. Judgement: the last minute and a half.
+#: Ticks whose durations are kept for the status: the last minute and a half.
 TICKS = 1000
+#: What the state machine raises for books that are damaged or of another version.
+BAD_BOOKS = (ThemisError, ValueError, TypeError, KeyError, AttributeError)
 
 
 class ArbiterActor:
@@ -57,28 +59,28 @@ class ArbiterActor:
         self._unit = unit
         self._lock = threading.RLock()
         self._books = Books(Path(books), time.monotonic)
-        self._outgoing = Outgoing(self._books, self._saved, self._carry_out)
+        self._write_ahead = WriteAhead(self._books, self._saved, self._carry_out)
         #: App -> the resources that one of its devices reserves. They are stored in the books, too.
         self._bundles: dict[str, dict[str, float]] = {}
-        self._errands = Errands(reservations, time.monotonic, self._lock)
+        self._tasks = GroupTasks(time.monotonic, self._lock)
         #: What the loop has to tell the state machine.
         self._news: list[m.Event] = []
         self._closed = False
         self._ticks: deque[float] = deque(maxlen=TICKS)
         self._ticked = 0
-        self._others = Others(time.monotonic)
-        self._drivers = Drivers(lambda life: reservations.is_gone(life), time.monotonic)
+        self._foreign = ForeignUsage(time.monotonic)
+        self._drivers = SilentDrivers(lambda life: reservations.is_gone(life), time.monotonic)
         self._round_seconds = 0.0
         self._round_began: tuple[int, float] = (0, 0.0)
         gpus, self._ties = reservations.cluster_gpus(unit)
-        self._arbiter, out, self._bundles = restored(self._books, self._errands, gpus, settings, time.time())
+        self._arbiter, out, self._bundles = restored(self._books, self._tasks, gpus, settings, time.time())
         # Some reservations may have been under way when the last arbiter died.
         for lease in self._arbiter.state.leases:
             key = lease.app, lease.gpu, lease.token
-            if not lease.closing and key in self._errands.found:
-                self._errands.reserve(key, self._wanted(lease.app, self._arbiter.state.gpus[lease.gpu]))
-        self._outgoing.take(out, write=True)
-        self._outgoing.flush()
+            if not lease.closing and key in self._tasks.found:
+                self._tasks.reserve(key, self._wanted(lease.app, self._arbiter.state.gpus[lease.gpu]))
+        self._write_ahead.take(out, write=True)
+        self._write_ahead.flush()
         self._gauges = Gauges()
         self._nodes_at = 0.0
         self._thread = threading.Thread(target=self._loop, name="themis-loop", daemon=True)
@@ -113,7 +115,7 @@ class ArbiterActor:
             if known is not None and known.session == session:
                 # The app was not refused. A job that was edited and started again may ask for another bundle.
                 self._bundles[app] = bundle
-                self._outgoing.unwritten = True
+                self._write_ahead.unwritten = True
 
     def exchange(self, app: str, session: str, events: list[m.AppEvent]) -> list[m.Instruction]:
         """Handle what an agent sends, and return the instructions that wait for it."""
@@ -121,16 +123,16 @@ class ArbiterActor:
             for event in events:
                 self._handle(event)
             if not any(isinstance(event, m.Heard) for event in events):
-                # An agent of an earlier version; it is told all its leases each time.
+                # An agent of an earlier version gets all its leases each time.
                 self._handle(m.Heard(app, session))
-            mail = self._outgoing.fetch(session)
+            mail = self._write_ahead.fetch(session)
             return [self._with_groups(each) if isinstance(each, m.Leases) else each for each in mail]
 
     def _with_groups(self, told: m.Leases) -> m.Leases:
         """The message with the group of each lease that Ray has reserved."""
         views = []
         for view in told.leases:
-            group = self._errands.there.get((told.app, view.gpu.id, view.token))
+            group = self._tasks.there.get((told.app, view.gpu.id, view.token))
             views.append(view if group is None else replace(view, group=reservations.id_of(group)))
         return replace(told, leases=tuple(views))
 
@@ -138,8 +140,8 @@ class ArbiterActor:
         """Change settings. Raises ThemisError for an unknown name or a value that is not allowed."""
         with self._lock:
             self._handle(m.Configured(changes))
-            # The operator is told that it is done.
-            self._outgoing.unwritten = True
+            # When the operator gets an answer, it is done.
+            self._write_ahead.unwritten = True
             self._flush()
 
     def status(self) -> dict[str, Any]:
@@ -158,8 +160,8 @@ class ArbiterActor:
                 "settings": state.saved()["settings"],
                 "tick_ms": self._tick_ms(),
                 "ticks": self._ticked,
-                "waiting": len(self._outgoing.waiting) + len(self._errands.owed()),
-                "trouble": [each for each in (self._books.trouble(), self._errands.trouble()) if each],
+                "waiting": len(self._write_ahead.waiting) + self._tasks.owed(),
+                "trouble": [each for each in (self._books.trouble(), self._tasks.trouble()) if each],
                 "tally": asdict(auctioneer.tally),
                 "apps": arbiter_view.view(state),
                 "away": arbiter_view.away(state),
@@ -201,14 +203,14 @@ class ArbiterActor:
             self._round_seconds = time.monotonic() - self._round_began[1]
             self._round_began = (self._arbiter.state.rounds, 0.0)
         # The answer to Heard is one Leases message. If that is all, only the clock in the books has changed.
-        self._outgoing.take(out, write=bool(out) and (not isinstance(event, m.Heard) or len(out) > 1))
+        self._write_ahead.take(out, write=bool(out) and (not isinstance(event, m.Heard) or len(out) > 1))
 
     def _saved(self) -> dict[str, Any]:
-        return {**self._arbiter.saved(), "bundles": self._bundles}
+        return {**self._arbiter.state.saved(), "bundles": self._bundles}
 
     def _flush(self) -> None:
         if not self._closed:
-            self._outgoing.flush()
+            self._write_ahead.flush()
 
     def _carry_out(self, instruction: m.Instruction) -> None:
         if isinstance(instruction, m.Reserve):
@@ -218,24 +220,24 @@ class ArbiterActor:
                 self._news.append(m.ReserveFailed(instruction.gpu, instruction.token))
             else:
                 key = (instruction.app, instruction.gpu, instruction.token)
-                self._errands.reserve(key, self._wanted(instruction.app, gpu))
+                self._tasks.reserve(key, self._wanted(instruction.app, gpu))
         elif isinstance(instruction, m.Remove):
-            self._errands.remove((instruction.app, instruction.gpu, instruction.token))
+            self._tasks.remove((instruction.app, instruction.gpu, instruction.token))
 
     def _wanted(self, app: str, gpu: Gpu) -> Wanted:
-        return Wanted(gpu, self._bundle(app), self._ties[gpu.machine])
+        return Wanted(self._bundle(app), self._ties[gpu.machine])
 
     def _bundle(self, app: str) -> dict[str, float]:
         return self._bundles.get(app, {self._unit: 1.0})
 
-    def _alike(self, failed: m.ReserveFailed) -> m.ReserveFailed:
+    def _with_others(self, failed: m.ReserveFailed) -> m.ReserveFailed:
         """The event with the apps that ask for at least as much as the one whose reservation failed."""
         lease = self._arbiter.state.leases.current(failed.gpu, failed.token)
         if lease is None:
             return failed
         least = self._bundle(lease.app).items()
-        alike = [app for app, each in self._bundles.items() if all(each.get(name, 0.0) >= n for name, n in least)]
-        return replace(failed, alike=frozenset(alike))
+        others = [app for app, each in self._bundles.items() if all(each.get(name, 0.0) >= n for name, n in least)]
+        return replace(failed, also_for=frozenset(others))
 
     # --- time and Ray
 
@@ -251,7 +253,7 @@ class ArbiterActor:
         if began >= self._nodes_at:
             self._nodes_at = began + NODES_S
             self._try(self._look_at_nodes)
-            self._try(self._look_at_others)
+            self._try(self._look_at_foreign_usage)
             self._try(self._look_at_drivers)
             self._try(self._keep_house)
         self._try(self._pass_time)
@@ -266,12 +268,12 @@ class ArbiterActor:
             logger.exception("themis: a part of a tick failed; it is repeated")
 
     def _work(self) -> None:
-        news = self._errands.work(CALLS_S)
+        news = self._tasks.work(CALLS_S)
         with self._lock:
             self._news += news
             while self._news:
                 event = self._news.pop(0)
-                self._handle(self._alike(event) if isinstance(event, m.ReserveFailed) else event)
+                self._handle(self._with_others(event) if isinstance(event, m.ReserveFailed) else event)
 
     def _pass_time(self) -> None:
         with self._lock:
@@ -279,10 +281,13 @@ class ArbiterActor:
             self._flush()
 
     def _keep_house(self) -> None:
+        """Forget the mail and the bundles of apps that are gone, and publish the gauges."""
         with self._lock:
-            self._forget_gone_apps()
+            apps = self._arbiter.state.apps
+            self._write_ahead.forget_others({app.session for app in apps.values()})
+            self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
             self._gauges.set(self._arbiter.state, self._round_seconds)
-            self._outgoing.unwritten = True
+            self._write_ahead.unwritten = True
 
     def _look_at_nodes(self) -> None:
         gpus, ties = reservations.cluster_gpus(self._unit)
@@ -294,23 +299,24 @@ class ArbiterActor:
                 lease = state.leases.get(gpu)
                 if lease is not None:
                     # Ray would make the placement group again on another node.
-                    self._errands.remove((lease.app, gpu, lease.token))
+                    self._tasks.remove((lease.app, gpu, lease.token))
                 self._handle(m.GpuLeft(gpu))
             for name in there.keys() - state.gpus.keys():
                 self._handle(m.GpuJoined(there[name]))
 
-    def _look_at_others(self) -> None:
+    def _look_at_foreign_usage(self) -> None:
         """End the pauses if something outside Themis has given back what a reservation may have lacked."""
         with self._lock:
-            if self._errands.owed() or not any(self._pauses()):
-                self._others.busy()
-            if not self._others.worth_a_look():
+            state = self._arbiter.state
+            if self._tasks.owed() or not any(state.backoff.retry_times(state.clock)):
+                self._foreign.busy()
+            if not self._foreign.worth_a_look():
                 return
         taken = reservations.taken()
         with self._lock:
-            ours = [self._bundle(app) for app, _, _ in self._errands.there]
+            ours = [self._bundle(app) for app, _, _ in self._tasks.there]
             wanted = {name for bundle in self._bundles.values() for name in bundle}
-            if not self._errands.owed() and self._others.freed(taken, ours, wanted):
+            if not self._tasks.owed() and self._foreign.freed(taken, ours, wanted):
                 self._handle(m.Freed())
 
     def _look_at_drivers(self) -> None:
@@ -322,17 +328,49 @@ class ArbiterActor:
             for each in dead:
                 self._handle(each)
 
-    def _pauses(self) -> Iterator[tuple[str, float]]:
-        return self._arbiter.state.backoff.retry_times(self._arbiter.state.clock)
-
-    def _forget_gone_apps(self) -> None:
-        """Forget the mail and the bundles of apps that are gone."""
-        apps = self._arbiter.state.apps
-        self._outgoing.forget_others({app.session for app in apps.values()})
-        self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
-
 
 def check_unit(unit: str) -> None:
     """Raise ThemisError if ``unit`` cannot be leased."""
     if unit not in ("GPU", "CPU"):
         raise ThemisError(f'unit={unit!r}: the arbiter leases "GPU" or "CPU" (cores)')
+
+
+def restored(
+    books: Books, tasks: GroupTasks, gpus: list[Gpu], settings: dict[str, Any], wall: float
+) -> tuple[Arbiter, list[m.Instruction], dict[str, dict[str, float]]]:
+    """The arbiter, its first instructions, and the bundle of each app.
+
+    Without usable books the arbiter is what the reservations alone tell. The first arbiter of a cluster is restored as
+    well, so that its tokens and versions are above those of an arbiter that was stopped.
+
+    ``books``: those that cannot be read are kept aside. ``tasks``: gets the groups that exist, and has to remove those
+    that no app can hold. ``settings``: changes to the default `Settings`, if there are no books. ``wall``: time of
+    day, s.
+    """
+    known = {gpu.id for gpu in gpus}
+    there: dict[str, tuple[str, int]] = {}
+    for key, (state, group) in sorted(reservations.found().items(), key=lambda each: each[0][2]):
+        app, gpu, token = key
+        (tasks.there if state == reservations.CREATED else tasks.found)[key] = group
+        if gpu not in known:
+            tasks.remove(key)
+            continue
+        if gpu in there:
+            # It could not be made, and was being removed.
+            tasks.remove((there[gpu][0], gpu, there[gpu][1]))
+        there[gpu] = app, token
+    newest = reservations.newest_token()
+    data = books.read()
+    bundles = data.pop("bundles", {})
+    try:
+        if not isinstance(bundles, dict):
+            raise TypeError(f"bundles={bundles!r}: expected one for each app")
+        arbiter, out = Arbiter.restored(data, there, gpus, wall, newest)
+    except BAD_BOOKS as error:
+        books.keep_aside(error)
+        data, bundles = {}, {}
+        arbiter, out = Arbiter.restored(data, there, gpus, wall, newest)
+    if not data:
+        arbiter.state.settings = Settings().changed(settings)
+    logger.info("the arbiter begins: %d apps, %d reservations", len(arbiter.state.apps), len(there))
+    return arbiter, out, bundles

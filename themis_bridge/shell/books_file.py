@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 
 #: The format of the books. Whoever changes what a field means makes it larger; books with a larger one are not read.
 FORMAT = 1
-#: The pause after a first write that failed, and the longest one, s. Judgement: instructions wait for the books, and a
-#: full disk is not helped by more attempts.
+#: The pause after a first write that failed, and the longest one, s.
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 
 

@@ -17,7 +17,7 @@ from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
 from themis_bridge.shell.actor import NAME, NAMESPACE, ArbiterActor, check_unit
 
-#: Seconds for a call of the arbiter until it counts as failed. Judgement: an order of magnitude above a slow start.
+#: Seconds for a call of the arbiter until it counts as failed.
 STATUS_S = 30.0
 
 

@@ -9,8 +9,6 @@ from themis_bridge.arbiter_view import shown_rho
 
 
 class Gauges:
-    """See the module."""
-
     def __init__(self) -> None:
         self._rho = Gauge(
             "themis_rho",

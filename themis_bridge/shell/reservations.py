@@ -3,8 +3,8 @@
 The group is named ``themis/APP/GPU/TOKEN``, so that an arbiter that lost its books can read the leases off the cluster.
 A group is created only from free resources; removing it kills what runs in it. Groups are addressed by id, because Ray
 finds a group by its name only in the namespace of whoever made it. Ray keeps removed groups in its table for ever, so
-that reading the whole table takes ever longer: only `found`, `newest_token` and `states` do, which the arbiter calls
-when it starts.
+that reading the whole table takes ever longer: only `found` and `newest_token` do, which the arbiter calls when it
+starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from ray.util.placement_group import (
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
-from themis_bridge.shell.errands import Key
+
+#: (app, GPU, token).
+Key = tuple[str, str, int]
 
 _PREFIX = "themis"
 #: How much of a node's own resource an actor or a group asks for, to be placed on that node. Source: Ray's
@@ -87,12 +89,7 @@ def newest_token() -> int:
     return max((int(name[3]) for name in names if len(name) == 4 and name[0] == _PREFIX), default=0)
 
 
-def states() -> dict[Key, str]:
-    """Reservation -> Ray's state of it: PENDING, CREATED or RESCHEDULING. It reads the whole table."""
-    return {key: state for key, (state, _) in found().items()}
-
-
-def reserve(key: Key, gpu: Gpu, bundle: Mapping[str, float], tie: str) -> PlacementGroup:
+def reserve(key: Key, bundle: Mapping[str, float], tie: str) -> PlacementGroup:
     """Ask Ray for a group. It is created some milliseconds later, or stays PENDING while resources are missing.
 
     ``bundle``: Ray resource -> amount. ``tie``: the resource that ties the group to the GPU's node.

@@ -1,7 +1,7 @@
 """A tuning job as a tenant of the arbiter: the job's agent, and a thread of the driver that keeps it in touch.
 
-The job's executor calls `Tenant.poll` when it likes, and is told which GPUs it gained, has to leave, and lost. While
-the arbiter is away the job keeps all that it holds, because only the arbiter removes reservations.
+The job's executor calls `Tenant.poll`, which returns the GPUs that it gained, has to leave, and lost. While the arbiter
+is away the job keeps all that it holds, because only the arbiter removes reservations.
 """
 
 from __future__ import annotations
@@ -25,17 +25,16 @@ from themis_bridge.shell import control, reservations
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between two exchanges with the arbiter. Judgement: a tenth of `Settings.answer_s`, so that answers are in
-#: time.
+#: Seconds between two exchanges with the arbiter, so that answers are in time.
 POLL_S = Settings.answer_s / 10
-#: Seconds after which a call of the arbiter counts as failed. Judgement: well above an exchange, below the patience.
+#: Seconds after which a call of the arbiter counts as failed: well above an exchange, below the patience.
 ANSWER_S = 10.0
-#: Leases of one GPU whose groups are kept. Judgement: the last one may be asked for while the next one begins.
+#: Leases of one GPU whose groups are kept: the last one may be asked for while the next one begins.
 KEPT_GROUPS = 2
 #: For this many seconds a job tries to join: after a restart of the job the arbiter refuses it until it knows that the
-#: former driver is dead, and a busy arbiter answers late. Judgement: half more than the arbiter's default patience.
+#: former driver is dead, and a busy arbiter answers late.
 JOIN_S = 1.5 * Settings.patience_s
-#: Seconds between two attempts to join. Judgement.
+#: Seconds between two attempts to join.
 JOIN_PAUSE_S = 1.0
 
 
@@ -93,7 +92,7 @@ class Tenant:
 
     @property
     def expects(self) -> bool:
-        """Whether further GPUs are on their way to this job. Only a job that needs gangs is told."""
+        """Whether further GPUs are on their way to this job; False if it needs no gangs."""
         with self._lock:
             return bool(self._agent.promised or self._coming)
 
@@ -152,27 +151,22 @@ class Tenant:
             time.sleep(JOIN_PAUSE_S)
 
     def _join(self) -> None:
-        own = (self.app, self._agent.session, self._bundle)
         if self._life is None or reservations.is_gone(reservations.id_of(self._life)):
             self._life = reservations.sign_of_life()
-        gang = (self._together,) if self._together > 1 else ()
-        try:
-            try:
-                joining = self._arbiter.join.remote(*own, self._user, reservations.id_of(self._life), *gang)
-            except TypeError:
-                if gang:
-                    raise ThemisError(
-                        f"the arbiter of this Ray cluster is of an earlier version and leases no {self._together} "
-                        f"{self._unit}s at once: stop the arbiter (fluidtune arbiter stop), and start this job again"
-                    ) from None
-                # An arbiter of an earlier version knows no signs of life. If it knows no users either, a job without
-                # one can join it.
-                joining = self._arbiter.join.remote(*own, *((self._user,) if self._user else ()))
-        except TypeError:
+        needed: dict[str, Any] = {"user": self._user} if self._user else {}
+        if self._together > 1:
+            needed["together"] = self._together
+        # An arbiter of an earlier version knows no signs of life, and the job can do without.
+        for life in ({"life": reservations.id_of(self._life)}, {}):
+            with contextlib.suppress(TypeError):
+                joining = self._arbiter.join.remote(self.app, self._agent.session, self._bundle, **needed, **life)
+                break
+        else:
+            unknown = ", ".join(f"{name}={value!r}" for name, value in needed.items())
             raise ThemisError(
-                f"the arbiter of this Ray cluster is of an earlier version and does not know users, and this job is of "
-                f"user {self._user!r}: stop the arbiter (fluidtune arbiter stop), or name no user"
-            ) from None
+                f"the arbiter of this Ray cluster is of an earlier version, which does not know {unknown}: stop the "
+                "arbiter (fluidtune arbiter stop), and start this job again"
+            )
         ray.get(joining, timeout=ANSWER_S)
 
     def _join_again(self) -> None:

@@ -22,6 +22,7 @@ from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.elastic.errors import GroupLost, Left
 from fluidtune.elastic.transport.membership import Reform
 from fluidtune.elastic.transport.signing import SIGNATURE_SIZE, Signer
+from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEVICES_PER_NODE
 
 #: The most bytes of a follower's line. Judgement: a signature has 64, a worker's name some dozens.
@@ -37,10 +38,7 @@ class EmulatedSession:
 
     def __init__(self, trial: str, worker: str, leader: bool, device: int, emulation: Emulation, secret: bytes = b""):
         self.trial, self.worker, self.leader = trial, worker, leader
-        self.last_reform: tuple[float, float] | None = None
-        self.mends = False
-        self.committing = False
-        self.streams = self.ungrowable = self.refused = None
+        self._last_reform: tuple[float, float] | None = None
         self._device = device
         self._profile = emulation.profile
         self._signer = Signer(secret)
@@ -64,40 +62,26 @@ class EmulatedSession:
 
     # -- the host's side
 
-    @property
-    def is_elastic(self) -> bool:
-        """See `LeaderSession`: the profile has figures for more than one device."""
-        return self._profile.widest > 1
-
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """See `LeaderSession`."""
-        return self._server.getsockname() if self._server is not None else None
-
-    @property
-    def width(self) -> int:
-        """See `LeaderSession`."""
-        return 1 + len(self._followers)
+    def facts(self) -> GroupFacts:
+        """See `LeaderSession`. It is elastic if the profile has figures for more than one device."""
+        return GroupFacts(
+            is_elastic=self._profile.widest > 1,
+            address=self._server.getsockname() if self._server is not None else None,
+            width=1 + len(self._followers),
+            last_reform=self._last_reform,
+        )
 
     def forget_resume(self) -> None:
         """Nothing to do: there is no commit."""
 
-    def outrun_resume(self) -> None:
+    def prefer_checkpoint(self) -> None:
         """Nothing to do: there is no commit."""
 
-    def recall(self) -> None:
+    def load_commit(self) -> None:
         """Nothing to do: there is no commit."""
-
-    @property
-    def lost(self) -> None:
-        """None: nothing is computed that a loss could spoil."""
 
     def fails_divided(self, error: BaseException) -> None:
         """See `LeaderSession`: nothing is divided."""
-
-    def take_difference(self) -> str | None:
-        """See `LeaderSession`: nothing is computed that could differ."""
-        return None
 
     def direct(self, reform: Reform) -> None:
         """See `LeaderSession`. In a follower: see `enter`."""
@@ -201,7 +185,7 @@ class EmulatedSession:
             if name in self._announced:
                 self._followers[name] = self._announced.pop(name)
         time.sleep(self._profile.resize)
-        self.last_reform = (reform.generation, time.perf_counter() - started)
+        self._last_reform = (reform.generation, time.perf_counter() - started)
 
     def placement(self) -> tuple[tuple[int, ...], int]:
         """See `EmulatedHost`. GroupLost if a follower has died."""

@@ -1,10 +1,9 @@
 """Which batches all workers of a grown trial compute whole, so that each joiner is compared with the leader.
 
-A joiner has what the loop has prepared, and begins everything else anew: a counter of the loop's own, a list, an
-optimizer's hidden state. So after a growth every worker gets whole batches at first, with the leader's random streams.
-The leader's gradients count alone, and the trial trains as it would alone. The others compare theirs. Once a gradient
-at weights that such a step has made is the same in all workers, batches are divided: "first" until a turn with such
-batches has ended, "divided" from then on.
+A joiner has what the loop has prepared, and begins everything else anew, such as a counter or a list of the loop's. So
+after a growth every worker gets whole batches at first, with the leader's random streams. The leader's gradients count
+alone, and the others compare theirs. Once a gradient at weights that such a step has made is the same in all workers,
+batches are divided: "first" until a turn with such batches has ended, "divided" from then on.
 
 The machine has no tensors and no group. An event may have two answers:
 
@@ -27,7 +26,7 @@ State = Literal["divided", "unproven", "compared", "stepped", "proven", "first",
 
 
 class CommonBatches:
-    """One worker's view of its group; all workers see the same events, except that the leader alone draws batches."""
+    """One worker's view of its group; all workers see the same events, but only the leader draws batches."""
 
     def __init__(self) -> None:
         self.state: State = "divided"
@@ -36,10 +35,7 @@ class CommonBatches:
         self._learned = False
 
     def fails_divided(self, error: BaseException, width: int) -> str | None:
-        """Why the loop must have one worker, now that it has raised ``error``; None: that says nothing about it.
-
-        It may, in the first turn since workers have joined in which batches are divided.
-        """
+        """Why the loop must have one worker, if it raises ``error`` in the first divided turn since workers joined."""
         if not (self.state == "first" and self.had_divided):
             return None
         return f"divided among {width} workers the loop fails: {error!r}".splitlines()[0]
@@ -65,15 +61,12 @@ class CommonBatches:
         self.state = after.get(self.state, self.state)
 
     def stepped(self) -> None:
-        """An optimizer has taken a step."""
         self._learned = True
         if self.state == "compared":
             self.state = "stepped"
 
     def draw(self, *, may_divide: bool) -> bool:
-        """The leader draws a batch; whether it is common. ``may_divide``: the loop is not amid anything that would then
-        mix both kinds.
-        """
+        """The leader draws a batch; whether it is common. ``may_divide``: nothing that the loop does would mix both."""
         if self.state == "proven" and may_divide:
             self.state = "first"
         return self.are_common
@@ -84,7 +77,6 @@ class CommonBatches:
             self.state = "first"
 
     def got(self, common: bool) -> None:
-        """The loop gets a batch."""
         self.had_common = self.had_common or common
         self.had_divided = self.had_divided or not common
 

@@ -9,21 +9,17 @@ from ..commits.committable import CommittableState
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Reform
 
-#: Differences at boundaries before a trial goes on with one worker. Judgement: the first may come from something that
-#: the loop does once, and after it all are equal again.
+#: Differences at boundaries before a trial goes on with one worker. The first may come from what the loop does once;
+#: after it all are equal again.
 MOST_DIFFERENCES = 2
-#: Boundaries in a row at which a growth is put off for the same loop before it is given up. Judgement: a loop that may
-#: keep an iterator shows within two turns whether it does; meanwhile its new worker holds a device and does nothing.
+#: Boundaries in a row at which a growth is put off for the same loop before it is given up: a loop that may keep an
+#: iterator shows within two turns whether it does; meanwhile its new worker holds a device and does nothing.
 MOST_BOUNDARIES = 3
 
 
 @dataclass
 class Growth:
-    """What the leader of a trial knows of its growth; see `LeaderSession` for the first two.
-
-    ``difference``: what differed between the workers at a boundary, not yet told to the host.
-    ``differences``: how often something did.
-    """
+    """What the leader of a trial knows of its growth; the fields without underscore are of `GroupFacts`."""
 
     ungrowable: str | None = None
     refused: float | None = None
@@ -40,11 +36,6 @@ class Growth:
         if self.differences >= MOST_DIFFERENCES:
             self.end(f"its workers drift apart: {what}")
 
-    def take_difference(self) -> str | None:
-        """See `LeaderSession`."""
-        difference, self.difference = self.difference, None
-        return difference
-
     def end(self, why: str) -> None:
         """From now on the trial must have one worker."""
         self.ungrowable = self.ungrowable or why
@@ -55,21 +46,17 @@ class Growth:
         """Leader, at a boundary: whether ``reform`` can be done. After "no" its joiners end by themselves."""
         joiners = [rank for rank, worker in enumerate(reform.members) if worker not in members]
         if joiners:
-            why = self.ungrowable or state.obstacle(lasting=True)
-            if why is not None:
-                self.end(why)
-                return self._refuse(reform, group)
-            why = state.obstacle()
-            if why is not None:
+            lasting = self.ungrowable or state.obstacle(lasting=True)
+            passing = None if lasting else state.obstacle()
+            if passing is not None:
                 self._put_off = self._put_off + 1 if reform.generation == self._asked else 1
                 self._asked = reform.generation
                 if self._put_off <= MOST_BOUNDARIES:
                     return "not now"
-                self.end(f"{why}, at {self._put_off} boundaries in a row")
-                return self._refuse(reform, group)
+                lasting = f"{passing}, at {self._put_off} boundaries in a row"
+            if lasting:
+                self.end(lasting)
+                self.refused = reform.generation
+                group.call_generation(reform.generation, reform.members[:1])
+                return "no"
         return "yes" if group.joiners_announced(reform.generation, joiners) else "not now"
-
-    def _refuse(self, reform: Reform, group: CollectiveBackend) -> Literal["no"]:
-        self.refused = reform.generation
-        group.call_generation(reform.generation, reform.members[:1])
-        return "no"

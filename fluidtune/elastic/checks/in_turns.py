@@ -7,8 +7,7 @@ that waits for one that has ended, or for another kind of collective, ends at on
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +23,9 @@ Value = TypeVar("Value")
 
 
 class InTurns:
-    """``run`` runs one function for each of ``workers`` ranks."""
+    """``run`` runs one function for each of ``workers`` ranks; ``as_session``: what its thread finds as its session."""
+
+    as_session = staticmethod(use_in_this_thread)
 
     def __init__(self, workers: int) -> None:
         self.world = workers
@@ -63,15 +64,6 @@ class InTurns:
             raise error
         return [results[rank] for rank in range(self.world)]
 
-    @contextmanager
-    def as_session(self, session: Any) -> Iterator[None]:
-        """What this thread finds as its session."""
-        use_in_this_thread(session)
-        try:
-            yield
-        finally:
-            use_in_this_thread(None)
-
     def exchange(self, rank: int, kind: str, value: Any) -> list[Any]:
         """What all ranks brought to this collective, in the order of ranks."""
         with self._changed:
@@ -91,7 +83,7 @@ class InTurns:
             if any(kind != other for other, _ in brought.values()):
                 doing = " and ".join(other for other, _ in brought.values())
                 raise CannotDivide(f"the workers do different things at once: {doing}")
-            self._brought.pop(number - 1, None)  # whoever is here has taken what it needs of the one before
+            self._brought.pop(number - 1, None)  # every worker here has taken what it needs of the one before
             return [brought[r][1] for r in range(self.world)]
 
     def _pass_on(self, rank: int) -> None:
@@ -133,11 +125,7 @@ class TurnBackend(CollectiveBackend):
         return self.host, 0
 
     def dissolve(self, *, orderly: bool = False) -> None:
-        """The group ends with its threads."""
         self.rank, self.world = 0, 1
-
-    def close(self) -> None:
-        self.dissolve()
 
     def _form(self, *_: Any) -> None:
         raise CannotDivide("a rehearsal has one group")

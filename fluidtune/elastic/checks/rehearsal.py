@@ -18,20 +18,21 @@ import gc
 import math
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from fluidtune.torch_flags import flag, set_flag
 
-from ..alike.comparison import plain_leaves
+from ..alike.digests import plain_leaves
 from ..data.attribution import BatchesAtHand
 from ..data.gradients import largest_of
-from ..data.loop_draws import DROPOUTS, seed_streams
+from ..data.loop_draws import DROPOUTS, PartsOfDataset, drawing_from, same_streams
 from ..data.plain_state import State
 from ..data.precision import FLAGS, Precision
 from ..data.steering import steppers
@@ -44,25 +45,21 @@ from .in_turns import InTurns, TurnBackend
 from .steady_draws import SteadyDraws
 from .verdict import Verdict
 
-#: Workers among which the step is divided. Judgement: an error of the contract shows with two, and a third would cost
-#: another run of the trial's code.
+#: Workers among which the step is divided: an error of the contract shows with two, and each costs a run of the code.
 _WORKERS = 2
-#: Batches without an optimizer step, after which the gradients accumulated so far are compared. Judgement: more than
-#: most loops accumulate, and a small part of an epoch.
+#: Batches without an optimizer step, after which the gradients accumulated so far are compared.
 _MOST_BATCHES = 16
 #: Steps of each optimizer that are compared, at the same weights, at least and at most. Where the samples of one batch
 #: happen to divide evenly, a loss that is no mean shows at the next. Eight samples of two classes divide evenly with a
 #: probability of 0.27, and at three steps in a row with 0.02: that was seen. At eight steps it is 3e-5.
 _STEPS, _MOST_STEPS = 3, 8
-#: Seconds of the run alone after which no more than the least steps are compared. Judgement: a trial whose growth waits
-#: for as long as eight long steps loses more than the check is worth.
+#: Seconds of the run alone after which no more than the least steps are compared: the growth waits for the check.
 _SECONDS = 4.0
-#: Bytes of gradients that a run may keep for that; one step is compared always. Judgement: small beside a worker.
+#: Bytes of gradients that a run may keep for that; one step is compared always.
 _KEPT = 2**28
 #: Roundings (of float32, or of a finer type) of the largest gradient of any step, up to which an optimizer's whole
-#: gradient is none. Judgement: where terms cancel, as behind a softmax, a gradient that is 0 is off by a few of them.
+#: gradient is none: where terms cancel, as behind a softmax, a gradient that is 0 is off by a few of them.
 _ROUNDINGS = 16
-
 
 _DREW = Verdict("unknown", "a step draws random numbers for each sample")
 
@@ -72,10 +69,7 @@ class Enough(BaseException):
 
 
 def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
-    """Compare the gradients of one step. ``run`` runs the trial's code once, with a session of its own each time.
-
-    Nothing is left of it but what the code leaves in the process.
-    """
+    """Compare the gradients of the first steps. ``run`` runs the trial's code once; each run has its own session."""
     if device.startswith("cuda"):
         torch.cuda.init()  # a GPU without a random stream would keep what the first run draws
     begun = capture_streams()
@@ -120,13 +114,14 @@ def _both_ways(
 
 @dataclass
 class _Record:
-    """What one worker has computed: for each optimizer's first steps the gradients, by number and parameter's name."""
+    """What one worker has computed. ``gradients``: by the number of the optimizer, its step, and the parameter's name.
+    """
 
-    gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
+    gradients: dict[tuple[int, int, str], torch.Tensor | None] = field(default_factory=dict)
     streams: Streams | None = None
     #: The GPU's random stream has moved between the first batch and the step.
     drew_on_gpu: bool = False
-    #: After so many steps of each optimizer the loop was ended.
+    #: Steps of each optimizer after which the loop was ended.
     steps: int = _MOST_STEPS
     #: It has prepared a DataLoader.
     divisible: bool = False
@@ -147,7 +142,7 @@ class _Watch(BatchesAtHand):
 
 
 class _Recorder:
-    """``steps``: how many steps of each optimizer are compared; None: as many as fit the time."""
+    """``steps``: how many steps of each optimizer are compared; None: those that fit `_SECONDS`."""
 
     def __init__(self, steps: int | None) -> None:
         self.record = _Record()
@@ -160,11 +155,12 @@ class _Recorder:
         self._start: dict[str, torch.Tensor] = {}
         self._parameters: dict[str, torch.Tensor] = {}
         self._batches = 0
-        self._kept = 0
-        #: By optimizer: steps so far; and, while one steps, what it is told of the size of its steps.
-        self._steps: dict[int, int] = {}
+        self._bytes = 0  # of the gradients in the record
+        #: By optimizer: steps so far; and, while one steps, the settings of its groups that say how large a step is.
+        self._steps: Counter[int] = Counter()
         self._rates: dict[int, list[tuple[dict[str, Any], dict[str, Any]]]] = {}
-        self._begun: set[str] = set()
+        #: (optimizer, step) whose gradients are in the record, or were not worth it.
+        self._recorded: set[tuple[int, int]] = set()
         self._gpu_stream: torch.Tensor | None = None
 
     def add(self, part: Any) -> None:
@@ -172,16 +168,17 @@ class _Recorder:
         if isinstance(part, torch.nn.Module):
             self._modules.append(part)
             for name, parameter in part.named_parameters():
-                self._know(name, parameter)
+                self._name_of(parameter, name)
         if steers(part) or isinstance(part, State):
             self._steering.append(part)
-        if isinstance(part, torch.optim.Optimizer) and all(part is not known for known in self._optimizers):
+        if isinstance(part, torch.optim.Optimizer) and part not in self._optimizers:
             for each in steppers(part):
                 self._optimizers.append(each)
                 each.register_step_pre_hook(self._stepping)
                 each.register_step_post_hook(self._stepped)
 
-    def _know(self, name: str, parameter: torch.Tensor) -> str:
+    def _name_of(self, parameter: torch.Tensor, name: str) -> str:
+        """The parameter's name; ``name``: if it is not known so far."""
         if id(parameter) not in self._names:
             name = name if name not in self._parameters else f"{name} ({len(self._parameters)})"
             self._names[id(parameter)] = name
@@ -194,7 +191,8 @@ class _Recorder:
         return self._batches > 0
 
     def fetching(self, *, learns: bool) -> None:
-        if self._steps and (not learns or self._kept >= _KEPT or self._enough_steps()):
+        """The loop asks for a batch. ``learns``: to learn from it."""
+        if self._steps and (not learns or self._bytes >= _KEPT or self._enough_steps()):
             raise Enough
         if self._batches >= _MOST_BATCHES:
             raise Enough
@@ -220,12 +218,12 @@ class _Recorder:
 
         LBFGS searches no line meanwhile: along one of length 0 it fails.
         """
-        number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
+        number = self._optimizers.index(optimizer)
         still: dict[str, Any] = {"lr": 0.0, "line_search_fn": None}
         self._rates[number] = [(g, {key: g[key] for key in still if key in g}) for g in optimizer.param_groups]
-        for group, told in self._rates[number]:
-            rate = told.get("lr")
-            group.update({key: still[key] for key in told})
+        for group, rates in self._rates[number]:
+            rate = rates.get("lr")
+            group.update({key: still[key] for key in rates})
             if isinstance(rate, torch.Tensor):
                 group["lr"] = torch.zeros_like(rate)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0] is the optimizer
@@ -233,23 +231,23 @@ class _Recorder:
             self._keep(number, optimizer)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        number = next(i for i, known in enumerate(self._optimizers) if known is optimizer)
-        for group, told in self._rates.pop(number):
-            group.update(told)
-        if f"{number}.{self._steps.get(number, 0)}" not in self._begun:  # a closure has computed the gradients
+        number = self._optimizers.index(optimizer)
+        for group, rates in self._rates.pop(number):
+            group.update(rates)
+        if (number, self._steps[number]) not in self._recorded:  # a closure has computed the gradients
             self._keep(number, optimizer)
-        self._steps[number] = self._steps.get(number, 0) + 1
+        self._steps[number] += 1
 
     def _keep(self, number: int, optimizer: torch.optim.Optimizer) -> None:
-        step = self._steps.get(number, 0)
-        self._begun.add(f"{number}.{step}")
-        if step >= _MOST_STEPS or (step and self._kept >= _KEPT):
+        step = self._steps[number]
+        self._recorded.add((number, step))
+        if step >= _MOST_STEPS or (step and self._bytes >= _KEPT):
             return
         for i, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            name = self._know(f"number {i} of optimizer {number}", parameter)
+            name = self._name_of(parameter, f"number {i} of optimizer {number}")
             gradient = None if parameter.grad is None else parameter.grad.detach().to("cpu", copy=True)
-            self.record.gradients[f"{number}.{step}:{name}"] = gradient
-            self._kept += 0 if gradient is None else gradient.nbytes
+            self.record.gradients[number, step, name] = gradient
+            self._bytes += 0 if gradient is None else gradient.nbytes
         self._note_streams()
 
     def finish(self) -> _Record:
@@ -257,18 +255,18 @@ class _Recorder:
         if not self.record.gradients:
             for name, parameter in self._parameters.items():
                 if name in self._start:
-                    self.record.gradients[f"0:{name}"] = parameter.detach() - self._start[name]
+                    self.record.gradients[0, 0, name] = parameter.detach() - self._start[name]
                 else:
                     gradient = None if parameter.grad is None else parameter.grad.detach().clone()
-                    self.record.gradients[f"0:{name}"] = gradient
+                    self.record.gradients[0, 0, name] = gradient
             self._note_streams()
         self.record.plain = [(type(part).__name__, plain_leaves(part.state_dict())) for part in self._steering]
-        if all("lr" in group for optimizer in self._optimizers for group in optimizer.param_groups):
+        if self._optimizers and all("lr" in group for each in self._optimizers for group in each.param_groups):
             named = [pair for module in self._modules for pair in module.state_dict(keep_vars=True).items()]
             self.record.weights = {
                 name: tensor.detach().to("cpu", copy=True)
                 for name, tensor in named
-                if self._optimizers and isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
+                if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
             }
         return self.record
 
@@ -352,17 +350,17 @@ def _compare(alone: _Record, divided: _Record, precision: Precision, device: tor
     sizes = {key: largest_of(gradient) for key, gradient in alone.gradients.items()}
     if not all(map(math.isfinite, sizes.values())):
         return Verdict("unknown", "the gradients are not finite")
-    scales: dict[str, float] = {}  # by the number of an optimizer's step
-    for key, size in sizes.items():
-        scales[key.split(":")[0]] = max(size, scales.get(key.split(":")[0], 0.0))
+    scales: dict[tuple[int, int], float] = {}  # by an optimizer and its step
+    for (optimizer, step, _), size in sizes.items():
+        scales[optimizer, step] = max(size, scales.get((optimizer, step), 0.0))
     dtypes = {g.dtype for g in alone.gradients.values() if g is not None and g.dtype.is_floating_point}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
     rounding = _ROUNDINGS * min(eps, torch.finfo(torch.float32).eps) * max(sizes.values())
     worst, name, of = 0.0, "", 1.0
     for key, gradient in alone.gradients.items():
-        off, scale = _difference(gradient, divided.gradients[key]), scales[key.split(":")[0]]
+        off, scale = _difference(gradient, divided.gradients[key]), scales[key[:2]]
         if not off <= (rounding if scale <= rounding else worst * scale):
-            worst, name, of = (off / scale if scale else math.inf), key.split(":", 1)[1], scale
+            worst, name, of = (off / scale if scale else math.inf), key[2], scale
     if worst <= precision.tolerance(device, eps):
         other = _state_apart(alone, divided, precision.tolerance(device, eps))
         return Verdict("same") if other is None else Verdict("differs", other)
@@ -376,9 +374,9 @@ def _compare(alone: _Record, divided: _Record, precision: Precision, device: tor
 
 
 def _state_apart(alone: _Record, divided: _Record, allowed: float) -> str | None:
-    """What else the steps have made otherwise, where the gradients are the same."""
+    """What else the steps have changed in another way, where the gradients are the same."""
     for (name, mine), (_, theirs) in zip(alone.plain, divided.plain, strict=True):
-        if len(mine) != len(theirs) or not all(_alike(a, b, allowed) for a, b in zip(mine, theirs, strict=True)):
+        if len(mine) != len(theirs) or not all(_equal(a, b, allowed) for a, b in zip(mine, theirs, strict=True)):
             return (
                 f"divided among {_WORKERS} workers {name} is not what it is alone, as after a step(loss) with the loss "
                 "of a worker's part: give it elastic.mean()'s, once an epoch"
@@ -395,7 +393,7 @@ def _state_apart(alone: _Record, divided: _Record, allowed: float) -> str | None
     return None
 
 
-def _alike(a: Any, b: Any, allowed: float) -> bool:
+def _equal(a: Any, b: Any, allowed: float) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=allowed, abs_tol=allowed)
     return bool(a == b)
@@ -409,23 +407,14 @@ def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
 
 
 def _drew_by_sample(alone: _Record, divided: _Record) -> bool:
-    """Whether a share of the batch has moved the random streams otherwise than the whole batch did.
+    """Whether a share of the batch has drawn other numbers than the whole batch.
 
     A GPU's stream moves by more than is drawn, so there each draw counts.
     """
     if alone.drew_on_gpu or alone.streams is None or divided.streams is None:
         return True
-    a, b = (
-        {name: s[name] for name in ("python", "numpy", "torch") if name in s} for s in (alone.streams, divided.streams)
-    )
-    return a.keys() != b.keys() or any(_plain(a[name]) != _plain(b[name]) for name in a)
-
-
-def _plain(state: Any) -> Any:
-    """A stream's state in lists and numbers only."""
-    if isinstance(state, tuple):
-        return [_plain(part) for part in state]
-    return state.tolist() if hasattr(state, "tolist") else state
+    a, b = ({name: s[name] for name in s if name != "cuda"} for s in (alone.streams, divided.streams))
+    return not same_streams(a, b)
 
 
 def _gpu_stream() -> torch.Tensor | None:
@@ -435,30 +424,15 @@ def _gpu_stream() -> torch.Tensor | None:
 # -- what is held still meanwhile --
 
 
-class _SteadyDataset(Dataset):
-    """A dataset that draws the same for a sample, whoever asks for it and when."""
+class _SteadyDataset(PartsOfDataset):
+    """A dataset that draws the same for a sample in every worker and at any time."""
 
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_dataset":
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
-
-    def __len__(self) -> int:
-        return len(self._dataset)
+    #: DataLoader would ask for a whole batch at once.
+    __getitems__ = None  # type: ignore[assignment]
 
     def __getitem__(self, index: Any) -> Any:
-        before = capture_streams()
-        seed_streams(zlib.crc32(repr(index).encode()))
-        try:
-            return self._dataset[index]
-        finally:
-            restore_streams(before)
-
-    #: DataLoader would call the dataset's own for a whole batch.
-    __getitems__ = None
+        with drawing_from(zlib.crc32(repr(index).encode())):
+            return super().__getitem__(index)
 
 
 def _steady(loader: DataLoader) -> DataLoader:
@@ -490,14 +464,14 @@ def _nothing_dropped(input: torch.Tensor, p: float = 0.5, training: bool = True,
 def _steady_arithmetic() -> Iterator[Precision]:
     """No dropout, no TF32, and no clipping by the norm, which would hide a wrong factor, meanwhile.
 
-    Gives what is found out of the numbers that are computed with.
+    Yields the precision of the numbers that are computed with.
     """
     functional, precision = torch.nn.functional, Precision()
-    kept = dict(DROPOUTS)
+    dropouts = dict(DROPOUTS)
     clip = torch.nn.utils.clip_grad_norm_
     flags = {path: flag(torch.backends, path) for of in FLAGS.values() for path in of}
     try:
-        for name in kept:
+        for name in dropouts:
             DROPOUTS[name] = _nothing_dropped
             setattr(functional, name, _nothing_dropped)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
@@ -509,8 +483,8 @@ def _steady_arithmetic() -> Iterator[Precision]:
     finally:
         torch.nn.utils.clip_grad_norm_ = clip
         precision.end()
-        DROPOUTS.update(kept)
-        for name, function in kept.items():
+        DROPOUTS.update(dropouts)
+        for name, function in dropouts.items():
             setattr(functional, name, function)
         for path, value in flags.items():
             if flag(torch.backends, path) != value:

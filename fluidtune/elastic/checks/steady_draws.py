@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..random_streams import capture_streams, restore_streams
 
-#: What a standard uniform and a standard normal number are. Judgement: neither is a number at which a usual function of
-#: noise (a product, a logarithm, a comparison with 0 or 1) is degenerate.
+#: What a standard uniform and a standard normal number are: none at which a usual function of noise (a product, a
+#: logarithm, a comparison with 0 or 1) is degenerate.
 _UNIFORM, _NORMAL = 0.5, 0.75
 
 

@@ -30,7 +30,7 @@ class CommitPolicy:
         note: Callable[[], Any] | None,
         brief: Callable[[Any], Any] | None,
         rewind: Callable[[Any], None] | None,
-        streams: Streams | None = None,
+        streams: Streams | None,
     ) -> None:
         if resume is not None and resume.fingerprint != fingerprint:
             raise ValueError(
@@ -52,16 +52,14 @@ class CommitPolicy:
         self._stored: Commit | None = None
         #: Follower: the last save of which it knows what the leader had reported.
         self._inherited: Commit | None = None
-        #: Iteration of the last commit.
-        self._kept = 0 if resume is None else resume.iteration
+        self._last_iteration = 0 if resume is None else resume.iteration  # of the last commit
 
     # -- what to go on from --
 
     def forget_resume(self) -> None:
-        """Do not go on from ``resume``."""
-        self.resume, self._kept = None, 0
+        self.resume, self._last_iteration = None, 0
 
-    def recall(self, state: CommittableState) -> None:
+    def load_commit(self, state: CommittableState) -> None:
         """Put ``resume`` into the live objects before the loop has begun, unless these are newer."""
         if self.resume is not None and not self.resume_is_older:
             state.load(self.resume.state, with_streams=True)
@@ -96,15 +94,14 @@ class CommitPolicy:
             if saved is not None and saved is not self._stored and self._store.offer(lambda: saved, force=force):
                 self._stored = saved
             return
-        if position.iteration == self._kept and not force:  # nothing was done since
+        if position.iteration == self._last_iteration and not force:  # nothing was done since
             return
         if state.obstacle() is not None:  # an older commit is better than one that no process can go on from
             return
         if self._store.offer(lambda: self._snapshot(position, state), force=force):
-            self._kept = position.iteration
+            self._last_iteration = position.iteration
 
     def flush(self) -> None:
-        """Wait until the last commit is written."""
         if self._store is not None:
             self._store.flush()
 

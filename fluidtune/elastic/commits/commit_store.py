@@ -28,8 +28,7 @@ _MAGIC = b"FLUIDCM1"
 _HEAD = struct.Struct("<8sQQ32s")  # magic, sequence number, length, SHA-256 of sequence number and payload
 _NAMES = ("commit-0", "commit-1")
 
-#: The share of a trial's time that its commits may cost. Judgement: less than the noise of iteration times, and a
-#: commit that takes a second still comes about once a minute.
+#: The share of a trial's time that its commits may cost: a commit that takes a second comes about once a minute.
 BUDGET = 0.02
 
 
@@ -82,16 +81,13 @@ class LocalFiles:
 
 
 class CommitStore:
-    """The last two commits of a trial, in ``folder``; written from a thread of its own, one at a time.
-
-    One process at a time uses a folder.
+    """The last two commits of a trial, in ``folder``; a thread writes one at a time. One process uses a folder.
 
     Args:
         folder: where the commits are, in ``files``.
-        files: the storage; None: this machine's file system.
+        files: the storage; by default this machine's file system.
         budget: the share of the time that committing may cost.
-        moved: for commits that an older FluidTune has written: the (module, name) that a class had in that version, to
-            the (module, name) that it has now.
+        moved: (module, name) of a class in the FluidTune that wrote a commit -> (module, name) of this class now.
         clock: returns the time in seconds.
     """
 
@@ -115,9 +111,9 @@ class CommitStore:
         #: Seconds that each of the last commits took, snapshot and writing. The initial 0 keeps the first commit, which
         #: also imports modules and creates folders, from counting alone.
         self._costs: deque[float] = deque([0.0], maxlen=3)
-        #: When the last commit began; None before the first.
+        #: When the last commit began.
         self._last: float | None = None
-        #: Why the last commit could not be written; None if it could.
+        #: Why the last commit could not be written.
         self._error: Exception | None = None
 
     def offer(self, make: Callable[[], Commit], *, force: bool = False) -> bool:
@@ -143,12 +139,12 @@ class CommitStore:
         return True
 
     def flush(self) -> bool:
-        """Wait until the last commit is written. False if that failed; then the one before it is the newest."""
+        """Wait until the last commit is written. False if that failed: then the one before it is the newest."""
         self._join()
         return self._error is None
 
     def load(self) -> Commit | None:
-        """The newest whole commit; None: there is none. A file that is cut off or altered is ignored."""
+        """The newest whole commit. A file that is cut off or altered is ignored."""
         self._join()
         for _, payload in sorted(self._whole(), reverse=True):
             import torch  # here, because processes that commit nothing need no torch

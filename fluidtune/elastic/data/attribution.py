@@ -1,12 +1,11 @@
-"""Which batch a backward pass is about, when the loop has fetched several: found out by a rule, or refused.
+"""Decides which of the fetched batches a backward pass is about, to weight its gradients by the worker's share.
 
-A worker's gradient counts by the worker's share of the batch. PyTorch does not say which batch a loss was computed
-from. The rule: every loader that is being read has one batch *at hand*, its latest. If the loop fetches a second batch
-before it has used the first one (it prefetches, or puts several batches into one backward pass), all batches of that
-reading are at hand until the next boundary. A use may be about any batch at hand, so all of them must be divided alike.
-Batches are, if their sizes are equal or multiples of the width. Otherwise `CannotDivide` is raised on all workers, and
-the trial goes on alone. A reading that has ended stays at hand while the loop keeps its batches, as `itertools.cycle`
-does.
+PyTorch does not say from which batch a loss was computed. The rule: every loader that is being read has one batch *at
+hand*, its latest. If the loop fetches a second batch before it has used the first one (it prefetches, or puts several
+batches into one backward pass), all batches of that reading are at hand until the next boundary. A use may be about any
+batch at hand, so all of them must be divided in the same way: their sizes are equal, or multiples of the width.
+Otherwise `CannotDivide` is raised on all workers, and the trial goes on with one. A reading that has ended stays at
+hand while the loop keeps its batches, as `itertools.cycle` does.
 
 A loop that knows which batch it works on says so (`elastic.parts`): then the rule is not asked, and the loop may fetch
 as many batches ahead as it likes.
@@ -43,27 +42,26 @@ class _Fetched:
 class Uses:
     """One kind of use (gradients, batch statistics or counts of samples) and the batches that are at hand for it.
 
-    ``what`` names the kind in an error. ``alike``: for this use two batches are alike if it returns the same for both.
-    ``tell``: called at each use. ``again``: a batch may be used again beside a later one of another loader.
+    ``what`` names the kind in an error. ``kind_of``: for this use two batches are the same if it returns the same for
+    both. ``on_use``: called at each use. ``again``: a batch may be used again beside a later one of another loader.
     """
 
-    def __init__(self, what: str, alike: Callable[[Share], int], tell: Callable[[], None], again: bool = True) -> None:
-        self._what = what
-        self._alike = alike
-        self._tell = tell
-        self._again = again
+    def __init__(
+        self, what: str, kind_of: Callable[[Share], int], on_use: Callable[[], None], again: bool = True
+    ) -> None:
+        self._what, self._kind_of, self._on_use, self._again = what, kind_of, on_use, again
         #: Of the batch that the loop says it works on; None: it has said nothing.
         self.said: Share | None = None
         self._readings: dict[Reading, _Fetched] = {}
         #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.
-        self._evaluated = _Fetched()
+        self._evaluated: dict[int, Share] = {}
 
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch."""
         fetched = self._readings.setdefault(reading, _Fetched())
         if not fetched.unused and not fetched.ahead:
             fetched.shares.clear()
-        fetched.shares[self._alike(share)] = share
+        fetched.shares[self._kind_of(share)] = share
         fetched.unused += 1
 
     def ended(self, reading: Reading) -> None:
@@ -73,7 +71,7 @@ class Uses:
             return
         fetched.ended = True
         if reading.evaluates and not fetched.used:
-            self._evaluated.shares.update(fetched.shares)
+            self._evaluated.update(fetched.shares)
             del self._readings[reading]
 
     def _is_over(self, reading: Reading, fetched: _Fetched) -> bool:
@@ -83,14 +81,9 @@ class Uses:
         return not self._again or (fetched.ended and not reading.kept)
 
     @property
-    def ahead(self) -> bool:
-        """Whether the loop has fetched a batch before it used the last one."""
-        return any(fetched.ahead or fetched.unused > 1 for fetched in self._readings.values())
-
-    @property
-    def kept(self) -> bool:
-        """Whether the loop keeps batches on purpose."""
-        return any(reading.kept for reading in self._readings)
+    def settled(self) -> bool:
+        """Whether the loop has fetched no batch before it used the last one, and keeps none on purpose."""
+        return not any(f.ahead or f.unused > 1 or reading.kept for reading, f in self._readings.items())
 
     @property
     def all_used(self) -> bool:
@@ -100,15 +93,15 @@ class Uses:
     def forget_ended(self) -> None:
         """What was fetched is used up, except by readings that go on."""
         self._readings = {reading: fetched for reading, fetched in self._readings.items() if not fetched.ended}
-        self._evaluated = _Fetched()
+        self._evaluated = {}
 
     def use(self) -> Share | None:
         """The share of the batch that is used now; None: no batch was fetched since the boundary.
 
         Raises:
-            CannotDivide: it could be one of several batches that are not divided alike.
+            CannotDivide: it could be one of several batches that are not divided in the same way.
         """
-        self._tell()
+        self._on_use()
         if self.said is not None:
             return self.said
         if len(self._readings) > 1 and any(fetched.unused for fetched in self._readings.values()):
@@ -118,16 +111,15 @@ class Uses:
             fetched.ahead = fetched.ahead or fetched.unused > 1
             fetched.unused, fetched.used = 0, True
             shares.update(fetched.shares)
-        if not shares:
-            shares = self._evaluated.shares
-        if len(shares) > 1:
-            sizes = sorted(share.size for share in shares.values())
+        found = list((shares or self._evaluated).values())
+        if len(found) > 1:
+            sizes = " or ".join(map(str, sorted(share.size for share in found)))
             raise CannotDivide(
-                f"{self._what} could belong to batches of {' or '.join(map(str, sizes))} samples, which "
-                f"{next(iter(shares.values())).width} workers do not share alike: the loop fetches a batch before it "
-                "has used the last one (drop_last=True, or batch sizes that the width divides, let it grow)"
+                f"{self._what} could belong to batches of {sizes} samples, which {found[0].width} workers divide in "
+                "different ways: the loop fetches a batch before it has used the last one (drop_last=True, or batch "
+                "sizes that the width divides, let it grow)"
             )
-        return next(iter(shares.values()), None)
+        return found[0] if found else None
 
 
 class BatchesAtHand:
@@ -136,8 +128,6 @@ class BatchesAtHand:
     def __init__(self) -> None:
         self._modules: list[torch.nn.Module] = []
         self.left_out = LeftOut()
-        #: Since the last mean, or since the group has formed.
-        self.counted = Counted()
         self.clear()
 
     def watch(self, module: torch.nn.Module) -> None:
@@ -147,21 +137,23 @@ class BatchesAtHand:
     def next_turn(self) -> None:
         """A boundary: what was fetched before is used up, except by readings that the loop has kept."""
         self._handed_out = 0
-        for uses in (self.gradients, self.statistics, self.counts):
+        for uses in self._uses:
             uses.forget_ended()
             uses.said = None
         self.left_out.clear()
 
     def clear(self) -> None:
         """The trial has another group: no batch is divided now."""
+        #: Since the last mean, or since the group has formed.
         self.counted = Counted()
         #: Batches that the loop has fetched and has not said yet that it works on.
         self._handed_out = 0
-        told, counted = self.left_out.used, self.left_out.counted
         self.left_out.clear()
-        self.gradients = Uses("gradients", lambda share: share.division, told)
+        used, counted = self.left_out.used, self.left_out.counted
+        self.gradients = Uses("gradients", lambda share: share.division, used)
         self.statistics = Uses("batch statistics", lambda share: share.division, counted)
         self.counts = Uses("elastic.samples()", lambda share: share.stand_ins, counted, again=False)
+        self._uses = (self.gradients, self.statistics, self.counts)
 
     def fetching(self) -> None:
         """The loop asks for a batch, at any width (see `rehearsal`)."""
@@ -169,12 +161,9 @@ class BatchesAtHand:
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch of which this worker has a share."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
-        for uses in (self.gradients, self.statistics, self.counts):
+        for uses in self._uses:
             uses.fetched(reading, share)
-        if share.common:
-            self.left_out.fetched_whole()
-        else:
-            self.left_out.fetched(reading, share)
+        self.left_out.fetched(reading, share)
 
     def handed_out(self) -> None:
         """The loop gets a batch and will say itself when it works on it."""
@@ -182,29 +171,25 @@ class BatchesAtHand:
 
     def work_on(self, part: BatchPart | None) -> None:
         """What follows is about this part of a batch; None: about what the loop fetches next, by the rule."""
-        for uses in (self.gradients, self.statistics, self.counts):
+        for uses in self._uses:
             uses.said = None if part is None else part.share
         if part is None:
             return
         self._handed_out = max(0, self._handed_out - 1)
         part.reading.evaluates = part.reading.evaluates and self.nothing_learns()
-        if part.share.common:
-            self.left_out.fetched_whole()
-        else:
-            self.left_out.fetched(part.reading, part.share)
+        self.left_out.fetched(part.reading, part.share)
 
     def ended(self, reading: Reading) -> None:
         """The reading's last batch was fetched, or the loop reads no further."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
-        for uses in (self.gradients, self.statistics, self.counts):
+        for uses in self._uses:
             uses.ended(reading)
         self.left_out.ended(reading)
 
     @property
     def settled(self) -> bool:
         """Between two batches: the loop has used and counted all that it fetched, and keeps none of it."""
-        ahead = self.gradients.ahead or self._handed_out > 0
-        return not ahead and not self.gradients.kept and self.counts.all_used
+        return self.gradients.settled and self.counts.all_used and not self._handed_out
 
     def nothing_learns(self) -> bool:
         """Whether gradients are off, or all of the trial's modules are in evaluation mode."""

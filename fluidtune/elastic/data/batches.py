@@ -14,20 +14,24 @@ import torch
 class Share:
     """This worker's part of one batch.
 
-    ``weight``: the part of the batch's samples that it has; its gradient counts by it. ``stand_in``: it has none, and
-    takes part in the step with a copy of another worker's sample. ``size``: samples of the whole batch. ``width``: the
-    number of its parts. ``common``: all workers have the whole batch, and the leader's counts (`common_batches`).
+    ``weight``: the part of the batch's samples that it has; its gradient counts by it. ``size``: samples of the whole
+    batch. ``width``: the number of its parts. ``common``: all workers have the whole batch, and the leader's counts
+    (`common_batches`).
     """
 
     weight: float
-    stand_in: bool
     size: int
     width: int
     common: bool = False
 
     @property
+    def stand_in(self) -> bool:
+        """Whether it has no sample, and takes part in the step with a copy of another worker's."""
+        return not self.weight
+
+    @property
     def part(self) -> int:
-        """The samples of the batch that this worker has, be it that they count or not."""
+        """The samples of the batch that this worker has, whether they count or not."""
         return self.size if self.common else round(self.weight * self.size)
 
     @property

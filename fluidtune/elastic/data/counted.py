@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 class Counted:
     """What this worker has read since the last mean.
 
-    ``samples``: of all loaders. ``told``: what `elastic.samples` has returned.
+    ``samples``: of all loaders. ``returned``: what `elastic.samples` has returned.
     """
 
     samples: int = 0
-    told: int = 0
-    #: Of the loaders: the samples that there are, and the batches.
+    returned: int = 0
+    #: Of the loaders: the samples that there are, and the batches; None: unknown.
     _of_data: set[int | None] = field(default_factory=set)
     _batches: set[int | None] = field(default_factory=set)
     #: A batch was divided into parts of different sizes.
     _uneven: bool = False
 
     def read(self, samples: int, *, uneven: bool, of_data: int | None, batches: int | None) -> None:
-        """A batch: this worker has so many samples of it, and its loader so many samples and batches; None: unknown."""
+        """A batch, of which this worker has ``samples``; its loader has ``of_data`` samples and ``batches``."""
         self.samples += samples
         self._uneven = self._uneven or uneven
         self._of_data.add(of_data)
         self._batches.add(batches)
 
     def why_wrong(self, count: float) -> str | None:
-        """Why a mean over ``count`` would be another one than alone, in a line; None: it is not known to be."""
-        if count == self.told:
+        """Why a mean over ``count`` would not be that of the trial alone, as far as it is known."""
+        if count == self.returned:
             return None
         if count in self._of_data and self.samples < count:
             return (

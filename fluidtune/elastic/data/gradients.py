@@ -23,11 +23,8 @@ from ..transport.trees import dense_strides
 from .group_view import GroupView
 from .precision import Precision
 
-#: Bytes of gradients in one allreduce. Judgement: large enough that the time of a message does not count, and the most
-#: memory that reducing takes at a time.
+#: Bytes of gradients in one allreduce: the most memory that reducing takes at a time.
 _BUCKET = 32 * 2**20
-
-
 #: Why such a loop has one worker.
 CAPTURED = "the loop captures a backward pass in a CUDA graph, which cannot sum gradients when it runs again"
 
@@ -40,8 +37,7 @@ class GradientReducer:
         self.parameters: list[torch.Tensor] = []
         self._unfinished: set[int] = set()  # parameters that have gradients which no step has taken
         self._known: set[int] = set()
-        #: A backward pass is part of a CUDA graph. When the graph runs again, nothing of ours is called.
-        self.captured = False
+        self.captured = False  # a backward pass is part of a CUDA graph, which calls no hook when it runs again
         self._passes: set[int] = set()  # backward passes at whose end a reduction waits
         self._weight = 0.0  # of this worker's gradients in the last reduction
         self._names: dict[int, str] = {}  # of parameters, by id
@@ -131,19 +127,12 @@ class GradientReducer:
         current = backward_pass()
         if current not in self._passes:
             self._passes.add(current)
-            at_end_of_backward(lambda: self._finish(current))
+            at_end_of_backward(lambda: self._reduce(current))
 
-    def _finish(self, current: int) -> None:
+    def _reduce(self, current: int) -> None:
+        """Sum all gradients over the workers, weighted. A gradient that no worker has stays None."""
         # A pass that failed never comes here. Its number is not used again, and must not stay in the set.
         self._passes = {later for later in self._passes if later > current}
-        self.reduce()
-
-    def reduce(self) -> None:
-        """Sum all gradients over the workers, weighted. A gradient that no worker has stays None.
-
-        Raises:
-            CannotDivide: see `attribution`.
-        """
         share = self._group.batches.gradients.use()
         weight = self._weight = 1.0 / self._group.width if share is None else share.weight
         common = share is not None and share.common
@@ -162,7 +151,7 @@ class GradientReducer:
 
     @torch.no_grad()
     def _take_leaders(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Give all workers the leader's gradients that no step has taken. Returns how far each of its own was off."""
+        """Give all workers the leader's gradients that no step has taken. Returns how far each of the own was off."""
         device, leads = parameters[0].device, self._group.backend.rank == 0
         buffer, places, present = _buffer_for(parameters)
         if leads:

@@ -1,14 +1,19 @@
-"""What the parts of a training loop see of the trial's group: the data, the gradients and the batch statistics."""
+"""What the parts of a training loop see of the trial's group, and what they ask all of its workers."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
+import torch
+
 from ..alike.common_batches import CommonBatches
 from ..alike.likeness import Likeness
 from ..commits.committable import CommittableState
+from ..errors import CannotDivide
 from ..transport.base import CollectiveBackend
 from .attribution import BatchesAtHand
+from .counted import Counted
+from .left_out import Place
 from .loop_draws import LeadersStreams
 
 
@@ -17,11 +22,11 @@ class GroupView(Protocol):
 
     #: The trial's name.
     trial: str
-    #: Which batches the loop works with; empty where no batch is divided. The loader tells it.
+    #: Which batches the loop works with; empty where no batch is divided.
     batches: BatchesAtHand
     #: Which batches are computed whole by all workers.
     common: CommonBatches
-    #: Whether the workers are alike.
+    #: Compares the workers.
     likeness: Likeness
     #: What the loop draws.
     draws: LeadersStreams
@@ -47,3 +52,30 @@ class GroupView(Protocol):
     def backend(self) -> CollectiveBackend:
         """The group's collectives. Raises again what has ended this loop (`Left`, `GroupLost`)."""
         ...
+
+
+# A worker knows only what it has read itself (`left_out`, `counted`). So all ask each other, and raise at one place.
+
+
+def refuse_left_out(group: GroupView, place: Place) -> None:
+    """Raise CannotDivide on all workers if the loop has left out batches because their parts are short."""
+    why = group.batches.left_out.why(place)
+    if why is not None:
+        # A worker whose part is longer may have used the batch: it is in another collective then, and gets an error.
+        group.backend.exchange(torch.zeros(1), "a batch that all have left out")
+        raise CannotDivide(why)
+
+
+def total_of_all(group: GroupView, pair: torch.Tensor) -> torch.Tensor:
+    """What all workers give `elastic.mean`, a sum and the count of what is in it, summed up.
+
+    Raises:
+        CannotDivide: batches were left out, or the counts are those of the whole data; on all workers.
+    """
+    refuse_left_out(group, "mean")
+    why = None if group.common.whole_turn else group.batches.counted.why_wrong(float(pair[1]))
+    group.batches.counted = Counted()
+    rows = group.backend.exchange(torch.cat([pair, pair.new_tensor([float(why is not None)])]), "elastic.mean()")
+    if why is not None and rows[:, 2].all():  # in one worker alone it is a coincidence
+        raise CannotDivide(why)
+    return group.likeness.total(rows[:, :2])

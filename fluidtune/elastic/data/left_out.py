@@ -1,8 +1,7 @@
-"""Finds batches that all workers have left out because their parts are short, and that one worker alone would use.
+"""Detects `if len(x) < k: continue`: all workers skip a batch for its short parts that one worker would train on.
 
-A loop that decides by the length of a batch (``if len(x) < 2: continue``) sees the part of its worker. If the workers
-decide differently, they wait for each other in different collectives, and `lockstep` finds that. If all parts are
-short, nobody waits, and the trial would learn from fewer batches than alone.
+If the workers decide differently, they wait for each other in different collectives, and `lockstep` finds that. If all
+parts are short, none waits, and the trial would learn from fewer batches than alone.
 
 The loop's limit is not known. So two things are taken for such a decision: all left-out batches of a reading have
 shorter parts than the used ones; or no batch of a turn was used at all. A batch of one sample is left out alone, too.
@@ -21,9 +20,9 @@ Place = Literal["reading", "mean", "boundary"]
 
 @dataclass
 class _Sizes:
-    """Of one reading in this turn: the samples of batches that no backward pass came after, so far, and of others.
+    """Of one reading in this turn. ``waiting``: samples of the batches fetched since the last backward pass.
 
-    ``waiting``: fetched since the last backward pass. ``used``: the smallest that a pass came after; 0: none did.
+    ``used``: the smallest batch that a pass came after; 0: none did.
     """
 
     waiting: list[int] = field(default_factory=list)
@@ -48,14 +47,13 @@ class LeftOut:
         #: The loop has got a batch that all workers have whole; and has used one.
         self._had_whole = self._used_whole = False
 
-    def fetched_whole(self) -> None:
-        """The loop gets a batch of which no part is short."""
-        self._had_whole = True
-
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch of which this worker has a share."""
-        self._width = share.width
-        self._readings.setdefault(reading, _Sizes()).waiting.append(share.size)
+        if share.common:
+            self._had_whole = True
+        else:
+            self._width = share.width
+            self._readings.setdefault(reading, _Sizes()).waiting.append(share.size)
 
     def used(self) -> None:
         """A backward pass: it is about what was fetched last, and perhaps about what was fetched before that."""
@@ -77,7 +75,7 @@ class LeftOut:
         self._ended.add(reading)
 
     def why(self, place: Place) -> str | None:
-        """Why the trial cannot be divided, as far as it is known at this place of the loop; None: nothing is."""
+        """Why the trial cannot be divided, as far as it is known at this place of the loop."""
         learning = {reading: sizes for reading, sizes in self._readings.items() if not reading.evaluates}
         for sizes in learning.values():
             if sizes.used:

@@ -22,13 +22,11 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from ..errors import CannotDivide
 from ..random_streams import Streams
 from .batches import BatchPart, Reading, Share
-from .group_view import GroupView
+from .group_view import GroupView, refuse_left_out
 from .loop_draws import Part, PartsOfDataset, seed_of
-from .refusals import refuse_left_out
 from .whole_batches import as_it_is, in_whole_batches, reader_of
 
-#: Batches whose indices travel in one message, if nobody can see when the sampler draws. Judgement: many
-#: batches then share the delay of one message, and their indices are small.
+#: Batches whose indices travel in one message, if nothing shows when the sampler draws.
 _AHEAD = 32
 
 
@@ -51,18 +49,14 @@ class ElasticLoader:
             )
         self._loader = loader
         self._group = group
-        #: The number of iterators that were made in the trial.
-        self.begun = 0
-        #: Batches that the loop has got in this turn.
-        self.read = 0
+        self.begun = 0  # iterators that were made in the trial
+        self.read = 0  # batches that the loop has got in this turn
         #: The loop has gone on, in a later turn, with an iterator that it had made before.
-        self.kept = False
-        #: The loop has let go of an iterator of an earlier turn, or made a new one although it still had it: it keeps
-        #: none.
-        self.let_go = False
+        self.reuses_iterator = False
+        #: The loop has let go of an iterator of an earlier turn, or made a new one although it still had it.
+        self.renews_iterator = False
         self._made: WeakSet[_Batches] = WeakSet()
-        #: The user's loader has started its worker processes, which persist.
-        self._kept = False
+        self._processes_started = False  # those of the user's loader, which may persist
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # while unpickling it is not there yet
@@ -74,7 +68,8 @@ class ElasticLoader:
 
     def __iter__(self) -> _Batches:
         turn = self._group.turn_number
-        self.let_go = self.let_go or any(made.turn is not None and made.turn < turn for made in self._unfinished())
+        if any(made.turn is not None and made.turn < turn for made in self._unfinished()):
+            self.renews_iterator = True
         if self._group.width == 1:
             batches = _Batches(self, self._group, self._whole(), None)
         else:
@@ -97,7 +92,7 @@ class ElasticLoader:
     def undecided(self) -> bool:
         """At a boundary: it is not known whether the loop will keep an iterator that it has not read to its end."""
         last = self._group.turn_number - 1
-        return not self.let_go and any(made.turn == last for made in self._unfinished())
+        return not self.renews_iterator and any(made.turn == last for made in self._unfinished())
 
     def _unfinished(self) -> list[_Batches]:
         return [made for made in self._made if not made.over]
@@ -105,9 +100,9 @@ class ElasticLoader:
     def _whole(self) -> Iterator[Any]:
         """The iterator of the user's loader, which draws a seed only when an iterator of a stock loader would."""
         loader, own = self._loader, self._loader.generator
-        if loader.persistent_workers and self.begun and not self._kept:
+        if loader.persistent_workers and self.begun and not self._processes_started:
             loader.generator = torch.Generator().manual_seed(self._seed())
-        self._kept = True
+        self._processes_started = True
         self.begun += 1
         try:
             return iter(reader_of(loader))
@@ -131,10 +126,6 @@ class ElasticLoader:
 
     def _divided(self, shares: _DividedBatches, seed: int) -> DataLoader:
         loader = self._loader
-        # The loader's worker processes are seeded from this generator as in a stock loader: what they draw once a batch
-        # is the same for all workers of the trial.
-        generator = torch.Generator()
-        generator.manual_seed(seed)
         whole = in_whole_batches(loader.dataset, loader.collate_fn, loader.num_workers)
         return DataLoader(
             whole or PartsOfDataset(loader.dataset),
@@ -147,7 +138,8 @@ class ElasticLoader:
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
-            generator=generator,
+            # It seeds the loader's worker processes: what these draw once a batch is the same in all workers.
+            generator=torch.Generator().manual_seed(seed),
         )
 
 
@@ -163,14 +155,11 @@ class _Batches:
     ) -> None:
         self._loader = loader
         self._group = group
-        #: The turn in which it was read last; None before.
-        self.turn: int | None = None
         #: The loop says which batch it works on; and what this worker has of the last one, None if it has all of it.
         self.says_itself = False
         self.part: BatchPart | None = None
-        #: Its end was drawn.
-        self.finished = False
-        #: Batches that it has given, and that there are; None: nobody knows.
+        self.turn: int | None = None  # in which it was read last
+        self.finished = False  # its end was drawn
         self._given = 0
         self._all = _length(loader)
         self._of_data = _length(loader.dataset)
@@ -184,7 +173,7 @@ class _Batches:
 
     @property
     def over(self) -> bool:
-        """It has given all its batches, though perhaps nobody has drawn its end: loops count batches, too."""
+        """Whether it has given all its batches. A loop that counts them does not draw its end."""
         return self.finished or (self._all is not None and self._given >= self._all)
 
     def __next__(self) -> Any:
@@ -196,7 +185,8 @@ class _Batches:
                 "a new one (iter(loader), or a for loop) in each turn of elastic.epochs()"
             )
         turn = self._group.turn_number
-        self._loader.kept = self._loader.kept or (self.turn is not None and self.turn < turn and not self.over)
+        if self.turn is not None and self.turn < turn and not self.over:
+            self._loader.reuses_iterator = True
         self.turn = turn
         self._group.batches.fetching()
         try:
@@ -210,7 +200,7 @@ class _Batches:
         self._given += 1
         self._loader.read += 1
         if self._shares is not None:
-            share, compare = self._shares.next_share()
+            share, compare = self._shares.handed.popleft()
             self._group.common.got(share.common)
             if compare and self._group.width > 1:
                 self._group.likeness.compare_weights(self._group.backend, self._group.state)
@@ -230,7 +220,7 @@ class _Batches:
 
     def __del__(self) -> None:
         if self.turn is not None and not self.over and self._group.turn_number > self.turn:
-            self._loader.let_go = True
+            self._loader.renews_iterator = True
         self._end()
 
     def _end(self) -> None:
@@ -239,7 +229,7 @@ class _Batches:
 
 
 def _length(of: Any) -> int | None:
-    """None: it has none, as a sampler or a dataset of a batch sampler's own may."""
+    """None: it has no length, as a sampler, or a dataset beside a batch sampler, may have none."""
     try:
         return len(of)
     except (TypeError, NotImplementedError):
@@ -248,7 +238,7 @@ def _length(of: Any) -> int | None:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What the leader sends of the next batches: their indices, or nothing at the end.
+    """What the leader sends of the next batches. ``batches``: their indices; empty at the end.
 
     ``common``: all workers get them whole. ``compare``: the workers' weights are compared before the first of them.
     ``seed``: of what the dataset draws. ``streams``: the leader's, if the others have others.
@@ -269,7 +259,8 @@ class _DividedBatches:
         self._group = group
         self._seed = seed
         self._ahead = _AHEAD if _draws_at_once(loader) else 1
-        self._handed: deque[tuple[Share, bool]] = deque()
+        #: By batch, in the order of their indices: the share, and whether the weights are compared before it.
+        self.handed: deque[tuple[Share, bool]] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
         group = self._group
@@ -303,18 +294,11 @@ class _DividedBatches:
         rank, world = self._group.backend.rank, self._group.backend.world
         size = len(batch)
         if drawn.common:
-            self._handed.append((Share(float(rank == 0), rank > 0, size, world, common=True), False))
+            self.handed.append((Share(float(rank == 0), size, world, common=True), False))
             return Part(batch, seed_of(drawn.seed, number))
         start, stop = part_of_batch(size, rank, world)
-        self._handed.append((Share((stop - start) / size, stop == start, size, world), compare))
+        self.handed.append((Share((stop - start) / size, size, world), compare))
         return Part(batch[start:stop] or batch[:1], seed_of(drawn.seed, number, rank))
-
-    def next_share(self) -> tuple[Share, bool]:
-        """The share of the batch that is handed out now, and whether the weights are to be compared before it.
-
-        Batches are handed out in the order of their indices.
-        """
-        return self._handed.popleft()
 
 
 def part_of_batch(size: int, rank: int, world: int) -> tuple[int, int]:

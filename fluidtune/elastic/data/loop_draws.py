@@ -2,7 +2,7 @@
 
 The leader's random streams go on as they would alone, and a batch's indices bring them to the others whenever they have
 moved. So a choice a batch (``random.random() < 0.5``, with Python's, numpy's or torch's default stream) is the same
-everywhere. What a dataset draws for its samples, and the dropout of torch.nn, come from streams of each worker's own.
+everywhere. Each worker draws what a dataset draws for its samples, and the dropout of torch.nn, from other streams.
 Other numbers that the loop draws for each sample, such as ``torch.randn_like``, are then the same in the first, second
 .. samples of each worker's part.
 """
@@ -42,17 +42,17 @@ class LeadersStreams:
         self.drawn = False
 
     def restart(self) -> None:
-        """The group is a new one: its followers have streams of their own."""
+        """The group is a new one: its followers have other streams."""
         self._sent = None
 
     def look(self) -> None:
         """Leader, between two batches of one reading: whether the loop has drawn since the last one."""
-        self.drawn = self.drawn or (self._sent is not None and not _same(self._sent, capture_streams(self._gpu)))
+        self.drawn = self.drawn or (self._sent is not None and not same_streams(self._sent, capture_streams(self._gpu)))
 
     def news(self) -> Streams | None:
-        """Leader: the streams, if the followers have others; None: they have these."""
+        """Leader: the streams, if the followers have others."""
         now = capture_streams(self._gpu)
-        if self._sent is not None and _same(self._sent, now):
+        if self._sent is not None and same_streams(self._sent, now):
             return None
         self._sent = now
         return now
@@ -63,8 +63,9 @@ class LeadersStreams:
             restore_streams(streams, self._gpu)
 
 
-def _same(a: Streams, b: Streams) -> bool:
-    if a.keys() != b.keys() or a["python"] != b["python"]:
+def same_streams(a: Streams, b: Streams) -> bool:
+    """Whether both would give the same numbers."""
+    if a.keys() != b.keys() or a.get("python") != b.get("python"):
         return False
     for name in ("torch", "cuda"):
         if name in a and not torch.equal(a[name], b[name]):
@@ -107,9 +108,6 @@ class PartsOfDataset(Dataset):
     def __getstate__(self) -> dict[str, Any]:
         return {"_dataset": self._dataset}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        object.__setattr__(self, "_dataset", state["_dataset"])
-
     def __len__(self) -> int:
         return len(self._dataset)
 
@@ -118,12 +116,19 @@ class PartsOfDataset(Dataset):
 
     def __getitems__(self, part: Part) -> Any:
         at_once = getattr(self._dataset, "__getitems__", None)
-        before = capture_streams()
-        seed_streams(part.seed)
-        try:
+        with drawing_from(part.seed):
             return at_once(list(part)) if at_once else [self._dataset[index] for index in part]
-        finally:
-            restore_streams(before)
+
+
+@contextmanager
+def drawing_from(seed: int) -> Iterator[None]:
+    """The process' streams begin from this seed, and are put back afterwards."""
+    before = capture_streams()
+    seed_streams(seed)
+    try:
+        yield
+    finally:
+        restore_streams(before)
 
 
 def seed_streams(seed: int) -> None:
@@ -178,20 +183,14 @@ class OwnDropout:
 
     @contextmanager
     def _drawing(self, device: torch.device) -> Iterator[None]:
-        on_gpu = device.type == "cuda"
-        get: Callable[[], torch.Tensor] = (lambda: torch.cuda.get_rng_state(device)) if on_gpu else torch.get_rng_state
-        put: Callable[[torch.Tensor], Any] = (
-            (lambda state: torch.cuda.set_rng_state(state, device)) if on_gpu else torch.set_rng_state
-        )
-        before = get()
+        generator = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
+        before = generator.get_state()
         if device.type in self._own:
-            put(self._own[device.type])
-        elif on_gpu:
-            torch.cuda.manual_seed(self._seed)
+            generator.set_state(self._own[device.type])
         else:
-            torch.default_generator.manual_seed(self._seed)
+            generator.manual_seed(self._seed)
         try:
             yield
         finally:
-            self._own[device.type] = get()
-            put(before)
+            self._own[device.type] = generator.get_state()
+            generator.set_state(before)

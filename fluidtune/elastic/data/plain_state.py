@@ -24,11 +24,9 @@ class State:
         return f"State({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def state_dict(self) -> dict[str, Any]:
-        """The values as they are now, by name."""
         return copy.deepcopy(vars(self))
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """Have these values, and no others."""
         vars(self).clear()
         vars(self).update(copy.deepcopy(values))
 
@@ -45,7 +43,6 @@ class Drawing:
         return isinstance(obj, random.Random | numpy.random.Generator | numpy.random.RandomState | torch.Generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the generator is."""
         generator = self.generator
         if isinstance(generator, random.Random):
             return {"state": generator.getstate()}
@@ -54,7 +51,6 @@ class Drawing:
         return {"state": generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the generator go on from there."""
         generator = self.generator
         if isinstance(generator, random.Random):
             generator.setstate(state["state"])

@@ -30,14 +30,14 @@ _COARSER = {True: 2.0**-10, "tf32": 2.0**-10, "bf16": torch.finfo(torch.bfloat16
 
 
 class Precision:
-    """``spacing``: the largest relative spacing of the numbers that autocast was told to compute with while watched."""
+    """``spacing``: the largest relative spacing of the numbers that autocast was given while watched."""
 
     def __init__(self) -> None:
         self.spacing: float = torch.finfo(torch.float32).eps
         self._entered: Any = None
 
     def watch(self) -> None:
-        """Note from now on which types autocast is told."""
+        """Note from now on the types that autocast is given."""
         if self._entered is not None:
             return
         enter = self._entered = torch.autocast.__enter__

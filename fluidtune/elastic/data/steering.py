@@ -1,8 +1,8 @@
 """Has all workers take their optimizers' steps with the leader's settings: learning rates, momenta, weight decay.
 
-A loop may set them from state that no joiner gets, such as a counter of its own for a warm-up. The workers compare them
+A loop may set them from state that no joiner gets, such as its own counter for a warm-up. The workers compare them
 before the first step of each optimizer in a turn. If they differ, the workers take over the leader's, and from then on
-compare before every step of the group. So the trial learns as it would alone, until its growth is ended (`comparison`).
+compare before every step of the group. So the trial learns as it would alone, until its growth is ended (`likeness`).
 """
 
 from __future__ import annotations
@@ -11,29 +11,25 @@ from typing import Any
 
 import torch
 
-from ..alike.comparison import digest_of, plain_leaves
+from ..alike.digests import digest_of, plain_leaves
 from .group_view import GroupView
 
 
 def steppers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The optimizers of whose steps torch's hooks tell: this one, and those that it has as attributes.
+    """The optimizers whose steps call torch's hooks: this one, and those that it has as attributes.
 
-    Some that wrap another one, as SAM and Lookahead do, take steps by methods of their own, or were not made as torch
-    makes an optimizer. The steps of the other one are seen.
+    Some that wrap another one, as SAM and Lookahead do, step by other methods, or were not made as torch makes one.
     """
     inner = [part for part in vars(optimizer).values() if isinstance(part, torch.optim.Optimizer)]
-    return [each for each in (optimizer, *inner) if _tells(each)]
+    return [each for each in (optimizer, *inner) if _calls_hooks(each)]
 
 
-def _tells(optimizer: torch.optim.Optimizer) -> bool:
+def _calls_hooks(optimizer: torch.optim.Optimizer) -> bool:
     try:
         optimizer.register_step_pre_hook(lambda *_: None).remove()
     except AttributeError:  # it does not call torch's __init__
         return False
     return True
-
-
-_WHERE = "the first step of an optimizer in this turn"
 
 
 class Steering:
@@ -45,17 +41,12 @@ class Steering:
         self._always = False
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Compare before steps of this optimizer."""
         optimizer.register_step_pre_hook(self._stepping)
 
-    def next_turn(self) -> None:
-        """A boundary."""
+    def next_turn(self, restart: bool) -> None:
+        """A boundary. ``restart``: the group is a new one."""
         self._stepped.clear()
-
-    def restart(self) -> None:
-        """The group is a new one."""
-        self._stepped.clear()
-        self._always = False
+        self._always = self._always and not restart
 
     def _stepping(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self._group.width == 1 or (id(optimizer) in self._stepped and not self._always):
@@ -64,7 +55,7 @@ class Steering:
         settings = [_settings(group) for group in optimizer.param_groups]
         rate = float(settings[0].get("lr", 0.0)) if settings else 0.0
         row = torch.tensor([len(settings), digest_of(plain_leaves(settings)), rate], dtype=torch.float64)
-        rows = self._group.backend.exchange(row, _WHERE)
+        rows = self._group.backend.exchange(row, "the first step of an optimizer in this turn")
         worker = next((rank for rank in range(1, len(rows)) if not torch.equal(rows[rank], rows[0])), None)
         if worker is None or not torch.equal(rows[:, 0], rows[:1, 0].expand(len(rows))):
             return  # with other groups nothing can be taken over here: the boundary will say so

@@ -2,8 +2,7 @@
 
 It covers modules, optimizers, DataLoaders and all other objects with ``state_dict`` and ``load_state_dict`` (LR
 schedulers, gradient scalers). Objects are identified by the order in which `elastic.prepare` got them: every worker
-prepares the same objects in the same order. The leader's random streams belong to a commit, but are never sent to
-followers.
+prepares the same objects in the same order.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from ..alike.comparison import digest_of, digest_of_tensors, distance_between, plain_leaves
+from ..alike.digests import digest_of, digest_of_tensors, distance_between, plain_leaves
+from ..commits.committable import CommittableState
 from ..random_streams import capture_streams, restore_streams
 from ..transport.base import CollectiveBackend
 from ..transport.trees import broadcast_tree, copied, unsendable
@@ -27,10 +27,8 @@ from .plain_state import Drawing, State
 from .steering import Steering, steppers
 
 
-class TrialState:
+class TrialState(CommittableState):
     """The user's objects of one trial in one worker; their tensors are on ``device``."""
-
-    own_streams = False
 
     def __init__(self, group: GroupView, device: torch.device) -> None:
         self._group = group
@@ -50,7 +48,7 @@ class TrialState:
         """Add objects to the state, and return what the user works with; see `elastic.prepare`."""
         for obj in objects:  # before the optimizers, to know which of their parameters belong to no module
             if isinstance(obj, torch.nn.Module):
-                self._add_module(obj)
+                self._gradients.add(obj)
         return tuple(self._add(obj) for obj in objects)
 
     def _add(self, obj: Any) -> Any:
@@ -81,16 +79,11 @@ class TrialState:
         self._stateful.append(obj)
         return obj
 
-    def _add_module(self, module: torch.nn.Module) -> None:
-        self._gradients.add(module)
-
     def loop_begins(self) -> None:
-        """See `CommittableState`."""
         self._begun_as = self._make_up()
 
     def obstacle(self, lasting: bool = False) -> str | None:
-        """See `CommittableState`."""
-        if any(loader.kept for loader in self._loaders):
+        if any(loader.reuses_iterator for loader in self._loaders):
             return (
                 "the loop keeps an iterator over a prepared DataLoader from one turn to the next: make a new one in "
                 "each turn of elastic.epochs() to let the trial grow"
@@ -128,7 +121,6 @@ class TrialState:
         return found
 
     def facts(self, weights: bool) -> dict[str, float]:
-        """See `CommittableState`."""
         optimizers = [obj for obj in self._stateful if isinstance(obj, torch.optim.Optimizer)]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         plain = [
@@ -153,30 +145,28 @@ class TrialState:
         return {**found, **self.digests()} if weights else found
 
     def digests(self) -> dict[str, float]:
-        """See `CommittableState`."""
         return {
             "parameters": digest_of_tensors(self._gradients.parameters),
             "buffers": digest_of_tensors(self._buffers()),
         }
 
     def take_over(self, backend: CollectiveBackend) -> float:
-        """See `CommittableState`."""
         weights = [*self._gradients.parameters, *self._buffers()]
         before = [tensor.detach().clone() for tensor in weights]
         self.broadcast(backend)
         return distance_between(before, [tensor.detach() for tensor in weights])
 
     def _buffers(self) -> list[torch.Tensor]:
-        """Those that a module saves; the others are nobody's state."""
+        """Those that a module saves; the others are no state."""
         found = []
         for module in (obj for obj in self._stateful if isinstance(obj, torch.nn.Module)):
             saved = module.state_dict(keep_vars=True)
             found += [buffer for name, buffer in module.named_buffers() if name in saved]
         return found
 
-    def _forget_turn(self) -> None:
+    def _forget_turn(self, restart: bool = False) -> None:
         self._steps = 0
-        self._steering.next_turn()
+        self._steering.next_turn(restart)
         for loader in self._loaders:
             loader.read = 0
 
@@ -185,9 +175,7 @@ class TrialState:
         self._group.common.stepped()
 
     def set_width(self, width: int) -> None:
-        """See `CommittableState`."""
-        self._forget_turn()
-        self._steering.restart()
+        self._forget_turn(restart=True)
         self._statistics.enable(width > 1)
         self._gradients.restart(width > 1)
         group = self._group
@@ -195,17 +183,11 @@ class TrialState:
         self._dropout.enable(width > 1, own)
 
     def capture(self) -> dict[str, Any]:
-        """See `CommittableState`: a snapshot on the CPU."""
         state: dict[str, Any] = copied(self._view(), copy.deepcopy)
         state["streams"] = capture_streams(self._gpu)
         return state
 
     def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
-        """See `CommittableState`: the objects' tensors may be on any device.
-
-        Raises:
-            ValueError: it is the state of other objects than those that were prepared.
-        """
         have, want = _counts(self._view()), _counts(state)
         if have != want:
             raise ValueError(
@@ -229,7 +211,6 @@ class TrialState:
             restore_streams(state["streams"], self._gpu)
 
     def broadcast(self, backend: CollectiveBackend) -> None:
-        """See `CommittableState`."""
         if backend.rank == 0:
             broadcast_tree(self._view(), backend)
         else:

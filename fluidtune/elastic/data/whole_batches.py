@@ -124,7 +124,7 @@ def _is_plain(tensor: Any) -> bool:
     return _in_rows(tensor.shape, tensor.stride())
 
 
-@lru_cache(maxsize=32)  # Judgement: more tensors than a dataset has; computing it takes as long as fetching the rows
+@lru_cache(maxsize=32)  # more tensors than a dataset has; computing it takes as long as fetching the rows
 def _in_rows(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     """Whether the last dimension lies closest, and so on, and there are numbers at all.
 

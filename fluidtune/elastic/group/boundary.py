@@ -8,8 +8,10 @@ commits, if that is worth its price. Everything here runs in the loop's thread; 
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from ..alike.common_batches import CommonBatches
 from ..alike.growth import Growth
@@ -17,25 +19,70 @@ from ..alike.likeness import Likeness
 from ..commits.commit_policy import CommitPolicy
 from ..commits.committable import CommittableState, TrialPosition
 from ..data.attribution import BatchesAtHand
+from ..data.group_view import GroupView, refuse_left_out
 from ..data.loop_draws import LeadersStreams, seed_of, seed_streams
-from ..data.refusals import refuse_left_out
 from ..errors import GroupLost, Left, Refused
 from ..random_streams import Streams
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Address, Reform
-from .control_messages import BoundaryOrder, HostRequests
 from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
-from .joining import called_in
 
 #: What a boundary is called in an error.
 _ORDER = "the boundary"
+#: Seconds that a joiner waits for the leader's call before it looks whether the host has asked for something else. The
+#: backend looks for the call far more often.
+_CALL_WAIT_S = 0.2
 
 
-class GroupMember:
-    """One worker's place in its trial's group; the `GroupView` of its loop.
+@dataclass(frozen=True)
+class BoundaryOrder:
+    """What the leader tells the others at a boundary.
 
-    ``trial``, ``worker``, ``leader``, ``backend``: see `ElasticSession`. ``state`` must be set before the first
-    boundary.
+    ``kind``: "go" on; "reform" the group; "stop", because the host has asked the trial to; or "end", because the
+    leader's function has returned. ``epoch``: the epoch that the leader stands before. ``weights``: all compare theirs
+    now. ``reform``: with "reform", the group to form. ``note``: what a follower must know of the leader's last `save`
+    to inherit the trial. ``streams``: the leader's random streams, if its followers have others.
+    """
+
+    kind: Literal["go", "reform", "stop", "end"]
+    epoch: int
+    weights: bool = False
+    reform: Reform | None = None
+    note: Any = None
+    streams: Streams | None = None
+
+
+@dataclass
+class HostRequests:
+    """What the host asks of the loop, and what it waits for; ``changed`` guards all of it.
+
+    ``reform``: the leader's next group. ``entry``: the group that a follower is to enter. ``leaving``: the loop is to
+    end. ``ready``: a follower stands at its first boundary. ``closed``: the loop has ended.
+    """
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    reform: Reform | None = None
+    entry: Reform | None = None
+    leaving: bool = False
+    ready: bool = False
+    closed: bool = False
+
+    def keep(self, reform: Reform) -> None:
+        """The leader could not tell the others of this group: ask for it again, unless a newer one is asked for."""
+        with self.changed:
+            self.reform = self.reform or reform
+
+    def drop_for(self, gone: set[str]) -> None:
+        """Drop a request that would wait for a worker that just died; the host will send another one."""
+        with self.changed:
+            if self.reform is not None and gone & set(self.reform.members):
+                self.reform = None
+
+
+class GroupMember(GroupView):
+    """One worker's place in its trial's group. ``state`` must be set before the first boundary.
+
+    ``trial``, ``worker``, ``leader``, ``backend``: see `ElasticSession`.
     """
 
     state: CommittableState
@@ -53,7 +100,6 @@ class GroupMember:
         self.commits = commits
         resume = commits.resume
         self.position = TrialPosition(loop=-1, epoch=0, iteration=0 if resume is None else resume.iteration)
-        #: See `GroupView`.
         self.batches = BatchesAtHand()
         self.common = CommonBatches()
         self.draws = LeadersStreams(str(backend.device) if backend.device.type == "cuda" else "cuda")
@@ -63,7 +109,7 @@ class GroupMember:
         self.entered = leader
         #: Where the leader's store is.
         self.address: Address | None = None
-        #: See `LeaderSession`.
+        #: See `GroupFacts`.
         self.committing = False
         self.last_reform: tuple[float, float] | None = None
         self.growth = Growth()
@@ -76,30 +122,26 @@ class GroupMember:
         #: In a joiner that has not received the trial's state yet: the trial's position, at which it is to join. Its
         #: function may still be at an earlier `epochs` call.
         self._joins_at: TrialPosition | None = None
-        #: The exception that ended this loop; None while the loop goes on.
+        #: The exception that ended this loop.
         self._over: BaseException | None = None
 
-    # -- the view of the loop's parts, see `GroupView` --
+    # -- the view of the loop's parts --
 
     @property
     def width(self) -> int:
-        """See `GroupView`."""
         return 1 if self._joins_at is not None else self._group.world
 
     @property
     def turn_number(self) -> int:
-        """See `GroupView`."""
         return self.position.iteration
 
     @property
     def generation(self) -> float:
-        """See `GroupView`."""
         return self._group.generation
 
     @property
     def backend(self) -> CollectiveBackend:
-        """See `GroupView`. The exception that ended the loop is raised again, since user code may have swallowed it."""
-        if self._over is not None:
+        if self._over is not None:  # user code may have swallowed it
             raise self._over
         return self._group
 
@@ -114,7 +156,7 @@ class GroupMember:
     def begin(self, start: int, *, counted: bool) -> int | None:
         """The boundary before a loop's first epoch. Returns the epoch to run, or None if the trial is past this loop.
 
-        ``counted``: ``start`` is the epoch that the loop's own state has reached (from a checkpoint of the user's).
+        ``counted``: see `CommitPolicy.first_epoch`.
         """
         self.become_elastic()
         self.position.loop += 1
@@ -160,10 +202,7 @@ class GroupMember:
             self._group.dissolve(orderly=True)
             self._end_loop(f"trial {self.trial} has ended: its leader left elastic.epochs() before epoch {epoch}")
         if order.epoch != epoch:
-            raise RuntimeError(
-                f"worker {self.worker} stands before epoch {epoch}, its leader before {order.epoch}: leave "
-                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
-            )
+            raise RuntimeError(f"worker {self.worker} stands before epoch {epoch}, {_apart(order)}")
         if self.width > 1:
             self.likeness.compare_all(self._group, self.state, order.weights)
         if order.kind == "stop":
@@ -196,10 +235,7 @@ class GroupMember:
         """The function has returned. The other workers' functions have returned, too, or end at a boundary now."""
         order = self._group.broadcast_object(BoundaryOrder("end", self.position.epoch) if self.leader else None, _ORDER)
         if order is not None and order.kind != "end":
-            raise RuntimeError(
-                f"worker {self.worker} has ended and its leader stands before epoch {order.epoch}: leave "
-                "elastic.epochs() only on values that are the same on all workers, such as elastic.mean()'s"
-            )
+            raise RuntimeError(f"worker {self.worker} has ended, {_apart(order)}")
         self._group.dissolve(orderly=True)
 
     def close(self) -> None:
@@ -217,7 +253,7 @@ class GroupMember:
         try:
             heard: BoundaryOrder = self._group.broadcast_object(order, _ORDER)
         except GroupLost:
-            if order is not None and order.reform is not None:  # nobody heard it: keep it for another boundary
+            if order is not None and order.reform is not None:  # no follower has it: keep it for another boundary
                 self._requests.keep(order.reform)
             raise
         if not self.leader:
@@ -310,7 +346,7 @@ class GroupMember:
     def recover(self) -> None:
         """After a `GroupLost`: go on in a group of the workers that are left, under the leader.
 
-        If another worker dies meanwhile, the rest form a smaller group. See also `ElasticSession.mend`.
+        If another worker dies meanwhile, the rest form a smaller group. See also `ElasticSession.recover_in_place`.
         """
         started = time.perf_counter()
         for last in [False] * (MOST_RECOVERIES - 1) + [True]:
@@ -330,3 +366,39 @@ class GroupMember:
         if self.leader:
             self.commits.rewind()
         self.last_reform = (generation, time.perf_counter() - started)
+
+
+def _apart(order: BoundaryOrder) -> str:
+    return (
+        f"its leader stands before epoch {order.epoch}: leave elastic.epochs() only on values that are the same on all "
+        "workers, such as elastic.mean()'s"
+    )
+
+
+def called_in(requests: HostRequests, group: CollectiveBackend, worker: str) -> Reform:
+    """A joiner waits until its host has asked for a group and the leader calls ``worker`` into it. Returns the group.
+
+    Raises:
+        Left: the host has asked the joiner to leave.
+        Refused: the leader goes on without it.
+        GroupLost: the leader is gone.
+    """
+    with requests.changed:
+        requests.ready = True
+        requests.changed.notify_all()
+    announced: Reform | None = None
+    while True:
+        with requests.changed:
+            requests.changed.wait_for(lambda: requests.leaving or requests.entry is not None)
+            if requests.leaving:
+                raise Left(f"worker {worker} was asked to leave before it had entered")
+            reform = requests.entry
+        assert reform is not None
+        if reform is not announced:
+            group.announce_joiner(reform.address, reform.generation, reform.members.index(worker))
+            announced = reform
+        called = group.wait_for_call(reform.address, reform.generation, patience=_CALL_WAIT_S)
+        if called is not None:
+            if called and worker not in called:
+                raise Refused(f"the leader goes on without {worker}")
+            return reform

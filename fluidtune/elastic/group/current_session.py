@@ -1,14 +1,66 @@
-"""Which session the loop of this process finds: `elastic.prepare` and the others ask `current`. Needs no torch."""
+"""Which session the loop of this process finds: `elastic.prepare` and the others ask `current`.
+
+A trial whose loop never asks needs no `ElasticSession` (`LazySession`), and no torch.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .lazy_session import LazySession
+from fluidtune.group_facts import GroupFacts
+
+from ..transport.membership import Reform
+from .worker_session import LeaderSession
 
 if TYPE_CHECKING:
     from .session import ElasticSession
+
+
+class LazySession(LeaderSession):
+    """A session that calls ``make`` when the loop first calls `fluidtune.elastic`, and delegates from then on.
+
+    It is for trials that begin anew: one that goes on from a commit needs its `ElasticSession` at once.
+    """
+
+    def __init__(self, make: Callable[[], ElasticSession]) -> None:
+        self._make = make
+        self._made: ElasticSession | None = None
+
+    def wake(self) -> ElasticSession:
+        """The session itself, made by the first call. Called in the loop's thread."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    def facts(self) -> GroupFacts:
+        return GroupFacts() if self._made is None else self._made.facts()
+
+    def fails_divided(self, error: BaseException) -> str | None:
+        return None if self._made is None else self._made.fails_divided(error)
+
+    def direct(self, reform: Reform) -> None:
+        self._elastic().direct(reform)
+
+    def boundary(self, done: int) -> int:
+        return self._elastic().boundary(done)
+
+    def leave(self) -> None:
+        if self._made is not None:
+            self._made.leave()
+
+    def close(self) -> None:
+        if self._made is not None:
+            self._made.close()
+
+    def _elastic(self) -> ElasticSession:
+        """RuntimeError before the session is elastic."""
+        if self._made is None:
+            raise RuntimeError("this trial's loop has not called fluidtune.elastic: it cannot be resized")
+        return self._made
+
 
 _session: ElasticSession | None = None
 _pending: LazySession | None = None
@@ -33,9 +85,14 @@ def wake_on_first_use(session: LazySession | None) -> None:
     _pending = session
 
 
-def use_in_this_thread(session: ElasticSession | None) -> None:
-    """Let this thread find another session than the rest of the process (`rehearsal`); None: the process' again."""
+@contextmanager
+def use_in_this_thread(session: ElasticSession) -> Iterator[None]:
+    """Let this thread find another session than the rest of the process (`rehearsal`)."""
     _of_thread.session = session
+    try:
+        yield
+    finally:
+        _of_thread.session = None
 
 
 def current() -> ElasticSession | None:

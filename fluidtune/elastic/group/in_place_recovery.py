@@ -8,16 +8,15 @@ from ..errors import GroupLost
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Address
 
-#: Seconds that a leader waits for the survivors of a broken group. Judgement: a survivor that computes notices the loss
-#: at its next collective, which in most training loops comes within a few seconds.
+#: Seconds that a leader waits for the survivors of a broken group: one that computes notices the loss at its next
+#: collective.
 SURVIVOR_WAIT_S = 10.0
-#: Recoveries of one broken group, while further workers die, before the host must help. Judgement: a trial has few
-#: workers, and each recovery removes at least one.
+#: Recoveries of one broken group, while further workers die, before the host must help.
 MOST_RECOVERIES = 8
 #: The generation of a recovered group is that of the broken one plus this. It stays below the next whole number, which
 #: the host may choose, for 999 recoveries.
 GENERATION_STEP = 0.001
-#: Seconds between the leader's looks at who is there. Judgement: small against the forming of a group.
+#: Seconds between the leader's looks at who is there.
 _LOOK_S = 0.005
 
 
@@ -39,12 +38,12 @@ def agree_on_survivors(
         backend.call_generation(generation, left)
         return left
     backend.announce_survivor(address, generation, members.index(worker))
-    if not backend.wait_for_call(address, generation, SURVIVOR_WAIT_S + backend.form_timeout):
+    called = backend.wait_for_call(address, generation, SURVIVOR_WAIT_S + backend.form_timeout)
+    if called is None:
         raise GroupLost(f"the leader of generation {backend.generation} did not go on")
-    left = backend.called_members(address, generation)
-    if worker not in left:
+    if worker not in called:
         raise GroupLost(f"the leader of generation {backend.generation} went on without {worker}")
-    return left
+    return called
 
 
 def _present(backend: CollectiveBackend, world: int, generation: float) -> list[int]:

@@ -1,4 +1,4 @@
-"""Runs a user's function as a follower's loop in a thread of its own, and says how it ended.
+"""Runs a user's function as a follower's loop in its own thread, and says how it ended.
 
 The host (the worker process' main thread) keeps talking to the session meanwhile.
 """
@@ -31,10 +31,8 @@ class LoopThread:
     """Runs ``fn(*args)`` under ``session`` in a daemon thread, which cannot keep the process from ending."""
 
     def __init__(self, session: FollowerSession, fn: Callable[..., Any], *args: Any) -> None:
-        self._session = session
-        self._fn = fn
-        self._args = args
-        self._outcome: LoopOutcome | None = None
+        self._session, self._fn, self._args = session, fn, args
+        self.outcome: LoopOutcome | None = None  # None while the loop runs
         self._thread = threading.Thread(target=self._main, name=f"elastic {session.trial}", daemon=True)
 
     def start(self) -> LoopThread:
@@ -46,17 +44,12 @@ class LoopThread:
         self._thread.join(timeout)
         return self.outcome
 
-    @property
-    def outcome(self) -> LoopOutcome | None:
-        """None while the loop runs."""
-        return self._outcome
-
     def _main(self) -> None:
         try:
-            self._outcome = LoopOutcome("returned", value=self._session.run(self._fn, *self._args))
+            self.outcome = LoopOutcome("returned", value=self._session.run(self._fn, *self._args))
         except Left as error:
-            self._outcome = LoopOutcome("left", error=error)
+            self.outcome = LoopOutcome("left", error=error)
         except GroupLost as error:
-            self._outcome = LoopOutcome("lost", error=error)
+            self.outcome = LoopOutcome("lost", error=error)
         except BaseException as error:
-            self._outcome = LoopOutcome("failed", error=error)
+            self.outcome = LoopOutcome("failed", error=error)

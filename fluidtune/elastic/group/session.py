@@ -12,24 +12,26 @@ from typing import Any
 
 import torch
 
+from fluidtune.group_facts import GroupFacts
+
 from ..commits.commit_policy import CommitPolicy
 from ..commits.commit_store import Commit, CommitStore
 from ..commits.committable import CommittableState
 from ..data.batches import BatchPart
-from ..data.refusals import refuse_left_out, total_of_all
+from ..data.group_view import total_of_all
 from ..data.trial_state import TrialState
 from ..errors import CannotDivide, GroupLost, explain
 from ..random_streams import Streams, complete_streams
 from ..transport.base import CollectiveBackend
-from ..transport.membership import Address, Reform
-from .boundary import GroupMember
-from .control_messages import HostRequests
+from ..transport.membership import Reform
+from .boundary import GroupMember, HostRequests
+from .worker_session import FollowerSession, LeaderSession
 
 
-class ElasticSession:
-    """A `LeaderSession` and a `FollowerSession`, and what a training loop calls of its trial.
+class ElasticSession(LeaderSession, FollowerSession):
+    """The session of a leader or a follower, and what a training loop calls of its trial.
 
-    One thing: it has the methods of these protocols and of the loop, and each hands its call on.
+    One thing: it has the methods of two protocols, and those of `elastic` for the loop, and each hands its call on.
 
     Args:
         trial: names the trial; with the generation and rank it seeds a follower's random streams.
@@ -37,12 +39,12 @@ class ElasticSession:
         leader: the trial's first worker: it runs the trial, commits, and takes followers in.
         backend: not shared with another session; its ``host`` and ``device`` are the worker's.
         device: where the trial's tensors are ("cpu", "cuda", "cuda:0").
-        commits: where the leader commits, or a follower in place of a leader that died; None: nowhere.
+        commits: where the leader commits, or a follower in place of a leader that died.
         resume: the commit to go on from.
         fingerprint: names the trial's configuration.
         note: returns what the host wants kept with a commit (`Commit.note`), picklable; called for every commit.
         brief: returns the part of such a note that a follower needs to commit in place of a leader that died.
-        rewind: called in the leader's loop, with the note of the last save, when the trial goes back to it (`mend`).
+        rewind: called in the leader's loop, with the note of the last save, when `recover_in_place` goes back to it.
         streams: the random streams with which the trial's code began (`random_streams`), for commits and joiners.
 
     Raises:
@@ -66,8 +68,6 @@ class ElasticSession:
         streams: Streams | None = None,
     ) -> None:
         self.trial, self.worker, self.leader = trial, worker, leader
-        #: See `LeaderSession`: set by `adopt`.
-        self.mends = False
         self._commits = CommitPolicy(
             trial,
             leader,
@@ -93,48 +93,30 @@ class ElasticSession:
 
     # -- the host's side: any thread, never blocks for long --
 
-    @property
-    def is_elastic(self) -> bool:
-        """See `LeaderSession`: the loop has called `prepare`, or has come to a boundary."""
-        return self._member.elastic
+    def facts(self) -> GroupFacts:
+        member, growth = self._member, self._member.growth
+        return GroupFacts(
+            is_elastic=member.elastic,
+            address=member.address if self.leader else None,
+            width=member.width,
+            last_reform=member.last_reform,
+            refused=growth.refused,
+            ungrowable=growth.ungrowable,
+            differences=growth.differences,
+            difference=growth.difference,
+            mends=self._commits.saves_itself,
+            lost=self._group.lost,
+            committing=member.committing,
+            streams=self._commits.streams,
+        )
 
     @property
     def iteration(self) -> int:
         """Iterations done, those before a restart included."""
         return self._member.position.iteration
 
-    @property
-    def address(self) -> Address | None:
-        """See `LeaderSession`. None in a follower."""
-        return self._member.address if self.leader else None
-
-    @property
-    def streams(self) -> Streams | None:
-        """See `LeaderSession`."""
-        return self._commits.streams
-
-    @property
-    def ungrowable(self) -> str | None:
-        """See `LeaderSession`."""
-        return self._member.growth.ungrowable
-
-    @property
-    def refused(self) -> float | None:
-        """See `LeaderSession`."""
-        return self._member.growth.refused
-
-    @property
-    def lost(self) -> str | None:
-        """See `LeaderSession`."""
-        return self._group.lost
-
     def fails_divided(self, error: BaseException) -> str | None:
-        """See `LeaderSession`."""
         return self._member.common.fails_divided(error, self.width) if self.leader else None
-
-    def take_difference(self) -> str | None:
-        """See `LeaderSession`."""
-        return self._member.growth.take_difference()
 
     @property
     def generation(self) -> float:
@@ -143,37 +125,22 @@ class ElasticSession:
 
     @property
     def width(self) -> int:
-        """See `LeaderSession`."""
+        """The number of workers in the group that the loop runs in."""
         return self._member.width
 
-    @property
-    def last_reform(self) -> tuple[float, float] | None:
-        """See `LeaderSession`."""
-        return self._member.last_reform
-
-    @property
-    def committing(self) -> bool:
-        """See `LeaderSession`."""
-        return self._member.committing
-
     def forget_resume(self) -> None:
-        """See `LeaderSession`."""
         self._commits.forget_resume()
         self._member.position.iteration = 0
 
-    def outrun_resume(self) -> None:
-        """See `LeaderSession`. `epochs` sees by its ``start`` whether the loop took its newer state up.
-
-        Other loops begin with the state that they have.
-        """
+    def prefer_checkpoint(self) -> None:
+        # `epochs` sees by its ``start`` whether the loop took its newer state up. Others go on with what they have.
         self._commits.resume_is_older = True
 
-    def recall(self) -> None:
-        """See `LeaderSession`."""
-        self._commits.recall(self._member.state)
+    def load_commit(self) -> None:
+        self._commits.load_commit(self._member.state)
 
     def direct(self, reform: Reform | None) -> None:
-        """See `LeaderSession`. None: stay as you are.
+        """As `LeaderSession`; None takes the last directive back.
 
         Raises:
             ValueError: the leader is not members[0], or the generation is not a new one.
@@ -187,18 +154,12 @@ class ElasticSession:
             self._requests.reform = reform
 
     def wait_ready(self, timeout: float | None) -> bool:
-        """See `FollowerSession`: ready is a loop that stands at its first boundary."""
         requests = self._requests
         with requests.changed:
             requests.changed.wait_for(lambda: requests.ready or requests.closed, timeout)
             return requests.ready and not requests.closed
 
     def enter(self, reform: Reform) -> None:
-        """See `FollowerSession`.
-
-        Raises:
-            ValueError: this worker leads, or is no member.
-        """
         if self.leader or self.worker not in reform.members:
             raise ValueError(f"{self.worker} cannot enter {reform}: only a follower that is a member can")
         with self._requests.changed:
@@ -206,11 +167,6 @@ class ElasticSession:
             self._requests.changed.notify_all()
 
     def leave(self) -> None:
-        """See `WorkerSession`: the loop ends with `Left`, at once if it waits to enter, else at its next boundary.
-
-        There a leader commits, whatever that costs, and stops its followers too. A follower ends when its leader does,
-        re-forms without it, or dies.
-        """
         with self._requests.changed:
             self._requests.leaving = True
             self._requests.changed.notify_all()
@@ -218,20 +174,19 @@ class ElasticSession:
     # -- the loop's side: one thread --
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """See `FollowerSession`; a leader's function may also run in it."""
         try:
             value = fn(*args)
             self._member.end()
             return value
         except (GroupLost, Exception) as error:
             dismissed = self._requests.leaving and not self.leader
-            explain(error, self.lost, dismissed=dismissed, divided=self.fails_divided(error))
+            explain(error, self._group.lost, dismissed=dismissed, divided=self.fails_divided(error))
             raise
         finally:
             self.close()
 
     def close(self) -> None:
-        """See `WorkerSession`; waits until the last commit is written. Called in the loop's thread."""
+        """As `WorkerSession`. It waits until the last commit is written. Called in the loop's thread."""
         self._member.close()
         self._commits.flush()
         with self._requests.changed:
@@ -239,12 +194,10 @@ class ElasticSession:
             self._requests.changed.notify_all()
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
-        """See `elastic.prepare`. May be called several times."""
         self._member.become_elastic()
         return self._objects.add(objects)
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
-        """See `elastic.epochs`."""
         if self._in_epochs:
             self._member.growth.end("elastic.epochs() is called inside elastic.epochs(): let the inner one be range()")
             yield from range(start, stop)
@@ -259,7 +212,7 @@ class ElasticSession:
             self._in_epochs = False
 
     def before_epoch(self, epoch: int, stop: int | None) -> int | None:
-        """See `elastic.boundary`."""
+        """The boundary of a framework. An ``epoch`` that does not come after the last one begins another loop."""
         if self._in_epochs:
             self._member.growth.end("a framework's loop runs inside elastic.epochs(): let the outer one be range()")
             return epoch
@@ -275,7 +228,6 @@ class ElasticSession:
         self._member.batches.work_on(part)
 
     def keep_one_worker(self, why: str) -> None:
-        """See `elastic.one_worker`."""
         if self.width > 1:
             self.backend.exchange(torch.zeros(1, dtype=torch.float64), "elastic.one_worker()")
             raise CannotDivide(why)
@@ -304,27 +256,24 @@ class ElasticSession:
         return step
 
     def mean(self, total: float, count: float) -> float:
-        """See `elastic.mean`."""
         pair = torch.tensor([total, count], dtype=torch.float64)
         if self.width > 1:
-            refuse_left_out(self._member, "mean")
             pair = total_of_all(self._member, pair)
         return float(pair[0]) / float(pair[1])
 
     def samples(self, n: int) -> int:
-        """See `elastic.samples`."""
         share = self._member.batches.counts.use()
         n = 0 if share is not None and share.stand_in else n
-        self._member.batches.counted.told += n
+        self._member.batches.counted.returned += n
         return n
 
     # -- for a trial that brings its own state, in the loop's thread (see `elastic.hvd`) --
 
-    def adopt(self, state: CommittableState) -> None:
+    def use_own_state(self, state: CommittableState) -> None:
         """The trial is ``state``, and its boundaries are where it calls `boundary`."""
         self._member.become_elastic()
         self._member.state, self._next_step = state, None
-        self.mends = self._commits.saves_itself = True
+        self._commits.saves_itself = True
 
     def first_boundary(self) -> bool:
         """The boundary before the first iteration, where a follower enters. False if the trial's commit is later."""
@@ -343,14 +292,14 @@ class ElasticSession:
         return self._member.backend
 
     def save(self) -> None:
-        """What the adopted state has saved now is what later boundaries commit, and what `mend` goes back to."""
+        """Later boundaries commit what the own state has saved now, and `recover_in_place` goes back to it."""
         self._commits.save(self._member.position, self._member.state)
 
-    def bequeath(self) -> None:
+    def commit_as_heir(self) -> None:
         """Follower: commit in place of the leader, which is gone, what was saved before its last order."""
         self._commits.commit_inherited()
 
-    def mend(self) -> None:
+    def recover_in_place(self) -> None:
         """After a `GroupLost`: go on without those that died, in a group of those that are left, under its leader.
 
         The caller puts the last save back.

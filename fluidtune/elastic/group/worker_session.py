@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ..random_streams import Streams
-from ..transport.membership import Address, Reform
+from fluidtune.group_facts import GroupFacts
+
+from ..transport.membership import Reform
 
 
 class WorkerSession(Protocol):
@@ -47,75 +48,17 @@ class WorkerSession(Protocol):
 
 
 class LeaderSession(WorkerSession, Protocol):
-    """The session of a trial's first worker.
+    """The session of a trial's first worker."""
 
-    The host reads the properties after every iteration, and passes them on with the iteration's result.
-    """
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the trial can have several workers. May become true as its loop runs, and then stays true."""
-        ...
-
-    @property
-    def address(self) -> Address | None:
-        """(host, port) where followers find the leader. None while the session is not elastic."""
-        ...
-
-    @property
-    def streams(self) -> Streams | None:
-        """The random streams with which the trial's code began, for its joiners. None: it has none, or is not elastic.
-        """
-        ...
-
-    @property
-    def width(self) -> int:
-        """The number of workers in the trial's group, this one included."""
-        ...
-
-    @property
-    def last_reform(self) -> tuple[float, float] | None:
-        """Generation and pause in seconds of the last resize, None before the first."""
-        ...
-
-    @property
-    def ungrowable(self) -> str | None:
-        """Why the trial must go on with one worker, in a line. None: as far as is known, it can have several."""
-        ...
-
-    @property
-    def refused(self) -> float | None:
-        """The generation of the last reform that the leader has refused. Its joiners end by themselves."""
-        ...
-
-    @property
-    def lost(self) -> str | None:
-        """Why the group is lost, in a line; None: it is not, as far as is known.
-
-        An error of the loop that is raised after that is no error of the trial's: a GPU's collective that was aborted
-        leaves no sum behind.
-        """
+    def facts(self) -> GroupFacts:
+        """What the leader knows of its group now. Any thread calls it; it returns at once."""
         ...
 
     def fails_divided(self, error: BaseException) -> str | None:
         """The loop has raised ``error``: why it must have one worker, in a line; None: the error is the trial's.
 
-        In the first turn whose batches are divided it may come of that. Alone the turn fails again, or does not.
+        In the first turn whose batches are divided the error may come of that. Alone the turn may not fail.
         """
-        ...
-
-    def take_difference(self) -> str | None:
-        """What differed between the workers at a boundary since the last call, in a line. They are equal again."""
-        ...
-
-    @property
-    def mends(self) -> bool:
-        """Whether the trial's loop goes on by itself, in a smaller group, when a follower dies."""
-        ...
-
-    @property
-    def committing(self) -> bool:
-        """Whether the loop is writing its last commit, which the host then waits for. Any thread reads it."""
         ...
 
     def direct(self, reform: Reform) -> None:
@@ -141,30 +84,28 @@ class LeaderSession(WorkerSession, Protocol):
 
         This method and the next two do nothing in a session that has no commit to go on from.
         """
-        ...
+        return
 
-    def outrun_resume(self) -> None:
+    def prefer_checkpoint(self) -> None:
         """Go on from the trial's commit only if the loop's own state is older.
 
         Called before the loop runs: Tune has restored a checkpoint that is newer than the commit.
         """
-        ...
+        return
 
-    def recall(self) -> None:
+    def load_commit(self) -> None:
         """Put the commit's state into a class trainable's objects before its first step, so that Tune can save it."""
-        ...
+        return
 
 
 class FollowerSession(WorkerSession, Protocol):
     """The session of any other worker of a trial. The order of calls: `run` and `wait_ready`, then `enter`."""
 
-    @property
-    def trial(self) -> str:
-        """Names the trial, for the name of the thread."""
-        ...
+    #: Names the trial, for the name of the thread.
+    trial: str
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Take part in the trial from `enter` until dismissed, then `close`. Called in a thread of its own.
+        """Take part in the trial from `enter` until dismissed, then `close`. It has a thread to itself.
 
         ``fn(*args)`` is the trial's code; a session whose followers compute nothing need not call it. Returns what
         ``fn`` returns.

@@ -19,6 +19,7 @@ from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrup
 from horovod.torch import elastic as _elastic
 from horovod.torch.elastic import ElasticSampler, TorchState
 
+from ..commits.committable import CommittableState
 from ..errors import GroupLost
 from ..group.current_session import current
 from ..group.session import ElasticSession
@@ -44,19 +45,20 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-class SavedState:
-    """What a Horovod state has saved, as the `CommittableState` of the session.
+class SavedState(CommittableState):
+    """What a Horovod state has saved.
 
     A Horovod state saves copies, except for the plain values of an `ObjectState`. A state that is not built on one of
     Horovod's own saves in its own way, and cannot be committed to a disk.
     """
+
+    own_streams = True
 
     def __init__(self, state: State) -> None:
         self._state = state
         self.loaded = False
 
     def capture(self) -> dict[str, Any]:
-        """See `CommittableState`."""
         handlers = getattr(self._state, "_handlers", {})
         return {
             "values": copy.deepcopy(getattr(self._state, "_saved_state", {})),
@@ -64,7 +66,6 @@ class SavedState:
         }
 
     def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
-        """See `CommittableState`. ValueError if it is the state of other objects."""
         handlers = getattr(self._state, "_handlers", {})
         have, want = {*handlers, *getattr(self._state, "_saved_state", {})}, {*state["handlers"], *state["values"]}
         if have != want:
@@ -87,32 +88,8 @@ class SavedState:
         for name, values in saved.items():
             vars(handlers[name]).update(values)
 
-    own_streams = True
-
     def broadcast(self, backend: CollectiveBackend) -> None:
         """Nothing to do: the state's own ``sync`` does it, when the function is called again."""
-
-    def loop_begins(self) -> None:
-        """See `CommittableState`."""
-
-    def obstacle(self, lasting: bool = False) -> str | None:
-        """See `CommittableState`: the script says itself what its state is."""
-        return None
-
-    def facts(self, weights: bool) -> dict[str, float]:
-        """See `CommittableState`: the script synchronises its state by itself."""
-        return {}
-
-    def digests(self) -> dict[str, float]:
-        """See `CommittableState`: as `facts`."""
-        return {}
-
-    def take_over(self, backend: CollectiveBackend) -> float:
-        """See `CommittableState`; never called, because nothing is compared."""
-        return 0.0
-
-    def set_width(self, width: int) -> None:
-        """Nothing to do."""
 
 
 def _without_value(handler: Any) -> dict[str, Any]:
@@ -131,11 +108,11 @@ class _ElasticRun:
 
     def call(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         session, state = self._session, self._state
-        session.adopt(self._saved)
+        session.use_own_state(self._saved)
         if not session.first_boundary():
             return None
         if session.leader:
-            session.save()  # what `mend` goes back to before the first commit
+            session.save()  # what `recover_in_place` goes back to before the first commit
         # Set on the object, so that what the user's own subclass overrides is kept.
         state.save, state.check_host_updates = self._save, self._check_host_updates
         if self._saved.loaded or not session.leader:
@@ -165,10 +142,10 @@ class _ElasticRun:
 
     def _mend(self) -> None:
         try:
-            self._session.mend()
+            self._session.recover_in_place()
         except GroupLost:
             if not self._session.leader:
-                self._session.bequeath()
+                self._session.commit_as_heir()
             raise
         # Only now: a sampler asks for the size of the group.
         self._saved.restore()

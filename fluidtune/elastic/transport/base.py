@@ -6,9 +6,9 @@ generation meets under its own prefix in this store, so that a resize starts no 
 waits until the leader *calls* its generation, so that the leader never waits for a worker that is not there yet.
 `fluidtune.testing.collective_backends` is the contract as tests.
 
-Whoever reaches the store can write into it, and whoever reaches a collective library's ports may send it bytes. So what
-the members write for each other is signed with the trial's secret, and so is every object that is broadcast. Nothing
-else is unpickled or acted upon (`signing`). What the libraries themselves keep in the store is not signed.
+A stranger on the network can write into the store, and may send bytes to a collective library's ports. So the members
+sign what they write for each other, and every object that is broadcast, with the trial's secret. Nothing else is
+unpickled or acted upon (`signing`). What the libraries themselves keep in the store is not signed.
 """
 
 from __future__ import annotations
@@ -32,25 +32,17 @@ from .forks import KeptOut, open_files, sockets
 from .liveness import FollowerConnections, LeaderConnection
 from .lockstep import Lockstep
 from .membership import Address
-from .signed_store import SignedStore
-from .signing import SIGNATURE_SIZE, Signer
+from .signing import SIGNATURE_SIZE, SignedStore, Signer
 
-#: Seconds after which a collective fails. Judgement: an iteration may take hours, and only the death of a worker should
-#: end a wait at a boundary.
+#: Seconds after which a collective fails. An iteration may take hours; only the death of a worker should end a wait.
 PATIENCE = 86_400.0
-
-#: Seconds between a joiner's looks at the leader's store. Judgement: a resize loses at most this, and each look is one
-#: small message.
+#: Seconds between a joiner's looks at the leader's store: a resize loses at most this.
 _POLL = 0.01
-
 #: Bytes before a pickled object in its broadcast: its length, and its signature.
 _HEAD = 8 + SIGNATURE_SIZE
 #: Bytes of a pickled object that travel in the same broadcast; a longer object takes two.
-#: Judgement: the orders at boundaries take a few hundred bytes.
 _INLINE = 4096 - _HEAD
-
-
-#: Numbers in an exchange. Judgement: a boundary compares fewer, and so short a message costs as much as an empty one.
+#: The most numbers in an exchange; so short a message costs as much as an empty one.
 NOTE = 31
 
 
@@ -70,7 +62,6 @@ class CollectiveBackend(ABC):
         self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0, secret: bytes = b""
     ) -> None:
         self.host = host
-        #: By which this process recognises what the trial's other workers wrote.
         self.signer = Signer(secret)
         self.device = torch.device(device)
         self.form_timeout = form_timeout
@@ -80,16 +71,14 @@ class CollectiveBackend(ABC):
         self.generation: float = -1
         self._lost: str | None = None
         self._apart = False  # the group is lost because its workers were in different collectives
-        #: None where there is no group that has formed.
-        self._lockstep: Lockstep | None = None
+        self._lockstep: Lockstep | None = None  # while there is a group
         self._meeting: SignedStore | None = None  # the leader's store, while there is a group
         self._served: dist.TCPStore | None = None
         self._joined: tuple[Address, dist.TCPStore] | None = None
         self._followers: FollowerConnections | None = None  # the leader's
         self._to_leader: LeaderConnection | None = None  # a follower's
         self._kept_out = KeptOut()
-        #: How many objects were broadcast in this generation.
-        self._broadcasts = 0
+        self._broadcasts = 0  # of objects, in this generation
 
     # -- rendezvous, the same for every library --
 
@@ -105,44 +94,44 @@ class CollectiveBackend(ABC):
                 self._served = dist.TCPStore(self.host, port, is_master=True, master_listen_fd=listener.detach(), **how)
             self._followers = FollowerConnections(self.host, self.signer)
             self._kept_out.servers |= {(self.host, port), (self.host, self._followers.port)}
-            SignedStore(self._served, self.signer).say("liveness", self._followers.invitation)
+            SignedStore(self._served, self.signer).write("liveness", self._followers.invitation)
         return self.host, self._served.port
 
     def announce_joiner(self, address: Address, generation: float, rank: int) -> None:
         """Joiner: say that it is ready for this generation. GroupLost if the leader is gone."""
         with self._guard("announcing a joiner"):
             self._show(address, generation, rank)
-            self._store(address).say(f"{generation}/ready/{rank}")
+            self._store(address).write(f"{generation}/ready/{rank}")
 
     def joiners_announced(self, generation: float, ranks: list[int]) -> bool:
         """Leader: whether all these ranks are ready for this generation, and live. Returns at once."""
         if not ranks:
             return True
         with self._guard("looking for joiners"):
-            ready = self._store(self.serve()).all_said([f"{generation}/ready/{rank}" for rank in ranks])
+            ready = self._store(self.serve()).all_written([f"{generation}/ready/{rank}" for rank in ranks])
         return ready and all(self.alive(generation, rank) for rank in ranks)
 
     def alive(self, generation: float, rank: int) -> bool | None:
-        """Leader: whether this follower's process lives; None: it was not seen in this generation."""
+        """Leader: whether this follower's process lives; None: it has not come to this generation."""
         assert self._followers is not None, "only the leader knows"
         return self._followers.alive((generation, rank))
 
     def announce_survivor(self, address: Address, generation: float, rank: int) -> None:
         """Follower ``rank`` of a group that broke: say that it is there to go on as this generation."""
         with self._guard("staying with the leader"):
-            self._store(address).say(f"{generation}/stays/{rank}")
+            self._store(address).write(f"{generation}/stays/{rank}")
 
     def survivor_announced(self, generation: float, rank: int) -> bool | None:
         """Leader of a group that broke: True if this follower goes on, False if it is dead, None: not known yet."""
         if self.alive(self.generation, rank) is False:
             return False
         with self._guard("looking who stays"):
-            return self._store(self.serve()).all_said([f"{generation}/stays/{rank}"]) or None
+            return self._store(self.serve()).all_written([f"{generation}/stays/{rank}"]) or None
 
     def call_generation(self, generation: float, members: tuple[str, ...] = ()) -> None:
         """Leader: the generation forms now. ``members``: its workers, for followers that cannot know them otherwise."""
         with self._guard("calling joiners"):
-            self._store(self.serve()).say(f"{generation}/call", json.dumps(members).encode())
+            self._store(self.serve()).write(f"{generation}/call", json.dumps(members).encode())
 
     def keep_places(self, generation: float, ranks: list[int]) -> None:
         """Leader: these followers of a group that broke have the ranks 1, 2 .. in this generation.
@@ -152,30 +141,26 @@ class CollectiveBackend(ABC):
         assert self._followers is not None, "only the leader knows"
         self._followers.move({(self.generation, rank): (generation, new) for new, rank in enumerate(ranks, start=1)})
 
-    def called_members(self, address: Address, generation: float) -> tuple[str, ...]:
-        """Follower: the workers that the leader has called. GroupLost if it has not called this generation."""
-        with self._guard("asking who was called"):
-            called = self._store(address).heard(f"{generation}/call")
-            if called is None:
-                raise RuntimeError("the leader has not called it")
-            return tuple(json.loads(called))
+    def wait_for_call(self, address: Address, generation: float, patience: float) -> tuple[str, ...] | None:
+        """Follower: the workers that the leader calls, None if it does not within ``patience`` seconds.
 
-    def wait_for_call(self, address: Address, generation: float, patience: float) -> bool:
-        """Joiner: whether the leader calls within ``patience`` seconds. GroupLost if the leader is gone."""
+        Raises:
+            GroupLost: the leader is gone.
+        """
         store, key = self._store(address), f"{generation}/call"
         deadline = time.monotonic() + patience
         with self._guard("waiting for the leader"):
-            while store.heard(key) is None:  # the store's wait() would print a warning for every time-out
+            while (called := store.read(key)) is None:  # the store's wait() would print a warning for every time-out
                 if time.monotonic() >= deadline:
-                    return False
+                    return None
                 time.sleep(_POLL)
-        return True
+            return tuple(json.loads(called))
 
     def form(self, address: Address, generation: float, rank: int, world: int) -> None:
         """Become ``rank`` of ``world`` in this generation. All members call it; it returns when all are connected.
 
         A world of 1 needs no other worker, and its collectives cost nothing. Generations are whole numbers, except
-        after a recovery (`ElasticSession.mend`).
+        after a recovery (`ElasticSession.recover_in_place`).
 
         Raises:
             GroupLost: a member died, or the group has not formed within ``form_timeout`` seconds.
@@ -215,7 +200,7 @@ class CollectiveBackend(ABC):
             return
         in_order = False
         if orderly:
-            # All are in the barrier when the first leaves it: from then on nobody needs the group.
+            # All are in the barrier when the first leaves it: from then on the group is not needed.
             with suppress(GroupLost):
                 self.barrier()
                 in_order = True
@@ -244,12 +229,11 @@ class CollectiveBackend(ABC):
 
     @property
     def lost(self) -> str | None:
-        """Why the group is lost, in a line; None: it is not, as far as is known, or it is dissolved."""
+        """Why the group is lost, in a line. A dissolved group is not lost."""
         return self._lost
 
     # -- collectives: in place, blocking; GroupLost when another worker is gone --
 
-    #
     # A rank that calls one collective while another rank calls another one gets CannotDivide within seconds. ``what``
     # names the collective for that error; equal names mean that ranks are at the same place of the loop.
 
@@ -331,7 +315,7 @@ class CollectiveBackend(ABC):
 
     @abstractmethod
     def _dissolve(self, in_order: bool) -> None:
-        """Undo `_form`, also after another worker died, without waiting for anyone.
+        """Undo `_form`, also after another worker died, without waiting for the others.
 
         ``in_order``: all workers do so now, and no collective is on its way.
         """
@@ -352,7 +336,7 @@ class CollectiveBackend(ABC):
         return rows
 
     def _exchange(self, note: torch.Tensor) -> torch.Tensor:
-        """See `exchange`. In a library that mixes up collectives of different kinds, it has a kind of its own."""
+        """See `exchange`. Another kind of collective than `gather` in a library that mixes up different kinds."""
         return self._gather(note)
 
     @abstractmethod
@@ -373,7 +357,7 @@ class CollectiveBackend(ABC):
             self._break_up(why)
 
     def _death(self, world: int | None = None) -> str | None:
-        """Which worker of the group is dead, in a line; None: all live, or the leader has not seen it yet.
+        """Which worker of the group is dead, in a line, as far as the leader has seen.
 
         Called in any thread while there is a group, or while one of ``world`` workers forms. The leader tells the
         others through its store, as they have no connections to each other.
@@ -384,13 +368,13 @@ class CollectiveBackend(ABC):
         key = f"{self.generation}/dead"
         try:
             if self._followers is None:
-                said = meeting.heard(key)
+                said = meeting.read(key)
                 return None if said is None else said.decode()
             dead = self._dead(world or self.world)
             if dead is None:
                 return None
             why = f"worker {dead} of generation {self.generation} has died"
-            meeting.say(key, why.encode())
+            meeting.write(key, why.encode())
         except (RuntimeError, OSError):
             return f"the leader of generation {self.generation} is gone"
         return why
@@ -420,7 +404,7 @@ class CollectiveBackend(ABC):
         """Follower: let the leader see that this process lives, and which place it has."""
         store = self._store(address)
         if self._to_leader is None:
-            invitation = store.heard("liveness")
+            invitation = store.read("liveness")
             if invitation is None:
                 raise RuntimeError("the store there does not have this trial's signature")
             self._to_leader = LeaderConnection(address[0], invitation, self.signer, self.form_timeout)
@@ -430,14 +414,14 @@ class CollectiveBackend(ABC):
     def _meet(self, store: SignedStore, rank: int, world: int) -> None:
         """Return when all members are here. RuntimeError if one is late, or has died on its way."""
         off = f"{self.generation}/off"
-        store.say(f"{self.generation}/here/{rank}")
+        store.write(f"{self.generation}/here/{rank}")
         everyone = [f"{self.generation}/here/{r}" for r in range(world)]
         deadline = time.monotonic() + self.form_timeout
-        while not store.all_said(everyone):
+        while not store.all_written(everyone):
             dead = self._dead(world) if rank == 0 else None
             if dead is not None:
-                store.say(off, f"rank {dead} died while the group was formed".encode())
-            why = store.heard(off)
+                store.write(off, f"rank {dead} died while the group was formed".encode())
+            why = store.read(off)
             if why is not None:
                 raise RuntimeError(why.decode())
             if time.monotonic() > deadline:
@@ -445,7 +429,7 @@ class CollectiveBackend(ABC):
             time.sleep(0.002)
 
     def _dead(self, world: int) -> int | None:
-        """Leader: the rank of a member that died while the group forms; None: all live."""
+        """Leader: the rank of a member that died."""
         return next((r for r in range(1, world) if self.alive(self.generation, r) is False), None)
 
     def _store(self, address: Address) -> SignedStore:

@@ -21,10 +21,10 @@ from .base import CollectiveBackend
 from .horovod_there import GPU_INSTALL_HINT, require_horovod
 from .membership import Address
 from .rendezvous import Rendezvous
-from .signed_store import SignedStore
+from .signing import SignedStore
 from .torch_backend import interface_of
 
-#: Seconds between two looks whether a member died while a group forms. Judgement: small against the forming itself.
+#: Seconds between two looks whether a member died while a group forms.
 _LOOK_S = 0.02
 
 
@@ -70,9 +70,9 @@ class HorovodBackend(CollectiveBackend):
             # In elastic mode Horovod asks for its rank under the name of its host and its local rank.
             places = {f"/rank_and_size/w{r}:0": f"{r},{world},0,1,{r},{world}".encode() for r in range(world)}
             self._server = Rendezvous(self.host, places)
-            signed.say("rendezvous", f"{self.host} {self._server.port}".encode())
+            signed.write("rendezvous", f"{self.host} {self._server.port}".encode())
         store.wait(["rendezvous"])
-        where = signed.heard("rendezvous")
+        where = signed.read("rendezvous")
         if where is None:
             raise RuntimeError("the address of Horovod's rendezvous does not have this trial's signature")
         host, port = where.decode().split()
@@ -96,13 +96,13 @@ class HorovodBackend(CollectiveBackend):
         while not formed.wait(_LOOK_S):
             if self._server is None:
                 try:
-                    off = store.heard("off") is not None
+                    off = store.read("off") is not None
                 except RuntimeError:
                     off = True
             else:
                 off = self._dead(world) is not None
                 if off:
-                    store.say("off")
+                    store.write("off")
                     self._server.call_off()
             if off:
                 _call_off(True)

@@ -21,7 +21,7 @@ from .signing import Signer
 
 #: (generation, rank) of a follower.
 Place = tuple[float, int]
-#: The most bytes of a line. Judgement: a signature has 64, a generation and a rank have a few digits each.
+#: The most bytes of a line: a signature has 64, a generation and a rank have a few digits each.
 _LINE = 256
 
 
@@ -45,7 +45,7 @@ class FollowerConnections:
         self._lock = threading.Lock()
 
     def alive(self, place: Place) -> bool | None:
-        """Whether the follower at this place lives; None: none has said that it is there."""
+        """Whether the follower at this place lives; None: no follower has come to it."""
         with self._lock:
             self._listen()
             connection = self._places.get(place)
@@ -135,7 +135,7 @@ class LeaderConnection:
 
 
 def _end(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """One end of a connection, written alike on both machines: without the IPv6 scope, which each numbers itself."""
+    """One end of a connection, as both machines write it: without the IPv6 scope, which each numbers itself."""
     return f"{address[0].split('%')[0]} {address[1]}"
 
 

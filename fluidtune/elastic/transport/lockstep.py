@@ -11,13 +11,12 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 
-from .signed_store import SignedStore
+from .signing import SignedStore
 
 #: Seconds that a worker waits in a collective before it looks at the others, and between two looks.
-#: Judgement: long against a collective, short for a person who waits.
 LOOK_S = 1.0
 #: Looks of another worker that waits in a collective of another number, after which it certainly waits there. The one
-#: ahead may only have sent what is on its way to the other. Judgement: the network's buffers are empty by then.
+#: ahead may only have sent what is on its way to the other.
 _SURE = 5
 
 #: Number and kind of a collective, counted from 1 in each group.
@@ -43,7 +42,7 @@ class Lockstep:
         self._looks = 0
 
     def look(self) -> str | None:
-        """This worker has waited for another `LOOK_S` at `place`. Returns why the wait will not end; None: it may."""
+        """This worker has waited for another `LOOK_S` at `place`. Returns why the wait will not end, if it will not."""
         if self._looks == 0:
             self._first.clear()
         self._looks += 1
@@ -75,13 +74,13 @@ class Lockstep:
 
     def _say(self, number: int, looks: int, what: str) -> str | None:
         """Let the others know where this worker waits. Returns what another one has found."""
-        self._store.say(f"{self._prefix}/{self._rank}", json.dumps([number, looks, what]).encode())
+        self._store.write(f"{self._prefix}/{self._rank}", json.dumps([number, looks, what]).encode())
         return self.found()
 
     def _others(self) -> Iterator[tuple[int, tuple[int, int, str]]]:
         """The others that have waited: rank, and number, looks and kind of the collective."""
         for other in range(self._world):
-            said = None if other == self._rank else self._store.heard(f"{self._prefix}/{other}")
+            said = None if other == self._rank else self._store.read(f"{self._prefix}/{other}")
             if said is not None:
                 number, looks, what = json.loads(said)
                 yield other, (number, looks, what)
@@ -89,7 +88,7 @@ class Lockstep:
     def report(self, other: int, what: str, own: str | None = None) -> str:
         """``other`` is in another collective, a ``what``: let all know, and return it in a line.
 
-        ``own``: the kind of this worker's; None: of `place`.
+        ``own``: the kind of this worker's, by default that of `place`.
         """
         own = self.place[1] if own is None else own
         why = (
@@ -101,11 +100,11 @@ class Lockstep:
 
     def tell(self, why: str) -> None:
         """Let all workers know why the group cannot go on."""
-        self._store.say(f"{self._prefix}/apart", why.encode())
+        self._store.write(f"{self._prefix}/apart", why.encode())
 
     def found(self) -> str | None:
-        """What a worker has reported, also after the group broke; None: nothing, or the leader is gone."""
+        """What a worker has reported, also after the group broke."""
         with suppress(RuntimeError, OSError):
-            said = self._store.heard(f"{self._prefix}/apart")
+            said = self._store.read(f"{self._prefix}/apart")
             return None if said is None else said.decode()
         return None

@@ -15,7 +15,7 @@ class Reform:
     """The trial's workers from the next boundary on.
 
     ``generation`` grows with every reform of the trial. ``members`` are worker ids; members[0] is the leader, in every
-    reform of the trial the same. ``address`` is the leader's `LeaderSession.address`. ValueError if ``members`` is
+    reform of the trial the same. ``address`` is the leader's `GroupFacts.address`. ValueError if ``members`` is
     empty or names a worker twice.
     """
 

@@ -1,9 +1,9 @@
 """The HTTP key-value server through which the members of one Horovod group find each other.
 
 Horovod's gloo reads and writes addresses under ``/SCOPE/KEY``, and deletes a key when it is done. A GET of a key that
-is not there yet waits for a moment, so that nobody has to ask again. Each generation has a server of its own, so that
-nobody reads what a member of an older generation still writes. Horovod's client has no secret, so anybody who reaches
-the port is served. The values are handed on as bytes and nothing here reads them.
+is not there yet waits for a moment, which spares a second request. Each generation has its own server, so that no
+member reads what one of an older generation still writes. Horovod's client has no secret, so every process that reaches
+the port is served. The values are handed on as bytes, and nothing here reads them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-#: Seconds that a GET waits for its key. Judgement: members of a group arrive within this time of each other.
+#: Seconds that a GET waits for its key.
 HOLD_S = 0.25
-#: The most bytes of a value. Judgement: gloo writes about 140 bytes for each member of the group.
+#: The most bytes of a value: gloo writes about 140 bytes for each member of the group.
 VALUE_SIZE = 1 << 20
 
 

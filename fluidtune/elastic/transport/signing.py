@@ -2,8 +2,8 @@
 
 The driver makes a secret for every trial and gives it to the trial's workers through Ray. What one of them writes where
 others could write, too, is signed: HMAC-SHA256 (RFC 2104) over what it is about and over the value. Nothing is
-unpickled, or acted upon, before its signature was found right. Signing hides nothing: whoever reads the network reads
-the values, and may repeat a value, with its signature, about the same thing.
+unpickled, or acted upon, before its signature was found right. Signing hides nothing: who reads the network reads the
+values, and may repeat a value, with its signature, about the same thing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,10 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch.distributed as dist  # at run time an emulated device needs no torch
 
 #: Bytes of a secret. RFC 2104, section 3: at least as long as the hash's output, which is 32 bytes for SHA-256.
 SECRET_SIZE = 32
@@ -61,7 +65,36 @@ class Signer:
         self.refused += 1
         if self.refused == 1:
             log.warning(
-                "%s does not have this trial's signature and is ignored: somebody else reaches the trial's ports "
+                "%s does not have this trial's signature and is ignored: a stranger reaches the trial's ports "
                 "(see docs/security.md); further ones are only counted",
                 what,
             )
+
+
+class SignedStore:
+    """The leader's store, as the members of a group use it: what they write is signed; what is not signed is not there.
+
+    ``store``: the store, or a part of it; ``where`` names the part, so that no value counts in another one. The methods
+    raise RuntimeError if the store is gone.
+    """
+
+    def __init__(self, store: dist.Store, signer: Signer, where: str = "") -> None:
+        #: For a collective library, which signs nothing.
+        self.unsigned = store
+        self._signer = signer
+        self._where = where
+
+    def write(self, key: str, value: bytes = b"1") -> None:
+        """Write a value that the other members may rely on."""
+        self.unsigned.set(key, self._signer.sign(self._where + key, value))
+
+    def read(self, key: str) -> bytes | None:
+        """What a member has written under this key; None: nothing so far."""
+        return self._signed(key) if self.unsigned.check([key]) else None
+
+    def all_written(self, keys: list[str]) -> bool:
+        """Whether members have written something under all of these keys."""
+        return self.unsigned.check(keys) and all(self._signed(key) is not None for key in keys)
+
+    def _signed(self, key: str) -> bytes | None:
+        return self._signer.value_of(self._where + key, self.unsigned.get(key))

@@ -20,11 +20,11 @@ from typing import Protocol
 
 from .lockstep import Place
 
-#: Seconds between two looks. Judgement: issue 22 asks that the others go on within 2 s of a death; of these, a look of
-#: the leader and one of a follower take two periods, and the forming of the new group the rest.
+#: Seconds between two looks. Issue 22 asks that the others go on within 2 s of a death: a look of the leader and one of
+#: a follower take two periods, and the forming of the new group the rest.
 WATCH_S = 0.2
 #: Looks at which a collective has ended by NCCL's word and not by the GPU's, after which NCCL has given it up: it does
-#: so when a connection breaks, and leaves the kernel waiting. Judgement: the two differ by microseconds otherwise.
+#: so when a connection breaks, and leaves the kernel waiting. Otherwise the two differ by microseconds.
 _GIVEN_UP = 5
 
 
@@ -39,7 +39,7 @@ class GpuWork(Protocol):
 
 
 def connect(make: Callable[[], None], hopeless: Callable[[], str | None], patience: float) -> None:
-    """Run ``make``, which waits for other workers and cannot be interrupted, in a thread of its own.
+    """Run ``make``, which waits for other workers and cannot be interrupted, in another thread.
 
     It raises what ``make`` raises. RuntimeError if ``hopeless`` returns why it will not end, or after ``patience``
     seconds; the thread is then left where it is.

@@ -1,7 +1,7 @@
 """torch.distributed as a collective backend: gloo on CPUs, gloo and NCCL on GPUs.
 
 A group is a bare ``ProcessGroupGloo``, with a ``ProcessGroupNCCL`` beside it on a GPU. It is not the process' default
-group: the trial's code finds ``dist.is_initialized()`` false, as it does alone, and may make groups of its own.
+group: the trial's code finds ``dist.is_initialized()`` false, as it does alone, and may make its own groups.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
 }
-#: Looks at the others, `LOOK_S` apart, that find a worker dead before a collective of gloo is given up. Judgement: gloo
-#: itself raises as soon as a connection is closed, and what a worker had sent before it died has come by then.
+#: Looks at the others, `LOOK_S` apart, that find a worker dead before a collective of gloo is given up: gloo itself
+#: raises as soon as a connection is closed, and what a worker had sent before it died has come by then.
 _MISSED = 2
 #: Collectives whose objects live on: the present one and two before it. One of gloo's threads drops them a moment
 #: after their end. If it is the last to do so, it takes Python's interpreter for that, and a process that is forked
@@ -49,7 +49,6 @@ _MISSED = 2
 #: makes it anew). Gloo has two threads (torch's default), and both have done something else by then.
 _KEPT = 3
 #: Bytes of a collective that is not kept: others follow it before a loader starts, whose indices are broadcast.
-#: Judgement: far more than indices take, and little memory.
 _LARGE = 2**20
 #: In the messages of errors after which NCCL will not connect these GPUs whenever it is asked: ncclResult_t in its
 #: documentation, and the words of its check for two ranks on one GPU (two instances of MIG are one GPU to it).
@@ -78,10 +77,9 @@ class TorchBackend(CollectiveBackend):
         self, host: str = "127.0.0.1", device: str = "cpu", form_timeout: float = 30.0, secret: bytes = b""
     ) -> None:
         super().__init__(host, device, form_timeout, secret)
-        #: The group's halves; None: there is no group, or no GPU.
+        #: The group's halves, for tensors on the CPU and on the GPU.
         self._gloo: Any = None
         self._nccl: Any = None
-        #: Watches the collectives on a GPU; None: this worker has none, or is in no group.
         self._stuck: StuckCollectives | None = None
         self._waits_on_cpu = False
         #: A collective of gloo in this group has been given up and may never end.
@@ -139,7 +137,7 @@ class TorchBackend(CollectiveBackend):
             first = gpus.index(name)
             if first < later:
                 self._lost, self._apart = f"workers {first} and {later} of the trial have one GPU, {name}", True
-                raise CannotDivide(f"{self._lost}: NCCL needs one for each; give every worker a GPU of its own")
+                raise CannotDivide(f"{self._lost}: give each worker another GPU, as NCCL needs one for each")
 
     def _connect_gpus(self, world: int) -> None:
         """Make NCCL's communicator, while all workers are looked at.
@@ -197,7 +195,7 @@ class TorchBackend(CollectiveBackend):
         return self._nccl if tensor.is_cuda else self._gloo
 
     # Gloo pairs up the collectives of one kind by their order, and ends the process if their sizes differ. So what can
-    # meet in a loop that leaves a step out has a kind of its own: gradients, batch statistics, exchanges, broadcasts.
+    # meet in a loop that leaves a step out is of different kinds: gradients, batch statistics, exchanges, broadcasts.
 
     def _allreduce_(self, tensor: torch.Tensor) -> None:
         self._wait(self._of(tensor).allreduce([_real(tensor)]), tensor)

@@ -16,8 +16,7 @@ import torch
 
 from .base import CollectiveBackend
 
-#: Bytes of the buffers in which tensors are sent. Judgement: large enough that the time of a message does not count,
-#: and the most memory that sending takes at a time.
+#: Bytes of the buffers in which tensors are sent: the most memory that sending takes at a time.
 _PIECE = 32 * 2**20
 #: Bytes to which each tensor in a buffer is aligned: the size of the largest element type, complex128.
 _ALIGN = 16
@@ -49,7 +48,7 @@ def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def unsendable(tree: Any) -> str | None:
-    """Why this tree cannot be sent, in words; None: it can be."""
+    """Why this tree cannot be sent, in words."""
     for tensor in _tensors(tree):
         if tensor.layout not in _SPARSE | {torch.strided}:
             return f"a tensor of layout {tensor.layout}"
@@ -186,7 +185,7 @@ def broadcast_tree(tree: Any, backend: CollectiveBackend) -> Any:
             if leaf.base not in bases:
                 bases[leaf.base] = data.clone()
             return _view(bases[leaf.base], leaf.within, leaf.kind)
-        # A tensor of its own: Generator.set_state crashes on a tensor that does not begin at the start of its storage.
+        # Cloned: Generator.set_state crashes on a tensor that does not begin at the start of its storage.
         return _view(data.clone(), 0, leaf.kind)
 
     return map_tensors(lambda tensor: tensor, skeleton, pick)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fluidtune.testing.processes import PeerProcess, peer_processes
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[list[PeerProcess]]:
+    """Three processes; each has one thread of torch, and so has this process."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with peer_processes(3) as started:
+        yield started
+    torch.set_num_threads(threads)

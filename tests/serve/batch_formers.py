@@ -1,0 +1,180 @@
+"""The contract of a `BatchFormer`, as tests. A former's test class inherits it and defines the fixture ``make``."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from symphony_serve.batching import BatchFormer
+from symphony_serve.errors import ServeError
+from symphony_serve.messages import Reason, Request
+
+#: Makes a former of a model whose batches of 1, 2, 3 and so on always take these seconds. The requests of the tests
+#: have deadlines about 12 s after they come.
+MakeFormer = Callable[[Sequence[float]], BatchFormer]
+
+#: l(b) = b + 5 for batches of up to 6 (figure 4's model).
+SECONDS = [6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
+SEEDS = range(20)
+
+
+def request(number: int, deadline: float, arrival: float = 0.0) -> Request:
+    """A request of the model ``m``."""
+    return Request(number, "m", arrival, deadline)
+
+
+class BatchFormerContract:
+    """Set ``by_deadline`` to False if a batch need not have the earliest of the deadlines that are feasible."""
+
+    by_deadline = True
+
+    def test_nothing_waits_at_first(self, make: MakeFormer) -> None:
+        former = make(SECONDS)
+        assert len(former) == 0
+        assert list(former.waiting()) == []
+        assert former.form(0.0) is None
+        assert former.changes_at() == math.inf
+        assert list(former.refused()) == []
+
+    def test_a_request_alone_is_a_batch_of_one(self, make: MakeFormer) -> None:
+        former = make(SECONDS)
+        only = request(1, 12.0)
+        former.add(only)
+        candidate = former.form(1.0)
+        assert candidate is not None
+        assert (candidate.size, candidate.deadline, candidate.seconds) == (1, 12.0, 6.0)
+        assert candidate.next_seconds >= candidate.seconds
+        assert former.take() == (only,)
+        assert len(former) == 0
+        assert former.form(1.0) is None
+
+    def test_forming_takes_nothing_out_and_says_the_same_again(self, make: MakeFormer) -> None:
+        former = make(SECONDS)
+        for number in range(4):
+            former.add(request(number, 12.0 + number))
+        first = former.form(0.0)
+        assert first is not None
+        assert former.form(0.0) == first
+        assert len(former) == 4
+        former.validate()
+
+    def test_a_batch_that_starts_at_the_last_moment_is_in_time(self, make: MakeFormer) -> None:
+        """Also where the sums of times are rounded: the moment is computed as the caller computes it."""
+        for seed in SEEDS:
+            rng = random.Random(seed)
+            former = make([rng.uniform(5.0, 6.0)])
+            former.add(request(1, rng.uniform(11.0, 12.0)))
+            candidate = former.form(0.0)
+            assert candidate is not None
+            latest = candidate.deadline - candidate.seconds
+            assert former.form(latest) == candidate
+            assert former.form(math.nextafter(latest, math.inf)) is None
+            assert len(former) == 0
+
+    def test_what_comes_too_late_is_refused_as_late(self, make: MakeFormer) -> None:
+        former = make(SECONDS)
+        for number in range(3):
+            former.add(request(number, 12.0))
+        assert former.form(6.5) is None
+        assert [(told.request.id, told.reason) for told in former.refused()] == [(n, Reason.LATE) for n in range(3)]
+        assert list(former.refused()) == []
+        assert len(former) == 0
+
+    def test_waiting_requests_are_in_the_order_of_deadlines_and_ids(self, make: MakeFormer) -> None:
+        former = make(SECONDS)
+        for number, deadline in ((5, 20.0), (4, 30.0), (3, 20.0), (2, 10.0), (1, 40.0)):
+            former.add(request(number, deadline))
+        assert [waiting.id for waiting in former.waiting()] == [2, 3, 5, 4, 1]
+        former.validate()
+
+    def test_a_request_is_removed_once(self, make: MakeFormer) -> None:
+        former = make(SECONDS)
+        for number in range(3):
+            former.add(request(number, 12.0 + number))
+        former.form(0.0)
+        removed = former.remove(1)
+        assert removed is not None and removed.id == 1
+        assert former.remove(1) is None
+        assert former.remove(99) is None
+        assert [waiting.id for waiting in former.waiting()] == [0, 2]
+        former.validate()
+        former.form(0.0)
+        assert 1 not in {taken.id for taken in former.take()}
+
+    def test_a_batch_that_comes_back_can_be_served_again(self, make: MakeFormer) -> None:
+        former = make(SECONDS)
+        former.add(request(1, 30.0))
+        former.form(0.0)
+        (back,) = former.take()
+        former.add(request(2, 40.0))
+        former.add(back)
+        assert [waiting.id for waiting in former.waiting()] == [1, 2]
+        assert former.form(5.0) is not None
+        former.validate()
+
+    @pytest.mark.parametrize("deadline", [math.nan, math.inf, -math.inf])
+    def test_a_deadline_that_is_no_time_is_refused(self, make: MakeFormer, deadline: float) -> None:
+        former = make(SECONDS)
+        former.add(request(1, 30.0))
+        with pytest.raises(ServeError, match=f"request 2 has the deadline {deadline} s"):
+            former.add(request(2, deadline))
+        assert [waiting.id for waiting in former.waiting()] == [1]
+        former.validate()
+
+    def test_a_deadline_before_the_arrival_is_too_near_or_late(self, make: MakeFormer) -> None:
+        former = make(SECONDS)
+        former.add(request(1, 5.0, arrival=10.0))
+        assert former.form(10.0) is None
+        (told,) = former.refused()
+        assert told.request.id == 1 and told.reason in (Reason.LATE, Reason.LATE_ON_ARRIVAL)
+
+    def test_a_batch_is_never_larger_than_was_measured(self, make: MakeFormer) -> None:
+        former = make(SECONDS[:3])
+        for number in range(9):
+            former.add(request(number, 1e6))
+        candidate = former.form(0.0)
+        assert candidate is not None
+        assert 1 <= candidate.size <= 3
+        assert len(former.take()) == candidate.size
+
+    def test_requests_neither_vanish_nor_appear_twice(self, make: MakeFormer) -> None:
+        for seed in SEEDS:
+            self._run(make(SECONDS), random.Random(seed))
+
+    def _run(self, former: BatchFormer, rng: random.Random) -> None:
+        """Requests come, are removed and taken at random moments; every batch is in time."""
+        now, left, gone = 0.0, set[int](), set[int]()
+        former.set_rate(rng.choice([0.1, 1.0, 10.0]))
+        for number in range(300):
+            now += rng.choice([0.0, 0.1, 1.0, 3.0])
+            step = rng.random()
+            if step < 0.7:
+                former.add(request(number, now + rng.choice([3.0, 9.0, 12.0, rng.uniform(6.0, 20.0)]), now))
+                left.add(number)
+            elif step < 0.75 and left:
+                chosen = rng.choice(sorted(left))
+                assert former.remove(chosen) is not None
+                left.remove(chosen)
+                gone.add(chosen)
+            candidate = former.form(now)
+            former.validate()
+            leaving = [told.request.id for told in former.refused()]
+            if candidate is not None:
+                assert now <= candidate.deadline - candidate.seconds
+                assert former.form(now) == candidate
+                assert now <= former.changes_at()
+                if rng.random() < 0.3:
+                    taken = former.take()
+                    assert len(taken) == candidate.size
+                    earliest = min(one.deadline for one in taken)
+                    assert earliest == candidate.deadline if self.by_deadline else earliest >= candidate.deadline
+                    leaving += [one.id for one in taken]
+            assert len(set(leaving)) == len(leaving) and left.issuperset(leaving)
+            left.difference_update(leaving)
+            gone.update(leaving)
+            assert {waiting.id for waiting in former.waiting()} == left
+            assert len(former) == len(left)
+        assert gone
