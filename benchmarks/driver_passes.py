@@ -15,15 +15,17 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from ray.tune.trainable import FunctionTrainable
+
 from benchmarks.many_trials import PER_NODE, Case, Job
 from benchmarks.stand_in_tune import layout, standing_alone
-from fluidtune.cluster.messages import WorkerInfo
+from fluidtune.cluster.devices import leased_devices
+from fluidtune.cluster.devices.leased_devices import Progress
+from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.ray_compat.trainable import TRIAL_INFO
-from fluidtune.tune import leased_devices
 from fluidtune.tune.job_log import JobLog
-from fluidtune.tune.leased_devices import Progress
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
 from themis_bridge.locality import Gpu
@@ -141,7 +143,7 @@ def progress(trials: int, devices: int) -> dict[str, float]:
     where = {device: Gpu(f"gpu{device}", f"node{device // PER_NODE}") for device in range(devices)}
     clock = SimpleNamespace(now=0.0)
     with patch.object(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now)):
-        told = Progress(lambda: job.engine, lambda group: (), None, None)
+        told = Progress(job.engine, lambda group: (), None, None)
         updates = []
         for _ in range(5):
             clock.now += 1.0
@@ -210,7 +212,7 @@ def _add(manager: FluidActorManager, name: str) -> None:
         placement_group_factory=request,
         evaluated_params={"lr": hash(name)},
         trainable_name="t",
-        get_trainable_cls=lambda: _Actor,
+        get_trainable_cls=lambda: FunctionTrainable,
         run_metadata=SimpleNamespace(),
         checkpoint=None,
         latest_checkpoint_result=None,

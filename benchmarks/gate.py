@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import device_home, seat, spin, together
-from fluidtune.cluster.lanes import LaneMember, LaneSettings
+from fluidtune.cluster.sharing.lanes import LaneMember, LaneSettings
 from salus_share.seat_table import SeatTable
 
 #: The iteration to which a pass is compared, seconds. A short one.

@@ -121,7 +121,7 @@ def service(beside: bool) -> dict[str, Any]:
     import torch
 
     from benchmarks.serve_real import classify, digits_network
-    from fluidtune.cluster.beside import Turn
+    from fluidtune.cluster.sharing.beside import Turn
     from symphony_serve import measure_models
     from symphony_serve.autoscale import staggered
     from symphony_serve.model_side import EAGER

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from fluidtune import FluidExecutor
-from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.devices.layout import Layout
 from fluidtune.tune import result_logs, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.groups import Membership

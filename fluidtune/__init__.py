@@ -4,6 +4,7 @@
 settings. `FluidScheduler` brings the executor into a stock ``ray.tune.Tuner``. With `announce` the author of an
 algorithm names its TrialGroups. A training loop calls `fluidtune.elastic` to be resized while it trains. `serve` lets
 the best trials of a finished run answer requests. `forked` has Ray fork the processes of any program.
+`shared` loads a data set once a node.
 
 The rooms, from pure to shell: `planning` (widths), `engine` (what each trial does next), `profiles` and `twin` (the
 engine on a virtual clock), `tune` and `ray_compat` (the edge to Ray Tune), `cluster` (devices and workers), `elastic`
@@ -32,6 +33,7 @@ __all__ = [
     "forked",
     "run",
     "serve",
+    "shared",
 ]
 
 hash_seed.provide()  # before a cluster is started
@@ -46,6 +48,7 @@ _HOMES = {
     "forked": "fluidtune.cluster.forks.forked",
     "run": "fluidtune.tune.api",
     "serve": "fluidtune.serving.service",
+    "shared": "fluidtune.cluster.data.shared_data",
 }
 
 

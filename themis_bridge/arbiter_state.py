@@ -26,7 +26,10 @@ FORGOTTEN = 1.0
 
 
 class ArbiterState:
-    """See the module. Everything but ``gpus`` and ``backoff`` is stored in the books."""
+    """See the module. Everything but ``gpus`` and ``backoff`` is stored in the books.
+
+    One thing: all that the arbiter knows is written to the books at once.
+    """
 
     def __init__(self, settings: Settings | None = None):
         self.settings = settings or Settings()

@@ -17,7 +17,10 @@ from themis_bridge.locality import whole_gangs
 
 
 class LeaseManager:
-    """See the module. ``out``: the list to which the arbiter's instructions are appended."""
+    """See the module. ``out``: the list to which the arbiter's instructions are appended.
+
+    One thing: each change of a lease also changes the version of what its app was sent.
+    """
 
     def __init__(self, state: ArbiterState, out: list[m.Instruction]):
         self._state, self._out = state, out

@@ -47,6 +47,7 @@ ENTRY_POINTS = {
     "fluidtune.integrations.lightning:*": "docs/lightning.md",
     "fluidtune.integrations.transformers:*": "docs/transformers.md",
     "fluidtune.integrations.accelerate:*": "docs/transformers.md",
+    "fluidtune.integrations.keras:*": "docs/keras.md",
     "fluidtune.planning:*": "CONTRIBUTING.md",
     "themis_bridge:*": "CONTRIBUTING.md",
     "salus_share:*": "CONTRIBUTING.md",
@@ -58,7 +59,7 @@ ENTRY_POINTS = {
 #: Classes of ours that others call by the names of their own classes -> who does.
 CALLED_BY_OTHERS = {
     "fluidtune.ray_compat.controller:ActorManager": "Ray Tune's controller",
-    "fluidtune.cluster.worker:Worker": "Ray Tune, as it calls a Trainable",
+    "fluidtune.cluster.hosting.worker:Worker": "Ray Tune, as it calls a Trainable",
     "fluidtune.serving.front:Front": "Ray Serve",
     "fluidtune.cluster.forks.shelf:_Loader": "Python's import",
 }

@@ -27,8 +27,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.gpu.peers import communicator, killed_peers, two_ranks
-from fluidtune.cluster.process_leftovers import GPU_MEMORY_ALLOWANCE
-from fluidtune.cluster.process_reset import ProcessBaseline
+from fluidtune.cluster.cleaning.process_leftovers import GPU_MEMORY_ALLOWANCE
+from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply, is_fault
 from salus_share.telemetry import Telemetry

@@ -36,7 +36,7 @@ from typing import Any
 from benchmarks.common import finish, parser, result, say
 from benchmarks.inference import figures_of, one_at_a_time, resident
 from benchmarks.salus_jobs import device_home, end_service, seat, together
-from fluidtune.cluster.lanes import LaneMember, LaneSettings, LaneTicket
+from fluidtune.cluster.sharing.lanes import LaneMember, LaneSettings, LaneTicket
 from salus_share import Need
 from salus_share.client import LaneClient
 from salus_share.memory import CONTEXT, is_out_of_memory

@@ -1,31 +1,53 @@
 """Starts the worker processes of a job: forked from their node's server, or as Ray starts a process.
 
-What a process needs before it starts, and what it is told, is worked out here. Which device needs a process, and when,
-is the pool's to say.
+It works out what a process needs before it starts, and what it gets. The pool decides which device needs a process, and
+when.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import sys
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fluidtune import hash_seed
-from fluidtune.cluster.device_source import DeviceSource
-from fluidtune.cluster.devices import Layout
+from fluidtune.cluster.data.data_keeper import VARIABLE, DataKeeper
+from fluidtune.cluster.devices.device_source import DeviceSource
+from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.nodes import ForkServers
-from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.trial_sessions import DEVICE_VARIABLE
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
+from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.cluster.sharing.mps import MpsSettings
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, without_gpus
 from fluidtune.ray_compat.trainable import ENV_VARS_TO_PROPAGATE
 
+if TYPE_CHECKING:
+    from fluidtune.cluster.hosting.messages import WorkerInfo
+
 #: Environment variables that stock Tune gives its trial processes and that user code may rely on.
 _PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
+
+
+class Use(Enum):
+    """What a worker does for trials.
+
+        started for a trial --> SERVING <--take-- IDLE <-- started as a spare
+                                   |               ^
+                                clean_up           |
+                                   v               |
+                                CLEANING --free----+
+    """
+
+    SERVING = "serving"
+    CLEANING = "cleaning"
+    IDLE = "idle"
 
 
 @dataclass
@@ -39,23 +61,46 @@ class PooledWorker:
     asked: float
     #: The placement group that it was started in.
     group: Any = None
-    #: It was started to see several GPUs, for one trial, and is not kept.
-    exclusive: bool = False
-    #: It was forked from its node's server.
-    forked: bool = False
-    #: It was started before a trial needed it, and whether one has taken it.
-    spare: bool = False
-    taken: bool = False
-    pid: int | None = None
-    gpus: list[str] = field(default_factory=list)
-    #: It is a client of its GPU's MPS daemon.
-    mps: bool = False
-    #: Its process has not answered yet.
+    #: "several": it sees several GPUs, serves one trial and is not kept. "spare": no trial needed it when it started.
+    started_for: Literal["trial", "several", "spare"] = "trial"
+    #: Its process has not answered yet. It may serve a trial meanwhile, whose calls wait.
     starting: bool = True
-    #: It serves a trial or cleans up after one. A worker that is not busy is idle in the pool.
-    busy: bool = True
-    #: When it was told to clean up (monotonic clock); None before and after.
-    cleaning: float | None = None
+    #: What its process has said of itself; None: nothing yet.
+    info: WorkerInfo | None = None
+    use: Use = Use.SERVING
+    #: How many trials have taken it.
+    trials: int = 1
+    #: When it was last told to clean up (monotonic clock).
+    told: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """It serves a trial or cleans up after one."""
+        return self.use is not Use.IDLE
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id; None: it has not answered."""
+        return None if self.info is None else self.info.pid
+
+    @property
+    def in_mps(self) -> bool:
+        """It is a client of its GPU's MPS daemon."""
+        return self.info is not None and bool(self.info.mps)
+
+    def take(self) -> None:
+        self.use = Use.SERVING
+        self.trials += 1
+
+    def clean_up(self) -> None:
+        self.use, self.told = Use.CLEANING, time.monotonic()
+
+    def free(self) -> None:
+        self.use = Use.IDLE
+
+    def is_cleaning(self, within: float) -> bool:
+        """Whether it was told to clean up less than ``within`` seconds ago and has not answered."""
+        return self.use is Use.CLEANING and time.monotonic() - self.told < within
 
 
 def worker_environment() -> dict[str, str]:
@@ -82,7 +127,12 @@ class NewProcesses:
         #: The number of threads that Ray gives the libraries of a process on its device.
         self._threads = max(1, int(plan.worker.get("CPU", 0)))
         beside = {"OMP_NUM_THREADS": str(self._threads)}
-        self._forks = ForkServers(self.environment, beside) if fork and plan.kind != "emulated" else None
+        forks = fork and plan.kind != "emulated"
+        #: How the names of the sockets begin at which nodes keep shared data.
+        self._data = f"fluidtune-data-{secrets.token_hex(8)}"
+        #: Keeps the data of the driver's own node; None: no process was started there.
+        self._keeper: DataKeeper | None = None
+        self._forks = ForkServers(self.environment, beside, self._data) if forks else None
         if plan.kind == "cpu":
             # A server has begun before it is known what the devices are. What is imported does not depend on it, except
             # where a package reads it at its import: the process imports that anew.
@@ -100,6 +150,18 @@ class NewProcesses:
             self._forks.prepare(node, self._before_start[node])
         return node
 
+    def _shared_data(self, node: str | None) -> dict[str, str]:
+        """The variable by which a process finds the data that its node keeps; empty: the node keeps none."""
+        if node is None or sys.platform != "linux":
+            return {}
+        name = f"{self._data}-{node}"
+        if ray.get_runtime_context().get_node_id().startswith(node):
+            if self._keeper is None:
+                self._keeper = DataKeeper(name)
+        elif self._forks is None or self._forks.off is not None:
+            return {}  # its actor would have kept them
+        return {VARIABLE: name}
+
     def is_nearly_ready(self, device: int) -> bool:
         """Whether a process on the device is there sooner if it is forked after a moment than if it is started now."""
         return self._forks is not None and self._forks.is_nearly_ready(self._prepare(device))
@@ -111,7 +173,7 @@ class NewProcesses:
         return self._layout.kind == "cpu" or not self.is_unknown(device)
 
     def is_unknown(self, device: int) -> bool:
-        """Whether nobody knows yet which GPU the device is."""
+        """Whether no worker has said yet which GPU the device is."""
         return device not in self.gpus or self.gpus[device][0] != self._devices.group(device)
 
     def stop_forking(self, why: str) -> bool:
@@ -140,6 +202,7 @@ class NewProcesses:
             resources["GPU"] = 1.0
             environment[VISIBLE_GPUS] = ",".join(visible)
         node = self._prepare(device)
+        environment |= self._shared_data(node)
         runtime_env = self._before_start[node]
         command = None if self._forks is None else self._forks.command(node)
         if command is not None:
@@ -157,17 +220,20 @@ class NewProcesses:
                 group, placement_group_bundle_index=self._devices.bundle(device)
             ),
         ).remote(name, environment, self._mps if visible is None else None)
-        exclusive = visible is not None
-        return PooledWorker(name, device, actor, asked, group, exclusive=exclusive, spare=spare, busy=not spare)
+        if spare:
+            return PooledWorker(name, device, actor, asked, group, "spare", use=Use.IDLE, trials=0)
+        return PooledWorker(name, device, actor, asked, group, "trial" if visible is None else "several")
 
     def _needed_before_start(self) -> dict[str, Any]:
-        """The ``runtime_env`` by which all workers hash strings alike. Emulated devices run no loop with data."""
+        """The ``runtime_env`` by which all workers hash a string to one number. Emulated devices need none."""
         if self._layout.kind == "emulated":
             return {}
         nodes = sum(1 for node in ray.nodes() if node["Alive"])
         return hash_seed.runtime_env(nodes, dict(ray.get_runtime_context().runtime_env)) or {}
 
     def close(self) -> None:
-        """Let the fork servers of the job end."""
+        """Let the fork servers of the job end, and its shared data be freed."""
+        if self._keeper is not None:
+            self._keeper.close()
         if self._forks is not None:
             self._forks.close()

@@ -22,18 +22,17 @@ from typing import Any
 
 import psutil
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fluidtune.cluster.device_source import DeviceSource
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.killing import Killing
-from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.new_processes import NewProcesses, PooledWorker
+from fluidtune.cluster.devices.device_source import DeviceSource
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.new_processes import NewProcesses, PooledWorker, Use
+from fluidtune.cluster.sharing.mps import MpsSettings
+from salus_share.mps import ANSWER_S, end_client
 
 #: A worker that cleans up is waited for this long before another process is started, seconds.
-#: Judgement: cleaning takes milliseconds as a rule, and a new process takes seconds.
 CLEAN_SOON_S = 1.0
 #: Processes that may start at a time on a node that says it has fewer cores.
-#: Judgement: one computes while the other waits for its files.
 STARTS_AT_LEAST = 2
 #: Seconds that processes may take to end when the job ends, before the others are killed or left to end by themselves.
 #: ``_actor_force_cleanup_timeout`` of Ray's TuneController, which gives actors as long at the end of a run.
@@ -41,6 +40,9 @@ CLOSE_S = 10.0
 #: Seconds that a process may take for its exit handlers where TUNE_FORCE_TRIAL_CLEANUP_S is not set: the default of
 #: that variable in Ray's TuneController, which is how long it lets an actor clean up.
 END_S = 600.0
+#: Seconds that the end of the job waits until all have been killed. A daemon is asked twice, and a process that asks it
+#: takes a few seconds to start.
+KILLED_S = 3 * ANSWER_S
 
 
 def cleanup_patience() -> float:
@@ -50,6 +52,8 @@ def cleanup_patience() -> float:
 
 class WorkerPool:
     """Workers by device. Callers name a device and get a worker; the pool chooses the process.
+
+    One thing: a worker's life, from its start to its end, changes in one place.
 
     ``mps``: how the processes of one GPU share it under MPS, None: without. ``fresh``: why no process serves a second
     trial, in words; None: a clean one does. ``fork``: new processes are forked where that is possible.
@@ -98,7 +102,7 @@ class WorkerPool:
         if self._idle[device]:
             return True
         # A worker that is about to be free is there sooner than a new process.
-        soon = any(w.cleaning is not None and time.monotonic() - w.cleaning < CLEAN_SOON_S for w in here)
+        soon = any(worker.is_cleaning(within=CLEAN_SOON_S) for worker in here)
         return (
             not soon
             and not self._new.is_nearly_ready(device)
@@ -107,7 +111,7 @@ class WorkerPool:
         )
 
     def _is_crowded(self, device: int) -> bool:
-        """Whether as many processes start on the device's node as may at a time."""
+        """Whether the most processes that may start at a time on the device's node are starting."""
         node = self._devices.nodes.get(device)
         if node is None:
             return False  # the process that is started there fails, and its trial hears so
@@ -129,7 +133,7 @@ class WorkerPool:
         if not self._idle[device] or self._must_see(others):
             return None
         worker = self._idle[device].pop()
-        worker.busy, worker.cleaning = True, None
+        worker.take()
         return worker
 
     def start_worker(self, device: int, others: tuple[int, ...] = ()) -> PooledWorker:
@@ -154,14 +158,16 @@ class WorkerPool:
         return bool(others) and self._layout.kind == "gpu"
 
     def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
-        """Those of the devices whose GPUs a worker must be told and nobody knows yet."""
+        """Those of the devices whose GPUs a worker has to see and whose ids are not known yet."""
         if not self._must_see(others):
             return []
         return [each for each in (device, *others) if self._new.is_unknown(each)]
 
     def note_gpu(self, worker: PooledWorker) -> None:
         """A worker has said what it sees: the GPU that its device's placement group holds."""
-        self._new.gpus[worker.device] = worker.group, worker.gpus[0] if worker.gpus else str(worker.device)
+        assert worker.info is not None
+        gpus = worker.info.gpus
+        self._new.gpus[worker.device] = worker.group, gpus[0] if gpus else str(worker.device)
 
     def start_probe(self, device: int) -> PooledWorker | None:
         """A new process that is to say which GPU the device is; None: one that will say so is starting, or none may."""
@@ -171,7 +177,7 @@ class WorkerPool:
 
     def process_ended(self, worker: PooledWorker) -> None:
         """A process was not fit for a second trial: from now on the next one is started while a trial runs."""
-        self._ends = self._ends or worker.forked
+        self._ends = self._ends or (worker.info is not None and worker.info.forked)
 
     def stop_forking(self, why: str) -> bool:
         """Start only plain processes from now on, one for each trial. False: that is so already."""
@@ -202,8 +208,8 @@ class WorkerPool:
         """The worker is clean and free: keep it for the next trial, unless it was started for one trial."""
         if not self.is_alive(worker):
             return
-        worker.busy, worker.cleaning = False, None
-        if worker.exclusive:
+        worker.free()
+        if worker.started_for == "several":
             self.discard_worker(worker)
         else:
             self._idle[worker.device].append(worker)
@@ -287,7 +293,7 @@ class WorkerPool:
 
         A worker that still cleans up gets the rest of its `CLOSE_S`. Trials' exit handlers on this machine are waited
         for until `CLOSE_S` seconds have passed in all, and then left to end by themselves. A clean process has none
-        left, so nobody waits for its end.
+        left, and is not waited for.
         """
         now = time.monotonic()
         for worker in list(self.workers.values()):
@@ -315,7 +321,7 @@ class WorkerPool:
         """When the worker is killed if it has not left Ray (monotonic clock); the pool is closed at ``closing``."""
         if not worker.busy:
             return closing + CLOSE_S
-        return closing + CLEAN_SOON_S if worker.cleaning is None else worker.cleaning + CLOSE_S
+        return worker.told + CLOSE_S if worker.use is Use.CLEANING else closing + CLEAN_SOON_S
 
 
 def _says_yes(answer: Any) -> bool:
@@ -324,3 +330,48 @@ def _says_yes(answer: Any) -> bool:
         return bool(ray.get(answer, timeout=0))
     except ray.exceptions.RayError:
         return False  # it died, or was killed before it came to that
+
+
+class Killing:
+    """Kills worker processes of a pool that do not answer; one in MPS is ended under its daemon before.
+
+    That happens on the worker's node, in a task of Ray's. Only the end of the job waits for it.
+    """
+
+    def __init__(self, devices: DeviceSource) -> None:
+        self._devices = devices
+        #: The tasks that end clients of MPS, each with its worker.
+        self._under_way: dict[Any, PooledWorker] = {}
+
+    def kill(self, worker: PooledWorker) -> None:
+        """Kill the worker: at once, or when its daemon has dropped what it computes.
+
+        A process that is starting computes nothing yet.
+        """
+        node = _whole(self._devices.nodes.get(worker.device)) if worker.in_mps else None
+        if node is None:
+            ray.kill(worker.actor)
+            return
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        task = ray.remote(_end_and_kill).options(num_cpus=0, scheduling_strategy=there)
+        self._under_way[task.remote(worker.pid, worker.actor)] = worker
+
+    def finish(self) -> None:
+        """Wait until all have been killed, and kill those at once that have not."""
+        if self._under_way:
+            ray.wait(list(self._under_way), num_returns=len(self._under_way), timeout=KILLED_S)
+        for worker in self._under_way.values():
+            ray.kill(worker.actor)
+        self._under_way.clear()
+
+
+def _whole(node: str | None) -> str | None:
+    """The id of a living node that begins so."""
+    found = (each["NodeID"] for each in ray.nodes() if each.get("Alive", True))
+    return None if node is None else next((each for each in found if each.startswith(node)), None)
+
+
+def _end_and_kill(pid: int, actor: Any) -> None:
+    with suppress(OSError):
+        end_client(pid)
+    ray.kill(actor)

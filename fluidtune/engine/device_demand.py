@@ -1,7 +1,7 @@
 """Which devices the job could use beyond those that its trials hold: for a source that gets devices when they are used.
 
 It decides nothing and changes nothing. It answers what the engine would do next if it had more devices: which waiting
-trials would start, and how far elastic trials would grow. A source (`fluidtune.cluster.on_demand_devices`) decides
+trials would start, and how far elastic trials would grow. A source (`fluidtune.cluster.devices.holding`) decides
 which devices to ask the cluster for.
 """
 
@@ -25,7 +25,7 @@ class DeviceDemand:
     Trials that share a device by what they ask for count as one. Trials that wait for their group's concurrency do not
     count. ``growing``: the devices to which trials would grow or be moved if they were idle; 0 while a trial waits.
     ``grown``: the devices that elastic trials hold or were promised beyond their first ones. ``claimed``: how many idle
-    devices are for trials that are told to leave the device that they share.
+    devices are for trials that leave the device that they share.
     """
 
     starting: Mapping[int, int] = field(default_factory=dict)
@@ -50,7 +50,7 @@ def device_demand(state: State, room: int) -> DeviceDemand:
 
 
 def with_arrivals(demand: DeviceDemand, shares: Collection[float]) -> DeviceDemand:
-    """The demand as it is when trials have arrived of which the engine has not heard yet, by what each asks for.
+    """The demand with trials that have arrived and that the engine does not know yet, by what each asks for.
 
     A source that asks for their devices now has them before the engine decides whether these trials share devices.
     """
@@ -66,7 +66,6 @@ def with_arrivals(demand: DeviceDemand, shares: Collection[float]) -> DeviceDema
 
 
 def _starting(state: State) -> dict[int, int]:
-    """See `DeviceDemand.starting`."""
     trials: Counter[int] = Counter()
     places: dict[str, int] = {}
     for line in state.waiting.lines():
@@ -80,7 +79,7 @@ def _starting(state: State) -> dict[int, int]:
 
 
 def _growing(state: State, room: int) -> int:
-    """See `DeviceDemand.growing`; at most ``room``."""
+    """`DeviceDemand.growing`, at most ``room``."""
     total = len(worth_a_device(state, room))
     for name in state.running:
         if total >= room:

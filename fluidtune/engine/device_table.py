@@ -9,11 +9,11 @@ one trial holds all of it. *Shared*: it is divided into equal *slots*, one per t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import merge
 from typing import Any
 
-from fluidtune.engine.device_models import DeviceModels
 from fluidtune.engine.trial import EngineError
 
 
@@ -24,8 +24,63 @@ def _remove(ordered: list[Any], entry: Any) -> None:
     del ordered[index]
 
 
+class DeviceModels:
+    """Of which model each device is, as far as workers have told.
+
+    A *model* is a GPU's product name. It is not known before the first worker of a device has started. A job whose
+    devices are all of one model, or of none that is known, is planned as if this class did not exist (`mixed`).
+    """
+
+    def __init__(self) -> None:
+        #: The model of each device that is there and whose model is known.
+        self.of: dict[int, str] = {}
+        #: Number of devices of each model in ``of``; no number is 0.
+        self._count: Counter[str] = Counter()
+
+    @property
+    def mixed(self) -> bool:
+        """Whether devices of several models are there."""
+        return len(self._count) > 1
+
+    def note(self, device: int, model: str) -> bool:
+        """``device`` is of this model. Returns whether that is news."""
+        if self.of.get(device) == model:
+            return False
+        self.forget(device)
+        self.of[device] = model
+        self._count[model] += 1
+        return True
+
+    def forget(self, device: int) -> None:
+        """``device`` is not there any more."""
+        model = self.of.pop(device, None)
+        if model is not None:
+            self._count[model] -= 1
+            if not self._count[model]:
+                del self._count[model]
+
+    def alike(self, device: int, other: int) -> bool:
+        """Whether both are of one model, as far as is known: a device whose model is not known is like all others."""
+        ours, theirs = self.of.get(device), self.of.get(other)
+        return ours is None or theirs is None or ours == theirs
+
+    def by_model(self, devices: Iterable[int]) -> list[list[int]]:
+        """The devices by their models, in their order; those whose model is not known are one more part."""
+        parts: dict[str | None, list[int]] = {}
+        for device in devices:
+            parts.setdefault(self.of.get(device), []).append(device)
+        return list(parts.values())
+
+    def validate(self) -> None:
+        """Asserts what the comments of the attributes say."""
+        assert self._count == Counter(self.of.values()) and all(self._count.values())
+
+
 class DeviceTable:
-    """The devices of one engine, their nodes and their tenants (the trials that hold them)."""
+    """The devices of one engine, their nodes and their tenants (the trials that hold them).
+
+    One thing: every change of tenants keeps the slots of their device.
+    """
 
     def __init__(self) -> None:
         #: Node of every device.
@@ -49,7 +104,7 @@ class DeviceTable:
         #: device that is gained again gets a new one.
         self._place: dict[int, int] = {}
         self._last_place = 0
-        #: By number of tenants, at least 1: (place, device) of each device that has as many and is not leaving,
+        #: By number of tenants, at least 1: (place, device) of each such device that is not leaving,
         #: ascending.
         self._loaded: dict[int, list[tuple[int, int]]] = {}
         #: Devices whose worker died and that no trial has got since. A trial starts sooner on any other device.
@@ -190,9 +245,9 @@ class DeviceTable:
         return near
 
     def pick_on_one_node(self, count: int, forbid: str | None = None) -> list[int] | None:
-        """``count`` idle devices of the node where the fewest then remain idle; None if no node has as many.
+        """``count`` idle devices of the node where the fewest then remain idle; None if no node has ``count``.
 
-        They are of one model if any node has as many of one.
+        They are of one model if any node has ``count`` of one.
         """
         if self.models.mixed:
             parts = [

@@ -1,4 +1,4 @@
-"""The engine: it is told what happened and says what must be done.
+"""The engine: events go in, and instructions come out.
 
 `Engine.handle` takes a batch of events. `event_handlers` changes the books (`State`) one event at a time; then, once
 per batch, `placing`, `packing_search` and `resizing` decide. There is no clock, no Ray, no torch and no randomness
@@ -32,6 +32,8 @@ from fluidtune.engine.width_rules import growth_pays
 
 class Engine:
     """Divides devices among the trials of one tuning job.
+
+    One thing: the methods are the events, each handed to the module that handles it, and views of the state.
 
     Args:
         lanes: the policy (`salus_share.policies`) under which trials share a device, whose memory then limits sharing
@@ -150,7 +152,7 @@ class Engine:
         return tuple(self._state.running)
 
     def has_device(self, device: int) -> bool:
-        """Whether the engine has heard that ``device`` is there."""
+        """Whether the engine knows ``device``."""
         return device in self._state.devices.tenants
 
     def demand(self, room: int) -> DeviceDemand:
@@ -161,11 +163,6 @@ class Engine:
     def knows_trials(self) -> bool:
         """Whether a trial was ever added."""
         return bool(self._state.trials)
-
-    @property
-    def trials_waiting(self) -> int:
-        """How many trials wait."""
-        return len(self._state.waiting)
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -209,15 +206,9 @@ class Engine:
                 yield TrialWork(*have, trial.iterations, trial.done, left * base, base, pays, trial.gang)
 
     def _width(self, trial: Trial) -> float:
-        """See `TrialView.width`."""
         if self._state.sharing is None or not trial.devices:
             return trial.granted_width
         return current_width(self._state, trial)
-
-    @property
-    def has_trials(self) -> bool:
-        """Whether any trial was ever added."""
-        return bool(self._state.trials)
 
     @property
     def trials(self) -> dict[str, TrialView]:

@@ -14,17 +14,15 @@ from fluidtune.engine.state import State
 from fluidtune.engine.trial import Group, Trial
 from fluidtune.planning import TrialLoad
 
-#: Weight, in a trial's path, of an iteration of a later rung relative to one of the present rung. Judgement: a little
-#: above 1, since each rung waits for its last trial. docs/architecture.md ("Longest path first") says what else was
-#: tried.
+#: Weight, in a trial's path, of an iteration of a later rung relative to one of the present rung. docs/architecture.md
+#: ("Longest path first") says what else was tried.
 TAIL = 1.1
 
 
 def iterations_left(trial: Trial) -> float:
     """Iterations to come.
 
-    If that is unknown, the trial is taken to do as many in all as the finished trials of its group did, or to go on for
-    as many as it has done.
+    If that is unknown, the trial is taken to end where the finished trials of its group did, or to have done half.
     """
     if trial.iterations is not None:
         return trial.iterations

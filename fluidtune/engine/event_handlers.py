@@ -11,27 +11,8 @@ import math
 from collections.abc import Iterable
 from functools import singledispatch
 
+from fluidtune.engine import messages as m
 from fluidtune.engine.estimates import current_width, path
-from fluidtune.engine.messages import (
-    BudgetChanged,
-    DeviceGained,
-    DeviceLeaving,
-    DeviceLost,
-    Event,
-    GroupAnnounced,
-    GrowthEnded,
-    Instruction,
-    KindFound,
-    ModelFound,
-    NeedFound,
-    Release,
-    Resized,
-    ResizeFailed,
-    Result,
-    TrialAdded,
-    TrialEnded,
-    WorkerLost,
-)
 from fluidtune.engine.packing_search import note_iteration
 from fluidtune.engine.reasons import Reason, Why, because
 from fluidtune.engine.speed import GroupSpeed
@@ -40,7 +21,7 @@ from fluidtune.engine.trial import EngineError, Group, Trial
 
 
 @singledispatch
-def apply_event(event: Event, state: State, now: float) -> Iterable[Instruction]:
+def apply_event(event: m.Event, state: State, now: float) -> Iterable[m.Instruction]:
     """Changes the books for one event and returns what follows from it at once. Raises EngineError; see above."""
     raise EngineError(f"{event!r} is not an event the engine knows; see fluidtune.engine.messages")
 
@@ -49,14 +30,14 @@ def apply_event(event: Event, state: State, now: float) -> Iterable[Instruction]
 
 
 @apply_event.register
-def _on_device_gained(event: DeviceGained, state: State, now: float) -> Iterable[Instruction]:
+def _on_device_gained(event: m.DeviceGained, state: State, now: float) -> Iterable[m.Instruction]:
     state.devices.add_device(event.device, event.node)
     state.reconsider = True
     return ()
 
 
 @apply_event.register
-def _on_device_leaving(event: DeviceLeaving, state: State, now: float) -> Iterable[Instruction]:
+def _on_device_leaving(event: m.DeviceLeaving, state: State, now: float) -> Iterable[m.Instruction]:
     devices = state.devices
     if event.device not in devices.node or event.device in devices.leaving:
         raise EngineError(f"device {event.device} is unknown or leaves already; gain it first, let it leave once")
@@ -65,11 +46,11 @@ def _on_device_leaving(event: DeviceLeaving, state: State, now: float) -> Iterab
 
 
 @apply_event.register
-def _on_device_lost(event: DeviceLost, state: State, now: float) -> Iterable[Instruction]:
+def _on_device_lost(event: m.DeviceLost, state: State, now: float) -> Iterable[m.Instruction]:
     devices = state.devices
     if event.device not in devices.node:
         raise EngineError(f"device {event.device} was lost but is not known; gain it first, lose it once")
-    out: list[Instruction] = []
+    out: list[m.Instruction] = []
     for name in list(devices.tenants[event.device]):
         why = because(Reason.DEVICE_LOST)
         out += _send_to_front(state, state.trials[name], now, why, gone=event.device)
@@ -78,10 +59,10 @@ def _on_device_lost(event: DeviceLost, state: State, now: float) -> Iterable[Ins
 
 
 @apply_event.register
-def _on_model_found(event: ModelFound, state: State, now: float) -> Iterable[Instruction]:
+def _on_model_found(event: m.ModelFound, state: State, now: float) -> Iterable[m.Instruction]:
     if event.device in state.devices.node and state.devices.models.note(event.device, event.model):
         state.reconsider = state.reconsider or state.devices.models.mixed
-    state.events_before_look += 1  # it is no reason to look sooner: where all devices are alike, nothing follows
+    state.events_before_look += 1  # it is no reason to look sooner: where all devices are of one model, nothing follows
     return ()
 
 
@@ -89,7 +70,7 @@ def _on_model_found(event: ModelFound, state: State, now: float) -> Iterable[Ins
 
 
 @apply_event.register
-def _on_group_announced(event: GroupAnnounced, state: State, now: float) -> Iterable[Instruction]:
+def _on_group_announced(event: m.GroupAnnounced, state: State, now: float) -> Iterable[m.Instruction]:
     group = state.groups.get(event.group)
     if event.concurrency is not None and event.concurrency < 1:
         raise EngineError(f"group {event.group!r}: concurrency {event.concurrency}, expected >= 1 or None")
@@ -104,7 +85,7 @@ def _on_group_announced(event: GroupAnnounced, state: State, now: float) -> Iter
 
 
 @apply_event.register
-def _on_trial_added(event: TrialAdded, state: State, now: float) -> Iterable[Instruction]:
+def _on_trial_added(event: m.TrialAdded, state: State, now: float) -> Iterable[m.Instruction]:
     group = known_group(state, event.group)
     share = event.share
     if not (share > 0 and math.isfinite(share)) or (share > 1 and share != int(share)):
@@ -132,7 +113,7 @@ def _on_trial_added(event: TrialAdded, state: State, now: float) -> Iterable[Ins
 
 
 @apply_event.register
-def _on_kind_found(event: KindFound, state: State, now: float) -> Iterable[Instruction]:
+def _on_kind_found(event: m.KindFound, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
     trial.kind = event.kind
     state.update_wide(trial)
@@ -141,14 +122,14 @@ def _on_kind_found(event: KindFound, state: State, now: float) -> Iterable[Instr
 
 
 @apply_event.register
-def _on_growth_ended(event: GrowthEnded, state: State, now: float) -> Iterable[Instruction]:
+def _on_growth_ended(event: m.GrowthEnded, state: State, now: float) -> Iterable[m.Instruction]:
     known_trial(state, event.trial).growth_ended = True
     state.reconsider = True
     return ()
 
 
 @apply_event.register
-def _on_budget_changed(event: BudgetChanged, state: State, now: float) -> Iterable[Instruction]:
+def _on_budget_changed(event: m.BudgetChanged, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
     _check_iterations(event.trial, event.iterations)
     trial.set_budget(event.iterations)
@@ -159,13 +140,13 @@ def _on_budget_changed(event: BudgetChanged, state: State, now: float) -> Iterab
 
 
 @apply_event.register
-def _on_trial_ended(event: TrialEnded, state: State, now: float) -> Iterable[Instruction]:
+def _on_trial_ended(event: m.TrialEnded, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
     if trial.status == "ended":
         return ()
-    out: list[Instruction] = []
+    out: list[m.Instruction] = []
     if trial.status in ("running", "suspending"):
-        out.append(Release(trial.name, tuple(state.vacate_devices(trial)), why=because(Reason.TRIAL_LEFT)))
+        out.append(m.Release(trial.name, tuple(state.vacate_devices(trial)), why=because(Reason.TRIAL_LEFT)))
     if event.ending == "stopped" and trial.done:
         trial.group.speed.record_end(trial.name, trial.done)
     state.retire(trial, now, "paused" if event.ending == "paused" else "ended")
@@ -176,7 +157,7 @@ def _on_trial_ended(event: TrialEnded, state: State, now: float) -> Iterable[Ins
 
 
 @apply_event.register
-def _on_result(event: Result, state: State, now: float) -> Iterable[Instruction]:
+def _on_result(event: m.Result, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
     if not (math.isfinite(event.seconds) and event.seconds > 0 and event.width > 0):
         raise EngineError(f"{event!r}: expected finite seconds > 0 and a width > 0")
@@ -194,7 +175,7 @@ def _on_result(event: Result, state: State, now: float) -> Iterable[Instruction]
     if trial.name in state.wide:
         state.check_back[trial.name] = None
     if trial.iterations is None and trial.done & (trial.done - 1) == 0:
-        # A trial with an unknown end is taken to do as many iterations again as it has done: that has now doubled.
+        # A trial with an unknown end is taken to have done half: what is left has now doubled.
         news = True
     if trial.cooldown:
         trial.cooldown -= 1
@@ -204,7 +185,7 @@ def _on_result(event: Result, state: State, now: float) -> Iterable[Instruction]
     return ()
 
 
-def _record_memory(state: State, trial: Trial, event: Result) -> None:
+def _record_memory(state: State, trial: Trial, event: m.Result) -> None:
     _check_memory(event)
     assert event.memory is not None
     if state.search is not None:
@@ -214,7 +195,7 @@ def _record_memory(state: State, trial: Trial, event: Result) -> None:
         state.sharing.record_need(trial, event.memory, event.ephemeral, compute)
 
 
-def _record_seconds(state: State, trial: Trial, event: Result) -> bool:
+def _record_seconds(state: State, trial: Trial, event: m.Result) -> bool:
     """Adds the result to the figures of its width. Returns whether it is news for the trial's speed."""
     # The books know better than the shell which trials share the device: a trial that is alone runs at width 1.
     on_one = event.width <= 1 and len(trial.devices) == 1
@@ -234,7 +215,7 @@ def _record_seconds(state: State, trial: Trial, event: Result) -> bool:
 
 
 @apply_event.register
-def _on_need_found(event: NeedFound, state: State, now: float) -> Iterable[Instruction]:
+def _on_need_found(event: m.NeedFound, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
     _check_memory(event)
     if state.sharing is not None:
@@ -248,24 +229,24 @@ def _on_need_found(event: NeedFound, state: State, now: float) -> Iterable[Instr
 
 
 @apply_event.register
-def _on_resized(event: Resized, state: State, now: float) -> Iterable[Instruction]:
+def _on_resized(event: m.Resized, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
     if not (math.isfinite(event.seconds) and event.seconds >= 0):
         raise EngineError(f"{event!r}: expected finite seconds >= 0")
     if _is_late_answer(trial, event):
         return ()
-    state.record_resize(event.seconds)
+    state.resize_total, state.resizes = state.resize_total + event.seconds, state.resizes + 1
     return state.end_resize(trial, event.devices, Reason.RESIZE_DONE)
 
 
 @apply_event.register
-def _on_resize_failed(event: ResizeFailed, state: State, now: float) -> Iterable[Instruction]:
+def _on_resize_failed(event: m.ResizeFailed, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
     return () if _is_late_answer(trial, event) else state.end_resize(trial, event.devices, Reason.RESIZE_FAILED)
 
 
 @apply_event.register
-def _on_worker_lost(event: WorkerLost, state: State, now: float) -> Iterable[Instruction]:
+def _on_worker_lost(event: m.WorkerLost, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
     if _is_late(trial, event):
         return ()
@@ -276,13 +257,13 @@ def _on_worker_lost(event: WorkerLost, state: State, now: float) -> Iterable[Ins
         devices.cold.add(event.device)
     if not event.left:
         return _send_to_front(state, trial, now, because(Reason.WORKER_LOST, to=0), alive=event.alive)
-    trial.has_lost = True
+    trial.past = "lost"
     return state.end_resize(trial, event.left, Reason.WORKER_LOST)
 
 
 def _send_to_front(
     state: State, trial: Trial, now: float, why: Why, *, gone: int | None = None, alive: int | None = None
-) -> list[Instruction]:
+) -> list[m.Instruction]:
     """The trial gives up its devices, which are released because of ``why``, and waits at the front of the queue.
 
     ``gone``: a device that is no longer there. ``alive``: a device on which a worker of the trial certainly lives.
@@ -291,10 +272,10 @@ def _send_to_front(
     homes = dict.fromkeys((alive, *trial.devices, *trial.homes))
     trial.homes = tuple(device for device in homes if device is not None and device not in cold)
     devices = tuple(device for device in state.vacate_devices(trial) if device != gone)
-    trial.first = trial.has_lost = True
+    trial.first, trial.past = True, "lost"
     trial.number = state.next_number()
     state.enqueue(trial, path(state, trial), now)
-    return [Release(trial.name, devices, why=why)] if devices else []
+    return [m.Release(trial.name, devices, why=why)] if devices else []
 
 
 # Checks
@@ -321,7 +302,7 @@ def _check_iterations(name: str, iterations: float | None) -> None:
         raise EngineError(f"trial {name!r}: iterations is {iterations!r}, expected >= 0 or None")
 
 
-def _check_memory(event: Result | NeedFound) -> None:
+def _check_memory(event: m.Result | m.NeedFound) -> None:
     memory, ephemeral = event.memory, event.ephemeral
     assert memory is not None
     if not (math.isfinite(memory) and memory >= 0 and 0 <= ephemeral <= memory):
@@ -330,21 +311,21 @@ def _check_memory(event: Result | NeedFound) -> None:
         )
 
 
-def _is_late(trial: Trial, event: Event) -> bool:
+def _is_late(trial: Trial, event: m.Event) -> bool:
     """Whether the event comes late: the trial has run and does not run now. Raises EngineError if it never ran."""
     if trial.status in ("running", "suspending"):
         return False
-    if not trial.has_run:
+    if trial.past == "new":
         raise EngineError(f"{event!r}: the trial was never started")
     return True
 
 
-def _is_late_answer(trial: Trial, event: Resized | ResizeFailed) -> bool:
+def _is_late_answer(trial: Trial, event: m.Resized | m.ResizeFailed) -> bool:
     """Whether the answer is about a resize that was called off. Raises EngineError if there never was such a resize."""
     if _is_late(trial, event):
         return True
     fits = trial.resizing_to is not None and event.devices and set(event.devices) <= set(trial.held)
-    if not fits and not trial.has_lost:
+    if not fits and trial.past != "lost":
         raise EngineError(
             f"{event!r}: the trial was told to change to {trial.resizing_to} and holds {trial.held}; "
             "expected devices out of those, and one answer to each resize"

@@ -84,7 +84,7 @@ class GroupAnnounced(Event):
 
     ``synchronous``: its trials are a batch whose makespan counts (grid, random, a rung); the largest goes first. If
     not, trials join and leave all the time (ASHA): first come, first served, and at most ``concurrency`` of them at
-    once (None: as many as there are whole devices, as in stock Ray Tune). ``tail``: iterations that its best trials
+    once (None: one for each whole device, as in stock Ray Tune). ``tail``: iterations that its best trials
     will do in the rungs to come, which begin when this group is over. Trials with the most to do until the end of these
     go first.
     """
@@ -101,7 +101,7 @@ class TrialAdded(Event):
 
     ``iterations``: iterations left until the end of its budget; None: unknown. ``share``: the share of one
     device that the script asked for, or a whole number of devices. A trial that asks for several devices, a *gang*,
-    gets exactly as many of one node and is never resized. ``traits``: its searched-over hyperparameters, from which
+    gets exactly that number of one node and is never resized. ``traits``: its searched-over hyperparameters, from which
     `runtime_prediction` tells how long an iteration will take.
     """
 

@@ -2,10 +2,10 @@
 
 When trials wait and no device is idle, *one* device gets one trial more than c: an *attempt*. The iterations there are
 compared with iterations of trials that are alone, and this says whether one trial more pays. If it pays, c grows by
-one, every device may hold as many trials, and the next number is tried. If it does not, one trial leaves the device
-again and the search is over. So a wrong attempt costs one device a few iterations. Trials that start together are tried
-first, since their first iterations count already. An attempt begins only when the memory of a trial is known and one
-trial more fits the memory. docs/engine.md explains the terms.
+one, every device may hold that number of trials, and the next number is tried. If it does not, one trial leaves the
+device again and the search is over. So a wrong attempt costs one device a few iterations. Trials that start together
+are tried first, since their first iterations count already. An attempt begins only when the memory of a trial is known
+and one trial more fits the memory. docs/engine.md explains the terms.
 """
 
 from __future__ import annotations
@@ -26,30 +26,27 @@ from fluidtune.engine.trial import ROUNDING, Trial
 from fluidtune.engine.width_rules import most_sharing
 from fluidtune.planning.loads import PACKING_THRESHOLD, marginal_benefit
 
-#: The largest c that is tried if the shell does not say less. Judgement: a fifth trial can add at most a fifth.
+#: The largest c that is tried if the shell does not say less.
 SEARCH_LIMIT = 4
-#: The part of a device's memory that may be given out. Judgement: what a trial needs grows a little while it trains.
+#: The part of a device's memory that may be given out.
 MEMORY = 0.95
-#: Measured iterations that are enough to accept a number of trials. Judgement: one iteration may be quick by accident.
+#: Measured iterations that are enough to accept a number of trials.
 ENOUGH_TO_ACCEPT = 2
 #: Iterations that a trial must have left to take part in an attempt while it trains: one that does not count, since the
 #: newcomer came during it, and ENOUGH_TO_ACCEPT.
 LONG = 1 + ENOUGH_TO_ACCEPT
-#: The search is over after this many attempts whose trials ended before anything was measured. Judgement: trials are
-#: then too short for anything to be measured.
+#: The search is over after this many attempts whose trials ended before anything was measured.
 TRIES = 20
 #: Measured iterations that are enough to reject a number of trials. The first number counts only iterations of trials
 #: that were timed alone, the second counts those of all trials. The second is larger, since a trial that was never
-#: timed alone may be slow by itself. Judgement: more than to accept, since a rejection ends the search.
+#: timed alone may be slow by itself.
 ENOUGH_TO_REJECT, ENOUGH_OF_ANY_TO_REJECT = 3, 6
 #: One iteration among p trials ends the attempt at once if it takes longer than HOPELESS * p times an iteration alone.
-#: For a trial that was never timed alone the limit is twice as large. Judgement: trials that take turns need p times as
-#: long, and half more is no noise.
+#: For a trial that was never timed alone the limit is twice as large.
 HOPELESS = 1.5
-#: Hopeless attempts after which the search is over. Judgement: the first may be due to a single slow iteration.
+#: Hopeless attempts after which the search is over.
 LAST_HOPELESS = 2
-#: An iteration counts if the same trials were on the device for all of it but this part. Judgement: the error is then
-#: within the noise of measured times.
+#: An iteration counts if the same trials were on the device for all of it but this part.
 MIXED = 0.1
 
 
@@ -109,7 +106,7 @@ class PackingSearch:
         self.estimated_ratios: dict[int, list[float]] = {}
         #: Seconds of trials' first iterations, alone on a device.
         self.first_seconds: deque[float] = deque(maxlen=TRIALS_REMEMBERED)
-        #: So many times no device is looked for whose trials are timed, since there was none a moment ago; see
+        #: Calls to skip before searching again for a device whose trials are timed; the last search found none. See
         #: `resizing.LOOK_AGAIN`.
         self.calls_before_look = 0
         #: Attempts that ended before anything was measured, and those that ended at a hopeless iteration.
@@ -202,7 +199,7 @@ def note_iteration(state: State, trial: Trial, seconds: float, now: float) -> No
 
 
 def judge_attempt(state: State, now: float) -> list[Instruction]:
-    """Ends the attempt when enough is measured, or when its trials have gone. A rejected trial is told to leave."""
+    """Ends the attempt when enough is measured, or when its trials have gone. A rejected trial is suspended."""
     search = state.search
     if search is None or search.attempt is None:
         return []

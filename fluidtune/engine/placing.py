@@ -21,10 +21,9 @@ from fluidtune.engine.width_rules import asked_slots, change_pays, most_sharing,
 from fluidtune.planning.fluid import static_widths
 
 #: StaticFluid is computed again for all when more than this part of the batch is new. Until then each new trial is
-#: planned against the whole. Judgement: planning all again for every trial would cost trials squared.
+#: planned against the whole.
 NEW_PART = 0.1
-#: A group that was passed over for this many starts per device goes first. Judgement: it then waits for a few trials of
-#: others, and not for all.
+#: A group that was passed over for this many starts per device goes first.
 PATIENCE = 4
 
 
@@ -83,7 +82,7 @@ def devices_wanted(state: State) -> int:
 
 def start_trial(state: State, trial: Trial, devices: tuple[int, ...], slots: int, now: float, why: Why) -> Start:
     """A waiting trial starts on ``devices``. If the first is idle, it is divided into ``slots``."""
-    instruction = Resume if trial.has_run else Start
+    instruction = Start if trial.past == "new" else Resume
     state.occupy_devices(trial, devices, slots, now)
     state.waiting.count_start(trial.group)
     return instruction(trial.name, devices, trial.share, why=why)
@@ -106,7 +105,7 @@ def _why(state: State, trial: Trial, devices: tuple[int, ...]) -> Why:
 
 
 def _node_to_hold(state: State, gang: int) -> str | None:
-    """The node to empty for ``gang`` devices: the one that is being emptied already, if it has as many."""
+    """The node to empty for ``gang`` devices: the one that is being emptied already, if it has enough."""
     if state.held_node is not None and state.devices.size.get(state.held_node, 0) >= gang:
         return state.held_node
     return state.devices.node_to_empty(gang)
@@ -191,8 +190,8 @@ def _widest_of(state: State, trials: list[Trial]) -> int:
     """The largest d of any of these trials; 1 without trials."""
     elastic = [trial for trial in trials if trial.kind == "elastic" and not trial.growth_ended]
     # The beta of trials that have not run is their group's: one trial for each group is enough.
-    fresh = {trial.group: trial for trial in elastic if not trial.has_run}
-    run = [trial for trial in elastic if trial.has_run]
+    fresh = {trial.group: trial for trial in elastic if trial.past == "new"}
+    run = [trial for trial in elastic if trial.past != "new"]
     return max((widest(state, trial) for trial in (*fresh.values(), *run)), default=1)
 
 

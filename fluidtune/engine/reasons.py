@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 #: Every number that a reason may carry, and its unit.
 NUMBERS = {
@@ -51,12 +52,7 @@ class Reason(Enum):
     #: Names of its numbers, each a key of `NUMBERS`.
     numbers: tuple[str, ...]
 
-    FREE_DEVICE = (
-        ("Start",),
-        "A device was idle.",
-        "{idle:device} idle, {waiting:trial} waiting",
-        ("waiting", "idle"),
-    )
+    FREE_DEVICE = (("Start",), "A device was idle.", "{idle:device} idle, {waiting:trial} waiting", ("waiting", "idle"))
     SPARE_DEVICES = (
         ("Start",),
         "More devices were idle than the waiting trials need.",
@@ -154,12 +150,7 @@ class Reason(Enum):
         "the trial has left its devices",
         (),
     )
-    RESIZE_DONE = (
-        ("Release",),
-        "A resize to fewer devices is done.",
-        "the trial now has {to:device}",
-        ("to",),
-    )
+    RESIZE_DONE = (("Release",), "A resize to fewer devices is done.", "the trial now has {to:device}", ("to",))
     RESIZE_FAILED = (
         ("Release",),
         "A resize was not done, and the devices that were promised are free again.",
@@ -219,6 +210,10 @@ class Why:
     def words(self) -> str:
         """The reason and its numbers in words, for people."""
         return self.reason.template.format_map({name: _Number(number) for name, number in self.numbers})
+
+    def as_fields(self) -> dict[str, Any]:
+        """The fields of an event in the event log that say why."""
+        return {"reason": self.words, "why": self.reason.label, "numbers": dict(self.numbers)}
 
 
 def because(reason: Reason, **numbers: float) -> Why:

@@ -1,7 +1,7 @@
 """Decides which running trials change their width: DynamicFluid (alg. 3.2), and what the paper leaves open.
 
 Only elastic trials are resized, each by one resize at a time. A trial that shares a device and can be moved may be
-suspended, so that it can resume on a device of its own. Whatever can be moved is taken off a device that is leaving.
+suspended, so that it can resume alone on another. Whatever can be moved is taken off a device that is leaving.
 Nothing here starts a trial, and nothing grows while a trial waits that could use a device.
 """
 
@@ -27,12 +27,11 @@ from fluidtune.engine.width_rules import change_pays, shrink_pays, widest
 from fluidtune.planning.fluid import resize_pays, static_widths
 
 #: After `rebalance_widths` has looked at m trials it looks again after m divided by this many events at the earliest.
-#: Judgement: while each trial does one iteration, m events come. So a trial waits for a thirty-second part of an
-#: iteration, its resize waits for the iteration's end in any case, and up to 31 trials never wait. Without this, each
-#: event costs time in proportion to m (`benchmarks.driver --only narrow`).
+#: While each trial does one iteration, m events come. So a trial waits for a thirty-second part of an iteration, its
+#: resize waits for the iteration's end in any case, and up to 31 trials never wait. Without this, each event costs
+#: time in proportion to m (`benchmarks.driver --only narrow`).
 LOOK_AGAIN = 32
-#: A suspension pays if it saves this many times what a resize costs. Judgement: it restarts the trial, which takes a
-#: few times as long as a resize in place.
+#: A suspension pays if it saves this many times what a resize costs: it restarts the trial.
 SUSPEND_FACTOR = 5
 
 
@@ -227,7 +226,7 @@ def _suspend_sharing(state: State, idle: int, now: float) -> list[Instruction]:
 
 
 def _reach_alone(state: State, trial: Trial, idle: int) -> int:
-    """The width that a trial which shares a device may get with a device of its own, where it may also grow."""
+    """The width that a trial which shares a device may get elsewhere, where it may also grow."""
     return min(widest(state, trial), idle) if knows_scaling(trial) else 1
 
 

@@ -15,12 +15,10 @@ from fluidtune.engine.messages import Traits
 from fluidtune.engine.speed import TRIALS_REMEMBERED
 
 #: Each effect is fitted as if this many more trials of the value were measured and showed no effect (ridge regression).
-#: Judgement: a single trial's effect then counts by two thirds.
 SHRINK = 0.5
-#: The effects are fitted again when this many times as many trials were measured. Judgement: a fit reads all remembered
-#: trials, too much work for every new one.
+#: The effects are fitted again when this many times as many trials were measured.
 GROWTH = 1.5
-#: Rounds in which the effects of one hyperparameter after the other are fitted. Judgement: later rounds change little.
+#: Rounds in which the effects of one hyperparameter after the other are fitted.
 _SWEEPS = 4
 
 

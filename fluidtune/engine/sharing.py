@@ -26,11 +26,11 @@ class Sharing:
         self._policy = policy(policy_name)
         #: Trials that a device may hold by the policy and the lane service, whatever they need.
         self._most_trials = min(self._policy.max_jobs or SEATS, SEATS)
-        #: What each trial was measured to need, the one heard of longest ago first.
+        #: What each trial was measured to need, the one measured longest ago first.
         self._needs: dict[str, Need] = {}
         #: By trial, what it lacked before and needs at least.
         self.least: dict[str, Need] = {}
-        #: The median need of the TRIALS_REMEMBERED trials heard of last; None before anything was measured.
+        #: The median need of the TRIALS_REMEMBERED trials measured last; None before anything was measured.
         self._typical: Need | None = None
 
     def record_need(self, trial: Trial, memory: float, ephemeral: float, compute: float | None) -> None:

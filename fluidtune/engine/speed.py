@@ -11,20 +11,15 @@ import math
 from collections import deque
 from statistics import median
 
-#: Recent results at one width that the median is taken over. Judgement: four slow results in a row correct an estimate,
-#: three do not.
+#: Recent results at one width that the median is taken over.
 RECENT = 7
-#: Trials that are remembered for each figure; the one heard of longest ago is forgotten first. Judgement: a median over
-#: about a hundred moves little, and odd numbers have a middle one.
+#: Trials that are remembered for each figure; the one measured longest ago is forgotten first.
 TRIALS_REMEMBERED = 101
-#: Results at a width, after the warm-up and over all trials, from which on a group's ratio counts. Judgement: a single
-#: bad sample must not keep a whole group from growing.
+#: Results at a width, after the warm-up and over all trials, from which on a group's ratio counts.
 ENOUGH = 3
-#: Results after the warm-up from which on a trial's own speed at a width is compared with that at others. Judgement:
-#: one may be slow by accident; to wait for more costs the trial time if it is slower there.
+#: Results after the warm-up from which on a trial's own speed at a width is compared with that at others.
 TRUSTED = 2
-#: A median is news again when it has moved by this part since it was news. Judgement: smaller changes seldom make
-#: another width pay.
+#: A median is news again when it has moved by this part since it was news.
 CHANGED = 1 / 3
 
 
@@ -144,7 +139,7 @@ class TrialSpeed:
 
 
 class _Figures:
-    """One figure for each of the trials that were heard of last, and the median of these."""
+    """One figure for each of the trials that were measured last, and the median of these."""
 
     def __init__(self) -> None:
         #: The latest figure of each trial, least recently updated first; at most TRIALS_REMEMBERED.
@@ -169,7 +164,7 @@ class GroupSpeed:
     """What the trials of a group have in common: seconds per iteration on one worker, and ratios at other widths."""
 
     def __init__(self, job: GroupSpeed | None = None) -> None:
-        #: The figures of the whole job, asked where the group has no answer of its own; None if these are the job's.
+        #: The figures of the whole job, asked where the group knows nothing; None if these are the job's.
         self._job = job
         #: Seconds per iteration on one worker, by trial.
         self._base = _Figures()

@@ -6,6 +6,7 @@ Nothing is decided or estimated here. `event_handlers` turns events into changes
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fluidtune.engine.device_table import DeviceTable
@@ -20,74 +21,69 @@ from fluidtune.engine.wait_queue import WaitQueue
 if TYPE_CHECKING:
     from fluidtune.engine.packing_search import PackingSearch
 
-#: Results that must come in before a resize is tried again that did not do what was asked. Judgement: whatever
-#: prevented it may be over then, and a trial is not asked all the time.
+#: Results that must come in before a resize is tried again that did not do what was asked.
 COOLDOWN = 3
 
 
+@dataclass(eq=False, repr=False)
 class State:
-    """The books of one engine. For the parameters see `Engine`."""
+    """The books of one engine.
 
-    def __init__(
-        self,
-        c: int,
-        search: PackingSearch | None,
-        sharing: Sharing | None,
-        concurrent_packing: int,
-        max_workers: int | None,
-        resize_seconds: float,
-    ) -> None:
-        #: The packing limit by speed: how many trials may share a device. Given, or as far as ``search`` has found it.
-        self.c = c
-        #: The search for c; None if c was given.
-        self.search = search
-        #: What trials need of a device's memory, and the lane policy; None: devices are shared by count alone.
-        self.sharing = sharing
-        #: How many trials of an asynchronous group may share a device for the sake of its concurrency, if above c.
-        self.concurrent_packing = concurrent_packing
-        #: The widest that a trial may get; None: all devices.
-        self.max_workers = max_workers
-        #: Seconds of a resize while none was measured.
-        self._resize_prior = resize_seconds
-        #: Seconds of all resizes that happened, and their number.
-        self._resize_total, self._resizes = 0.0, 0
-        self.devices = DeviceTable()
-        self.groups: dict[str, Group] = {}
-        #: Every trial ever added.
-        self.trials: dict[str, Trial] = {}
-        #: Exactly the trials with status waiting.
-        self.waiting = WaitQueue()
-        #: Exactly the trials of synchronous groups that wait, run or are suspending (values are unused).
-        self.batch: dict[str, None] = {}
-        #: Trials that came into ``batch`` since StaticFluid was computed; None: compute it again.
-        self.new_in_batch: int | None = None
-        #: Seconds: the sum of the heights of ``batch`` when StaticFluid was computed.
-        self.batch_height = 0.0
-        #: Exactly the trials with status running or suspending, in the order they started (values are unused).
-        self.running: dict[str, None] = {}
-        #: Exactly the elastic trials that run on several devices and are no gangs (values are unused).
-        self.wide: dict[str, None] = {}
-        #: Trials that were told to suspend and do not wait again yet. Growing leaves an idle device for each of them.
-        self.claims: dict[str, None] = {}
-        #: The node that is being emptied for the next trial that needs several devices of one node; None if none is.
-        self.held_node: str | None = None
-        #: Something changed that may make another width pay. While it is False, looking again is useless.
-        self.reconsider = False
-        #: Events that must come before it is looked again, although something changed; see `resizing.LOOK_AGAIN`.
-        self.events_before_look = 0
-        #: Trials that just reported a result at a width above 1 and may turn out slower there (values are unused).
-        self.check_back: dict[str, None] = {}
-        #: Speeds over all groups.
-        self.job_speed = GroupSpeed()
-        #: What hyperparameters say about speeds.
-        self.predictor = RuntimePredictor()
-        #: The number that was given last; see `Trial.number`.
-        self._last_number = 0
+    One thing: the parts of the engine share these books, and each view of them is read by several.
+    """
+
+    #: The packing limit by speed: how many trials may share a device. Given, or as far as ``search`` has found it.
+    c: int
+    #: The search for c; None if c was given.
+    search: PackingSearch | None
+    #: What trials need of a device's memory, and the lane policy; None: devices are shared by count alone.
+    sharing: Sharing | None
+    #: How many trials of an asynchronous group may share a device for the sake of its concurrency, if above c.
+    concurrent_packing: int
+    #: The widest that a trial may get; None: all devices.
+    max_workers: int | None
+    #: Seconds of a resize while none was measured.
+    resize_seconds: float
+    #: Seconds of all resizes that happened, and their number.
+    resize_total: float = 0.0
+    resizes: int = 0
+    devices: DeviceTable = field(default_factory=DeviceTable)
+    groups: dict[str, Group] = field(default_factory=dict)
+    #: Every trial ever added.
+    trials: dict[str, Trial] = field(default_factory=dict)
+    #: Exactly the trials with status waiting.
+    waiting: WaitQueue = field(default_factory=WaitQueue)
+    #: Exactly the trials of synchronous groups that wait, run or are suspending (values are unused).
+    batch: dict[str, None] = field(default_factory=dict)
+    #: Trials that came into ``batch`` since StaticFluid was computed; None: compute it again.
+    new_in_batch: int | None = None
+    #: Seconds: the sum of the heights of ``batch`` when StaticFluid was computed.
+    batch_height: float = 0.0
+    #: Exactly the trials with status running or suspending, in the order they started (values are unused).
+    running: dict[str, None] = field(default_factory=dict)
+    #: Exactly the elastic trials that run on several devices and are no gangs (values are unused).
+    wide: dict[str, None] = field(default_factory=dict)
+    #: Trials that were told to suspend and do not wait again yet. Growing leaves an idle device for each of them.
+    claims: dict[str, None] = field(default_factory=dict)
+    #: The node that is being emptied for the next trial that needs several devices of one node; None if none is.
+    held_node: str | None = None
+    #: Something changed that may make another width pay. While it is False, looking again is useless.
+    reconsider: bool = False
+    #: Events that must come before it is looked again, although something changed; see `resizing.LOOK_AGAIN`.
+    events_before_look: int = 0
+    #: Trials that just reported a result at a width above 1 and may turn out slower there (values are unused).
+    check_back: dict[str, None] = field(default_factory=dict)
+    #: Speeds over all groups.
+    job_speed: GroupSpeed = field(default_factory=GroupSpeed)
+    #: What hyperparameters say about speeds.
+    predictor: RuntimePredictor = field(default_factory=RuntimePredictor)
+    #: The number that was given last; see `Trial.number`.
+    last_number: int = 0
 
     @property
     def epsilon(self) -> float:
         """Seconds that one resize costs: the mean of those measured, else the setting."""
-        return self._resize_total / self._resizes if self._resizes else self._resize_prior
+        return self.resize_total / self.resizes if self.resizes else self.resize_seconds
 
     def is_alone(self, trial: Trial) -> bool:
         """Whether it has one device and no other trial is there."""
@@ -95,8 +91,8 @@ class State:
 
     def next_number(self) -> int:
         """A number above all that were given before."""
-        self._last_number += 1
-        return self._last_number
+        self.last_number += 1
+        return self.last_number
 
     # Changes
 
@@ -128,7 +124,8 @@ class State:
         trial.devices = devices if gang else (first,)
         trial.resizing_to = None if gang or len(devices) == 1 else devices
         trial.share = 1 / self.devices.slots[first]
-        trial.first, trial.has_run, trial.settled, trial.cooldown = False, True, False, 0
+        trial.first, trial.settled, trial.cooldown = False, False, 0
+        trial.past = "started" if trial.past == "new" else trial.past
         trial.speed.restart()
         trial.group.running += 1
         self.running[trial.name] = None
@@ -170,7 +167,7 @@ class State:
             self.trials[name].first = False
 
     def promise_devices(self, trial: Trial, devices: tuple[int, ...]) -> None:
-        """An elastic trial is told to change to ``devices``. It holds the old and the new ones until it answers."""
+        """An elastic trial is to change to ``devices``. It holds the old and the new ones until it answers."""
         if len(devices) > 1:
             self.devices.make_whole(trial.devices[0])
             trial.share = 1.0
@@ -210,15 +207,10 @@ class State:
             self.wide.pop(trial.name, None)
 
     def suspend(self, trial: Trial, now: float) -> None:
-        """The trial is told to leave its device. It stays until the shell has taken it off, and then waits first."""
+        """The trial is to leave its device. It stays until the shell has taken it off, and then waits first."""
         trial.first = True
         self.claims[trial.name] = None
         self._set_status(trial, "suspending", now)
-
-    def record_resize(self, seconds: float) -> None:
-        """A resize cost ``seconds``."""
-        self._resize_total += seconds
-        self._resizes += 1
 
     @staticmethod
     def _set_status(trial: Trial, status: Status, now: float) -> None:

@@ -33,8 +33,7 @@ TRANSITIONS: dict[tuple[Status, Status], str] = {
     ("ended", "waiting"): "TrialAdded",
 }
 
-#: Added to a quotient before it is cut to a whole number, so that 1 / (1 / 3) counts as 3. Judgement: far above the
-#: rounding of a float, far below any share that a script asks for.
+#: Added to a quotient before it is cut to a whole number, so that 1 / (1 / 3) counts as 3.
 ROUNDING = 1e-9
 
 
@@ -49,7 +48,7 @@ class Group:
     name: str
     #: Its trials are a batch: the largest goes first, at StaticFluid's widths. Otherwise first come, first served.
     synchronous: bool
-    #: Trials of an asynchronous group that may run at once; None: as many as there are devices or shares asked for.
+    #: Trials of an asynchronous group that may run at once; None: one for each device, or share asked for.
     concurrency: int | None
     #: Iterations that its best trials will do in later groups. Synchronous groups with a longer path go first.
     tail: float
@@ -90,7 +89,7 @@ class Trial:
     since: float = 0.0
     #: Devices that it runs on, the first worker's first. Empty if and only if it is neither running nor suspending.
     devices: tuple[int, ...] = ()
-    #: Devices that it was told to change to and has not answered for yet, else None. It holds both these and
+    #: Devices of a resize that is not answered yet, else None. It holds both these and
     #: ``devices``.
     resizing_to: tuple[int, ...] | None = None
     #: The part of each device that it was given: 1.0, or 1 / slots of a shared device. 0.0 if and only if it has none.
@@ -101,17 +100,16 @@ class Trial:
     traits: Traits = ()
     #: The width that StaticFluid gave it, None before. Read only while it waits in a synchronous group.
     planned: float | None = None
-    #: It goes before all others when it waits, since it lost its worker or was told to suspend.
+    #: It goes before all others when it waits, since it lost its worker or is being suspended.
     first: bool = False
     #: Devices where a worker of it may still live since it lost one, likeliest first; there it can resume at once.
     #: Empty again when it has done an iteration.
     homes: tuple[int, ...] = ()
     #: It has done an iteration since it last started. Before that it may still be loading, and slows no neighbour down.
     settled: bool = False
-    #: It was started at least once. From then on it gets `Resume`, and late answers about it are possible.
-    has_run: bool = False
-    #: It lost a worker or a device at least once, so that an answer to an earlier resize is possible.
-    has_lost: bool = False
+    #: ``started``: at least once. It gets `Resume` from then on, and late answers about it are possible. ``lost``: it
+    #: was, and lost a worker or a device at least once, so that an answer to an earlier resize is possible, too.
+    past: Literal["new", "started", "lost"] = "new"
     #: Results to come before the next resize may be tried. Above 0 only after a resize that did not do what was asked.
     cooldown: int = 0
     #: Iterations done in all.
@@ -172,7 +170,7 @@ class Trial:
 
 
 class TrialWork(NamedTuple):
-    """The work that a trial has left, for whoever looks at all trials often. The fields are those of `TrialView`.
+    """The work that a trial has left, for callers that look at all trials often. The fields are those of `TrialView`.
 
     grows: an elastic trial would be done sooner with more devices (`width_rules.growth_pays`).
     gang: how many devices of one node it needs at once.

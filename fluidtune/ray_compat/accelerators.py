@@ -25,7 +25,7 @@ def adopt_environment(environment: Mapping[str, str]) -> None:
 
 
 def claim_cores(cores: float | None) -> None:
-    """Let the runtime context's assigned resources name so many cores in this process; None: those of its bundle.
+    """Let the runtime context's assigned resources name this number of cores; None: that of the process' bundle.
 
     Works after `watch_cores`.
     """

@@ -21,10 +21,10 @@ _LIVING = (1, 3)
 _OF_A_GROUP = "_group_"
 #: Where Ray's monitor writes what `ray status` shows: DEBUG_AUTOSCALING_STATUS in Ray's ray_constants.py.
 _STATUS_KEY = b"__autoscaling_status"
-#: The monitor of a cluster whose nodes were started by hand gives each node a type of its own, with this and the node's
+#: The monitor of a cluster whose nodes were started by hand gives each node another type, with this and the node's
 #: id as its name: ``format_readonly_node_type`` in Ray's autoscaler.
 _BY_HAND = "node_"
-#: Seconds that a new cluster is given to write its first status. Judgement: twice the interval of Ray's monitor
+#: Seconds that a new cluster is given to write its first status. Twice the interval of Ray's monitor
 #: (AUTOSCALER_UPDATE_INTERVAL_S, 5 s).
 _STATUS_WAIT_S = 10.0
 #: ``LOCAL_MODE`` in Ray's worker.py. Rays that lack it give this number to processes that run no script.

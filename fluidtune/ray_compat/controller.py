@@ -15,26 +15,6 @@ from ray.tune.experiment import Trial
 
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO
 
-__all__ = [
-    "ActorManager",
-    "TrackedActor",
-    "TuneController",
-    "actor_manager",
-    "asked_reuse",
-    "controller_behind",
-    "extend_controller",
-    "make_pending",
-    "max_pending_trials",
-    "pending_again",
-    "pending_trials_said",
-    "replace_actor_manager",
-    "run_stopper",
-    "storage",
-    "tell_failed",
-    "tell_started",
-    "tell_stopped",
-]
-
 
 def controller_behind(handed: Any) -> TuneController:
     """Return the controller behind what Tune hands to a scheduler: the controller itself, or a wrapper of it."""
@@ -67,7 +47,7 @@ def extend_controller(controller: TuneController, on_cleanup: Callable[[], None]
     """Have ``on_cleanup`` called when the controller begins to clean up, and the line of ``status`` shown to the user.
 
     Every reporter of Tune, in a terminal and in a notebook, shows what the controller says of used resources; Tune's
-    loop asks for it in each of its turns. ``status`` is said with it. The controller gets a class of its own for that,
+    loop asks for it in each of its turns. ``status`` is added to it. The controller gets a new class for that,
     because Tune saves the controller's attributes. The class also has the ``_reuse_actors`` that is in force, so that a
     run that is restored hears it from its script again.
     """
@@ -135,6 +115,8 @@ def tell_failed(tracked: TrackedActor, error: Exception) -> None:
 
 class ActorManager(abc.ABC):
     """What Tune's controller calls of its `RayActorManager`, under Ray's names and signatures.
+
+    One thing: each method is one of Ray's, or the one that answers it.
 
     A subclass answers under FluidTune's names. When a Ray release changes `RayActorManager`, only this class changes.
     It stands before the controller's `RayActorManager`, which runs the trials that the subclass does not host.

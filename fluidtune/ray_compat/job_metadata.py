@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ray._private.worker import global_worker
 
-#: The key in a Ray job's metadata that says whose job it is. Judgement: Ray gives no key a meaning.
+#: The key in a Ray job's metadata that says whose job it is.
 USER_KEY = "user"
 
 
 def job_metadata() -> dict[str, str]:
     """The metadata of the Ray job of this driver; empty without any, and in a client of Ray Client.
 
-    It is what the script gives (``ray.init(job_config=JobConfig(metadata={...}))``) or whoever submits the job (``ray
+    It is what the script gives (``ray.init(job_config=JobConfig(metadata={...}))``) or the submission of the job (``ray
     job submit --metadata-json``). Ray's public functions tell it only where the cluster has a dashboard.
     """
     core = getattr(global_worker, "core_worker", None)

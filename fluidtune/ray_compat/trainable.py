@@ -26,30 +26,11 @@ from ray.tune.result import (
 )
 from ray.tune.trainable import FunctionTrainable
 
-__all__ = [
-    "ENV_VARS_TO_PROPAGATE",
-    "EPISODES_TOTAL",
-    "EXPR_PROGRESS_FILE",
-    "EXPR_RESULT_FILE",
-    "RESULT_DUPLICATE",
-    "SHOULD_CHECKPOINT",
-    "TIMESTEPS_TOTAL",
-    "TIME_TOTAL_S",
-    "TRAINING_ITERATION",
-    "TRIAL_INFO",
-    "TrainingResult",
-    "finish_report",
-    "has_reported",
-    "mute_session",
-    "saved_with_result",
-    "set_iteration",
-    "set_progress",
-    "time_total",
-    "training_function",
-    "training_thread",
-]
+#: Ray's names that are used elsewhere.
+__all__ = ["ENV_VARS_TO_PROPAGATE", "EPISODES_TOTAL", "EXPR_PROGRESS_FILE", "EXPR_RESULT_FILE", "RESULT_DUPLICATE"]
+__all__ += ["TIMESTEPS_TOTAL", "TIME_TOTAL_S", "TRAINING_ITERATION", "TRIAL_INFO", "TrainingResult"]
 
-#: Seconds between two looks whether the loop has reported. Judgement: short beside an iteration, long beside a look.
+#: Seconds between two looks whether the loop has reported.
 _LOOK_S = 0.005
 
 
@@ -81,7 +62,7 @@ def has_reported(trainable: FunctionTrainable) -> bool:
 def saved_with_result(trainable: Trainable, result: dict[str, Any]) -> Any:
     """Return what Tune's ``save`` returns after this ``result``, if that is known already; None: it is not.
 
-    A function's checkpoint comes with its result and is stored by then. Tune asks for it by a call of its own.
+    A function's checkpoint comes with its result and is stored by then. Tune asks for it by a further call.
     """
     if not isinstance(trainable, FunctionTrainable) or not result.get(SHOULD_CHECKPOINT):
         return None

@@ -73,7 +73,10 @@ class Held(NamedTuple):
 
 
 class Replay:
-    """The state after some of the events: which devices are there, and which trial holds which of them."""
+    """The state after some of the events: which devices are there, and which trial holds which of them.
+
+    One thing: each event of the log is one method.
+    """
 
     def __init__(self) -> None:
         self.intervals: list[Interval] = []

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fluidtune.cluster.holding import SPARE_S
+from fluidtune.cluster.devices.holding import SPARE_S
 from fluidtune.serving.remote_devices import PAUSE_S, First, RemoteDevice
 from symphony_serve.errors import ServeError
 from symphony_serve.shell.threaded_server import ThreadedServer

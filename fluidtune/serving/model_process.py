@@ -13,9 +13,9 @@ from typing import Any
 
 from ray import cloudpickle
 
-from fluidtune.cluster.beside import Turn
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
-from fluidtune.cluster.gpu_probe import cuda_failure
+from fluidtune.cluster.sharing.beside import Turn
+from fluidtune.cluster.sharing.gpu_probe import cuda_failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.accelerators import adopt_environment
 from fluidtune.serving.winners import Winner

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.tune import ResultGrid
 
-from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.cluster.forks.preload import installed_modules
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.accelerators import without_gpus
@@ -108,8 +108,6 @@ def serve(
     port: int = 8000,
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
-
-    One thing: each of its lines explains a parameter, checks one, or hands it on.
 
     Args:
         results: what `Tuner.fit` returned, or the run's directory.

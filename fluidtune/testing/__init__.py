@@ -3,7 +3,7 @@
 | module | what it proves |
 | --- | --- |
 | `collective_backends` | a `fluidtune.elastic.transport.CollectiveBackend` |
-| `device_sources` | a `fluidtune.cluster.device_source.DeviceSource` |
+| `device_sources` | a `fluidtune.cluster.devices.device_source.DeviceSource` |
 | `worker_sessions` | a `fluidtune.elastic.LeaderSession`, alone or with its `FollowerSession` |
 
 The test file of a new implementation is a fixture and an import; each module shows it in its first lines. `processes`

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.device_source import DeviceSource
+from fluidtune.cluster.devices.device_source import DeviceSource
 
 
 class DeviceSourceCase(ABC):

@@ -5,8 +5,7 @@ leader, unload a worker, hand the engine an event, tell Tune); `messages` lists 
 `fluidtune.tune` carries the instructions out, and has one `TrialLife` for each trial that Tune wants to run.
 
 Start reading at `life_states` and docs/trials.md (the states, and the tables of their changes as diagrams), then
-`lifecycle.handle`. `life` is the record; parts of it are `crew` (its workers), `seen_results` (what Tune has seen) and
-`losses` (its workers' deaths). `calls`, `resizes` and `recoveries` decide.
+`lifecycle.handle`. `life` is the record. `calls`, `resizes` and `recoveries` decide.
 
 It decides neither which devices a trial has nor how wide it is (the engine does), nor when a trial ends (Tune does).
 """

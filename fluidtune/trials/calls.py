@@ -1,15 +1,12 @@
-"""What the leader is asked for and what its answers mean: which call is next, what Tune hears, and what an iteration
+"""What the leader is asked for and what its answers mean: which call is next, what Tune gets, and what an iteration
 shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import TrialLife
+from fluidtune.trials.life import TrialLife, on_event
 from fluidtune.trials.recoveries import fail, move, recover
 from fluidtune.trials.resizes import (
     ask_to_leave,
@@ -40,7 +37,8 @@ def issue_next(life: TrialLife) -> None:
     life.order(m.CallLeader(life.crew.leader, call, group))
 
 
-def _on_asked(life: TrialLife, event: m.Asked) -> None:
+@on_event.register
+def _on_asked(event: m.Asked, life: TrialLife) -> None:
     call = event.call
     if life.saved is not None and not life.calls and call.method == "save" and event.plain:
         # It came with the newest result.
@@ -51,12 +49,14 @@ def _on_asked(life: TrialLife, event: m.Asked) -> None:
     issue_next(life)
 
 
-def _on_calls_dropped(life: TrialLife, event: m.CallsDropped) -> None:
+@on_event.register
+def _on_calls_dropped(event: m.CallsDropped, life: TrialLife) -> None:
     life.order(m.DropCalls(tuple(life.calls)))
     life.calls.clear()
 
 
-def _on_loaded(life: TrialLife, event: m.Loaded) -> None:
+@on_event.register
+def _on_loaded(event: m.Loaded, life: TrialLife) -> None:
     if not life.expects(event.worker):
         return  # the trial ended while it was being loaded
     life.go("live")
@@ -77,7 +77,8 @@ def _answered(life: TrialLife, call: m.Call) -> None:
     issue_next(life)
 
 
-def _on_answered(life: TrialLife, event: m.Answered) -> None:
+@on_event.register
+def _on_answered(event: m.Answered, life: TrialLife) -> None:
     call = event.call
     if not life.expects(call):
         return
@@ -89,32 +90,36 @@ def _on_answered(life: TrialLife, event: m.Answered) -> None:
     life.order(m.TellTune(call, event.value))
 
 
-def _on_checkpoint_kept(life: TrialLife, event: m.CheckpointKept) -> None:
+@on_event.register
+def _on_checkpoint_kept(event: m.CheckpointKept, life: TrialLife) -> None:
     issue_next(life)
 
 
-def _on_restored(life: TrialLife, event: m.Restored) -> None:
+@on_event.register
+def _on_restored(event: m.Restored, life: TrialLife) -> None:
     if life.expects(event.call):
         # They change when another trial's checkpoint was restored, and in a retry.
         life.seen.delivered, life.seen.number = event.delivered, event.number
         _answered(life, event.call)
-        life.order(m.TellTune(event.call, event.value))
+        life.order(m.TellTune(event.call, event.delivered))
 
 
-def _on_raised(life: TrialLife, event: m.Raised) -> None:
+@on_event.register
+def _on_raised(event: m.Raised, life: TrialLife) -> None:
     if not life.expects(event.by):
         return
     if event.plain_process is not None:
         life.order(m.StopForking(event.plain_process, event))
     elif isinstance(event.by, m.Call) and event.by.wants_error:
         _answered(life, event.by)
-        life.order(m.NoteFailure(event.error), m.TellError(event.by, event.error))
+        life.order(m.TellError(event.by, event.error))
     else:
         # A restore or save of our own failed, too: the trial cannot go on from where Tune thinks it is.
         fail(life, event.error)
 
 
-def _on_room_lacking(life: TrialLife, event: m.RoomLacking) -> None:
+@on_event.register
+def _on_room_lacking(event: m.RoomLacking, life: TrialLife) -> None:
     """The device has no room for the trial: it goes on elsewhere, from where it loses as little as possible."""
     if not life.expects(event.by):
         return
@@ -129,7 +134,7 @@ def _on_room_lacking(life: TrialLife, event: m.RoomLacking) -> None:
         # It gets another try on a GPU without neighbours, of which idle workers hold contexts, too.
         life.squeezed = True
         life.order(m.EndIdleWorkers())
-    fields = {"trial": life.trial, "device": life.crew.devices[0], "memory": event.need}
+    fields = {"device": life.crew.devices[0], "memory": event.need}
     life.order(m.Write("room_lacking", fields, event.reason))
     if event.between and life.place == "live" and (life.movable or life.outside.can_save):
         ask_to_leave(life, event.reason)
@@ -139,7 +144,8 @@ def _on_room_lacking(life: TrialLife, event: m.RoomLacking) -> None:
         recover(life, event.reason)
 
 
-def _on_iteration_done(life: TrialLife, event: m.IterationDone) -> None:
+@on_event.register
+def _on_iteration_done(event: m.IterationDone, life: TrialLife) -> None:
     call, reply = event.call, event.reply
     if not life.expects(call):
         return
@@ -168,10 +174,8 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
     if facts.last_reform is not None:
         group_reformed(life, *facts.last_reform)
     if facts.difference is not None and facts.differences > before.differences:
-        life.order(
-            m.Warn(f"trial {life.trial}: {facts.difference}"),
-            m.Write("workers_differed", {"trial": life.trial}, facts.difference),
-        )
+        warning = m.Warn(f"trial {life.trial}: {facts.difference}")
+        life.order(warning, m.Write("workers_differed", reason=facts.difference))
     if facts.ungrowable is not None:
         end_growth(life, facts.ungrowable)
     if facts.refused is not None:
@@ -182,20 +186,7 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
     resize_again(life)
 
 
-def _on_kind_learned(life: TrialLife, event: m.KindLearned) -> None:
+@on_event.register
+def _on_kind_learned(event: m.KindLearned, life: TrialLife) -> None:
     life.kind = event.kind
     life.order(m.Tell(engine.KindFound(life.trial, event.kind)))
-
-
-HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {
-    m.Asked: _on_asked,
-    m.CallsDropped: _on_calls_dropped,
-    m.Loaded: _on_loaded,
-    m.Answered: _on_answered,
-    m.CheckpointKept: _on_checkpoint_kept,
-    m.Restored: _on_restored,
-    m.Raised: _on_raised,
-    m.RoomLacking: _on_room_lacking,
-    m.IterationDone: _on_iteration_done,
-    m.KindLearned: _on_kind_learned,
-}

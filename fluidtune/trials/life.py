@@ -1,4 +1,4 @@
-"""The record of one trial's life in the driver, and the changes that keep it consistent.
+"""The record of one trial's life in the driver, with its workers, its losses and what Tune has seen of its results.
 
 Nothing is decided here: `lifecycle`, `calls`, `resizes` and `recoveries` decide.
 """
@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import singledispatch
 from typing import Any
 
 from fluidtune.engine.messages import Kind
-from fluidtune.trials.crew import Crew
+from fluidtune.engine.reasons import Why
+from fluidtune.group_facts import GroupFacts
 from fluidtune.trials.life_states import CHANGES, HELD, PLACES, WISHES, Change, Place, Wish
-from fluidtune.trials.losses import Losses
-from fluidtune.trials.messages import Call, Event, Instruction, Outside, Worker
-from fluidtune.trials.seen_results import SeenResults
+from fluidtune.trials.messages import Call, Event, Instruction, NewGroup, Outside, Worker
 
-#: How many of its latest events an error of a trial's life shows. Judgement: a resize that fails takes about ten.
+#: How many of its latest events an error of a trial's life shows.
 STORY_LENGTH = 20
+#: A trial whose workers die this many times without one iteration done in between is itself at fault.
+MAX_DEATHS = 3
+#: A trial is failed, too, when it loses this many workers through the cluster's fault without one iteration done in
+#: between: before they had started, or together with their node.
+MAX_MISSES = 10
 
 
 class LifeError(RuntimeError):
@@ -37,8 +42,137 @@ class LifeError(RuntimeError):
 
 
 @dataclass(eq=False)
+class Losses:
+    """The losses of one trial since its last iteration."""
+
+    #: How many of its workers died, as far as is known through its own fault.
+    deaths: int = 0
+    #: How many workers it lost through the cluster's fault.
+    misses: int = 0
+    #: Why the trial last left its workers, in words.
+    last: str = ""
+
+    def count_death(self, *, started: bool, device_there: bool) -> bool:
+        """A worker of the trial died; ``started``: it had started before. Returns whether that was too often."""
+        if started and device_there:
+            self.deaths += 1
+        else:
+            self.misses += 1
+        return self.deaths >= MAX_DEATHS or self.misses >= MAX_MISSES
+
+    def forgive(self) -> None:
+        """The trial has done an iteration."""
+        self.deaths = self.misses = 0
+
+
+@dataclass(eq=False)
+class SeenResults:
+    """What Tune has seen of a trial's results, by FluidTune's own count.
+
+    A new leader goes by it: iterations that Tune has seen run again without being reported, unless Tune retries the
+    trial after a failure.
+    """
+
+    #: The trainable's own count of iterations at the newest result that Tune has seen.
+    delivered: int = 0
+    #: How many results Tune has seen. More than ``delivered`` where iterations were reported again after a failure.
+    results: int = 0
+    #: ``training_iteration`` of the newest result, as the trial reports it: not a count where the user sets it.
+    number: Any = 0
+    #: The user reports numbers of his own as ``training_iteration``.
+    own_numbers: bool = False
+    #: Tune retries the trial after a failure: iterations that run again are reported again, as under stock Tune.
+    retried: bool = False
+
+    def note_result(self, iteration: int, number: Any) -> dict[str, Any]:
+        """The leader has a result. ``iteration``: the trainable's own count; ``number``: its ``training_iteration``.
+
+        Returns what is to be kept with the trial when Tune gets the result.
+        """
+        self.delivered, self.number = iteration, number
+        self.results += 1
+        self.own_numbers = self.own_numbers or number != iteration
+        self.retried = False
+        return {"delivered": iteration, "results": self.results, "own_numbers": self.own_numbers}
+
+    def iterations_to(self, target: float | None, checkpoint: Any) -> float | None:
+        """How many iterations the trial has left until its ``training_iteration`` is ``target``; None: not known.
+
+        ``checkpoint``: ``training_iteration`` of the newest checkpoint that Tune has, from which a retry goes on; 0 if
+        Tune has none.
+        """
+        if target is None:
+            return None
+        number = checkpoint if self.retried else self.number
+        number = number if isinstance(number, (int, float)) else 0
+        step = number / self.delivered if self.own_numbers and self.delivered and number > 0 else 1.0
+        return max(0.0, float(target - number) / step)
+
+
+@dataclass(eq=False)
+class Crew:
+    """The workers of one trial, and what is known of them as a group.
+
+    Which devices the trial holds is the engine's to say (`Engine.held_devices`). ``devices`` here are those where its
+    workers are: during a resize the workers are still on the old devices, while the trial holds old and new ones.
+    """
+
+    #: Devices of its workers, the leader's first.
+    devices: tuple[int, ...] = ()
+    #: The part of each device that the trial was given.
+    share: float = 1.0
+    #: Devices of its workers when the resize under way is done; without a resize, equal to ``devices``.
+    wanted: tuple[int, ...] = ()
+    #: Why the engine has chosen ``wanted``. Set once the trial has had a place.
+    why: Why | None = None
+    #: How many workers take part at the moment.
+    width: int = 1
+    leader: Worker | None = None
+    #: The other members of its group, by device.
+    followers: dict[int, Worker] = field(default_factory=dict)
+    change: Change = "steady"
+    #: Devices whose workers are to become followers. Empty unless the group is ``gathering``.
+    awaited: set[int] = field(default_factory=set)
+    #: By device, the workers that run the trial's code up to where they can enter the group.
+    joining: dict[int, Worker] = field(default_factory=dict)
+    #: Devices whose workers have got there.
+    ready: set[int] = field(default_factory=set)
+    #: Number of the newest resize.
+    generation: int = 0
+    #: The group that the leader is to be told of with the next iteration. Set exactly while it is ``announced``.
+    announced: NewGroup | None = None
+    #: What its leader knew of it at its newest result; the defaults while there is no leader.
+    facts: GroupFacts = field(default_factory=GroupFacts)
+    #: The trial must not have several workers again.
+    growth_ended: bool = False
+    #: How many of its followers ended by an error of their own.
+    follower_errors: int = 0
+
+    def members(self) -> dict[int, Worker]:
+        """The workers of its group by device, the leader's first."""
+        leader = {} if self.leader is None else {self.leader.device: self.leader}
+        return {**leader, **self.followers}
+
+    @property
+    def ran_at(self) -> float:
+        """The width of its last iteration: workers, or its share of one device."""
+        return self.width if self.width > 1 else self.share
+
+    def validate(self) -> None:
+        """Assert what holds of the group after every event."""
+        assert (self.change == "gathering") == bool(self.awaited), self
+        assert (self.change == "announced") == (self.announced is not None), self
+        assert self.joining.keys() <= self.awaited and self.ready <= self.awaited, self
+        assert self.leader is not None or not (self.followers or self.awaited or self.facts.address), self
+        assert self.leader is not None or self.change == "steady", self
+        assert not self.followers.keys() & self.joining.keys(), self
+
+
+@dataclass(eq=False)
 class TrialLife:
     """A trial from the moment Tune asks for its actor until Tune lets go of it, or it fails.
+
+    One thing: what other modules change of a trial, they change here, where its three states are kept legal.
 
     ``trial``: its id. ``outside``: what it may read of its surroundings. ``gang``: it asked for several devices; one
     process sees them all, and it is never resized.
@@ -75,25 +209,12 @@ class TrialLife:
     story: deque[tuple[str, Place, Change, Wish]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))
     #: The event that is being handled, in words; "" between events.
     under_way: str = ""
-    _orders: list[Instruction] = field(default_factory=list)
+    #: What the event under way has the shell do so far.
+    orders: list[Instruction] = field(default_factory=list)
 
     def order(self, *instructions: Instruction) -> None:
         """The shell is to carry these out, after those before."""
-        self._orders += instructions
-
-    def take_orders(self) -> list[Instruction]:
-        """What the shell is to carry out now."""
-        orders, self._orders = self._orders, []
-        return orders
-
-    def begin(self, event: Event) -> None:
-        """The event is being handled from now on."""
-        self.under_way = event.outline()
-
-    def end(self) -> None:
-        """The event was handled."""
-        self.story.append((self.under_way, self.place, self.crew.change, self.wish))
-        self.under_way = ""
+        self.orders += instructions
 
     def go(self, place: Place) -> None:
         """Change the place. Raises LifeError if the event under way causes no such change."""
@@ -143,6 +264,11 @@ class TrialLife:
         checkpoint = self.outside.newest_checkpoint()
         return checkpoint is not None and checkpoint.number == self.seen.number
 
+    def iterations_to(self, target: float | None) -> float | None:
+        """How many iterations are left until the trial's ``training_iteration`` is ``target``; None: not known."""
+        checkpoint = self.outside.newest_checkpoint()
+        return self.seen.iterations_to(target, checkpoint.number if checkpoint else 0)
+
     @property
     def movable(self) -> bool:
         """Nothing is lost by moving now: it has done nothing since it was loaded, or its newest iteration is saved."""
@@ -162,3 +288,9 @@ class TrialLife:
         assert led == "live" or (crew.change == "steady" and crew.facts.address is None), self
         assert not any(call.issued for call in list(self.calls)[led == "live" :]), self
         assert self.place != "released" or self.released_from is not None, self
+
+
+@singledispatch
+def on_event(event: Event, life: TrialLife) -> None:
+    """Change the life for one event; `lifecycle` names the modules with its functions. LifeError for anything else."""
+    raise LifeError(life, f"{event!r} is not an event of a trial's life; see fluidtune.trials.messages")

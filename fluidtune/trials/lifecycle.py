@@ -1,18 +1,15 @@
 """A trial's life in the driver as a state machine: an event goes in, instructions come out.
 
 `handle` is all that a shell calls. The states and every change between them are in `life_states`; each event has one
-function, called `_on_` and the name of the event: those about devices here, those about calls and their answers in
-`calls`, about further workers in `resizes`, about losses and the end in `recoveries`.
+function of `on_event`, called `_on_` and the name of the event: those about devices here, those about calls and their
+answers in `calls`, about further workers in `resizes`, about losses and the end in `recoveries`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from fluidtune.trials import calls, recoveries, resizes
+from fluidtune.trials import calls, recoveries, resizes  # noqa: F401 (they register their functions)
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import LifeError, TrialLife
+from fluidtune.trials.life import LifeError, TrialLife, on_event
 
 
 def handle(life: TrialLife, event: m.Event) -> list[m.Instruction]:
@@ -24,16 +21,16 @@ def handle(life: TrialLife, event: m.Event) -> list[m.Instruction]:
     Raises:
         LifeError: the event cannot be true. The message tells the trial's latest events.
     """
-    handler = _HANDLERS.get(type(event))
-    if handler is None:
-        raise LifeError(life, f"{event!r} is not an event of a trial's life; see fluidtune.trials.messages")
-    life.begin(event)
-    handler(life, event)
-    life.end()
-    return life.take_orders()
+    life.under_way = event.outline()
+    on_event(event, life)
+    life.story.append((life.under_way, life.place, life.crew.change, life.wish))
+    life.under_way = ""
+    orders, life.orders = life.orders, []
+    return orders
 
 
-def _on_placed(life: TrialLife, event: m.Placed) -> None:
+@on_event.register
+def _on_placed(event: m.Placed, life: TrialLife) -> None:
     if life.has_place:
         recoveries.detach(life, "its device was lost")
     life.go("placed")
@@ -46,23 +43,15 @@ def _on_placed(life: TrialLife, event: m.Placed) -> None:
     life.order(m.RequestLeader(crew.devices[0], crew.devices[1:], life.placements))
 
 
-def _on_worker_found(life: TrialLife, event: m.WorkerFound) -> None:
+@on_event.register
+def _on_worker_found(event: m.WorkerFound, life: TrialLife) -> None:
     life.go("loading")
     life.crew.leader, life.done_here = event.worker, 0
     life.order(m.Load(event.worker))
 
 
-def _on_leave_wanted(life: TrialLife, event: m.LeaveWanted) -> None:
+@on_event.register
+def _on_leave_wanted(event: m.LeaveWanted, life: TrialLife) -> None:
     if life.over:
         raise LifeError(life, "it is to leave its devices")
     resizes.ask_to_leave(life, event.why)
-
-
-_HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {
-    m.Placed: _on_placed,
-    m.WorkerFound: _on_worker_found,
-    m.LeaveWanted: _on_leave_wanted,
-    **calls.HANDLERS,
-    **resizes.HANDLERS,
-    **recoveries.HANDLERS,
-}

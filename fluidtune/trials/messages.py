@@ -6,8 +6,8 @@ are looked at here. Errors, replies, checkpoints and results are handed through.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
 
 from fluidtune.engine import messages as engine
@@ -37,7 +37,7 @@ class Worker(Protocol):
 
 
 class Reply(Protocol):
-    """What a leader's reply to an iteration has for a trial's life; see `fluidtune.cluster.messages.IterationReply`."""
+    """What a leader's reply to an iteration has for a trial's life; see `fluidtune.cluster.hosting.messages`."""
 
     result: dict[str, Any]
     kind: Kind
@@ -50,38 +50,29 @@ class Reply(Protocol):
     saved: Any
 
 
-class Checkpoint(Protocol):
-    """The newest checkpoint that Tune has of a trial."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that Tune has of a trial. ``number``: ``training_iteration`` of the result that it belongs to."""
 
-    @property
-    def number(self) -> Any:
-        """``training_iteration`` of the result that it belongs to."""
+    number: Any
 
 
-class Outside(Protocol):
+@dataclass(frozen=True)
+class Outside:
     """What a trial's life reads of its surroundings. Reading changes nothing."""
 
-    @property
-    def can_save(self) -> bool:
-        """The trial can be asked for a checkpoint at any iteration."""
-
-    @property
-    def commits(self) -> bool:
-        """An elastic trial commits when it is unloaded."""
-
-    @property
-    def shares_gpus_by_count(self) -> bool:
-        """Several trials may be on one GPU, and nobody divides its memory among them."""
-
-    @property
-    def waits_for_checkpoints(self) -> bool:
-        """The algorithm may wait for the future of a checkpoint, so that each is asked of the leader."""
-
-    def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint that Tune has of the trial; None: Tune has none."""
-
-    def out_of_reach(self) -> bool:
-        """A device that the trial is to have is on a node from which its leader cannot be reached."""
+    #: The trial can be asked for a checkpoint at any iteration.
+    can_save: bool
+    #: An elastic trial commits when it is unloaded.
+    commits: bool
+    #: Several trials may be on one GPU, whose memory is not divided among them.
+    shares_gpus_by_count: bool
+    #: The algorithm may wait for the future of a checkpoint, so that each is asked of the leader.
+    waits_for_checkpoints: bool
+    #: The newest checkpoint that Tune has of the trial; None: Tune has none.
+    newest_checkpoint: Callable[[], Checkpoint | None]
+    #: Whether one of these devices is on a node from which the leader at this address cannot be reached.
+    out_of_reach: Callable[[tuple[str, int], Collection[int]], bool]
 
 
 @dataclass(eq=False)
@@ -89,7 +80,7 @@ class Call:
     """A method of the trial's trainable that is to be called. The life makes ``save`` and ``restore`` calls itself."""
 
     method: str
-    #: Somebody waits for its result; for its error. Nobody does of a call that the life has made.
+    #: Tune waits for its result; for its error. For a call that the life has made it waits for neither.
     wants_result: bool = False
     wants_error: bool = False
     #: It was sent to the leader and is not answered.
@@ -110,12 +101,13 @@ class NewGroup:
     address: tuple[str, int]
 
 
+@dataclass(frozen=True)
 class Event:
     """Something that happened."""
 
     def outline(self) -> str:
         """The event in a few words. What is handed through is left out."""
-        said = (f"{field.name}={_plain(getattr(self, field.name))}" for field in fields(self))  # type: ignore[arg-type]
+        said = (f"{each.name}={_plain(getattr(self, each.name))}" for each in fields(self))
         return f"{type(self).__name__}({', '.join(each for each in said if not each.endswith('=...'))})"
 
 
@@ -279,19 +271,16 @@ class RoomLacking(Event):
 class DeviceJudged(Event):
     """The shell's answer to `GiveUpDevice`. ``given_up``: the job uses the device no more; False: it has no other."""
 
-    device: int
-    why: str
+    asked: GiveUpDevice
     given_up: bool
-    follower: str | None = None
-    said: str = ""
 
 
 @dataclass(frozen=True)
 class IterationDone(Event):
     """The leader has done an iteration.
 
-    ``number``: the result's ``training_iteration``. ``final``: it is no result of its own, but says that the loop is
-    over.
+    ``number``: the result's ``training_iteration``. ``final``: the reply is no result, but says that the
+    loop is over.
     """
 
     call: Call
@@ -327,7 +316,6 @@ class Restored(Event):
     call: Call
     delivered: int
     number: Any
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -416,12 +404,7 @@ class Tell(Instruction):
 
 @dataclass(frozen=True)
 class Announce(Instruction):
-    """Hand the engine what it is told when Tune wants the trial to run."""
-
-
-@dataclass(frozen=True)
-class CountDeparture(Instruction):
-    """The trial leaves devices with the next batch of events."""
+    """Hand the engine the events with which a trial arrives."""
 
 
 # Instructions: to workers
@@ -530,7 +513,7 @@ class StopForking(Instruction):
 
 @dataclass(frozen=True)
 class GiveUpDevice(Instruction):
-    """The device has failed. Answered by `DeviceJudged` with the same fields."""
+    """The device has failed. ``follower``: its worker, and what that ``said``. Answered by `DeviceJudged`."""
 
     device: int
     why: str
@@ -568,7 +551,7 @@ class TellRecovered(Instruction):
 
 @dataclass(frozen=True)
 class TellTune(Instruction):
-    """A call has returned ``value``. ``progress``: what to keep with the trial when Tune hears so."""
+    """A call has returned ``value``. ``progress``: what to keep with the trial when Tune gets it."""
 
     call: Call
     value: Any
@@ -577,20 +560,15 @@ class TellTune(Instruction):
 
 @dataclass(frozen=True)
 class TellError(Instruction):
-    """A call has raised ``error``."""
+    """A call has raised ``error``. If the trial leaves its devices now, that is why: as `NoteDeparture`."""
 
     call: Call
     error: Exception
 
 
 @dataclass(frozen=True)
-class MarkFailed(Instruction):
-    """Tune's further calls for this trial do nothing. `TellFailed` follows."""
-
-
-@dataclass(frozen=True)
-class TellFailed(Instruction):
-    """The trial has failed, and with it these calls."""
+class Fail(Instruction):
+    """The trial has failed, and with it these calls. Tune's further calls for it do nothing."""
 
     calls: tuple[Call, ...]
     error: Exception
@@ -598,7 +576,7 @@ class TellFailed(Instruction):
 
 @dataclass(frozen=True)
 class Forget(Instruction):
-    """Tune does not want the trial to run any more."""
+    """Tune does not want the trial to run any more. `TrialOver` follows."""
 
 
 @dataclass(frozen=True)
@@ -610,9 +588,10 @@ class KeepCheckpoint(Instruction):
 
 @dataclass(frozen=True)
 class TrialOver(Instruction):
-    """Tune let go of the trial, which has left its devices."""
+    """Tune let go of the trial. ``had_place``: it leaves devices with the next batch of events."""
 
     ending: Ending
+    had_place: bool
 
 
 # Instructions: what is written down
@@ -620,32 +599,11 @@ class TrialOver(Instruction):
 
 @dataclass(frozen=True)
 class Write(Instruction):
-    """Write an event into the event log. ``reason``: a reason that may be long, and is cut."""
+    """Write an event of the trial into the event log. ``reason``: a reason that may be long, and is cut."""
 
     event: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = field(default_factory=dict)
     reason: str | None = None
-
-
-@dataclass(frozen=True)
-class WriteResizeStarted(Instruction):
-    """The group begins to change from the first devices to the second, for this reason."""
-
-    devices_from: tuple[int, ...]
-    devices_to: tuple[int, ...]
-    why: Why
-
-
-@dataclass(frozen=True)
-class WriteResized(Instruction):
-    """The group has changed to these devices, which paused the trial for ``seconds``.
-
-    ``lost``: the loss of a worker that caused it, in words; None: the resize that was begun is done.
-    """
-
-    devices: tuple[int, ...]
-    seconds: float
-    lost: str | None = None
 
 
 @dataclass(frozen=True)
@@ -653,13 +611,6 @@ class NoteDeparture(Instruction):
     """The trial leaves its devices for this reason, in words: the next line of the log that says so carries it."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class NoteFailure(Instruction):
-    """The trial leaves its devices with this error, or Tune hears of it: as `NoteDeparture`."""
-
-    error: Exception
 
 
 @dataclass(frozen=True)
@@ -681,7 +632,6 @@ class NoteVerdict(Instruction):
     """A rehearsal of a growth has ended with this verdict."""
 
     kind: str
-    reason: str
 
 
 @dataclass(frozen=True)

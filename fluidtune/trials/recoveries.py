@@ -2,19 +2,17 @@
 failed.
 
 After a loss the engine gives the trial other devices and it goes on there; Tune does not notice. If there were too many
-losses, Tune is told that the trial failed.
+losses, the trial fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from fluidtune.engine import messages as engine
+from fluidtune.engine.reasons import Reason
 from fluidtune.errors import FluidTuneError
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import LifeError, TrialLife
+from fluidtune.trials.life import LifeError, TrialLife, on_event
 from fluidtune.trials.life_states import HELD
 from fluidtune.trials.resizes import call_off, cancel_resize, end_growth, follower_failed, unload_joining
 
@@ -48,9 +46,9 @@ def fail(life: TrialLife, error: Exception) -> None:
     """The trial cannot be kept alive here: tell Tune, which follows the script's failure config."""
     life.go("ended")
     calls = tuple(life.calls)
-    life.order(m.MarkFailed(), m.Forget(), m.DropCalls(calls))
+    life.order(m.Fail(calls, error), m.DropCalls(calls))
     unload(life, "short")
-    life.order(m.NoteFailure(error), m.Tell(engine.TrialEnded(life.trial, "failed")), m.TellFailed(calls, error))
+    life.order(m.Tell(engine.TrialEnded(life.trial, "failed")))
     life.calls.clear()
 
 
@@ -86,13 +84,15 @@ def unload(
 # Events
 
 
-def _on_leader_died(life: TrialLife, event: m.LeaderDied) -> None:
+@on_event.register
+def _on_leader_died(event: m.LeaderDied, life: TrialLife) -> None:
     if life.expects(event.by):
         assert life.crew.leader is not None
         life.order(m.Bury(life.crew.leader, event.error, leader=True))
 
 
-def _on_leader_buried(life: TrialLife, event: m.LeaderBuried) -> None:
+@on_event.register
+def _on_leader_buried(event: m.LeaderBuried, life: TrialLife) -> None:
     if life.crew.leader is not event.worker:
         raise LifeError(life, f"{event.worker.name} is not its leader")
     life.crew.leader = None
@@ -102,43 +102,46 @@ def _on_leader_buried(life: TrialLife, event: m.LeaderBuried) -> None:
         recover(life, f"its worker died: {event.why}", died=event.worker.device)
 
 
-def _on_place_died(life: TrialLife, event: m.PlaceDied) -> None:
+@on_event.register
+def _on_place_died(event: m.PlaceDied, life: TrialLife) -> None:
     recover(life, "the worker that it was to go on in died", died=life.crew.devices[0])
 
 
-def _on_place_taken(life: TrialLife, event: m.PlaceTaken) -> None:
+@on_event.register
+def _on_place_taken(event: m.PlaceTaken, life: TrialLife) -> None:
     if life.has_place:
         detach(life, "one of its devices was lost")
 
 
-def _on_plain_process_needed(life: TrialLife, event: m.PlainProcessNeeded) -> None:
+@on_event.register
+def _on_plain_process_needed(event: m.PlainProcessNeeded, life: TrialLife) -> None:
     recover(life, event.why, alive=life.crew.devices[0])
 
 
-def _on_group_broken(life: TrialLife, event: m.GroupBroken) -> None:
+@on_event.register
+def _on_group_broken(event: m.GroupBroken, life: TrialLife) -> None:
     if life.expects(event.call):
         if event.ungrowable is not None:
             end_growth(life, event.ungrowable)
         recover(life, f"its group broke: {event.why}", alive=life.crew.devices[0])
 
 
-def _on_device_judged(life: TrialLife, event: m.DeviceJudged) -> None:
-    if event.follower is not None:
-        if event.given_up:
-            recover(life, f"worker {event.follower} lost its device: {event.why}", died=event.device)
-        else:
-            follower_failed(life, event.said)
-            recover(life, f"worker {event.follower} left: {event.said}", alive=event.device)
+@on_event.register
+def _on_device_judged(event: m.DeviceJudged, life: TrialLife) -> None:
+    device, why, follower, said = event.asked.device, event.asked.why, event.asked.follower, event.asked.said
+    if follower is not None and event.given_up:
+        recover(life, f"worker {follower} lost its device: {why}", died=device)
+    elif follower is not None:
+        follower_failed(life, said)
+        recover(life, f"worker {follower} left: {said}", alive=device)
     elif event.given_up:
-        recover(life, event.why, died=event.device)
+        recover(life, why, died=device)
     else:
-        fail(
-            life,
-            FluidTuneError(f"{event.why}; the job has no other GPU for the trial: run it where there is one"),
-        )
+        fail(life, FluidTuneError(f"{why}; the job has no other GPU for the trial: run it where there is one"))
 
 
-def _on_follower_ended(life: TrialLife, event: m.FollowerEnded) -> None:
+@on_event.register
+def _on_follower_ended(event: m.FollowerEnded, life: TrialLife) -> None:
     """A follower's loop is over: it was dismissed, its group broke, or its process died."""
     crew, worker, how = life.crew, event.worker, event.how
     if how == "died":
@@ -169,7 +172,7 @@ def _on_follower_ended(life: TrialLife, event: m.FollowerEnded) -> None:
 def _go_on_without(life: TrialLife, lost: m.Worker) -> None:
     """The other workers go on by themselves; the engine decides anew how wide the trial shall be.
 
-    A resize that is under way is called off: nobody enters a group together with a worker that died.
+    A resize that is under way is called off: no worker enters a group together with one that died.
     """
     crew = life.crew
     if lost.device not in crew.devices:
@@ -179,43 +182,30 @@ def _go_on_without(life: TrialLife, lost: m.Worker) -> None:
     crew.wanted = crew.devices = tuple(device for device in crew.devices if device in crew.members())
     crew.width = len(crew.devices)
     # What it cost the others is part of their next iteration.
+    fields = {"devices": list(crew.wanted), "seconds": 0.0, "why": Reason.WORKER_LOST.label}
     life.order(
-        m.WriteResized(crew.wanted, 0.0, f"worker {lost.name} was lost"),
+        m.Write("resized", fields, f"worker {lost.name} was lost"),
         m.Tell(engine.WorkerLost(life.trial, crew.devices, lost.device)),
     )
 
 
-def _on_unloaded(life: TrialLife, event: m.Unloaded) -> None:
+@on_event.register
+def _on_unloaded(event: m.Unloaded, life: TrialLife) -> None:
     if life.place == "moving":  # else the engine knows that it can run again, or Tune has let go of it
         life.go("queued")
         life.order(m.Tell(engine.TrialEnded(life.trial, "paused")), m.Announce())
 
 
-def _on_released(life: TrialLife, event: m.Released) -> None:
+@on_event.register
+def _on_released(event: m.Released, life: TrialLife) -> None:
     life.released_from = life.place
     life.go("released")
     life.order(m.Forget(), m.DropCalls(tuple(life.calls)))
 
 
-def _on_left(life: TrialLife, event: m.Left) -> None:
+@on_event.register
+def _on_left(event: m.Left, life: TrialLife) -> None:
     had_place = life.released_from in HELD
     life.go("ended")
-    if had_place:
-        life.order(m.CountDeparture())
     unload(life, "long", keep=event.keep, fresh=event.fresh)
-    life.order(m.TrialOver(event.ending), m.Tell(engine.TrialEnded(life.trial, event.ending)))
-
-
-HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {
-    m.LeaderDied: _on_leader_died,
-    m.LeaderBuried: _on_leader_buried,
-    m.PlaceDied: _on_place_died,
-    m.PlaceTaken: _on_place_taken,
-    m.PlainProcessNeeded: _on_plain_process_needed,
-    m.GroupBroken: _on_group_broken,
-    m.DeviceJudged: _on_device_judged,
-    m.FollowerEnded: _on_follower_ended,
-    m.Unloaded: _on_unloaded,
-    m.Released: _on_released,
-    m.Left: _on_left,
-}
+    life.order(m.TrialOver(event.ending, had_place), m.Tell(engine.TrialEnded(life.trial, event.ending)))

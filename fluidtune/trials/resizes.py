@@ -7,15 +7,11 @@ them in, and says so with that iteration's result. To shrink, only the leader ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import LifeError, TrialLife
+from fluidtune.trials.life import LifeError, TrialLife, on_event
 
-#: Followers that may end by an error of their own before their trial is not grown any more. Judgement: one may be an
-#: accident of its node, such as a file that is not there; what fails twice would fail at every growth.
+#: Followers that may end by an error of their own before their trial is not grown any more.
 MAX_FOLLOWER_ERRORS = 2
 #: Why a resize has failed, in the event log.
 CANNOT_GROW = "the trial cannot have several workers"
@@ -26,16 +22,17 @@ def begin_resize(life: TrialLife) -> None:
     crew = life.crew
     if crew.facts.address is None:
         return  # its leader has not said where to be found; asked again after its next iteration
-    if life.outside.out_of_reach():
+    if life.commits and life.outside.out_of_reach(crew.facts.address, crew.wanted):
         # It goes on from its commit, where the workers of all nodes reach it.
         ask_to_leave(life, "it is to have workers on a node that its leader is not reached from")
-        life.order(m.Write("suspend_asked", {"trial": life.trial}, life.leaves_for))
+        life.order(m.Write("suspend_asked", reason=life.leaves_for))
         return
     if crew.change != "steady":
         raise LifeError(life, f"a resize to {crew.wanted} begins")
     new = [device for device in crew.wanted if device not in crew.members()]
     assert crew.why is not None
-    life.order(m.WriteResizeStarted(tuple(crew.members()), crew.wanted, crew.why))
+    devices = {"devices_from": list(crew.members()), "devices_to": list(crew.wanted)}
+    life.order(m.Write("resize_started", {**devices, **crew.why.as_fields()}))
     crew.generation += 1
     crew.ready, crew.awaited = set(), set(new)
     if new:
@@ -66,7 +63,7 @@ def _all_ready(life: TrialLife) -> None:
 
 
 def tell_leader(life: TrialLife) -> m.NewGroup | None:
-    """The leader is sent an iteration. Returns the group that it is told of with it; None: none."""
+    """The leader is sent an iteration. Returns the group that goes with it, if any."""
     crew = life.crew
     group, crew.announced = crew.announced, None
     if group is not None:
@@ -94,8 +91,8 @@ def cancel_resize(life: TrialLife, reason: str) -> None:
     unload_joining(life)
     crew = life.crew
     crew.wanted = tuple(device for device in crew.devices if device in crew.members())
-    fields = {"trial": life.trial, "devices": list(crew.wanted)}
-    life.order(m.Write("resize_failed", fields, reason), m.Tell(engine.ResizeFailed(life.trial, crew.wanted)))
+    failed = m.Write("resize_failed", {"devices": list(crew.wanted)}, reason)
+    life.order(failed, m.Tell(engine.ResizeFailed(life.trial, crew.wanted)))
 
 
 def end_growth(life: TrialLife, reason: str) -> None:
@@ -103,10 +100,8 @@ def end_growth(life: TrialLife, reason: str) -> None:
     if life.crew.growth_ended:
         return
     life.crew.growth_ended = True
-    life.order(
-        m.Write("growth_ended", {"trial": life.trial}, reason),
-        m.Warn(f"trial {life.trial} goes on with one worker: {reason}"),
-    )
+    warning = m.Warn(f"trial {life.trial} goes on with one worker: {reason}")
+    life.order(m.Write("growth_ended", reason=reason), warning)
     if life.crew.change == "gathering":  # workers that already stand ready are refused by the leader
         cancel_resize(life, CANNOT_GROW)
     life.order(m.Tell(engine.GrowthEnded(life.trial)))
@@ -128,7 +123,8 @@ def group_reformed(life: TrialLife, generation: float, seconds: float) -> None:
     life.turn("steady")
     crew.followers = {device: worker for device, worker in crew.followers.items() if device in crew.wanted}
     crew.width, crew.devices = len(crew.wanted), crew.wanted
-    life.order(m.WriteResized(crew.wanted, seconds), m.Tell(engine.Resized(life.trial, crew.wanted, seconds)))
+    done = m.Write("resized", {"devices": list(crew.wanted), "seconds": seconds})
+    life.order(done, m.Tell(engine.Resized(life.trial, crew.wanted, seconds)))
 
 
 def resize_refused(life: TrialLife, generation: float) -> None:
@@ -157,14 +153,16 @@ def resize_again(life: TrialLife) -> None:
 # Events
 
 
-def _on_resize_wanted(life: TrialLife, event: m.ResizeWanted) -> None:
+@on_event.register
+def _on_resize_wanted(event: m.ResizeWanted, life: TrialLife) -> None:
     if life.over:
         raise LifeError(life, f"it is to be resized to {event.devices}")
     life.crew.wanted, life.crew.why = event.devices, event.why
     begin_resize(life)
 
 
-def _on_joiner_found(life: TrialLife, event: m.JoinerFound) -> None:
+@on_event.register
+def _on_joiner_found(event: m.JoinerFound, life: TrialLife) -> None:
     crew, worker = life.crew, event.worker
     if worker.device not in crew.awaited or worker.device in crew.joining:
         raise LifeError(life, f"{worker.name} of device {worker.device} is to join")
@@ -177,14 +175,14 @@ def _joins(life: TrialLife, worker: m.Worker) -> bool:
     return life.crew.joining.get(worker.device) is worker
 
 
-def _on_joined(life: TrialLife, event: m.Joined) -> None:
+@on_event.register
+def _on_joined(event: m.Joined, life: TrialLife) -> None:
     crew, worker = life.crew, event.worker
     if not _joins(life, worker):
         return
     if event.verdict is not None:
         kind, reason = event.verdict
-        fields = {"trial": life.trial, "verdict": kind}
-        life.order(m.NoteVerdict(kind, reason), m.Write("growth_checked", fields, reason))
+        life.order(m.NoteVerdict(kind), m.Write("growth_checked", {"verdict": kind}, reason))
         if kind == "differs":
             end_growth(life, reason)
             return
@@ -193,32 +191,25 @@ def _on_joined(life: TrialLife, event: m.Joined) -> None:
         _all_ready(life)
 
 
-def _on_join_failed(life: TrialLife, event: m.JoinFailed) -> None:
+@on_event.register
+def _on_join_failed(event: m.JoinFailed, life: TrialLife) -> None:
     if _joins(life, event.worker):
         follower_failed(life, event.why)
         if life.crew.change != "steady":  # else it was called off together with the growth
             cancel_resize(life, event.why)
 
 
-def _on_joiner_died(life: TrialLife, event: m.JoinerDied) -> None:
+@on_event.register
+def _on_joiner_died(event: m.JoinerDied, life: TrialLife) -> None:
     if _joins(life, event.worker):
         del life.crew.joining[event.worker.device]
         life.order(m.Bury(event.worker, event.error))
         cancel_resize(life, str(event.error))
 
 
-def _on_joiner_late(life: TrialLife, event: m.JoinerLate) -> None:
+@on_event.register
+def _on_joiner_late(event: m.JoinerLate, life: TrialLife) -> None:
     if _joins(life, event.worker):
         reason = f"a new worker has not come to its loop's first boundary in {event.seconds:.0f} s"
         life.order(m.Warn(f"trial {life.trial} does not grow now: {reason}"))
-        _on_join_failed(life, m.JoinFailed(event.worker, reason))
-
-
-HANDLERS: Mapping[type[m.Event], Callable[[TrialLife, Any], None]] = {
-    m.ResizeWanted: _on_resize_wanted,
-    m.JoinerFound: _on_joiner_found,
-    m.Joined: _on_joined,
-    m.JoinFailed: _on_join_failed,
-    m.JoinerDied: _on_joiner_died,
-    m.JoinerLate: _on_joiner_late,
-}
+        _on_join_failed(m.JoinFailed(event.worker, reason), life)

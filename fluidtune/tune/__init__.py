@@ -2,20 +2,19 @@
 
 How a trial passes from Tune to a worker and back, with the files in order (start reading at `manager`):
 
-1. `scheduler` is told of the trial and puts `manager` under Tune's controller; `tuning_job` is made for the first one.
-2. Tune asks `manager` for the trial's actor. `trial_registry` says what the engine is told; `tuning_job` tells it.
+1. `scheduler` gets the trial and puts `manager` under Tune's controller; `tuning_job` is made for the first one.
+2. Tune asks `manager` for the trial's actor. `trial_registry` makes events for the engine; `tuning_job` hands them on.
 3. The engine answers `Start` with devices. `trial_shell` hands that to the trial's life (`fluidtune.trials`), which
    decides all that follows, and asks `worker_dispatch` for a worker of the first device. That one takes one from
-   `fluidtune.cluster.pool`, and `trial_shell` has it (`fluidtune.cluster.worker`) load the trial.
+   `fluidtune.cluster.pool`, and `trial_shell` has it (`fluidtune.cluster.hosting.worker`) load the trial.
 4. Tune's calls go through `manager` and `trial_shell` to that worker, one at a time. Each answer comes back by
    `ray_calls`, becomes an event in `worker_answers` and goes to the trial's life. What follows from it goes to the
    engine as an event, to `job_log`, and to Tune by `tune_callbacks`.
 5. Further workers come, and workers leave, as the trial's life says; `worker_dispatch` returns a worker to the pool, or
    replaces it.
 
-What the driver keeps of a trial is a `trial_run`; `run_table` finds it. `trial_surroundings` are what the trial's life
-reads of Tune and of the job. `device_setup` cuts and holds the job's devices, of which `leased_devices` are lent by the
-arbiter. `api`, `launcher` and `executor` are what a user calls. `groups` translates each algorithm into TrialGroups.
-`commit_cleanup`, `experiment_folder`, `result_logs`, `final_report`, `stall_detector`, `gpu_telemetry`: see their
-names.
+`trial_run` is what the driver keeps of a trial, and what the trial's life reads of Tune and of the job. `device_setup`
+cuts and holds the job's devices. `api`, `launcher` and `executor` are what a user calls. `groups` translates each
+algorithm into TrialGroups. `commit_cleanup`, `experiment_folder`, `result_logs`, `final_report`, `stall_detector`,
+`gpu_telemetry`: see their names.
 """

@@ -17,7 +17,7 @@ from ray import cloudpickle
 from ray.tune import TuneConfig
 
 from fluidtune import startup
-from fluidtune.cluster.devices import DeviceSpec, layout
+from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.forks.nodes import while_ray_starts
 from fluidtune.cluster.new_processes import worker_environment
 from fluidtune.errors import FluidTuneError, UnpicklableTrainableError

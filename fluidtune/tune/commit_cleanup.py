@@ -14,10 +14,9 @@ from ray.tune.experiment import Trial
 
 logger = logging.getLogger(__name__)
 
-#: Tune is asked to save its state at most this often, seconds. Judgement: half as long as Tune's own period.
+#: Tune is asked to save its state at most this often, seconds.
 SAVE_EVERY_S = 5.0
 #: The next save waits at least this many times as long as the last one took, so that saving costs 2 % of the time.
-#: Judgement: the same part of the time that commits may cost.
 SAVE_PAUSE = 50
 
 

@@ -11,21 +11,22 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import ray
 
-from fluidtune.cluster.device_source import DeviceSource
-from fluidtune.cluster.devices import DeviceSpec, Layout, Reservation, devices_held, lack, layout
+from fluidtune.cluster.devices.device_source import DeviceSource
+from fluidtune.cluster.devices.layout import DeviceSpec, Layout, devices_held, lack, layout
+from fluidtune.cluster.devices.on_demand_devices import OnDemandDevices, Uses
+from fluidtune.cluster.devices.reservation import Reservation
+from fluidtune.cluster.devices.sound_devices import SoundDevices
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
-from fluidtune.cluster.lanes import LaneSettings
-from fluidtune.cluster.mps import MpsSettings
-from fluidtune.cluster.on_demand_devices import OnDemandDevices, Uses
-from fluidtune.cluster.sound_devices import SoundDevices
-from fluidtune.engine import DeviceDemand, Engine, with_arrivals
+from fluidtune.cluster.sharing.lanes import LaneSettings
+from fluidtune.cluster.sharing.mps import MpsSettings
+from fluidtune.engine import DeviceDemand, with_arrivals
 from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEVICES_PER_NODE
@@ -35,7 +36,7 @@ from salus_share.seat_table import home
 
 if TYPE_CHECKING:
     from fluidtune.tune.executor import FluidExecutor
-    from fluidtune.tune.trial_registry import TrialRegistry
+    from fluidtune.tune.tuning_job import TuningJob
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class DeviceSetup:
 
     @property
     def shares_gpus_by_count(self) -> bool:
-        """Whether several trials may be on one GPU whose memory nobody divides."""
+        """Whether several trials may be on one GPU whose memory is not divided among them."""
         return self.layout.kind == "gpu" and self.lanes is None and self.layout.packing > 1
 
     @property
@@ -84,7 +85,7 @@ class DeviceSetup:
         return MpsSettings(self.device_memory) if under_mps else None
 
     def shown_nodes(self, came: Mapping[int, str]) -> Mapping[int, str]:
-        """The node of each device, as the engine and the event log are told.
+        """The node of each device, as the engine and the event log get it.
 
         Emulated devices are on emulated nodes, whatever real node their workers run on. Leased ones are where the
         arbiter says, because it leases the devices of one node to a trial that needs several.
@@ -211,29 +212,16 @@ def most_pending_groups(pending: int) -> int:
     return pending if os.environ.get("TUNE_MAX_PENDING_TRIALS_PG", "auto") != "auto" else max(pending, PENDING_GROUPS)
 
 
-def hold_devices(
-    setup: DeviceSetup,
-    settings: FluidExecutor,
-    app: str,
-    engine: Engine,
-    trials: TrialRegistry,
-    in_use: Callable[[int], bool],
-    has_workers: Callable[[int], bool],
-    arriving: Callable[[], Sequence[float]],
-    pending: int,
-) -> SoundDevices:
+def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int) -> SoundDevices:
     """Get the job's devices on demand, reserve them, or ask the arbiter for leases under the name ``app``.
 
-    ``engine`` and ``trials`` say what work is left, ``in_use`` whether anything of the job runs on a device,
-    ``has_workers`` whether a process of the job lives there, idle or not. ``arriving``: what the trials ask for of
-    which the engine has not heard yet, and for which no device becomes free with the same events. ``pending``: how many
-    trials Tune lets be pending, and so how many placement groups wait at a time at most.
+    ``pending``: how many trials Tune lets be pending, and so how many placement groups wait at a time at most.
 
     Raises:
         FluidTuneError: the arbiter cannot lease such a device, or has an app of that name.
     """
+    setup, engine, broken = job.setup, job.engine, set[int]()
     gang = max(1, int(setup.layout.share))
-    broken: set[int] = set()
 
     def could_have() -> float:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
@@ -245,27 +233,30 @@ def hold_devices(
     if settings.on_demand:
 
         def demand(room: int) -> DeviceDemand:
-            if not engine.knows_trials and not arriving():
+            if not engine.knows_trials and not job.newcomers:
                 return DeviceDemand({gang: 1})  # Tune is about to ask for the first trial
-            return with_arrivals(engine.demand(room), arriving())
+            return with_arrivals(engine.demand(room), job.newcomers)
 
         def held(device: int) -> bool:
-            return device in broken or in_use(device)
+            return device in broken or job.is_in_use(device)
 
         def known(device: int) -> bool:
             return device in broken or engine.has_device(device)
 
-        uses = Uses(demand, lambda: engine.trials_waiting + len(arriving()), held, known, has_workers)
+        def waiting() -> int:
+            return engine.waiting_count + len(job.newcomers)
+
+        uses = Uses(demand, waiting, held, known, lambda device: job.pool.has_worker(device))
         return sound(OnDemandDevices(setup.job, setup.layout, uses, pending))
     if settings.arbiter is None:
         return sound(Reservation(setup.job, setup.layout))
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
-    from fluidtune.tune.leased_devices import LeasedDevices, Progress
+    from fluidtune.cluster.devices.leased_devices import LeasedDevices, Progress
 
-    work = Progress(lambda: engine, trials.rungs_after, settings.max_workers, setup.most_devices, gang)
+    work = Progress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
 
     def leased_in_use(device: int) -> bool:
-        return device not in broken and in_use(device)
+        return device not in broken and job.is_in_use(device)
 
     return sound(LeasedDevices(setup.layout, app, work, leased_in_use, job_metadata().get(USER_KEY, "")))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluidtune.cluster.devices import DeviceSpec
+from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.elastic.transport import BACKENDS
 from fluidtune.elastic.transport.horovod_there import require_horovod
 from fluidtune.errors import FluidTuneError
@@ -68,7 +68,7 @@ class FluidExecutor:
     fork_server: bool = True
 
     def __post_init__(self) -> None:
-        """One thing: every sentence by which a setting is refused."""
+        """Refuse what cannot be, each setting in a sentence of its own."""
         check_ray_version()
         for name, kinds in {"lanes": (str,), "profile": (str, Profile)}.items():
             value = getattr(self, name)

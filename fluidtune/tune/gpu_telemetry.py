@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from ray.util.metrics import Gauge
 
-from fluidtune.cluster.gpu_probe import SAMPLE_S
 from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.sharing.gpu_probe import SAMPLE_S
 from fluidtune.tune.job_log import JobLog
 from salus_share.telemetry import DeviceSample
 
@@ -30,9 +30,9 @@ class GpuTelemetry:
         self._worker_memory = Gauge("fluidtune_worker_gpu_memory", "Bytes that a worker holds", ("job", "worker"))
         #: Device -> when a sample of it was last recorded (monotonic clock). Every trial of a device brings samples.
         self._recorded: dict[int, float] = {}
-        #: Device -> the product name of its GPU; None: the user was told that there are several kinds.
+        #: Device -> the product name of its GPU; None: a warning has named several kinds.
         self._kinds: dict[int, str] | None = {}
-        #: The reasons why workers are no clients of MPS that the user was told.
+        #: The reasons, named in warnings, why workers are no clients of MPS.
         self._told: set[str] = set()
 
     def record_sample(self, device: int, sample: DeviceSample, workers: Iterable[PooledWorker]) -> None:

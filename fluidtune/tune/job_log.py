@@ -1,4 +1,4 @@
-"""What is told of one job while it runs: its event log, Ray's gauges, Tune's status line, and the report at its end.
+"""What is written of one job while it runs: its event log, Ray's gauges, Tune's status line, and the report at its end.
 
 It decides nothing. The events and their fields are the schema in `fluidtune.report.events` (docs/events.md).
 """
@@ -18,9 +18,9 @@ from ray.tune.experiment import Trial
 from ray.util.metrics import Counter, Gauge
 
 import fluidtune
-from fluidtune.cluster.messages import IterationReply, WorkerInfo
+from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.engine import Engine, Reason, Why
+from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, LossyLog, this_machine
@@ -30,12 +30,14 @@ from fluidtune.tune.stall_detector import SilentTrial
 
 logger = logging.getLogger(__name__)
 
-#: Reasons that are messages of errors are cut to this many characters. Judgement: a line of the log stays readable.
+#: Reasons that are messages of errors are cut to this many characters.
 REASON_LENGTH = 500
 
 
 class JobLog:
     """The log of one job, in ``directory``. ``job``: the job's name in the metrics. ``engine`` says who holds what.
+
+    One thing: each kind of line in the log is one method.
 
     ``clock``: returns unix seconds; tests pass another clock.
     """
@@ -46,7 +48,7 @@ class JobLog:
         self._clock = clock
         self._started = clock()
         self._iteration_lines = IterationLines()
-        #: The `trial_added` to come of trials that the engine has not heard of yet, by trial, oldest first.
+        #: The `trial_added` to come of trials that the engine does not know yet, by trial, oldest first.
         self._arrivals: dict[str, list[dict[str, Any]]] = {}
         #: By trial that is about to leave its devices: why, in words. See `leaves`.
         self._departures: dict[str, str] = {}
@@ -68,6 +70,8 @@ class JobLog:
         for line in self._iteration_lines.before(event, fields):
             self._events.write("trial_result", **line)
         self._events.write(event, **fields)
+        if event == "resized":
+            self._resizes.inc(1, {"job": self._job})
 
     # --- the run
 
@@ -109,12 +113,12 @@ class JobLog:
         """Return when everything that is written into the experiment's directory is there."""
         self._report.wait()
 
-    # --- what the engine hears and says
+    # --- events and instructions of the engine
 
     def arrives(self, trial: str, **fields: Any) -> None:
-        """Tune wants the trial to run. ``fields``: of its `trial_added`, which is written when the engine hears of it.
+        """Tune wants the trial to run. ``fields``: of its `trial_added`, which is written when the engine gets it.
 
-        So it comes after what the engine hears before, such as the trial's own pause.
+        So it comes after earlier events of the batch, such as the trial's own pause.
         """
         self._arrivals.setdefault(trial, []).append(fields)
 
@@ -150,7 +154,7 @@ class JobLog:
         """Write down which trials the engine has just started, and which it wants elsewhere."""
         for instruction in instructions:
             if isinstance(instruction, m.Suspend):
-                self.write("suspend_asked", trial=instruction.trial, **_cause(instruction.why))
+                self.write("suspend_asked", trial=instruction.trial, **instruction.why.as_fields())
             if isinstance(instruction, m.Start):
                 self._paused.discard(instruction.trial)
                 self.write(
@@ -160,7 +164,7 @@ class JobLog:
                     devices=list(self._engine.runs_on(instruction.trial)),
                     share=float(instruction.share),
                     resumed=isinstance(instruction, m.Resume),
-                    **_cause(instruction.why),
+                    **instruction.why.as_fields(),
                 )
         self._trials_waiting.set(self._engine.waiting_count, {"job": self._job})
         self._devices_busy.set(self._engine.held_count, {"job": self._job})
@@ -197,20 +201,6 @@ class JobLog:
         self._iterations.inc(1, {"job": self._job})
         self._report.prepare()  # the first processes have started by now, and the driver mostly waits
 
-    def resize_started(self, trial: str, devices_from: Iterable[int], devices_to: Iterable[int], why: Why) -> None:
-        """The trial's workers begin to change to ``devices_to``."""
-        devices = {"devices_from": list(devices_from), "devices_to": list(devices_to)}
-        self.write("resize_started", trial=trial, **devices, **_cause(why))
-
-    def resized(self, trial: str, devices: Iterable[int], seconds: float, lost: str | None = None) -> None:
-        """The trial's group has changed to these devices, which paused it for ``seconds``.
-
-        ``lost``: the loss of workers that caused it, in words; None: the resize that was begun is done.
-        """
-        cause = {} if lost is None else {"reason": lost[:REASON_LENGTH], "why": Reason.WORKER_LOST.label}
-        self.write("resized", trial=trial, devices=list(devices), seconds=seconds, **cause)
-        self._resizes.inc(1, {"job": self._job})
-
     def silent(self, silent: SilentTrial) -> None:
         """The trial has not reported for long: warn the user."""
         usual = f"its iterations took up to {silent.usual:.3g} s" if silent.usual else "nothing was reported yet"
@@ -235,7 +225,7 @@ class JobLog:
             pid=info.pid,
             seconds=self._clock() - worker.asked,
             forked=info.forked,
-            spare=worker.spare,
+            spare=worker.started_for == "spare",
             **({} if info.mps is None else {"mps": info.mps}),
         )
 
@@ -243,11 +233,6 @@ class JobLog:
         """A process has died."""
         self.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
         self._losses.inc(1, {"job": self._job})
-
-
-def _cause(why: Why) -> dict[str, Any]:
-    """The fields of an event that say why the engine wanted it."""
-    return {"reason": why.words, "why": why.reason.label, "numbers": dict(why.numbers)}
 
 
 def _is_number(value: Any) -> bool:

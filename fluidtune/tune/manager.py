@@ -29,19 +29,16 @@ from fluidtune.ray_compat.controller import (
 )
 from fluidtune.trials import messages as life
 from fluidtune.tune.ray_calls import RayCalls
-from fluidtune.tune.run_table import RunTable
-from fluidtune.tune.trial_run import Task, TrialRun, task_of
+from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, task_of
 from fluidtune.tune.trial_shell import TrialShell
-from fluidtune.tune.trial_surroundings import new_run
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import WorkerDispatch
 
-#: A job waits up to this many seconds for its first device before Tune goes on. Judgement: long enough for Ray to make
-#: a placement group where there is room.
+#: A job waits up to this many seconds for its first device before Tune goes on.
 FIRST_DEVICE_WAIT_S = 5.0
 
-#: The status line is made anew after this many seconds. Judgement: Tune shows it every 30 s, in a notebook every 5 s.
+#: The status line is made anew after this many seconds.
 STATUS_S = 1.0
 
 
@@ -78,13 +75,13 @@ class FluidActorManager(ActorManager):
     def __init__(self, job: TuningJob):
         super().__init__()
         self._job = job
-        #: Every trial that the scheduler was told of.
+        #: Every trial that Tune has made.
         self._trials: dict[str, Trial] = {}
         #: Trials that the job's workers cannot host, and why. Each fails when Tune wants it to run; the job goes on.
         self._refused: dict[str, FluidTuneError] = {}
-        #: Trials that Ray runs, each in a process of its own, because only Ray can place them. No event names them.
+        #: Trials that Ray runs, because only Ray can place them. No event names them.
         self._left_to_ray: set[str] = set()
-        #: What the engine has not been told yet.
+        #: Events for the next batch.
         self._events: list[m.Event] = []
         self._runs = RunTable()
         #: Runs that Tune let go of in this step, and whether each failed; why is read from the trial when the step is
@@ -102,7 +99,7 @@ class FluidActorManager(ActorManager):
         self._events += job.begin(wait_s=FIRST_DEVICE_WAIT_S)
 
     def _emit(self, event: m.Event) -> None:
-        """The engine is told this with the next batch."""
+        """The engine gets the event with the next batch."""
         self._events.append(event)
 
     # --- what the scheduler tells
@@ -122,11 +119,11 @@ class FluidActorManager(ActorManager):
             self._refused[trial.trial_id] = error
 
     def budget_changed(self, trial_id: str, target: float | None, group: str) -> None:
-        """The algorithm lets a trial that runs go on in ``group`` until iteration ``target``; None: nobody knows."""
+        """The algorithm lets a trial that runs go on in ``group`` until iteration ``target``; None: not known."""
         run = self._runs.find_trial(trial_id)
         if run is not None:
             self._job.trials.promoted_in_place(self._job.engine.trial(trial_id).group, group)
-            self._emit(m.BudgetChanged(trial_id, run.iterations_to(target)))
+            self._emit(m.BudgetChanged(trial_id, run.life.iterations_to(target)))
 
     def trial_removed(self, trial: Trial) -> None:
         """Tune stops a trial that waits or is paused."""
@@ -148,7 +145,7 @@ class FluidActorManager(ActorManager):
     def add_trial(self, tracked: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
         trial, trials = self._trials[trial_id], self._job.trials
         if trial_id in self._refused:
-            trial.max_failures = 0  # another attempt would end alike
+            trial.max_failures = 0  # another attempt would fail, too
             self.set_failed(tracked)
             self._callbacks.tell_failed(tracked, [], self._refused[trial_id])
             return

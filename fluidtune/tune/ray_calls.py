@@ -1,6 +1,6 @@
 """The driver's calls to workers that are under way: every call is a Ray future with one handler.
 
-It decides nothing. The manager waits here; the handlers belong to whoever made the call.
+It decides nothing. The manager waits here; the handlers belong to those that made the calls.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import ray
 from ray.exceptions import ActorPlacementGroupRemoved, ActorUnschedulableError, RayActorError, RayTaskError
 
 #: Tune's loop calls us again at least this often while no call is under way, seconds.
-#: Judgement: short beside an iteration, long beside a turn of Tune's loop.
 IDLE_WAIT_S = 0.1
 
 

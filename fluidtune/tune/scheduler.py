@@ -18,7 +18,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import controller, schedulers
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.groups import adapter_for
-from fluidtune.tune.groups.budgets import stopper_iteration
+from fluidtune.tune.groups.budgets import earliest, stopper_iteration
 
 
 class FluidScheduler(TrialScheduler):
@@ -58,7 +58,7 @@ class FluidScheduler(TrialScheduler):
         #: True: the job runs as under stock Tune; see `TuningJob.for_controller`.
         self._left_to_ray = False
         self._mode: str | None = None
-        #: trial id -> the iteration at which, as the engine was told, the trial's budget ends.
+        #: trial id -> the iteration at which the trial's budget ends, as the engine knows it.
         self._targets: dict[str, float | None] = {}
         self._adapter = adapter_for(base_scheduler)
         #: The iteration at which the run's stopper object ends every trial; None: it cannot be told.
@@ -121,7 +121,7 @@ class FluidScheduler(TrialScheduler):
         decision = self.base_scheduler.on_trial_result(tune_controller, trial, result)
         if decision == TrialScheduler.CONTINUE and self._manager is not None:
             member = self._adapter.membership(trial)
-            target = self._within_stopper(member.target)
+            target = earliest(member.target, self._stopper_target)
             if target != self._targets.get(trial.trial_id):
                 self._targets[trial.trial_id] = target
                 self._manager.budget_changed(trial.trial_id, target, member.group)
@@ -159,13 +159,8 @@ class FluidScheduler(TrialScheduler):
     # --- for the executor
 
     def membership(self, trial: Trial) -> Any:
-        """Return the trial's group and budget, and remember that the engine was told them."""
+        """The trial's group and budget, which the engine gets."""
         member = self._adapter.membership(trial)
-        member = dataclasses.replace(member, target=self._within_stopper(member.target))
+        member = dataclasses.replace(member, target=earliest(member.target, self._stopper_target))
         self._targets[trial.trial_id] = member.target
         return member
-
-    def _within_stopper(self, target: float | None) -> float | None:
-        """Return ``target``, or the iteration at which the run's stopper object ends every trial if that is earlier."""
-        known = [value for value in (target, self._stopper_target) if value is not None]
-        return min(known, default=None)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: A silence shorter than this is never named, seconds. Judgement: a user who watches would not worry yet.
+#: A silence shorter than this is never named, seconds.
 LEAST_S = 60.0
-#: A trial is silent when its iteration takes this many times as long as its longest one before. Judgement: evaluations
-#: and checkpoints make some iterations a few times as long as the others.
+#: A trial is silent when its iteration takes this many times as long as its longest one before.
 TIMES = 10.0
-#: A silence shorter than this is not named while no trial of the job has reported anything, seconds. Judgement: the
-#: first iteration may download data and compile.
+#: A silence shorter than this is not named while no trial of the job has reported anything, seconds.
 FIRST_S = 600.0
 
 

@@ -1,6 +1,6 @@
 """What is known of a job's trials before they run: what they ask for, their kind, their group and their trainable.
 
-It decides what the engine is told when a trial arrives. Which group a trial is in is the adapter's decision
+It makes the events with which a trial arrives at the engine. Which group a trial is in is the adapter's decision
 (`fluidtune.tune.groups`).
 """
 
@@ -16,7 +16,7 @@ from ray.tune.experiment import Trial
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune.cluster.emulated.paced_trainable import paced
-from fluidtune.cluster.leader_host import overrides_checkpointing
+from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
 from fluidtune.engine import messages as m
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.device_setup import DeviceSetup
@@ -80,7 +80,7 @@ class TrialRegistry:
         if not is_one_bundle(request):
             raise FluidTuneError(
                 f"trial {trial.trial_id} asks for several bundles ({request.bundles}), the job's first trial for one; "
-                "ask for as many in all of them, or let the job have its devices on demand"
+                "ask for one bundle in all of them, or let the job have its devices on demand"
             )
         for name, amount in request.bundles[0].items():
             first = self._request.get(name, 0.0)
@@ -93,14 +93,14 @@ class TrialRegistry:
                 remedy = f', or give the job devices="{name.lower()}"' if name in ("GPU", "CPU") else ""
                 raise FluidTuneError(
                     f"trial {trial.trial_id} asks for {amount:g} {name}, the job's first trial for {first:g}, and its "
-                    f"workers are made for that one; let all trials ask for as much{remedy}"
+                    f"workers are made for that one; let the first one ask for {amount:g}, too{remedy}"
                 )
 
         share, gang = self.share_of(trial), max(1.0, self._setup.layout.share)
         if self._setup.leased and share > gang:
             raise FluidTuneError(
                 f"trial {trial.trial_id} asks for {share:g} devices, the first trial of the job for {gang:g}, which "
-                "the arbiter leases together; let the first one ask for as many, or run the job without arbiter"
+                f"the arbiter leases together; let the first one ask for {share:g}, or run the job without arbiter"
             )
 
     def share_of(self, trial: Trial) -> float:
@@ -115,7 +115,7 @@ class TrialRegistry:
     # --- groups
 
     def arrival_events(self, run: TrialRun, log: JobLog) -> list[m.Event]:
-        """What the engine is told when Tune wants this trial to run; ``log`` is told the same."""
+        """The events for the engine when Tune wants this trial to run. ``log`` gets the same."""
         trial = run.trial
         member = self._scheduler.membership(trial)
         events: list[m.Event] = []
@@ -131,7 +131,7 @@ class TrialRegistry:
                 algorithm=type(self._scheduler.base_scheduler).__name__,
                 concurrency=concurrency,
             )
-        left = run.iterations_to(member.target)
+        left = run.life.iterations_to(member.target)
         kind = self.kind_of(trial)
         share = self.share_of(trial)
         log.arrives(

@@ -1,19 +1,25 @@
-"""What the driver keeps of one trial while Tune wants it to run: Tune's objects, and the trial's life."""
+"""What the driver keeps of each trial that Tune wants to run: Tune's objects, and the trial's life.
+
+`new_run` makes the record of a trial, and `RunTable` finds it by Tune's tracked actor or by the trial's name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
 
 from fluidtune.elastic.transport.signing import new_secret
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
-from fluidtune.trials import TrialLife
-from fluidtune.trials.messages import Call
-from fluidtune.trials.seen_results import SeenResults
+from fluidtune.trials.life import SeenResults, TrialLife
+from fluidtune.trials.messages import Call, Checkpoint, Outside
+
+if TYPE_CHECKING:
+    from fluidtune.tune.tuning_job import TuningJob
 
 #: Under this name a trial's run metadata have what of its results Tune has seen. Tune saves all that is in there.
 PROGRESS = "fluidtune_progress"
@@ -40,30 +46,37 @@ def task_of(call: Call) -> Task:
 class TrialRun:
     """A trial from the moment Tune asks for its actor until Tune lets go of it, or it fails."""
 
+    id: str
     #: By which Tune knows the trial's actor.
     tracked: TrackedActor
     trial: Trial
+    #: Of its trainable's constructor.
     kwargs: dict[str, Any]
     trainable_ref: Any
     life: TrialLife
     #: By which its workers recognise each other.
     secret: bytes = field(default_factory=new_secret, repr=False)
 
-    @property
-    def id(self) -> str:
-        return self.trial.trial_id
 
-    def keep_progress(self, progress: dict[str, Any]) -> None:
-        """Tune hears a result now: keep with the trial what it has seen.
+def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[str, Any]) -> TrialRun:
+    """Tune wants the trial to run."""
+    trials, name = job.trials, trial.trial_id
+    outside = Outside(
+        can_save=trials.can_save(trial),
+        commits=job.setup.emulation is None,
+        shares_gpus_by_count=job.setup.shares_gpus_by_count,
+        waits_for_checkpoints=job.waits_for_checkpoints,
+        newest_checkpoint=partial(newest_checkpoint, trial),
+        out_of_reach=job.out_of_reach,
+    )
+    gang, kind = trials.share_of(trial) > 1, trials.kind_of(trial)
+    life = TrialLife(name, outside, gang, kind, results_seen(trial))
+    return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life)
 
-        Tune saves it with the trial, so that the trial's next run knows it, also in a restored experiment.
-        """
-        setattr(self.trial.run_metadata, PROGRESS, {**progress, "failures": self.trial.num_failures})
 
-    def iterations_to(self, target: float | None) -> float | None:
-        """How many iterations the trial has left until its ``training_iteration`` is ``target``; None: not known."""
-        checkpoint = self.trial.latest_checkpoint_result
-        return self.life.seen.iterations_to(target, checkpoint.metrics.get(TRAINING_ITERATION) if checkpoint else 0)
+def newest_checkpoint(trial: Trial) -> Checkpoint | None:
+    checkpoint = trial.latest_checkpoint_result
+    return None if checkpoint is None else Checkpoint(checkpoint.metrics.get(TRAINING_ITERATION))
 
 
 def results_seen(trial: Trial) -> SeenResults:
@@ -75,3 +88,88 @@ def results_seen(trial: Trial) -> SeenResults:
         return SeenResults(delivered, delivered, number)
     retried = trial.num_failures > known["failures"]
     return SeenResults(known["delivered"], known["results"], number, known["own_numbers"], retried)
+
+
+def keep_progress(trial: Trial, progress: Mapping[str, Any]) -> None:
+    """Tune gets a result now: keep with the trial what it has seen, for `results_seen`, also after a restore."""
+    setattr(trial.run_metadata, PROGRESS, {**progress, "failures": trial.num_failures})
+
+
+class RunTable:
+    """Every `TrialRun` from the moment Tune asks for its actor until Tune lets go of it, or it fails."""
+
+    def __init__(self) -> None:
+        self._by_tracked: dict[TrackedActor, TrialRun] = {}
+        #: Trial id -> its newest run.
+        self._by_trial: dict[str, TrialRun] = {}
+        #: Runs that have had a place at least once: not many more than there are devices.
+        self._begun: dict[TrackedActor, TrialRun] = {}
+        #: Number of the other runs of which Tune has seen no iteration.
+        self._untried = 0
+
+    def __len__(self) -> int:
+        return len(self._by_tracked)
+
+    def __iter__(self) -> Iterator[TrialRun]:
+        return iter(self._by_tracked.values())
+
+    def __contains__(self, run: TrialRun) -> bool:
+        return run.tracked in self._by_tracked
+
+    def add_run(self, run: TrialRun) -> None:
+        """Tune asks for the trial's actor."""
+        self._by_tracked[run.tracked] = run
+        self._by_trial[run.id] = run
+        self._untried += not run.life.seen.delivered
+
+    def begin_run(self, run: TrialRun) -> None:
+        """The engine has given the trial devices."""
+        if run.tracked not in self._begun:
+            self._begun[run.tracked] = run
+            self._untried -= not run.life.seen.delivered
+
+    def drop_run(self, run: TrialRun) -> None:
+        """Tune let go of the trial, or it failed."""
+        dropped = self._by_tracked.pop(run.tracked, None)
+        if self._begun.pop(run.tracked, None) is None and dropped is not None:
+            self._untried -= not run.life.seen.delivered
+        if self._by_trial.get(run.id) is run:
+            del self._by_trial[run.id]
+
+    def __getitem__(self, tracked: TrackedActor) -> TrialRun:
+        """Raises KeyError when Tune has let go of the actor."""
+        return self._by_tracked[tracked]
+
+    def get(self, tracked: TrackedActor) -> TrialRun | None:
+        """None when Tune has let go of the actor."""
+        return self._by_tracked.get(tracked)
+
+    def find_trial(self, trial: str) -> TrialRun | None:
+        """The newest run of a trial; None when there is none."""
+        return self._by_trial.get(trial)
+
+    def of_trial(self, trial: str) -> TrialRun:
+        """The newest run of a trial. Raises KeyError when there is none."""
+        return self._by_trial[trial]
+
+    def trials(self) -> Collection[str]:
+        """The ids of all trials that Tune wants to run."""
+        return self._by_trial.keys()
+
+    def begun(self) -> Collection[TrialRun]:
+        """Runs that have had a place at least once, in that order. Only these may be asked for anything."""
+        return self._begun.values()
+
+    def count_pending(self) -> int:
+        """Runs of which Tune has seen no iteration and that are not live."""
+        lives = (run.life for run in self._begun.values())
+        return self._untried + sum(1 for life in lives if not life.seen.delivered and life.place != "live")
+
+    def unknown_alike(self, run: TrialRun) -> list[TrialRun]:
+        """Runs of the same trainable that wait for devices and have not shown their kind."""
+        name = run.trial.trainable_name
+        return [
+            other
+            for other in self
+            if not other.life.has_place and other.life.kind == "plain" and other.trial.trainable_name == name
+        ]

@@ -1,40 +1,39 @@
 """Carries messages between the trials' lives and everything else: workers, the engine, Tune and the log.
 
-It decides nothing. What a trial's life wants (`fluidtune.trials.messages`) is carried out here, one method for each
-instruction; what workers answer goes back as events (`worker_answers`).
+It decides nothing. What a trial's life wants (`fluidtune.trials.messages`) is carried out here, by `_METHODS`; what
+workers answer goes back as events (`worker_answers`).
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.elastic import Reform
-from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.engine import messages as engine
 from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.trials import handle
 from fluidtune.trials import messages as m
 from fluidtune.tune import worker_answers
-from fluidtune.tune.growth_checks import GrowthChecks
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import RayCalls, failure, first_line
-from fluidtune.tune.run_table import RunTable
-from fluidtune.tune.trial_run import Task, TrialRun, task_of
+from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_progress, task_of
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, WorkerRequest
 
 log = logging.getLogger(__name__)
 
+#: Set to 1 in the driver's environment, it has every growth rehearsed.
+CHECK = "FLUIDTUNE_CHECK"
 #: Seconds in which a new worker must come to its loop's first boundary; until then it holds a device and does nothing.
-#: Judgement: the code before a loop may download data and compile; see `stall_detector.FIRST_S`.
 LATE_S = 600.0
 
 
@@ -53,7 +52,8 @@ class TrialShell:
     ) -> None:
         self._job, self._actors, self._runs = job, actors, runs
         self._calls, self._callbacks, self._dispatch, self._emit = calls, callbacks, dispatch, emit
-        self._checks = GrowthChecks()
+        #: Which growths `fluidtune.elastic.checks.rehearsal` tries first: the job's first one, all, or none any more.
+        self.rehearses: Literal["first", "all", "none"] = "all" if os.environ.get(CHECK) == "1" else "first"
         #: By name, new workers that run the trial's code up to its first boundary, and since when (monotonic clock).
         self._on_their_way: dict[str, tuple[TrialRun, PooledWorker, float]] = {}
 
@@ -71,15 +71,9 @@ class TrialShell:
 
     # --- to the engine
 
-    def _tell(self, run: TrialRun, told: m.Tell) -> None:
-        self._emit(told.event)
-
     def _announce(self, run: TrialRun, announce: m.Announce) -> None:
         for event in self._job.trials.arrival_events(run, self._job.log):
             self._emit(event)
-
-    def _count_departure(self, run: TrialRun, departure: m.CountDeparture) -> None:
-        self._job.departing += 1
 
     def _spread_kind(self, run: TrialRun, found: m.SpreadKind) -> None:
         self._job.trials.kind_found(run.trial, found.kind)
@@ -156,7 +150,7 @@ class TrialShell:
 
     def _join(self, run: TrialRun, join: m.Join) -> None:
         worker, spec = _pooled(join.worker), self._job.load_spec(run)
-        if join.first and spec.emulation is None and self._checks.due():
+        if join.first and spec.emulation is None and self.rehearses != "none":
             spec = replace(spec, rehearse=True)
         self._on_their_way[worker.name] = run, worker, time.monotonic()
         self._calls.track_call(worker.actor.join.remote(run.trainable_ref, spec), partial(self._joined, run, worker))
@@ -167,7 +161,10 @@ class TrialShell:
         self.tell(run, worker_answers.joined(worker, value))
 
     def _note_verdict(self, run: TrialRun, verdict: m.NoteVerdict) -> None:
-        self._checks.heard(Verdict(verdict.kind, verdict.reason))  # type: ignore[arg-type]
+        if verdict.kind == "differs":
+            self.rehearses = "all"
+        elif self.rehearses == "first":
+            self.rehearses = "none"
 
     def _enter(self, run: TrialRun, enter: m.Enter) -> None:
         worker = _pooled(enter.worker)
@@ -192,13 +189,7 @@ class TrialShell:
 
     def _give_up_device(self, run: TrialRun, broken: m.GiveUpDevice) -> None:
         given_up = self._dispatch.device_broken(broken.device, broken.why)
-        self.tell(run, m.DeviceJudged(broken.device, broken.why, given_up, broken.follower, broken.said))
-
-    def _end_idle_workers(self, run: TrialRun, end: m.EndIdleWorkers) -> None:
-        self._job.pool.discard_all_idle_workers()
-
-    def _poll_devices(self, run: TrialRun, poll: m.PollDevices) -> None:
-        self._dispatch.poll_devices(force=True)
+        self.tell(run, m.DeviceJudged(broken, given_up))
 
     # --- to Tune
 
@@ -214,52 +205,39 @@ class TrialShell:
         self._job.log.write("recovered", trial=run.id, iteration=run.life.seen.delivered, reason=recovered.why)
 
     def _tell_tune(self, run: TrialRun, told: m.TellTune) -> None:
-        keep = None if told.progress is None else partial(run.keep_progress, dict(told.progress))
+        keep = None if told.progress is None else partial(keep_progress, run.trial, told.progress)
         self._callbacks.tell_result(run.tracked, task_of(told.call), told.value, keep)
 
     def _tell_error(self, run: TrialRun, told: m.TellError) -> None:
+        self._log_failure(run, told.error)
         self._callbacks.tell_error(run.tracked, task_of(told.call), told.error)
 
-    def _mark_failed(self, run: TrialRun, failed: m.MarkFailed) -> None:
+    def _fail(self, run: TrialRun, failed: m.Fail) -> None:
         self._actors.set_failed(run.tracked)
-
-    def _tell_failed(self, run: TrialRun, failed: m.TellFailed) -> None:
-        self._callbacks.tell_failed(run.tracked, [task_of(call) for call in failed.calls], failed.error)
-
-    def _forget(self, run: TrialRun, forget: m.Forget) -> None:
         self._runs.drop_run(run)
+        self._log_failure(run, failed.error)
+        self._callbacks.tell_failed(run.tracked, [task_of(call) for call in failed.calls], failed.error)
 
     def _keep_checkpoint(self, run: TrialRun, kept: m.KeepCheckpoint) -> None:
         run.trial.on_checkpoint(kept.value)
         self.tell(run, m.CheckpointKept())
 
     def _trial_over(self, run: TrialRun, over: m.TrialOver) -> None:
+        self._job.departing += over.had_place
         self._job.trial_ended(run.trial, over.ending)
 
     # --- to the log
 
     def _write(self, run: TrialRun, write: m.Write) -> None:
         reason = {} if write.reason is None else {"reason": write.reason[:REASON_LENGTH]}
-        self._job.log.write(write.event, **write.fields, **reason)
+        self._job.log.write(write.event, trial=run.id, **write.fields, **reason)
 
-    def _write_resize_started(self, run: TrialRun, started: m.WriteResizeStarted) -> None:
-        self._job.log.resize_started(run.id, started.devices_from, started.devices_to, started.why)
-
-    def _write_resized(self, run: TrialRun, resized: m.WriteResized) -> None:
-        self._job.log.resized(run.id, resized.devices, resized.seconds, resized.lost)
-
-    def _note_departure(self, run: TrialRun, departure: m.NoteDeparture) -> None:
-        self._job.log.leaves(run.id, departure.reason)
-
-    def _note_failure(self, run: TrialRun, failed: m.NoteFailure) -> None:
-        self._job.log.leaves(run.id, f"it failed: {failure(failed.error)}")
+    def _log_failure(self, run: TrialRun, error: Exception) -> None:
+        self._job.log.leaves(run.id, f"it failed: {failure(error)}")
 
     def _write_iteration(self, run: TrialRun, iteration: m.WriteIteration) -> None:
         assert isinstance(iteration.reply, IterationReply)
         self._job.iteration_reported(run, iteration.reply)
-
-    def _warn(self, run: TrialRun, warning: m.Warn) -> None:
-        log.warning("%s", warning.text)
 
 
 def _pooled(worker: m.Worker) -> PooledWorker:
@@ -277,9 +255,8 @@ def _reform(group: m.NewGroup | None) -> Reform | None:
 
 
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {
-    m.Tell: TrialShell._tell,
+    m.Tell: lambda shell, run, told: shell._emit(told.event),
     m.Announce: TrialShell._announce,
-    m.CountDeparture: TrialShell._count_departure,
     m.SpreadKind: TrialShell._spread_kind,
     m.RequestLeader: TrialShell._request_leader,
     m.Load: TrialShell._load,
@@ -294,22 +271,18 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.ExpectCleanup: TrialShell._expect_cleanup,
     m.Bury: TrialShell._bury,
     m.GiveUpDevice: TrialShell._give_up_device,
-    m.EndIdleWorkers: TrialShell._end_idle_workers,
-    m.PollDevices: TrialShell._poll_devices,
+    m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),
+    m.PollDevices: lambda shell, run, poll: shell._dispatch.poll_devices(force=True),
     m.TellStarted: TrialShell._tell_started,
     m.TellRecovered: TrialShell._tell_recovered,
     m.TellTune: TrialShell._tell_tune,
     m.TellError: TrialShell._tell_error,
-    m.MarkFailed: TrialShell._mark_failed,
-    m.TellFailed: TrialShell._tell_failed,
-    m.Forget: TrialShell._forget,
+    m.Fail: TrialShell._fail,
+    m.Forget: lambda shell, run, forget: shell._runs.drop_run(run),
     m.KeepCheckpoint: TrialShell._keep_checkpoint,
     m.TrialOver: TrialShell._trial_over,
     m.Write: TrialShell._write,
-    m.WriteResizeStarted: TrialShell._write_resize_started,
-    m.WriteResized: TrialShell._write_resized,
-    m.NoteDeparture: TrialShell._note_departure,
-    m.NoteFailure: TrialShell._note_failure,
+    m.NoteDeparture: lambda shell, run, departure: shell._job.log.leaves(run.id, departure.reason),
     m.WriteIteration: TrialShell._write_iteration,
-    m.Warn: TrialShell._warn,
+    m.Warn: lambda shell, run, warning: log.warning("%s", warning.text),
 }

@@ -27,7 +27,7 @@ class _Due:
 
 
 class TuneCallbacks:
-    """What Tune is still to be told, in order."""
+    """The callbacks that are due, in order."""
 
     def __init__(self) -> None:
         self._due: deque[_Due] = deque()
@@ -58,7 +58,7 @@ class TuneCallbacks:
     def tell_result(
         self, tracked: TrackedActor, task: Task, value: Any, keep: Callable[[], None] | None = None
     ) -> None:
-        """The task returned ``value``. ``keep`` is called when Tune hears so, and before."""
+        """The task returned ``value``. ``keep`` is called right before Tune gets it."""
 
         def tell() -> None:
             if task.on_result is not None:

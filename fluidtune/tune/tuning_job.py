@@ -9,16 +9,16 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
-from fluidtune.cluster.commit_stores import delete_commits
-from fluidtune.cluster.lanes import LaneTicket
-from fluidtune.cluster.messages import IterationReply, LoadSpec
+from fluidtune.cluster.hosting.commit_stores import delete_commits
+from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.pool import WorkerPool
+from fluidtune.cluster.sharing.lanes import LaneTicket
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
@@ -48,7 +48,10 @@ logger = logging.getLogger(__name__)
 
 
 class TuningJob:
-    """See the module. Made by `for_controller`."""
+    """See the module. Made by `for_controller`.
+
+    One thing: it has what Tune's controller asks of a job, and hands each question on.
+    """
 
     @classmethod
     def for_controller(cls, controller: Any, scheduler: Any, trial: Trial) -> TuningJob | None:
@@ -91,21 +94,11 @@ class TuningJob:
         app = storage(controller).experiment_dir_name
         #: How many trials Tune lets be pending by itself, and by how many we raised that.
         self._pending, self._ahead = max_pending_trials(controller), 0
-        #: What the trials ask for of which the engine hears with the next batch of events, in devices each.
+        #: The devices that each trial of the next batch of events asks for.
         self.arriving: list[float] = []
-        #: How many trials leave their devices with that batch; so many of those that arrive need no further device.
+        #: How many trials leave their devices with that batch. Each leaves one for a trial that arrives.
         self.departing = 0
-        self.devices = hold_devices(
-            self.setup,
-            settings,
-            app,
-            self.engine,
-            self.trials,
-            self.is_in_use,
-            lambda device: self.pool.has_worker(device),
-            lambda: self.arriving[self.departing :],
-            most_pending_groups(self._pending),
-        )
+        self.devices = hold_devices(self, settings, app, most_pending_groups(self._pending))
         reuse = asked_reuse(controller)
         #: The script asks for what stock Tune does with ``reuse_actors=True``: a class may keep its object.
         self.keeps_trainables = reuse is True and not settings.fresh_workers
@@ -134,8 +127,13 @@ class TuningJob:
         self.log.run_started(name, self._scheduler, self.setup.layout.kind, came)
         return [m.DeviceGained(device, node) for device, node in came.items()]
 
+    @property
+    def newcomers(self) -> Sequence[float]:
+        """Of ``arriving``, those for which no device becomes free with the same events."""
+        return self.arriving[self.departing :]
+
     def is_in_use(self, device: int) -> bool:
-        """Whether anything of this job runs on the device, or may: the engine may not have heard of the device yet."""
+        """Whether anything of this job runs on the device, or may: the engine may not know the device yet."""
         return not self.engine.is_free(device) or self.pool.has_busy_worker(device)
 
     def resources_in_use(self) -> dict[str, float]:
@@ -181,27 +179,23 @@ class TuningJob:
             lanes=self.setup.lane_settings(life.crew.devices[0]),
             ticket=self.lane_ticket(run),
             secret=run.secret,
-            one_node=self._on_one_node(run),
+            one_node=self._on_one_node(life.crew.facts.address),
             may_be_squeezed=self.setup.shares_gpus_by_count and not life.squeezed,
             beside=self._scheduler.executor.beside,
             cores=self.trials.cores_of(run.trial),
         )
 
-    def _on_one_node(self, run: TrialRun) -> bool:
-        """Whether the trial's leader is to be found on its own node only. Its followers look where it is."""
+    def _on_one_node(self, leader: tuple[str, int] | None) -> bool:
+        """Whether a trial's leader is to be found on its own node only. Its followers look where it is."""
         self._several_nodes = self._several_nodes or len(set(self.devices.nodes.values())) > 1
-        address = run.life.crew.facts.address
-        if address is not None:
-            return address[0] == LOOPBACK
+        if leader is not None:
+            return leader[0] == LOOPBACK
         return self.setup.one_node and not self._several_nodes
 
-    def out_of_reach(self, run: TrialRun) -> bool:
-        """Whether the trial is to have workers on a node from which its leader cannot be reached.
-
-        It then has to be loaded anew: nodes have come to a cluster that had one.
-        """
-        found = {self.devices.nodes.get(device) for device in run.life.crew.wanted} - {None}
-        return run.life.commits and self._on_one_node(run) and len(found) > 1
+    def out_of_reach(self, leader: tuple[str, int], devices: Collection[int]) -> bool:
+        """See `Outside`: nodes have come to a cluster that had one. The trial then has to be loaded anew."""
+        found = {self.devices.nodes.get(device) for device in devices} - {None}
+        return self._on_one_node(leader) and len(found) > 1
 
     def lane_ticket(self, run: TrialRun) -> LaneTicket | None:
         """The trial's needs on the device that it shares; None while it has the device alone."""
@@ -222,7 +216,7 @@ class TuningJob:
         self._logged.add(run.id)
 
     def iteration_reported(self, run: TrialRun, reply: IterationReply) -> None:
-        """Write down an iteration that Tune has not seen before. The engine hears of it as `messages.Result`."""
+        """Write down an iteration that Tune has not seen before. (The engine gets it as `messages.Result`.)"""
         self.stall_detector.iteration_done(run.id, reply.seconds)
         metric = self._scheduler.metric
         value = reply.result.get(metric) if metric else None

@@ -6,11 +6,11 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
-from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
 from fluidtune.trials import messages as m
@@ -36,7 +36,7 @@ def called(call: m.Call, value: Any) -> m.Event:
         number = value.result.get(TRAINING_ITERATION, value.iteration)
         return m.IterationDone(call, value, number, final=RESULT_DUPLICATE in value.result)
     if call.method == "restore" and isinstance(value, int):
-        return m.Restored(call, value, task_of(call).args[0].metrics.get(TRAINING_ITERATION, value), value)
+        return m.Restored(call, value, task_of(call).args[0].metrics.get(TRAINING_ITERATION, value))
     return m.Answered(call, value)
 
 

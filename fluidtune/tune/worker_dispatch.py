@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fluidtune.cluster.messages import WorkerInfo
+from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
 from fluidtune.tune.job_log import REASON_LENGTH
@@ -27,14 +27,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: While a device is missing, devices are looked for this often, seconds. Judgement: a look costs a call to Ray for each
-#: device.
+#: While a device is missing, devices are looked for this often, seconds.
 POLL_S = 0.5
 #: Processes that are started in one pass of the driver's loop at most; Tune's loop goes on before the others follow.
-#: Judgement: a start takes the driver 1 ms (see `WorkerPool`), so that a pass takes 32 ms for them.
 STARTS_AT_ONCE = 32
 #: A worker of a trial that lost another worker is killed when it has not cleaned up within this time, seconds.
-#: Judgement: a loop that stands in a broken collective call may never return, and a new process takes seconds.
 CLEAN_BROKEN_S = 30.0
 
 
@@ -91,8 +88,7 @@ class WorkerDispatch:
             self._started += 1
             worker = pool.start_worker(request.device, request.others)
             self._ask_who(worker)
-        elif worker.spare and not worker.taken:
-            worker.taken = True
+        elif worker.started_for == "spare" and worker.trials == 1:
             self._job.log.write("spare_taken", worker=worker.name, device=worker.device)
         request.on_worker(worker)
 
@@ -129,8 +125,7 @@ class WorkerDispatch:
         """A new process says what it is; ``value`` is an exception when it could not."""
         worker.starting = False
         if isinstance(value, WorkerInfo):
-            worker.pid, worker.gpus, worker.mps = value.pid, value.gpus, bool(value.mps)
-            worker.forked = value.forked
+            worker.info = value
             self._job.pool.note_gpu(worker)
             self._job.log.worker_started(worker, value)
             if value.mps is False:
@@ -160,7 +155,7 @@ class WorkerDispatch:
                 then()
             return
         self.cleaning += 1
-        worker.cleaning = time.monotonic()
+        worker.clean_up()
         self.expect_cleanup(worker, within)
 
         def on_answer(value: Any) -> None:
@@ -211,7 +206,7 @@ class WorkerDispatch:
         if pool.is_alive(worker):
             self._job.log.worker_lost(worker, first_line(error))
             pool.forget_worker(worker)
-            if worker.mps:
+            if worker.in_mps:
                 # A fault of one MPS client ends all clients of its GPU; the idle ones have not noticed yet.
                 pool.discard_idle_workers(worker.device)
         if isinstance(error, DeviceRevoked):

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from fluidtune.engine import Kind
+from fluidtune.engine.messages import Kind
 from fluidtune.profiles import Profile, ProfileError
 from fluidtune.twin.measured import measure
 

@@ -10,21 +10,22 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from typing import ClassVar
 
 import pytest
 from ray.tune import Trainable
 
-from fluidtune.cluster import beside, leader_host
-from fluidtune.cluster.beside import Turn
-from fluidtune.cluster.messages import LoadSpec
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.hosting import leader_host
+from fluidtune.cluster.hosting.messages import LoadSpec
+from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.cluster.sharing import beside
+from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune.executor import FluidExecutor
 from salus_share import service as lane_service
 from salus_share.seat_table import FILE, SeatTable, home
 from salus_share.turns import READY
+from tests.salus.processes import until
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0
@@ -36,9 +37,9 @@ def lane():
     place = home(f"beside-test-{os.getpid()}")
     place.mkdir(mode=0o700, parents=True)
     words = [sys.executable, "-m", "salus_share.service", "--home", str(place), "--capacity", "1"]
-    started = subprocess.Popen([*words, "--policy", "fluidtune.cluster.beside:ServedFirst"])
+    started = subprocess.Popen([*words, "--policy", "fluidtune.cluster.sharing.beside:ServedFirst"])
     try:
-        _await_service(place)
+        until(lambda: _answers(place), PATIENCE_S)
         yield place
     finally:
         started.kill()
@@ -46,15 +47,11 @@ def lane():
         shutil.rmtree(place)
 
 
-def _await_service(place):
-    """Until it answers: who asks for turns earlier would start a service of its own, which nobody would end."""
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        with contextlib.suppress(OSError):
-            lane_service.connect(place).close()
-            return
-        assert time.monotonic() < until
-        time.sleep(0.01)
+def _answers(place):
+    """Whether the service does. A request for turns before that would start another service, which would not end."""
+    with contextlib.suppress(OSError):
+        lane_service.connect(place).close()
+        return True
 
 
 def test_a_batch_goes_before_every_trial_that_waits(lane):
@@ -70,10 +67,7 @@ def test_a_batch_goes_before_every_trial_that_waits(lane):
         """Start a thread that waits for its turn, and return when it does."""
         threads.append(threading.Thread(target=run, args=(name, turn)))
         threads[-1].start()
-        until = time.monotonic() + PATIENCE_S
-        while not _is_ready(turn):
-            assert time.monotonic() < until
-            time.sleep(0.005)
+        until(lambda: _is_ready(turn), PATIENCE_S)
 
     first = Turn("first", served=False, directory=lane)
     for turn in (*trials, service):
@@ -155,7 +149,7 @@ def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path
     Told.turns.clear()
     monkeypatch.setattr(leader_host, "Turn", Recorded)
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
-    monkeypatch.setattr("fluidtune.cluster.worker.is_forked", lambda: True)
+    monkeypatch.setattr("fluidtune.cluster.hosting.worker.is_forked", lambda: True)
     worker = Worker("w", {})
     assert worker.load(Told, LoadSpec("t", {"config": {}}, beside=beside)) is None
     within = [worker.train().result["within"] for _ in range(3)]
@@ -171,7 +165,7 @@ def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path
 SERVES = """
 import sys, threading
 from pathlib import Path
-from fluidtune.cluster.beside import Turn
+from fluidtune.cluster.sharing.beside import Turn
 
 ended = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
@@ -189,10 +183,7 @@ class Waited(Trainable):
     table: ClassVar[SeatTable]
 
     def step(self):
-        until = time.monotonic() + PATIENCE_S
-        while self.training_iteration and not self._service_waits():
-            assert time.monotonic() < until
-            time.sleep(0.005)
+        until(lambda: not self.training_iteration or self._service_waits(), PATIENCE_S)
         return {"done": False}
 
     def _service_waits(self):
@@ -204,13 +195,10 @@ def test_a_process_whose_trial_woke_a_service_serves_the_next_trial(lane, monkey
     """What a trial holds at the gate is gone before it is looked what it has left in the process."""
     monkeypatch.setattr(leader_host, "Turn", functools.partial(Turn, directory=lane))
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
-    monkeypatch.setattr("fluidtune.cluster.worker.is_forked", lambda: True)
+    monkeypatch.setattr("fluidtune.cluster.hosting.worker.is_forked", lambda: True)
     service = subprocess.Popen([sys.executable, "-c", SERVES, str(lane)], stdin=subprocess.PIPE)
     try:
-        until = time.monotonic() + PATIENCE_S
-        while not (lane / FILE).exists():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        until((lane / FILE).exists, PATIENCE_S)
         Waited.table = SeatTable(lane)
         worker = Worker("w", {})
         for trial in ("t1", "t2"):

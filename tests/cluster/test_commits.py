@@ -13,8 +13,8 @@ import pytest
 from pyarrow.fs import LocalFileSystem
 from ray.tune.utils.serialization import TuneFunctionDecoder, TuneFunctionEncoder
 
-from fluidtune.cluster.commit_stores import commit_path, commit_stores, fingerprint
-from fluidtune.cluster.result_replay import CommitNote, ReportedResults
+from fluidtune.cluster.hosting.commit_stores import commit_path, commit_stores, fingerprint
+from fluidtune.cluster.hosting.result_replay import CommitNote, ReportedResults
 from fluidtune.elastic import Commit, CommitStore
 
 
@@ -48,19 +48,22 @@ def test_another_configuration_has_another_fingerprint() -> None:
     assert len(set(prints)) == len(prints)
 
 
+@pytest.mark.parametrize(
+    ("module", "name"), [("fluidtune.cluster.reports", "Note"), ("fluidtune.cluster.result_replay", "CommitNote")]
+)
 def test_a_commit_of_the_version_that_called_its_note_otherwise_is_gone_on_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = ModuleType("fluidtune.cluster.reports")
-    fields = ["iteration", "time_total", "results"]
-    old.Note = make_dataclass("Note", fields, frozen=True)
-    old.Note.__module__ = old.__name__
+    old = ModuleType(module)
+    made = make_dataclass(name, ["iteration", "time_total", "results"], frozen=True)
+    made.__module__ = module
+    setattr(old, name, made)
     storage = SimpleNamespace(trial_fs_path=str(tmp_path), storage_filesystem=LocalFileSystem())
     with monkeypatch.context() as then:
-        then.setitem(sys.modules, old.__name__, old)
-        note = old.Note(3, 1.5, [(3, {"loss": 0.1})])
+        then.setitem(sys.modules, module, old)
+        note = made(3, 1.5, [(3, {"loss": 0.1})])
         writer = CommitStore(commit_path(storage))
         assert writer.offer(lambda: Commit("trial", "mark", 0, 3, 3, {}, note)) and writer.flush()
-    assert b"fluidtune.cluster.reports" in Path(commit_path(storage), "commit-0").read_bytes()
+    assert module.encode() in Path(commit_path(storage), "commit-0").read_bytes()
     found = ReportedResults(2, "mark").choose_commit(commit_stores(storage))
     assert found is not None and found.note == CommitNote(3, 1.5, [(3, {"loss": 0.1})])

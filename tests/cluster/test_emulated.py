@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from fluidtune.cluster.devices import DeviceSpec, layout
+from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.emulated import EmulatedSession, Emulation
 from fluidtune.cluster.emulated.occupancy_board import SLOTS, OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
-from fluidtune.elastic import GroupLost, LoopThread, Reform
+from fluidtune.elastic import LoopThread, Reform
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.tune.executor import FluidExecutor
@@ -89,80 +88,29 @@ def test_what_does_not_fit_the_memory_fails_as_on_a_gpu(emulation: Emulation):
         keep_pace(emulation.profile, 1.0, host, 0.0, clock=lambda: host.now, sleep=host.sleep)
 
 
-class Pair:
-    """A leader on device 0 and a follower on device 1, the follower's loop in a thread."""
-
-    def __init__(self, emulation: Emulation):
-        self.leader = EmulatedSession("t", "w0", True, 0, emulation)
-        self.follower = EmulatedSession("t", "w1", False, 1, emulation)
-        self.loop = LoopThread(self.follower, lambda: None).start()
-        assert self.follower.wait_ready(5.0)
-        address = self.leader.facts().address
-        assert address is not None
-        self.both = Reform(1, ("w0", "w1"), address)
-
-    def grow(self) -> None:
-        self.follower.enter(self.both)
-        self.leader.direct(self.both)
-        while self.leader.facts().width == 1:
-            self.leader.begin_iteration()
-
-    def close(self) -> None:
-        self.follower.leave()
-        assert self.loop.join(5.0) is not None
-        self.leader.close()
-        self.leader.close()
-
-
-def test_a_group_grows_at_a_boundary_and_shrinks(emulation: Emulation):
-    pair = Pair(emulation)
-    pair.leader.direct(pair.both)
-    pair.leader.begin_iteration()
-    assert pair.leader.facts().width == 1, "its follower was not there yet"
-    pair.grow()
-    assert pair.leader.placement() == ((2,), 1)
-    last = pair.leader.facts().last_reform
-    assert last is not None and last[0] == 1
-    assert OccupancyBoard(emulation.board).count(1) == 1
-    pair.leader.direct(Reform(2, ("w0",), pair.both.address))
-    pair.leader.begin_iteration()
-    assert pair.leader.placement() == ((1,), 1)
-    outcome = pair.loop.join(5.0)
-    assert outcome is not None and outcome.kind == "left"
-    assert OccupancyBoard(emulation.board).count(1) == 0
-    pair.close()
-
-
-def test_the_leader_notices_a_dead_follower_and_the_follower_a_dead_leader(emulation: Emulation):
-    pair = Pair(emulation)
-    pair.grow()
-    pair.follower.leave()
-    assert pair.loop.join(5.0) is not None
-    with pytest.raises(GroupLost, match="w1 is gone"):
-        pair.leader.placement()
-    pair.leader.close()
-
-    pair = Pair(emulation)
-    pair.grow()
-    for _, line in pair.leader._followers.values():
-        line.close()  # what the death of a process does
-    outcome = pair.loop.join(5.0)
-    assert outcome is not None and outcome.kind == "lost"
-
-
-def test_a_leader_that_ends_dismisses_its_followers(emulation: Emulation):
-    pair = Pair(emulation)
-    pair.grow()
-    ending = threading.Thread(target=pair.leader.close)
-    ending.start()
-    ending.join(5.0)
-    outcome = pair.loop.join(5.0)
-    assert outcome is not None and outcome.kind == "left"
-    assert OccupancyBoard(emulation.board).count(0) == 0
+def test_a_grown_trial_is_on_its_devices_until_it_shrinks(emulation: Emulation):
+    leader = EmulatedSession("t", "w0", True, 0, emulation)
+    follower = EmulatedSession("t", "w1", False, 1, emulation)
+    loop = LoopThread(follower, lambda: None).start()
+    address = leader.facts().address
+    assert follower.wait_ready(5.0) and address is not None
+    follower.enter(Reform(1, ("w0", "w1"), address))
+    leader.direct(Reform(1, ("w0", "w1"), address))
+    while leader.facts().width == 1:
+        leader.begin_iteration()
+    board = OccupancyBoard(emulation.board)
+    assert leader.placement() == ((2,), 1) and board.count(1) == 1
+    leader.direct(Reform(2, ("w0",), address))
+    leader.begin_iteration()
+    assert leader.placement() == ((1,), 1)
+    assert loop.join(5.0) is not None and board.count(1) == 0
+    leader.close()
+    leader.close()
+    assert board.count(0) == 0
 
 
 def test_an_emulated_worker_imports_no_torch():
-    code = "import sys, fluidtune.cluster.worker; sys.exit('torch' in sys.modules)"
+    code = "import sys, fluidtune.cluster.hosting.worker; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env={**os.environ}).returncode == 0
 
 

@@ -8,52 +8,67 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.gpu_probe import GpuProbe, cuda_failure, wait_for_gpu
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe, cuda_failure, wait_for_gpu
 from salus_share.memory import CONTEXT
 from salus_share.telemetry import DeviceSample, Telemetry
 from tests.salus.test_telemetry import standin
 
 
-def torch(uuid: str = "abc", there: bool = True) -> Any:
-    """torch in a process that has initialised CUDA."""
-    return SimpleNamespace(
-        cuda=SimpleNamespace(
-            is_available=lambda: there,
-            is_initialized=lambda: there,
-            current_device=lambda: 0,
-            get_device_properties=lambda device: SimpleNamespace(uuid=uuid),
-        )
-    )
+class Cuda(SimpleNamespace):
+    """torch.cuda in a process that has initialised CUDA."""
+
+    uuid = "abc"
+    there = True
+
+    def is_available(self) -> bool:
+        return self.there
+
+    def is_initialized(self) -> bool:
+        return self.there
+
+    def current_device(self) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> Any:
+        return SimpleNamespace(uuid=self.uuid)
 
 
-def test_the_gpu_of_this_process_is_found_by_its_id_and_not_looked_at_all_the_time() -> None:
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    """That of the torch which this process has imported."""
+    made = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=made))  # type: ignore[arg-type]
+    return made
+
+
+def test_the_gpu_of_this_process_is_found_by_its_id_and_not_looked_at_all_the_time(cuda: Cuda) -> None:
     probe = GpuProbe(Telemetry(standin()))
-    found = probe.sample(torch())
+    found = probe.sample()
     assert found is not None
     assert (found.utilisation, found.memory_used, found.processes) == (0.5, 3, {7: 2, 9: 4})
-    assert probe.sample(torch()) is None
-    assert GpuProbe(Telemetry(standin())).sample(torch("another")) is None
+    assert probe.sample() is None
+    cuda.uuid = "another"
+    assert GpuProbe(Telemetry(standin())).sample() is None
 
 
-def test_a_gpu_is_waited_for_and_its_failure_is_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_waited_for_and_its_failure_is_not_raised(cuda: Cuda) -> None:
     waited = []
 
     def fail() -> None:
         waited.append(True)
         raise RuntimeError("CUDA error: device-side assert triggered\nCompile with")
 
-    here = torch()
-    here.cuda.synchronize = fail
-    monkeypatch.setitem(sys.modules, "torch", here)
+    cuda.synchronize = fail
     wait_for_gpu()
     assert waited and cuda_failure() == "CUDA error: device-side assert triggered"
-    monkeypatch.setitem(sys.modules, "torch", torch(there=False))
+    cuda.there = False
     assert cuda_failure() is None
 
 
-def test_without_a_gpu_nvml_is_not_even_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluidtune.cluster.gpu_probe.Telemetry", lambda: pytest.fail("opened"))
-    assert GpuProbe().sample(torch(there=False)) is None
+def test_without_a_gpu_nvml_is_not_even_opened(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluidtune.cluster.sharing.gpu_probe.Telemetry", lambda: pytest.fail("opened"))
+    cuda.there = False
+    assert GpuProbe().sample() is None and GpuProbe().memory_needed() is None
 
 
 GIB = 1 << 30
@@ -62,14 +77,14 @@ GIB = 1 << 30
 class Gpu:
     """torch on a GPU of 16 GiB, and NVML. ``others``: bytes that other processes hold; ``context``: this process'."""
 
-    def __init__(self, reserved: int, context: int = GIB // 2, others: int = 0, says: bool = True) -> None:
+    def __init__(
+        self, cuda: Cuda, reserved: int, context: int = GIB // 2, others: int = 0, says: bool = True
+    ) -> None:
         self.reserved, self.context, self.others, self.says = reserved, context, others, says
         self.asked = 0
-        self.torch = torch()
-        here = self.torch.cuda
-        here.get_device_properties = lambda device: SimpleNamespace(uuid="abc", total_memory=16 * GIB)
-        here.max_memory_reserved = here.memory_reserved = lambda device=0: self.reserved
-        here.mem_get_info = lambda: (16 * GIB - self.reserved - self.context - self.others, 16 * GIB)
+        cuda.get_device_properties = lambda device: SimpleNamespace(uuid="abc", total_memory=16 * GIB)
+        cuda.max_memory_reserved = cuda.memory_reserved = lambda device=0: self.reserved
+        cuda.mem_get_info = lambda: (16 * GIB - self.reserved - self.context - self.others, 16 * GIB)
 
     def process_memory(self, uuid: str, pid: int) -> int | None:
         self.asked += 1
@@ -77,26 +92,27 @@ class Gpu:
 
 
 @pytest.mark.parametrize(("says", "needed"), [(True, 2.5), (False, 2 + CONTEXT / GIB)], ids=["nvml", "no nvml"])
-def test_what_a_trial_needs_of_a_gpu_has_its_context_in_it(says: bool, needed: float) -> None:
-    gpu = Gpu(2 * GIB, says=says)
+def test_what_a_trial_needs_of_a_gpu_has_its_context_in_it(cuda: Cuda, says: bool, needed: float) -> None:
+    gpu = Gpu(cuda, 2 * GIB, says=says)
     probe = GpuProbe(gpu)  # type: ignore[arg-type]
-    assert probe.memory_needed(gpu.torch) == needed / 16
+    assert probe.memory_needed() == needed / 16
     gpu.reserved = 3 * GIB
-    assert probe.memory_needed(gpu.torch) == (needed + 1) / 16
+    assert probe.memory_needed() == (needed + 1) / 16
     assert gpu.asked == 1, "NVML is not asked in every iteration"
-    assert GpuProbe().memory_needed(torch(there=False)) is None
 
 
-def test_what_nvml_says_of_another_process_with_this_pid_is_not_its_own() -> None:
-    gpu = Gpu(2 * GIB, context=-GIB)  # in a container: another container's process, which holds less
-    assert GpuProbe(gpu).memory_needed(gpu.torch) == (2 + CONTEXT / GIB) / 16  # type: ignore[arg-type]
+def test_what_nvml_says_of_another_process_with_this_pid_is_not_its_own(cuda: Cuda) -> None:
+    gpu: Any = Gpu(cuda, 2 * GIB, context=-GIB)  # in a container: another container's process, which holds less
+    assert GpuProbe(gpu).memory_needed() == (2 + CONTEXT / GIB) / 16
 
 
 @pytest.mark.parametrize(("others", "squeezed"), [(0, False), (4 * GIB, True)])
-def test_a_trial_alone_has_no_neighbour_where_nvml_does_not_know_its_process(others: int, squeezed: bool) -> None:
+def test_a_trial_alone_has_no_neighbour_where_nvml_does_not_know_its_process(
+    cuda: Cuda, others: int, squeezed: bool
+) -> None:
     # docs/bugs.md, 394: its own context was taken for others' memory, and the trial was given another try
-    gpu = Gpu(8 * GIB, others=others, says=False)
-    lack = GpuProbe(gpu).squeezed(RuntimeError("CUDA error: out of memory"), gpu.torch)  # type: ignore[arg-type]
+    gpu: Any = Gpu(cuda, 8 * GIB, others=others, says=False)
+    lack = GpuProbe(gpu).squeezed(RuntimeError("CUDA error: out of memory"))
     assert (lack is not None) is squeezed
 
 
@@ -111,11 +127,11 @@ def test_a_trial_alone_has_no_neighbour_where_nvml_does_not_know_its_process(oth
     ],
     ids=["neighbour", "full", "not full", "another error", "alone"],
 )
-def test_memory_that_runs_out_beside_others_is_not_the_trials_fault(others, error, squeezed) -> None:
-    gpu = Gpu(8 * GIB, others=others)
+def test_memory_that_runs_out_beside_others_is_not_the_trials_fault(cuda, others, error, squeezed) -> None:
+    gpu: Any = Gpu(cuda, 8 * GIB, others=others)
     wrapped = RuntimeError("in the trial's function")
     wrapped.__cause__ = error
-    lack = GpuProbe(gpu).squeezed(wrapped, gpu.torch)  # type: ignore[arg-type]
+    lack = GpuProbe(gpu).squeezed(wrapped)
     assert (lack is not None) is squeezed
     if lack is not None:
         assert lack.need == (1.0, 0.0) and not lack.between
@@ -125,27 +141,27 @@ def test_memory_that_runs_out_beside_others_is_not_the_trials_fault(others, erro
 @pytest.mark.parametrize("used", [15 * GIB, GIB // 8])
 @pytest.mark.parametrize("started", [True, False])
 def test_where_others_leave_no_memory_for_a_context_it_is_not_the_trials_fault(
-    used: int, started: bool, monkeypatch: pytest.MonkeyPatch
+    cuda: Cuda, used: int, started: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> tuple[int, int]:
         raise RuntimeError("CUDA error: out of memory")  # it makes the context first
 
-    here = torch(there=started)
-    here.cuda.mem_get_info = refuse
+    cuda.there, cuda.mem_get_info = started, refuse
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-abc")
     samples = [DeviceSample(0, "GPU-abc", "A100", None, used, 16 * GIB, False)]
     probe = GpuProbe(SimpleNamespace(sample=lambda: samples))  # type: ignore[arg-type]
-    lack = probe.squeezed(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"), here)
+    lack = probe.squeezed(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"))
     assert (lack is not None) is (used == 15 * GIB)
     assert lack is None or (lack.need == (1.0, 0.0) and "others held 15360 MiB" in lack.reason)
-    assert probe.squeezed(MemoryError(), here) is None, "the machine's memory"
+    assert probe.squeezed(MemoryError()) is None, "the machine's memory"
     samples.clear()
-    assert probe.squeezed(RuntimeError("CUDA error: out of memory"), here) is None, "nobody knows"
+    assert probe.squeezed(RuntimeError("CUDA error: out of memory")) is None, "nobody knows"
 
 
-def test_a_gpu_that_admits_one_process_is_no_fault_of_the_second_trial() -> None:
+def test_a_gpu_that_admits_one_process_is_no_fault_of_the_second_trial(cuda: Cuda) -> None:
+    cuda.there = False  # CUDA has not started here
     error = RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable")
-    lack = GpuProbe().squeezed(error, torch(there=False))  # CUDA has not started here
+    lack = GpuProbe().squeezed(error)
     assert lack is not None and lack.need == (1.0, 0.0) and "nvidia-smi -c DEFAULT" in lack.reason
 
 

@@ -21,7 +21,7 @@ if events.fails:
 """
 SCRIPT = """
 import sys, threading, types
-from fluidtune.cluster.process_reset import ProcessBaseline
+from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 
 def first(errors):
     try:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.cluster.holding import GROW_AGAIN_S, GROWTH_WAIT_S, LEAVE_S, SPARE_S, YIELD_AFTER_S, Holding, Orders
+from fluidtune.cluster.devices.holding import (
+    GROW_AGAIN_S,
+    GROWTH_WAIT_S,
+    LEAVE_S,
+    SPARE_S,
+    YIELD_AFTER_S,
+    Holding,
+    Orders,
+)
 from fluidtune.engine import DeviceDemand
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 
-from fluidtune.cluster import lanes
-from fluidtune.cluster.lanes import Lack, LaneMember, LaneSettings, LaneTicket, is_lane_service
-from fluidtune.cluster.process_reset import ProcessBaseline
+from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
+from fluidtune.cluster.sharing import lanes
+from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneSettings, LaneTicket, is_lane_service
 from salus_share import Need, ServiceLost, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.memory import Usage

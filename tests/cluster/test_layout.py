@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.devices import DeviceSpec, Layout, lack, layout
+from fluidtune.cluster.devices.layout import DeviceSpec, Layout, lack, layout
 from fluidtune.errors import FluidTuneError
 
 
@@ -14,16 +14,51 @@ def made(devices: str | None, request: dict[str, float], cluster: dict[str, floa
     return layout(DeviceSpec.parse(devices), request, cluster, **{"max_packing": 1, **more})
 
 
-def test_a_part_of_a_core_is_packing() -> None:
-    plan = made("cpu:2", {"CPU": 0.5}, {"CPU": 2})
-    assert (plan.most, plan.share, plan.packing) == (2, 0.5, 2)
-    assert plan.worker == {"CPU": 0.5}
+#: What is asked for, and what comes of it: devices, one trial's request, the cluster, further arguments; the layout.
+LAYOUTS: dict[str, tuple[Any, ...]] = {
+    "a part of a core": (
+        *("cpu:2", {"CPU": 0.5}, {"CPU": 2}, {}),
+        dict(most=2, share=0.5, packing=2, worker={"CPU": 0.5}),
+    ),
+    "a GPU with its cores": (
+        *(None, {"CPU": 3, "GPU": 1}, {"CPU": 8, "GPU": 2}, {}),
+        dict(kind="gpu", most=2, packing=1, bundle={"CPU": 3, "GPU": 1}),
+    ),
+    "no more cores than there are": (
+        *("gpu:1", {"CPU": 2, "GPU": 0.5}, {"CPU": 3, "GPU": 1}, {}),
+        dict(packing=1, bundle={"CPU": 2, "GPU": 1}),
+    ),
+    "a larger share, for want of room": (
+        *("gpu:1", {"CPU": 2, "GPU": 0.25}, {"CPU": 5, "GPU": 1}, {}),
+        dict(packing=2, share=0.5),
+    ),
+    "several GPUs, over which the rest is divided": (
+        *(None, {"GPU": 2, "memory": 40e9}, {"CPU": 8, "GPU": 2, "memory": 64e9}, {}),
+        dict(bundle={"GPU": 1, "memory": 20e9}, worker={"GPU": 1, "memory": 20e9}),
+    ),
+    "custom resources, which every worker has": (
+        *("cpu:1", {"CPU": 0.5, "licence": 1}, {"CPU": 1, "licence": 2}, {}),
+        dict(worker={"CPU": 0.5, "licence": 1}, bundle={"CPU": 1, "licence": 2}),
+    ),
+    "the script's concurrency": (
+        *("cpu:2", {"CPU": 1}, {"CPU": 2}, {"concurrency": 5}),
+        dict(packing=3, worker={"CPU": 0.3333}),
+    ),
+    "cores of which not all can be held": (
+        *(None, {"CPU": 2}, {"CPU": 6}, {"concurrency": 6, "nodes": [{"CPU": 3}, {"CPU": 3}]}),
+        dict(most=3, packing=2),
+    ),
+}
 
 
-def test_a_gpu_with_its_cores() -> None:
-    plan = made(None, {"CPU": 3, "GPU": 1}, {"CPU": 8, "GPU": 2})
-    assert (plan.kind, plan.most, plan.packing) == ("gpu", 2, 1)
-    assert plan.bundle == {"CPU": 3, "GPU": 1}
+@pytest.mark.parametrize("what", LAYOUTS)
+def test_how_trials_sit_on_devices(what: str) -> None:
+    devices, request, cluster, more, wanted = LAYOUTS[what]
+    plan = made(devices, request, cluster, **more)
+    assert {name: getattr(plan, name) for name in wanted} == wanted
+    assert plan.share_of(request) == plan.share
+    workers = plan.packing / max(1.0, plan.share)
+    assert all(amount * workers <= plan.bundle[name] + 1e-9 for name, amount in plan.worker.items())
 
 
 def test_shares_of_a_gpu_never_add_up_to_more_than_the_gpu() -> None:
@@ -32,12 +67,6 @@ def test_shares_of_a_gpu_never_add_up_to_more_than_the_gpu() -> None:
         plan = made("gpu:1", {"CPU": 0, "GPU": 1}, {"CPU": 64, "GPU": 1}, max_packing=workers)
         share = plan.worker["GPU"]
         assert round(share * 10_000) == pytest.approx(share * 10_000, abs=1e-6) and share * plan.packing <= 1
-
-
-def test_packing_never_asks_for_more_cores_than_there_are() -> None:
-    plan = made("gpu:1", {"CPU": 2, "GPU": 0.5}, {"CPU": 3, "GPU": 1})
-    assert plan.packing == 1
-    assert plan.bundle == {"CPU": 2, "GPU": 1}
 
 
 @pytest.mark.parametrize(
@@ -59,21 +88,6 @@ def test_no_device_is_more_than_a_node_can_hold(
     assert any(all(node.get(name, 0) >= amount for name, amount in plan.bundle.items()) for node in nodes)
 
 
-def test_a_share_that_no_node_has_room_for_becomes_a_larger_one() -> None:
-    plan = made("gpu:1", {"CPU": 2, "GPU": 0.25}, {"CPU": 5, "GPU": 1})
-    assert (plan.packing, plan.share, plan.share_of({"CPU": 2, "GPU": 0.25})) == (2, 0.5, 0.5)
-
-
-def test_cores_are_packed_though_not_all_can_be_held() -> None:
-    plan = made(None, {"CPU": 2}, {"CPU": 6}, concurrency=6, nodes=[{"CPU": 3}, {"CPU": 3}])
-    assert (plan.most, plan.packing) == (3, 2)
-
-
-def test_what_a_trial_over_several_gpus_asks_for_is_divided() -> None:
-    plan = made(None, {"GPU": 2, "memory": 40e9}, {"CPU": 8, "GPU": 2, "memory": 64e9})
-    assert plan.bundle == plan.worker == {"GPU": 1, "memory": 20e9}
-
-
 @pytest.mark.parametrize(
     "request_", [{"CPU": 8, "GPU": 1}, {"CPU": 1, "GPU": 2}, {"CPU": 6}, {"CPU": 1, "GPU": 1, "memory": 2e9}]
 )
@@ -84,12 +98,6 @@ def test_what_no_node_has_is_refused(request_: dict[str, float]) -> None:
         made(None, request_, cluster, nodes=nodes)
 
 
-def test_custom_resources_come_with_every_worker() -> None:
-    plan = made("cpu:1", {"CPU": 0.5, "licence": 1}, {"CPU": 1, "licence": 2})
-    assert plan.worker == {"CPU": 0.5, "licence": 1}
-    assert plan.bundle == {"CPU": 1, "licence": 2}
-
-
 def test_a_trial_that_asks_for_no_core_takes_none() -> None:
     plan = made(None, {"licence": 1}, {"CPU": 2, "licence": 4}, on_demand=True)
     assert (plan.bundle, plan.worker, plan.most, plan.packing) == ({"licence": 1}, {"licence": 1}, None, 1)
@@ -97,12 +105,6 @@ def test_a_trial_that_asks_for_no_core_takes_none() -> None:
     # Cores that the user says are devices, and so are those of a job that takes all of them.
     assert made("cpu:2", {"licence": 1}, {"CPU": 2, "licence": 4}, on_demand=True).bundle == {"CPU": 1, "licence": 1}
     assert made(None, {"licence": 1}, {"CPU": 2, "licence": 4}).bundle == {"CPU": 1, "licence": 1}
-
-
-def test_the_concurrency_that_a_script_asks_for_is_packed_in() -> None:
-    plan = made("cpu:2", {"CPU": 1}, {"CPU": 2}, concurrency=5)
-    assert plan.packing == 3
-    assert plan.worker["CPU"] * plan.packing == pytest.approx(plan.bundle["CPU"], abs=3e-4)
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,14 @@ import psutil
 import pytest
 import ray
 
-from fluidtune.cluster import mps as cluster_mps
 from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.mps import MpsFound, MpsSettings, enter, failed, verify
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses, PooledWorker
 from fluidtune.cluster.pool import WorkerPool
+from fluidtune.cluster.sharing import mps as cluster_mps
+from fluidtune.cluster.sharing.mps import MpsFound, MpsSettings, enter, failed, verify
 from salus_share import mps, telemetry
 from salus_share.seat_table import home
 from salus_share.telemetry import DeviceSample
@@ -202,7 +203,7 @@ def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_witho
     pool = WorkerPool(plan, holding, "job", MpsSettings(1 << 30))
     for device in (0, 1):
         worker = pool.start_worker(device)
-        worker.gpus = [str(device)]
+        worker.info = WorkerInfo(1, [str(device)])
         pool.note_gpu(worker)
     pool.start_worker(1, others=(0,))
     WorkerPool(plan, holding, "job").start_worker(0)
@@ -294,7 +295,7 @@ def test_a_client_s_daemon_hears_of_its_end_before_it_is_killed(
         pool = WorkerPool(Layout("gpu", 1, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0}), SimpleNamespace(nodes={0: here}), "job")
         actor = ray.remote(Client).remote(node.uuids[0])
         pid = ray.get(actor.pid.remote())
-        worker = PooledWorker("w", 0, actor, 0.0, pid=pid, mps=True, starting=False)
+        worker = PooledWorker("w", 0, actor, 0.0, starting=False, info=WorkerInfo(pid, mps=True))
         pool._add_worker(worker)
         if how == "overdue":
             pool.kill_worker(worker)

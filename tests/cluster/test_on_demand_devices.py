@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster import on_demand_devices
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.holding import LEAVE_S, SPARE_S, YIELD_AFTER_S
-from fluidtune.cluster.on_demand_devices import OnDemandDevices, Uses
+from fluidtune.cluster.devices import on_demand_devices
+from fluidtune.cluster.devices.holding import LEAVE_S, SPARE_S, YIELD_AFTER_S
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.devices.on_demand_devices import OnDemandDevices, Uses
 from fluidtune.engine import DeviceDemand
 from fluidtune.ray_compat.cluster_state import ClusterState
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
@@ -171,20 +171,6 @@ class TestOnDemandDevices(DeviceSourceContract):
         return OnDemandCase(cluster)
 
 
-def test_what_the_cluster_has_not_waits_in_ray_s_queue_and_is_withdrawn_with_its_trial(cluster: Cluster) -> None:
-    job = Job()
-    cluster.free = ["n"]
-    job.wait(3)
-    job.poll()
-    job.used.add(0)
-    job.wait(2)
-    job.poll()
-    assert len(cluster.asked()) == 2
-    job.wait(0)
-    job.poll()
-    assert cluster.asked() == [] and len(cluster.held()) == 1
-
-
 def test_a_device_without_use_is_given_back_and_is_not_lost(cluster: Cluster) -> None:
     cluster.free = ["n"] * 2
     job = Job()
@@ -233,13 +219,6 @@ def test_a_worker_that_does_not_end_is_killed_with_its_group(cluster: Cluster) -
     cluster.now += 0.1
     job.poll()
     assert cluster.held() == []
-
-
-def test_the_job_never_holds_or_asks_for_more_than_its_limit(cluster: Cluster) -> None:
-    job = Job(Layout("gpu", 2, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0}))
-    job.wait(5)
-    job.poll()
-    assert len(cluster.held()) == 2
 
 
 @pytest.mark.parametrize("free, came", [(2.0, {0: "n", 1: "n"}), (0.0, {})])

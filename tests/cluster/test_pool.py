@@ -11,8 +11,9 @@ import pytest
 
 from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.new_processes import NewProcesses
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.hosting.messages import WorkerInfo
+from fluidtune.cluster.new_processes import NewProcesses, Use
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 
 
@@ -36,15 +37,24 @@ class Actor:
         return Leaving(self)
 
 
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    """A question to Ray would start a cluster. docs/bugs.md, 454"""
+    before = pool_module.ray.is_initialized()
+    monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+    yield
+    assert pool_module.ray.is_initialized() == before
+
+
 @pytest.fixture
 def pool(monkeypatch):
     def start(self, device, visible, spare=False):
         self._count += 1
         seen.append(visible)
-        exclusive = visible is not None
-        return PooledWorker(
-            f"w{self._count}", device, Actor(ended), 0.0, exclusive=exclusive, spare=spare, busy=not spare
-        )
+        name, actor = f"w{self._count}", Actor(ended)
+        if spare:
+            return PooledWorker(name, device, actor, 0.0, started_for="spare", use=Use.IDLE, trials=0)
+        return PooledWorker(name, device, actor, 0.0, started_for="trial" if visible is None else "several")
 
     def wait(futures, num_returns, timeout):
         ready = [future for future in futures if not future.actor.hangs]
@@ -87,27 +97,42 @@ def test_a_worker_that_was_discarded_while_cleaning_does_not_come_back(pool):
     assert pool.take_idle_worker(0) is None
 
 
+def test_a_spare_is_idle_until_its_first_trial_takes_it(pool, monkeypatch):
+    monkeypatch.setattr(NewProcesses, "can_spare", lambda self, device: True)
+    first = taken(pool, 0)
+    assert pool.start_spares() == [], "its process may serve a second trial"
+    first.starting, first.info = False, WorkerInfo(1, forked=True)
+    pool.process_ended(first)
+    (spare,) = pool.start_spares()
+    assert (spare.use, spare.trials) == (Use.IDLE, 0) and pool.start_spares() == []
+    first.clean_up()
+    assert taken(pool, 0) is spare and (spare.use, spare.trials) == (Use.SERVING, 1)
+    pool.return_worker(spare)
+    pool.return_worker(first)
+    assert taken(pool, 0) is first and (first.use, first.trials) == (Use.SERVING, 2)
+
+
 def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
     pool._layout = Layout("gpu", 9, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
     assert pool.unknown_gpus(0, (1,)) == [0, 1] and pool.unknown_gpus(0, ()) == []
     idle, other = taken(pool, 0), taken(pool, 1)
     assert pool.start_probe(1) is None, "its worker is starting, and will say"
     for worker, gpu in ((idle, "7"), (other, "8")):
-        worker.gpus, worker.group = [gpu], f"group-{worker.device}"
+        worker.info, worker.group = WorkerInfo(1, [gpu]), f"group-{worker.device}"
         pool.note_gpu(worker)
     assert pool.unknown_gpus(0, (1, 2)) == [2]
     assert not pool.can_serve(0, others=(1,))
     pool.return_worker(idle)
     assert pool.can_serve(0, others=(1,))
     wide = taken(pool, 0, others=(1,))
-    assert wide is not idle and wide.exclusive and pool.ended == [idle.actor]
+    assert wide is not idle and wide.started_for == "several" and pool.ended == [idle.actor]
     assert pool.seen == [None, None, ["7", "8"]]
     pool.return_worker(wide)
     assert pool.take_idle_worker(0) is None and pool.ended == [idle.actor, wide.actor] and not pool.killed
     pool._devices.group = lambda device: f"later-group-{device}"
     assert pool.unknown_gpus(0, (1,)) == [0, 1], "another lease of the device may be another GPU"
     probe = pool.start_probe(0)
-    assert probe is not None and pool.seen[-1] is None and not probe.exclusive
+    assert probe is not None and pool.seen[-1] is None and probe.started_for == "trial"
 
 
 def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monkeypatch):
@@ -117,7 +142,8 @@ def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monke
     for worker in (idle, stuck):
         worker.starting = False
     pool.return_worker(idle)
-    stuck.cleaning, stuck.actor.hangs = time.monotonic(), True
+    stuck.actor.hangs = True
+    stuck.clean_up()
     pool.close()
     assert pool.ended == [idle.actor, stuck.actor]
     assert pool.killed == [unborn.actor, stuck.actor] and not pool.workers
@@ -127,7 +153,8 @@ def test_workers_and_exit_handlers_are_waited_for_ten_seconds_in_all(pool, monke
     # docs/bugs.md, 300
     monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
     stuck, waited = taken(pool, 0), []
-    stuck.starting, stuck.cleaning, stuck.actor.hangs = False, time.monotonic(), True
+    stuck.starting, stuck.actor.hangs = False, True
+    stuck.clean_up()
     monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.append(timeout))
     pool.close()
     assert pool.killed == [stuck.actor] and waited == [0.0]
@@ -204,65 +231,70 @@ def test_whether_a_device_can_serve_is_as_much_work_where_there_are_many_workers
     assert calls() <= before
 
 
-def test_the_class_of_the_workers_is_handed_to_ray_once(monkeypatch):
+class Ray:
+    """Stands for what `NewProcesses` asks of Ray; it starts nothing and notes everything."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.classes: list[Any] = []
+        self.options: list[dict[str, Any]] = []
+        self.args: list[tuple[Any, ...]] = []
+        self.alive = ["first"]
+        actor = SimpleNamespace(options=lambda **options: self.options.append(options) or actor)
+        actor.remote = lambda *args: self.args.append(args)
+        monkeypatch.setattr(pool_module.ray, "remote", lambda cls: self.classes.append(cls) or actor)
+        monkeypatch.setattr(pool_module.ray, "nodes", self.nodes)
+        monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *given, **more: (given, more))
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": each, "Alive": True, "Resources": {}} for each in self.alive]
+
+    def pool(self, layout: Layout, devices: Any) -> WorkerPool:
+        devices.group, devices.bundle = lambda device: "g", lambda device: device
+        return WorkerPool(layout, devices, "job")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Ray:
+    return Ray(monkeypatch)
+
+
+CORES = Layout("cpu", None, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0})
+
+
+def test_the_class_of_the_workers_is_handed_to_ray_once(asked: Ray) -> None:
     # docs/bugs.md, 163: Ray pickles it each time
-    made = []
-    actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: object())
-    monkeypatch.setattr(pool_module.ray, "remote", lambda cls: made.append(cls) or actor)
-    monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
-    monkeypatch.setattr(NewProcesses, "_needed_before_start", lambda pool: {})
-    there = SimpleNamespace(nodes={}, group=lambda device: None, bundle=lambda device: 0)
-    pool = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job")
+    pool = asked.pool(CORES, SimpleNamespace(nodes={}))
     for device in range(3):
         pool.start_worker(device)
-    assert made == [new_processes.Worker]
+    assert asked.classes == [new_processes.Worker]
 
 
 def test_a_worker_that_is_one_of_several_on_a_device_computes_with_as_many_threads_as_its_trial_has_cores(
-    monkeypatch: pytest.MonkeyPatch,
+    asked: Ray,
 ) -> None:
-    handed: list[tuple[Any, ...]] = []
-    actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: handed.append(args))
-    monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
-    monkeypatch.setattr(NewProcesses, "_needed_before_start", lambda self: {})
-    placed: list[tuple[Any, int]] = []
-    monkeypatch.setattr(
-        new_processes,
-        "PlacementGroupSchedulingStrategy",
-        lambda group, placement_group_bundle_index: placed.append((group, placement_group_bundle_index)),
-    )
-    holding = SimpleNamespace(nodes={}, group=lambda device: "g", bundle=lambda device: device)
     bundle, worker = {"CPU": 4.0, "GPU": 1.0}, {"CPU": 1.0, "GPU": 0.25}
-    WorkerPool(Layout("gpu", None, bundle, 1.0, 4, worker, 4), holding, "job").start_worker(1)
-    WorkerPool(Layout("gpu", None, bundle, 1.0, 4, worker), holding, "job").start_worker(0)
-    assert [args[1].get("OMP_NUM_THREADS") for args in handed] == ["4", None]
-    assert placed == [("g", 1), ("g", 0)]
+    for device, threads in ((1, 4), (0, None)):
+        layout = Layout("gpu", None, bundle, 1.0, 4, worker, threads)
+        asked.pool(layout, SimpleNamespace(nodes={})).start_worker(device)
+    assert [args[1].get("OMP_NUM_THREADS") for args in asked.args] == ["4", None]
+    placed = [options["scheduling_strategy"] for options in asked.options]
+    assert placed == [(("g",), {"placement_group_bundle_index": bundle}) for bundle in (1, 0)]
 
 
 def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_one(
-    monkeypatch: pytest.MonkeyPatch,
+    asked: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # docs/bugs.md, 180
-    given: list[Any] = []
-    actor = SimpleNamespace(options=lambda **options: given.append(options["runtime_env"]) or actor)
-    actor.remote = lambda *_: None
-    monkeypatch.setattr(pool_module.ray, "remote", lambda cls: actor)
-    monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
-    monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
     needed = {"env_vars": {"PYTHONHASHSEED": "7"}}
     # This process has started the first node only.
     monkeypatch.setattr(new_processes.hash_seed, "runtime_env", lambda nodes, job: needed if nodes > 1 else None)
-    alive = ["first"]
-    monkeypatch.setattr(
-        pool_module.ray, "nodes", lambda: [{"NodeID": node, "Alive": True, "Resources": {}} for node in alive]
-    )
-    holding = SimpleNamespace(nodes={0: "first"}, group=lambda device: "g", bundle=lambda device: 0)
-    pool = WorkerPool(Layout("cpu", None, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), holding, "job")
+    devices = SimpleNamespace(nodes={0: "first"})
+    pool = asked.pool(CORES, devices)
     pool.start_worker(0)
-    alive.append("second")
-    holding.nodes[1] = "second"
+    asked.alive.append("second")
+    devices.nodes[1] = "second"
     pool.start_worker(1)
-    assert given == [None, needed]
+    assert [options["runtime_env"] for options in asked.options] == [None, needed]
 
 
 def test_a_worker_that_ends_after_a_trial_keeps_its_device_in_use(pool) -> None:

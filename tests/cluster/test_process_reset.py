@@ -24,10 +24,11 @@ import torch
 import torch._dynamo  # torch imports it when it is first used
 from ray.experimental import tqdm_ray
 
-from fluidtune.cluster import gpu_probe, process_leftovers, process_reset, process_settings, trial_modules
+from fluidtune.cluster.cleaning import process_leftovers, process_reset, process_settings, trial_modules
+from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
+from fluidtune.cluster.cleaning.process_settings import looked_at
 from fluidtune.cluster.forks.shelf import Entry, Shelf
-from fluidtune.cluster.process_reset import ProcessBaseline
-from fluidtune.cluster.process_settings import looked_at
+from fluidtune.cluster.sharing import gpu_probe
 from fluidtune.ray_compat import ownership
 from salus_share.telemetry import DeviceSample
 
@@ -50,21 +51,6 @@ def baseline(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessBaseline]:
     torch.set_rng_state(streams[2])
 
 
-def test_torchs_defaults_are_put_back(baseline: ProcessBaseline) -> None:
-    threads = torch.get_num_threads()
-    torch.set_default_device("meta")
-    torch.set_default_dtype(torch.float64)
-    torch.set_grad_enabled(False)
-    torch.set_num_threads(threads + 1)
-    torch.use_deterministic_algorithms(True)
-    assert baseline.restore() is None
-    assert torch.empty(1).device.type == "cpu"
-    assert torch.get_default_dtype() == torch.float32
-    assert torch.is_grad_enabled()
-    assert torch.get_num_threads() == threads
-    assert not torch.are_deterministic_algorithms_enabled()
-
-
 def test_a_thread_that_is_about_to_end_is_waited_for(baseline: ProcessBaseline) -> None:
     thread = threading.Timer(0.05, lambda: None)
     thread.start()
@@ -85,7 +71,7 @@ def test_other_processes_are_looked_at_only_if_there_are_children() -> None:
     """A machine may have thousands, and a trial waits for this worker."""
     code = """if True:
         import psutil, subprocess, sys
-        from fluidtune.cluster.process_leftovers import Leftovers
+        from fluidtune.cluster.cleaning.process_leftovers import Leftovers
         looks, before = [], psutil.Process.children
         psutil.Process.children = lambda self, *more: looks.append(self) or before(self, *more)
         leftovers = Leftovers()
@@ -128,33 +114,15 @@ def test_what_was_there_after_the_first_trial_is_not_collected_again(baseline: P
     assert baseline.restore() is None and gc.get_freeze_count() == 0  # once
 
 
-def test_exit_handlers_of_the_trials_code_run_when_it_leaves_the_last_one_first(baseline: ProcessBaseline) -> None:
+@pytest.mark.parametrize(("file", "by"), [(__file__, "the trial"), (torch.__file__, "torch")])
+def test_exit_handlers_wait_for_the_end_of_the_process(baseline: ProcessBaseline, file: str, by: str) -> None:
     # docs/bugs.md, 120
-    called: list[str] = []
+    def handler() -> None:
+        raise AssertionError("the process has not ended")
 
-    def late() -> None:
-        called.append("late")
-        atexit.register(called.append, "by a handler")
-
-    atexit.register(called.append, "first")
-    atexit.register(late)
-    assert atexit.register(called.append) == called.append
-    atexit.unregister(called.append)  # all of them
-    atexit.register(called.append, "second")
-    atexit.register(lambda: 1 / 0)
-    assert baseline.restore() is None
-    assert called == ["second", "late", "by a handler"]
-    assert baseline.restore() is None and len(called) == 3
-
-
-def test_a_librarys_exit_handler_waits_for_the_end_of_the_process(baseline: ProcessBaseline) -> None:
-    called: list[str] = []
-    code = compile("import atexit; atexit.register(call)", f"{os.path.dirname(torch.__file__)}/somewhere.py", "exec")
-    names = {"__name__": "torch.somewhere", "call": lambda: called.append("x")}
-    exec(code, names)
-    assert baseline.restore() == "exit handlers left by torch"
-    assert not called
-    atexit.unregister(names["call"])
+    exec(compile("import atexit; atexit.register(handler)", file, "exec"), {"handler": handler})
+    assert baseline.restore() == f"exit handlers left by {by}"
+    atexit.unregister(handler)
     assert baseline.restore() is None
 
 
@@ -263,7 +231,7 @@ def test_a_process_whose_cuda_has_failed_serves_no_further_trial(
         raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
 
     cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, synchronize=fail)
-    monkeypatch.setattr(gpu_probe, "torch_on_gpu", lambda torch: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(gpu_probe, "torch_on_gpu", lambda: SimpleNamespace(cuda=cuda))
     assert baseline.restore() == "CUDA cannot be used any more: CUDA error: device-side assert triggered"
     cuda.synchronize = lambda: None
     assert baseline.restore() is None

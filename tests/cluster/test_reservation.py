@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster import devices as devices_module
-from fluidtune.cluster.devices import Layout, Reservation
+from fluidtune.cluster.devices import reservation
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.devices.reservation import Reservation
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
 
 
@@ -32,8 +33,8 @@ class ReservationCase(DeviceSourceCase):
             "placement_group_table": self._table,
             "remove_placement_group": self._remove,
         }.items():
-            monkeypatch.setattr(devices_module, name, stand_in)
-        monkeypatch.setattr(devices_module.ray, "nodes", lambda: self._nodes)
+            monkeypatch.setattr(reservation, name, stand_in)
+        monkeypatch.setattr(reservation.ray, "nodes", lambda: self._nodes)
         self.source = Reservation("job", Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}))
 
     def _make(self, bundles: Any, strategy: str, name: str) -> Group:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from ray.tune import Trainable
 
-from fluidtune.cluster.leader_host import LeaderHost
-from fluidtune.cluster.messages import LoadSpec
-from fluidtune.cluster.result_replay import ReportedResults
+from fluidtune.cluster.hosting.leader_host import LeaderHost
+from fluidtune.cluster.hosting.messages import LoadSpec
+from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.ray_compat.trainable import set_progress
 
 

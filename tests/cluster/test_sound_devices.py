@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluidtune.cluster.sound_devices import SoundDevices
+from fluidtune.cluster.devices.sound_devices import SoundDevices
 from fluidtune.testing.device_sources import DeviceSourceContract
 from tests.cluster.test_reservation import ReservationCase
 

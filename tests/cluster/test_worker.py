@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,11 +17,11 @@ from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
 from ray.tune.trainable import wrap_function
 
-from fluidtune.cluster import leader_host
-from fluidtune.cluster import worker as worker_module
-from fluidtune.cluster.lanes import LaneSettings, LaneTicket, is_lane_service
-from fluidtune.cluster.messages import LoadSpec
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.hosting import leader_host
+from fluidtune.cluster.hosting import worker as worker_module
+from fluidtune.cluster.hosting.messages import LoadSpec
+from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.cluster.sharing.lanes import LaneSettings, LaneTicket, is_lane_service
 from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.testing.processes import peer_processes, until
@@ -125,6 +126,28 @@ def test_an_error_of_the_first_divided_turn_is_not_the_trials(in_a_process: Any)
     lost, ungrowable, result = in_a_process(train_where_the_division_may_be_at_fault)
     assert lost == ungrowable == "divided among 1 workers the loop fails: ValueError('4 samples instead of 8')"
     assert result == {}
+
+
+def train_after_a_refusal(folder: str) -> float:
+    """Seconds of an iteration of half a second in which the leader has left the group that it had formed before."""
+    worker = hosting(folder)
+    train(worker, 1)
+    member, step = session_here()._member, Counting.step
+    member.last_reform, member._reformed_before = (2.0, 0.1), (1.0, 60.0)
+
+    def leave(self: Counting) -> dict[str, Any]:
+        member._leave_leader_alone()
+        time.sleep(0.5)
+        return step(self)
+
+    member._group.generation = 2.0
+    Counting.step = leave  # type: ignore[method-assign]
+    return worker.train().seconds
+
+
+def test_the_pause_of_an_older_resize_is_not_taken_off_again(in_a_process: Any) -> None:
+    # docs/bugs.md, 448
+    assert 0.5 <= in_a_process(train_after_a_refusal) < 60.0
 
 
 def session_here() -> ElasticSession:

@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from fluidtune.engine import (
-    DeviceGained,
-    Engine,
-    GroupAnnounced,
-    Instruction,
-    Release,
-    Resize,
-    Result,
-    Resume,
-    Start,
-    Suspend,
-    TrialAdded,
-)
-from fluidtune.engine.messages import Event
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
 from fluidtune.engine.reasons import Reason, because
 
 
@@ -25,48 +13,48 @@ class Bench:
     def __init__(self, devices: int = 0, *, per_node: int = 100, synchronous: bool = True, **settings):
         self.engine = Engine(**settings)
         self.at = 0.0
-        gained = [DeviceGained(d, f"node{d // per_node}") for d in range(devices)]
-        assert self(*gained, GroupAnnounced("g", synchronous)) == []
+        gained = [m.DeviceGained(d, f"node{d // per_node}") for d in range(devices)]
+        assert self(*gained, m.GroupAnnounced("g", synchronous)) == []
 
-    def __call__(self, *events: Event) -> list[Instruction]:
+    def __call__(self, *events: m.Event) -> list[m.Instruction]:
         self.at += 1
         out = self.engine.handle(*events, now=self.at)
         self.engine.validate_state()
         return out
 
-    def results(self, trial: str, seconds: float, count: int, width: float = 1) -> list[Instruction]:
+    def results(self, trial: str, seconds: float, count: int, width: float = 1) -> list[m.Instruction]:
         out = []
         for _ in range(count):
-            out += self(Result(trial, seconds, width))
+            out += self(m.Result(trial, seconds, width))
         return out
 
 
-def elastic(trial: str, iterations: float | None = 100, group: str = "g") -> TrialAdded:
-    return TrialAdded(trial, group, "elastic", iterations)
+def elastic(trial: str, iterations: float | None = 100, group: str = "g") -> m.TrialAdded:
+    return m.TrialAdded(trial, group, "elastic", iterations)
 
 
-def plain(trial: str, iterations: float | None = 100, share: float = 1.0, group: str = "g") -> TrialAdded:
-    return TrialAdded(trial, group, "plain", iterations, share)
+def plain(trial: str, iterations: float | None = 100, share: float = 1.0, group: str = "g") -> m.TrialAdded:
+    return m.TrialAdded(trial, group, "plain", iterations, share)
 
 
 # Instructions as tests expect them: two are equal whatever their reasons, which tests/engine/test_reasons.py looks at.
 
 
-def start(trial: str, devices: tuple[int, ...], share: float) -> Start:
-    return Start(trial, devices, share, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
+def start(trial: str, devices: tuple[int, ...], share: float) -> m.Start:
+    return m.Start(trial, devices, share, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
 
 
-def resume(trial: str, devices: tuple[int, ...], share: float) -> Resume:
-    return Resume(trial, devices, share, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
+def resume(trial: str, devices: tuple[int, ...], share: float) -> m.Resume:
+    return m.Resume(trial, devices, share, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
 
 
-def resize(trial: str, devices: tuple[int, ...]) -> Resize:
-    return Resize(trial, devices, why=because(Reason.GROWTH_ENDED, width=2, to=1))
+def resize(trial: str, devices: tuple[int, ...]) -> m.Resize:
+    return m.Resize(trial, devices, why=because(Reason.GROWTH_ENDED, width=2, to=1))
 
 
-def suspend(trial: str) -> Suspend:
-    return Suspend(trial, why=because(Reason.LEAVING_DEVICE, width=1, leaving=1))
+def suspend(trial: str) -> m.Suspend:
+    return m.Suspend(trial, why=because(Reason.LEAVING_DEVICE, width=1, leaving=1))
 
 
-def release(trial: str, devices: tuple[int, ...]) -> Release:
-    return Release(trial, devices, why=because(Reason.TRIAL_LEFT))
+def release(trial: str, devices: tuple[int, ...]) -> m.Release:
+    return m.Release(trial, devices, why=because(Reason.TRIAL_LEFT))

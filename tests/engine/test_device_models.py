@@ -8,41 +8,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.engine import (
-    DeviceGained,
-    Engine,
-    GroupAnnounced,
-    KindFound,
-    ModelFound,
-    Resize,
-    Resized,
-    Result,
-    TrialEnded,
-)
-from fluidtune.engine.device_models import DeviceModels
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
+from fluidtune.engine.device_table import DeviceModels
 from tests.engine.helpers import Bench, elastic, plain, resize, start
 
 FAST, SLOW = "H100", "L4"
 
 
-def told(models: str) -> list[ModelFound]:
+def told(models: str) -> list[m.ModelFound]:
     """Of each device its model: F, S, or ? where no worker has told."""
-    return [ModelFound(at, {"F": FAST, "S": SLOW}[model]) for at, model in enumerate(models) if model != "?"]
+    return [m.ModelFound(at, {"F": FAST, "S": SLOW}[model]) for at, model in enumerate(models) if model != "?"]
 
 
-def alone(devices: int, events: list[ModelFound], **settings: int) -> Bench:
+def alone(devices: int, events: list[m.ModelFound], **settings: int) -> Bench:
     """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
     bench = Bench(devices, **settings)
     assert bench(*events, plain("a", 1000)) == [start("a", (0,), 1.0)]
-    assert bench(KindFound("a", "elastic")) == []
+    assert bench(m.KindFound("a", "elastic")) == []
     return bench
 
 
 @pytest.mark.parametrize("models", ["FSFSFF", "FSFS??", "?SFS??"])
 def test_a_trial_grows_to_devices_of_its_own_model_first(models: str) -> None:
     bench = alone(6, told(models))
-    assert bench(ModelFound(0, FAST), Result("a", 1.0, 1)) == [resize("a", (0, 2))]
-    bench(Resized("a", (0, 2), 0.1))
+    assert bench(m.ModelFound(0, FAST), m.Result("a", 1.0, 1)) == [resize("a", (0, 2))]
+    bench(m.Resized("a", (0, 2), 0.1))
     (wider,) = bench.results("a", 0.5, 3, width=2)
     # A device whose model nobody knows may be alike. Idle devices are of no use to anybody else.
     assert wider == resize("a", (0, 2, 4, 5, 1, 3))
@@ -50,10 +41,10 @@ def test_a_trial_grows_to_devices_of_its_own_model_first(models: str) -> None:
 
 def test_a_trial_that_shrinks_keeps_the_devices_of_its_own_model() -> None:
     bench = alone(4, told("FSSF"))
-    bench(Result("a", 1.0, 1))
-    bench(Resized("a", (0, 3), 0.1))
+    bench(m.Result("a", 1.0, 1))
+    bench(m.Resized("a", (0, 3), 0.1))
     (wider,) = bench.results("a", 0.5, 3, width=2)
-    bench(Resized("a", wider.devices, 0.1), *(Result("a", 0.3, 4) for _ in range(3)))
+    bench(m.Resized("a", wider.devices, 0.1), *(m.Result("a", 0.3, 4) for _ in range(3)))
     assert wider.devices == (0, 3, 1, 2)
     out = bench(plain("b"), plain("c"))
     assert out == [resize("a", (0, 3))]
@@ -90,8 +81,8 @@ def instructions(seed: int, models: str, elastics: int) -> list:
     """What an engine on 6 devices says in a job of made-up trials. ``models``: those that are told, see `told`."""
     draw = random.Random(seed)
     engine, out = Engine(max_packing=draw.choice([None, 1, 2])), []
-    batch: list = [DeviceGained(device, f"node{device // 3}") for device in range(6)]
-    batch.append(GroupAnnounced("g", draw.random() < 0.5))
+    batch: list = [m.DeviceGained(device, f"node{device // 3}") for device in range(6)]
+    batch.append(m.GroupAnnounced("g", draw.random() < 0.5))
     batch += [(elastic if at < elastics else plain)(f"t{at}", draw.randint(1, 30)) for at in range(draw.randint(1, 9))]
     late = told(models)
     random.Random(seed).shuffle(late)
@@ -99,14 +90,14 @@ def instructions(seed: int, models: str, elastics: int) -> list:
         said = engine.handle(*batch, now=float(now))
         engine.validate_state()
         out += said
-        batch = [Resized(each.trial, each.devices, 0.1) for each in said if isinstance(each, Resize)]
+        batch = [m.Resized(each.trial, each.devices, 0.1) for each in said if isinstance(each, m.Resize)]
         running = [name for name in engine.running if engine.trial(name).status == "running"]
         for name in draw.sample(running, min(len(running), 3)):
             view = engine.trial(name)
             if view.iterations == 0:
-                batch.append(TrialEnded(name, "stopped"))
+                batch.append(m.TrialEnded(name, "stopped"))
             elif name not in {each.trial for each in batch}:
-                batch.append(Result(name, draw.choice([0.5, 1.0]), view.width, 0.2))
+                batch.append(m.Result(name, draw.choice([0.5, 1.0]), view.width, 0.2))
         if late and batch:
             batch.append(late.pop())
     return out

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from fluidtune.engine import Engine, Status, device_table, packing_search, state, width_rules
-from fluidtune.engine.trial import TRANSITIONS
+from fluidtune.engine import Engine, device_table, packing_search, state, width_rules
+from fluidtune.engine.trial import TRANSITIONS, Status
 
 PAGE = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
 

@@ -2,49 +2,36 @@
 
 import pytest
 
-from fluidtune.engine import (
-    BudgetChanged,
-    DeviceGained,
-    DeviceLost,
-    Engine,
-    EngineError,
-    GroupAnnounced,
-    Resized,
-    ResizeFailed,
-    Result,
-    Resume,
-    TrialAdded,
-    TrialEnded,
-    WorkerLost,
-)
+from fluidtune.engine import Engine, EngineError
+from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, elastic, plain, release, resize, resume, start
 
 
 @pytest.mark.parametrize(
     "event, named",
     [
-        (Result("x", 1.0, 1), "'x'"),
-        (TrialEnded("x", "stopped"), "'x'"),
-        (TrialAdded("a", "nowhere"), "'nowhere'"),
-        (TrialAdded("run", "g"), "running"),
-        (TrialAdded("wait", "g"), "waiting"),
-        (TrialAdded("a", "g", share=0), "share is 0"),
-        (TrialAdded("a", "g", share=1.5), "share is 1.5"),
-        (TrialAdded("a", "g", iterations=-1), "iterations is -1"),
-        (BudgetChanged("run", float("nan")), "nan"),
-        (Result("wait", 1.0, 1), "never started"),
-        (Result("run", 0.0, 1), "0.0"),
-        (Result("run", 1.0, 0), "width=0"),
-        (WorkerLost("wait"), "never started"),
-        (WorkerLost("run", left=(0,)), "expected some of those"),
-        (WorkerLost("run", left=(5,), device=0), "(5,)"),
-        (Resized("run", (0,), 0.1), "told to change to None"),
-        (Resized("run", (0,), -1.0), "-1.0"),
-        (ResizeFailed("run", (0, 5)), "(0, 5)"),
-        (DeviceGained(0), "device 0 was gained twice"),
-        (DeviceLost(7), "device 7"),
-        (GroupAnnounced("g", synchronous=False), "'g'"),
-        (GroupAnnounced("h", concurrency=0), "concurrency 0"),
+        (m.Result("x", 1.0, 1), "'x'"),
+        (m.TrialEnded("x", "stopped"), "'x'"),
+        (m.TrialAdded("a", "nowhere"), "'nowhere'"),
+        (m.TrialAdded("run", "g"), "running"),
+        (m.TrialAdded("wait", "g"), "waiting"),
+        (m.TrialAdded("a", "g", share=0), "share is 0"),
+        (m.TrialAdded("a", "g", share=1.5), "share is 1.5"),
+        (m.TrialAdded("a", "g", iterations=-1), "iterations is -1"),
+        (m.BudgetChanged("run", float("nan")), "nan"),
+        (m.Result("wait", 1.0, 1), "never started"),
+        (m.Result("run", 0.0, 1), "0.0"),
+        (m.Result("run", 1.0, 0), "width=0"),
+        (m.WorkerLost("wait"), "never started"),
+        (m.WorkerLost("run", left=(0,)), "expected some of those"),
+        (m.WorkerLost("run", left=(5,), device=0), "(5,)"),
+        (m.Resized("run", (0,), 0.1), "told to change to None"),
+        (m.Resized("run", (0,), -1.0), "-1.0"),
+        (m.ResizeFailed("run", (0, 5)), "(0, 5)"),
+        (m.DeviceGained(0), "device 0 was gained twice"),
+        (m.DeviceLost(7), "device 7"),
+        (m.GroupAnnounced("g", synchronous=False), "'g'"),
+        (m.GroupAnnounced("h", concurrency=0), "concurrency 0"),
         ("nonsense", "nonsense"),
     ],
 )
@@ -69,19 +56,19 @@ def test_what_follows_from_events_before_a_refused_one_is_not_lost():
     bench = Bench(1)
     bench(plain("a"), plain("b"))
     with pytest.raises(EngineError):
-        bench(TrialEnded("a", "stopped"), Result("x", 1.0, 1), TrialEnded("b", "stopped"))
+        bench(m.TrialEnded("a", "stopped"), m.Result("x", 1.0, 1), m.TrialEnded("b", "stopped"))
     assert bench() == [release("a", (0,)), start("b", (0,), 1.0)]
 
 
 def test_late_answers_are_ignored():
     bench = Bench(2)
     assert bench(elastic("a")) == [start("a", (0, 1), 1.0)]
-    assert bench(WorkerLost("a")) == [release("a", (0, 1)), resume("a", (0, 1), 1.0)]
-    assert bench(ResizeFailed("a", (0,))) == [release("a", (1,))]
-    assert bench(Resized("a", (0, 1), 0.1)) == []  # an answer to the first start
-    assert bench(TrialEnded("a", "stopped")) == [release("a", (0,))]
-    late = [Result("a", 1.0, 1), Resized("a", (0,), 0.1), ResizeFailed("a", (0,)), WorkerLost("a")]
-    assert bench(*late, TrialEnded("a", "stopped")) == []
+    assert bench(m.WorkerLost("a")) == [release("a", (0, 1)), resume("a", (0, 1), 1.0)]
+    assert bench(m.ResizeFailed("a", (0,))) == [release("a", (1,))]
+    assert bench(m.Resized("a", (0, 1), 0.1)) == []  # an answer to the first start
+    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,))]
+    late = [m.Result("a", 1.0, 1), m.Resized("a", (0,), 0.1), m.ResizeFailed("a", (0,)), m.WorkerLost("a")]
+    assert bench(*late, m.TrialEnded("a", "stopped")) == []
     assert bench.engine.trial("a").done == 0
     assert bench.engine._state.epsilon == 0.2
 
@@ -89,8 +76,8 @@ def test_late_answers_are_ignored():
 def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
     bench = Bench(3)
     bench(elastic("a"))
-    bench(Resized("a", (0, 1, 2), 0.1))
-    assert bench(WorkerLost("a", left=(0, 2), device=1)) == [release("a", (1,))]
+    bench(m.Resized("a", (0, 1, 2), 0.1))
+    assert bench(m.WorkerLost("a", left=(0, 2), device=1)) == [release("a", (1,))]
     assert bench.engine.trial("a").status == "running"
     assert bench.engine.trial("a").devices == (0, 2)
     assert resize("a", (0, 2, 1)) in bench.results("a", 1.0, 20, 2)
@@ -99,10 +86,10 @@ def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
 def test_a_trial_that_lost_its_first_worker_resumes_where_another_worker_is_warm():
     bench = Bench(2)
     bench(elastic("a"))
-    bench(Resized("a", (0, 1), 0.1))
-    out = bench(WorkerLost("a", device=0))
-    assert isinstance(out[1], Resume) and out[1].devices[0] == 1
-    bench(TrialEnded("a", "stopped"))
+    bench(m.Resized("a", (0, 1), 0.1))
+    out = bench(m.WorkerLost("a", device=0))
+    assert isinstance(out[1], m.Resume) and out[1].devices[0] == 1
+    bench(m.TrialEnded("a", "stopped"))
     assert bench(plain("b"))[0].devices == (0,)  # device 0 was avoided only until a trial got it
 
 
@@ -111,8 +98,8 @@ def wide(width: int, devices: int) -> Bench:
     bench = Bench(devices)
     bench(*(plain(f"p{d}", 1) for d in range(devices - width)))
     bench(elastic("a"))
-    bench(Resized("a", tuple(range(devices - width, devices)), 0.1), Result("a", 1.0, width))
-    bench(*(TrialEnded(f"p{d}", "stopped") for d in range(devices - width)))
+    bench(m.Resized("a", tuple(range(devices - width, devices)), 0.1), m.Result("a", 1.0, width))
+    bench(*(m.TrialEnded(f"p{d}", "stopped") for d in range(devices - width)))
     return bench
 
 
@@ -120,24 +107,24 @@ def wide(width: int, devices: int) -> Bench:
 def test_a_trial_whose_group_broke_resumes_where_a_worker_certainly_lives(alive):
     """The living worker reports before the death of the other is noticed, so that no device is known to be cold."""
     bench = wide(2, 4)
-    assert first(bench(WorkerLost("a", alive=alive))) == alive
+    assert first(bench(m.WorkerLost("a", alive=alive))) == alive
     bench.engine.validate_state()
 
 
 def test_two_workers_lost_in_a_row_are_both_avoided():
     bench = wide(3, 4)
-    assert first(bench(WorkerLost("a", device=1))) == 2
+    assert first(bench(m.WorkerLost("a", device=1))) == 2
     # The worker in which it was to resume is dead as well; the third one lives.
-    assert first(bench(WorkerLost("a", device=2))) == 3
+    assert first(bench(m.WorkerLost("a", device=2))) == 3
     # The third one is dead, too. Then no device is better than another.
-    assert first(bench(WorkerLost("a", device=3))) == 0
+    assert first(bench(m.WorkerLost("a", device=3))) == 0
     bench = wide(3, 4)
-    assert first(bench(WorkerLost("a", alive=3))) == 3
-    assert first(bench(WorkerLost("a", device=3))) == 1
+    assert first(bench(m.WorkerLost("a", alive=3))) == 3
+    assert first(bench(m.WorkerLost("a", device=3))) == 1
 
 
 def first(out) -> int:
-    (resumed,) = [instruction for instruction in out if isinstance(instruction, Resume)]
+    (resumed,) = [instruction for instruction in out if isinstance(instruction, m.Resume)]
     assert resumed.trial == "a"
     return resumed.devices[0]
 
@@ -168,12 +155,12 @@ def test_views_show_what_is_known():
 def test_held_devices_are_those_that_a_trial_runs_on_and_those_that_it_was_promised():
     bench = Bench(3)
     assert bench.engine.held_devices() == {}
-    bench(elastic("a", 100), TrialAdded("b", "g", "plain", 1))
+    bench(elastic("a", 100), m.TrialAdded("b", "g", "plain", 1))
     assert bench.engine.held_devices() == {"a": (0, 1), "b": (2,)}
     assert bench.engine.trial("a").devices == (0,)
-    bench(Resized("a", (0, 1), 0.1), TrialEnded("b", "paused"))
+    bench(m.Resized("a", (0, 1), 0.1), m.TrialEnded("b", "paused"))
     assert bench.engine.held_devices() == {"a": (0, 1)}
-    bench(DeviceLost(0))
+    bench(m.DeviceLost(0))
     assert bench.engine.held_devices() == {"a": (1, 2)}
     assert bench.engine.trial("a").devices == (1,)
 
@@ -184,7 +171,7 @@ def test_an_unknown_budget_is_estimated_from_finished_trials_then_from_iteration
     bench.results("b", 1.0, 3)
     assert bench.engine.trial("b").height == 3.0
     bench.results("a", 1.0, 10)
-    bench(TrialEnded("a", "stopped"))
+    bench(m.TrialEnded("a", "stopped"))
     assert bench.engine.trial("b").height == 7.0
     bench.results("b", 1.0, 9)
     assert bench.engine.trial("b").height == 12.0
@@ -202,11 +189,11 @@ def test_median_of_recent_results_forgets_outliers_and_old_times():
 
 def test_a_group_may_change_its_concurrency():
     bench = Bench(2)
-    bench(GroupAnnounced("n", False, 1), plain("a", group="n"), plain("b", group="n"))
-    assert bench(GroupAnnounced("n", False, 2)) == [start("b", (1,), 1.0)]
+    bench(m.GroupAnnounced("n", False, 1), plain("a", group="n"), plain("b", group="n"))
+    assert bench(m.GroupAnnounced("n", False, 2)) == [start("b", (1,), 1.0)]
 
 
 def test_a_trial_that_waits_for_concurrency_leaves_idle_devices_to_growth():
     bench = Bench(2)
-    bench(GroupAnnounced("n", False, 1), elastic("a", 50, "n"), elastic("b", 50, "n"))
-    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
+    bench(m.GroupAnnounced("n", False, 1), elastic("a", 50, "n"), elastic("b", 50, "n"))
+    assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]

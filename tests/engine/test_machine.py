@@ -14,30 +14,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fluidtune.engine import (
-    BudgetChanged,
-    DeviceGained,
-    DeviceLeaving,
-    DeviceLost,
-    Engine,
-    GroupAnnounced,
-    GrowthEnded,
-    Instruction,
-    KindFound,
-    ModelFound,
-    Reason,
-    Release,
-    Resize,
-    Resized,
-    ResizeFailed,
-    Result,
-    Resume,
-    Start,
-    Suspend,
-    TrialAdded,
-    TrialEnded,
-    WorkerLost,
-)
+from fluidtune.engine import Engine, Reason
+from fluidtune.engine import messages as m
 from fluidtune.engine.reasons import NUMBERS
 
 SHARES = st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.3, 2.0, 3.0])
@@ -85,20 +63,20 @@ class EngineMachine(RuleBasedStateMachine):
         #: Trials whose growth has ended.
         self.narrow: set[str] = set()
         self.clock = 0.0
-        self.send(GroupAnnounced("sync"), GroupAnnounced("asha", False), GroupAnnounced("three", False, 3))
+        self.send(m.GroupAnnounced("sync"), m.GroupAnnounced("asha", False), m.GroupAnnounced("three", False, 3))
         self.groups = {"sync": (True, None), "asha": (False, None), "three": (False, 3)}
         for _ in range(devices):
             self.gain(len(self.nodes) // 3)
 
-    def check_reason(self, instruction: Instruction, trial: Shadow):
+    def check_reason(self, instruction: m.Instruction, trial: Shadow):
         """The numbers that are said to have decided are those of the model, as far as it has them."""
         numbers = dict(instruction.why.numbers)
         assert instruction.why.words and set(numbers) <= set(NUMBERS)
         assert all(number >= 0 for name, number in numbers.items() if name != "benefit"), instruction
         assert all(math.isfinite(number) for name, number in numbers.items() if name != "left"), instruction
-        if "waiting" in numbers and isinstance(instruction, Start):
+        if "waiting" in numbers and isinstance(instruction, m.Start):
             assert numbers["waiting"] >= 1, instruction
-        if isinstance(instruction, Resize):
+        if isinstance(instruction, m.Resize):
             assert numbers["width"] == len(trial.on), instruction
             assert numbers.get("to", len(instruction.devices)) == len(instruction.devices), instruction
             grows = len(instruction.devices) > len(trial.on)
@@ -116,17 +94,17 @@ class EngineMachine(RuleBasedStateMachine):
             self.carry_out(instruction)
         return out
 
-    def carry_out(self, instruction: Instruction):
+    def carry_out(self, instruction: m.Instruction):
         trial = self.trials[instruction.trial]
         self.check_reason(instruction, trial)
-        if isinstance(instruction, Release):
+        if isinstance(instruction, m.Release):
             assert set(instruction.devices) <= set(trial.held), instruction
             assert not set(instruction.devices) & set(trial.on), f"{instruction} while it runs there"
             trial.held = tuple(d for d in trial.held if d not in instruction.devices)
-        elif isinstance(instruction, Start):
+        elif isinstance(instruction, m.Start):
             assert trial.status == "waiting" and not trial.held, instruction
             assert not self.leaving & set(instruction.devices), instruction
-            assert isinstance(instruction, Resume) == trial.has_run, instruction
+            assert isinstance(instruction, m.Resume) == trial.has_run, instruction
             several = len(instruction.devices) > 1
             assert not several or trial.kind == "elastic" or trial.asked == len(instruction.devices)
             if trial.asked >= 2:
@@ -141,7 +119,7 @@ class EngineMachine(RuleBasedStateMachine):
                     other.share = min(other.share, instruction.share)
             if several and trial.asked < 2:
                 trial.asked_devices, trial.on = instruction.devices, instruction.devices[:1]
-        elif isinstance(instruction, Resize):
+        elif isinstance(instruction, m.Resize):
             assert trial.status == "running" and trial.kind == "elastic" and trial.asked < 2, instruction
             assert trial.asked_devices is None, f"{instruction} before the last one was answered"
             assert instruction.devices[0] == trial.on[0] and set(instruction.devices) != set(trial.on)
@@ -151,7 +129,7 @@ class EngineMachine(RuleBasedStateMachine):
             if len(trial.held) > 1:
                 trial.share = 1.0
         else:
-            assert isinstance(instruction, Suspend)
+            assert isinstance(instruction, m.Suspend)
             assert trial.status == "running" and trial.kind != "plain" and trial.asked_devices is None
             assert trial.share < 1 or self.leaving & set(trial.on)
             trial.status = "suspending"
@@ -171,9 +149,9 @@ class EngineMachine(RuleBasedStateMachine):
     def gain(self, node: int):
         device = max(self.nodes, default=-1) + 1
         self.nodes[device] = f"node{node}"
-        self.send(DeviceGained(device, f"node{node}"))
+        self.send(m.DeviceGained(device, f"node{node}"))
         if self.mixed:
-            self.send(ModelFound(device, "slow" if device % 2 else "fast"))
+            self.send(m.ModelFound(device, "slow" if device % 2 else "fast"))
 
     # Rules
 
@@ -186,7 +164,7 @@ class EngineMachine(RuleBasedStateMachine):
         for kind, left, share in kinds:
             name = f"t{len(self.trials)}"
             self.trials[name] = Shadow(group, kind, share)
-            events.append(TrialAdded(name, group, kind, left, share))
+            events.append(m.TrialAdded(name, group, kind, left, share))
         self.send(*events)
 
     @precondition(lambda self: self.those("paused"))
@@ -196,7 +174,7 @@ class EngineMachine(RuleBasedStateMachine):
         name = paused[pick % len(paused)]
         trial = self.trials[name]
         trial.status, trial.group = "waiting", group
-        self.send(TrialAdded(name, group, trial.kind, left, trial.asked))
+        self.send(m.TrialAdded(name, group, trial.kind, left, trial.asked))
 
     @precondition(lambda self: self.those("running", "suspending"))
     @rule(
@@ -212,7 +190,7 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(count):
             width = len(self.trials[name].on)
             if width:
-                self.send(Result(name, seconds / width * overhead ** (width - 1), width, memory))
+                self.send(m.Result(name, seconds / width * overhead ** (width - 1), width, memory))
 
     @precondition(lambda self: self.those("running", "suspending", "waiting", "paused"))
     @rule(pick=PICK, ending=st.sampled_from(["paused", "stopped", "failed"]))
@@ -220,7 +198,7 @@ class EngineMachine(RuleBasedStateMachine):
         live = self.those("running", "suspending", "waiting", "paused")
         name = live[pick % len(live)]
         self.stop(self.trials[name], "paused" if ending == "paused" else "ended")
-        self.send(TrialEnded(name, ending))
+        self.send(m.TrialEnded(name, ending))
         assert not self.trials[name].held
 
     @precondition(lambda self: len(self.those("running", "waiting")) > 1 and self.those("running"))
@@ -232,18 +210,18 @@ class EngineMachine(RuleBasedStateMachine):
         for name in self.those("running", "suspending", "waiting"):
             if name != left:
                 self.stop(self.trials[name], "ended")
-                self.send(TrialEnded(name, "stopped"))
+                self.send(m.TrialEnded(name, "stopped"))
         trial = self.trials[left]
         if trial.asked < 2 and trial.asked_devices is None:
             if len(trial.on) == 1:
                 trial.kind = "elastic"
-                self.send(KindFound(left, "elastic"))
-            self.send(BudgetChanged(left, 1000.0))
+                self.send(m.KindFound(left, "elastic"))
+            self.send(m.BudgetChanged(left, 1000.0))
             for _ in range(2):
-                self.send(Result(left, seconds / len(trial.on), len(trial.on), 0.1))
+                self.send(m.Result(left, seconds / len(trial.on), len(trial.on), 0.1))
             if trial.asked_devices is not None and grown:
                 trial.on, trial.asked_devices = trial.asked_devices, None
-                self.send(Resized(left, trial.on, 0.1))
+                self.send(m.Resized(left, trial.on, 0.1))
 
     @precondition(lambda self: self.those("running", "suspending"))
     @rule(pick=PICK, which=PICK, known=st.sampled_from(["none", "dead", "alive"]))
@@ -254,8 +232,8 @@ class EngineMachine(RuleBasedStateMachine):
         device = held[which % len(held)]
         self.stop(self.trials[name], "waiting")
         told = {"dead": {"device": device}, "alive": {"alive": device}}.get(known, {})
-        out = self.send(WorkerLost(name, **told))
-        assert isinstance(out[0], Release) and out[0].trial == name
+        out = self.send(m.WorkerLost(name, **told))
+        assert isinstance(out[0], m.Release) and out[0].trial == name
 
     @rule(node=st.integers(0, 2))
     def gain_device(self, node):
@@ -272,13 +250,13 @@ class EngineMachine(RuleBasedStateMachine):
                 trial.held = tuple(d for d in trial.held if d != device)
         del self.nodes[device]
         self.leaving.discard(device)
-        self.send(DeviceLost(device))
+        self.send(m.DeviceLost(device))
 
     @precondition(lambda self: self.nodes)
     @rule(pick=PICK, model=st.sampled_from(["fast", "slow"]))
     def find_model(self, pick, model):
         device = sorted(self.nodes)[pick % len(self.nodes)]
-        self.send(ModelFound(device, model))
+        self.send(m.ModelFound(device, model))
 
     @precondition(lambda self: self.nodes.keys() - self.leaving)
     @rule(pick=PICK)
@@ -286,7 +264,7 @@ class EngineMachine(RuleBasedStateMachine):
         there = sorted(self.nodes.keys() - self.leaving)
         device = there[pick % len(there)]
         self.leaving.add(device)
-        self.send(DeviceLeaving(device))
+        self.send(m.DeviceLeaving(device))
 
     @invariant()
     def what_can_leave_leaves(self):
@@ -309,7 +287,7 @@ class EngineMachine(RuleBasedStateMachine):
         trial.on = {"all": wanted, "some": wanted[: max(1, len(wanted) // 2)]}.get(how, before)
         if set(trial.on) != set(wanted):
             self.refused.add(name)
-        event = ResizeFailed(name, trial.on) if how == "failed" else Resized(name, trial.on, seconds)
+        event = m.ResizeFailed(name, trial.on) if how == "failed" else m.Resized(name, trial.on, seconds)
         self.send(event)
         assert set(trial.on) <= set(trial.held)
 
@@ -320,14 +298,14 @@ class EngineMachine(RuleBasedStateMachine):
         name = live[pick % len(live)]
         if len(self.trials[name].held) < 2:  # no shell calls a trial plain that runs on several devices
             self.trials[name].kind = kind
-            self.send(KindFound(name, kind))
+            self.send(m.KindFound(name, kind))
 
     @precondition(lambda self: self.trials)
     @rule(pick=PICK)
     def end_growth(self, pick):
         name = list(self.trials)[pick % len(self.trials)]
         self.narrow.add(name)
-        self.send(GrowthEnded(name))
+        self.send(m.GrowthEnded(name))
 
     @invariant()
     def what_must_not_grow_does_not(self):
@@ -340,7 +318,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.trials)
     @rule(pick=PICK, left=LEFT)
     def change_budget(self, pick, left):
-        self.send(BudgetChanged(list(self.trials)[pick % len(self.trials)], left))
+        self.send(m.BudgetChanged(list(self.trials)[pick % len(self.trials)], left))
 
     @precondition(lambda self: any(t.has_run and t.status != "running" for t in self.trials.values()))
     @rule(pick=PICK)
@@ -348,7 +326,7 @@ class EngineMachine(RuleBasedStateMachine):
         late = [n for n, t in self.trials.items() if t.has_run and t.status in ("waiting", "paused", "ended")]
         if late:
             name = late[pick % len(late)]
-            self.send(Result(name, 1.0, 1), Resized(name, (0,), 0.1), ResizeFailed(name, (0,)))
+            self.send(m.Result(name, 1.0, 1), m.Resized(name, (0,), 0.1), m.ResizeFailed(name, (0,)))
 
     # What must hold
 
@@ -421,11 +399,11 @@ class EngineMachine(RuleBasedStateMachine):
             for name, trial in self.trials.items():
                 if trial.asked_devices:
                     trial.on, trial.asked_devices = trial.asked_devices, None
-                    self.send(Resized(name, trial.on, 0.1))
+                    self.send(m.Resized(name, trial.on, 0.1))
             for name in self.those("running", "suspending"):
                 waiting.discard(name)
                 self.stop(self.trials[name], "ended")
-                self.send(TrialEnded(name, "stopped"))
+                self.send(m.TrialEnded(name, "stopped"))
         assert not waiting, f"never started: {waiting}"
         assert not self.engine.running and not self.engine.waiting
         assert self.engine.idle_devices == tuple(sorted(self.nodes))

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.many_trials import Case, Job
-from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, TrialAdded, TrialEnded, placing
+from fluidtune.engine import Engine, placing
+from fluidtune.engine import messages as m
 
 #: The package whose function calls are counted.
 ENGINE = placing.__file__.rpartition("/")[0]
@@ -69,9 +70,9 @@ def test_growing_trials_are_as_much_work_where_many_run() -> None:
 def test_a_batch_is_planned_anew_with_few_calls_for_each_trial() -> None:
     # docs/bugs.md, 161
     engine = Engine()
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=0.0)
     engine.handle(
-        *(TrialAdded(f"t{k}", "g", "elastic", 5.0, 1.0, (("w", str(k % 3)), ("lr", str(k)))) for k in range(1_000)),
+        *(m.TrialAdded(f"t{k}", "g", "elastic", 5.0, 1.0, (("w", str(k % 3)), ("lr", str(k)))) for k in range(1_000)),
         now=0.0,
     )
     order = engine.waiting
@@ -79,8 +80,8 @@ def test_a_batch_is_planned_anew_with_few_calls_for_each_trial() -> None:
     for number in range(8):
         (running,) = engine.running
         seconds = 1.0 + int(running[1:]) % 3
-        engine.handle(*[Result(running, seconds, 1.0)] * 5, now=number)
-        calls = count_calls(lambda name=running, now=number: engine.handle(TrialEnded(name, "stopped"), now=now))
+        engine.handle(*[m.Result(running, seconds, 1.0)] * 5, now=number)
+        calls = count_calls(lambda name=running, now=number: engine.handle(m.TrialEnded(name, "stopped"), now=now))
         assert calls < 4 * 1_000
         before, order = order, engine.waiting
         left = set(order)

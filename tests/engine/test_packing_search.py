@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fluidtune.engine import Instruction, NeedFound, Result, Start, Suspend, TrialEnded, WorkerLost
+from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, elastic, plain, resume, start
 
 
@@ -14,15 +14,15 @@ class Device:
     def __init__(self, times: dict[int, float], *, devices: int = 2, trials: int = 8, memory: float | None = 0.1, **c):
         self.bench = Bench(devices, max_packing=None, **c)
         self.times, self.memory = times, memory
-        self.said: list[Instruction] = self.bench(*[elastic(f"t{k}", 40) for k in range(trials)])
+        self.said: list[m.Instruction] = self.bench(*[elastic(f"t{k}", 40) for k in range(trials)])
 
-    def turn(self) -> list[Instruction]:
+    def turn(self) -> list[m.Instruction]:
         """Every running trial does an iteration."""
         out = []
         for name in self.bench.engine.running:
             held = self.bench.engine.trial(name)
             count = len(self.bench.engine.tenants(held.devices[0]))
-            out += self.bench(Result(name, self.times[count], held.width, self.memory))
+            out += self.bench(m.Result(name, self.times[count], held.width, self.memory))
         self.said += out
         return out
 
@@ -30,12 +30,12 @@ class Device:
         """Does iterations until a trial is told to leave. Returns its name."""
         for _ in range(40):
             for instruction in self.turn():
-                if isinstance(instruction, Suspend):
+                if isinstance(instruction, m.Suspend):
                     return instruction.trial
         raise AssertionError("no trial was told to leave")
 
     def move(self, trial: str) -> None:
-        self.bench(TrialEnded(trial, "paused"), elastic(trial, 38))
+        self.bench(m.TrialEnded(trial, "paused"), elastic(trial, 38))
 
     def most(self) -> int:
         return max(len(tenants) for tenants in self.bench.engine.devices.values())
@@ -43,7 +43,7 @@ class Device:
 
 def test_packing_that_pays_is_tried_on_one_device_and_then_used_on_all():
     devices = Device({1: 1.0, 2: 1.1, 3: 1.7, 4: 2.3})
-    assert [i.devices for i in devices.said if isinstance(i, Start)] == [(0,), (1,)]
+    assert [i.devices for i in devices.said if isinstance(i, m.Start)] == [(0,), (1,)]
     shared = []
     for _ in range(5):
         devices.turn()
@@ -60,7 +60,7 @@ def test_packing_that_does_not_pay_is_given_up_and_the_newcomer_leaves(slower: f
     devices = Device({1: 1.0, 2: slower, 3: 99.0, 4: 99.0})
     for _ in range(8):
         devices.turn()
-        gone = [i for i in devices.said if isinstance(i, Suspend)]
+        gone = [i for i in devices.said if isinstance(i, m.Suspend)]
         if gone:
             break
     assert [i.trial for i in gone] == ["t2"]
@@ -91,12 +91,12 @@ def test_the_largest_memory_seen_limits_sharing_later_too():
     while devices.bench.engine.c < 3:
         devices.turn()
     for k in range(3):
-        devices.bench(TrialEnded(f"t{k}", "stopped"))
+        devices.bench(m.TrialEnded(f"t{k}", "stopped"))
     devices.bench(elastic("big", 40))
-    devices.bench(Result("big", 1.0, 1, 0.45))
+    devices.bench(m.Result("big", 1.0, 1, 0.45))
     devices.bench(elastic("u", 40), elastic("v", 40))
     assert devices.most() == 2
-    devices.bench(TrialEnded("big", "stopped"))
+    devices.bench(m.TrialEnded("big", "stopped"))
     assert devices.most() == 2, "two of 0.45 fit a device, three do not"
 
 
@@ -105,19 +105,20 @@ def test_a_trial_that_ran_out_of_memory_beside_others_has_a_device_of_its_own_ne
     while devices.bench.engine.c < 2:
         devices.turn()
     ran_out = devices.bench.engine.tenants(0)[-1]
-    assert not [i for i in devices.bench(NeedFound(ran_out, 1.0, 0.0), WorkerLost(ran_out)) if isinstance(i, Start)]
+    out = devices.bench(m.NeedFound(ran_out, 1.0, 0.0), m.WorkerLost(ran_out))
+    assert not [instruction for instruction in out if isinstance(instruction, m.Start)]
     assert ran_out not in devices.bench.engine.tenants(0)
     while others := [name for name in devices.bench.engine.tenants(0) if name != ran_out]:
-        started = devices.bench(TrialEnded(others[0], "stopped"))
+        started = devices.bench(m.TrialEnded(others[0], "stopped"))
     assert resume(ran_out, (0,), 1.0) in started and devices.most() == 1
 
 
 def test_a_trial_that_needs_a_whole_devices_memory_is_planned_alone():
     bench = Bench(1, max_packing=None)
     bench(elastic("a", 40))
-    bench(Result("a", 1.0, 1, 0.97))
+    bench(m.Result("a", 1.0, 1, 0.97))
     assert bench(elastic("b", 40)) == []
-    assert bench(TrialEnded("a", "stopped"))[1:] == [start("b", (0,), 1.0)]
+    assert bench(m.TrialEnded("a", "stopped"))[1:] == [start("b", (0,), 1.0)]
 
 
 def test_a_newcomer_that_cannot_be_moved_stays_and_its_neighbour_leaves():
@@ -126,19 +127,19 @@ def test_a_newcomer_that_cannot_be_moved_stays_and_its_neighbour_leaves():
     for _ in range(8):
         devices.turn()
     assert devices.bench.engine.c == 1
-    assert [i.trial for i in devices.said if isinstance(i, Suspend)] == ["t0"]
+    assert [i.trial for i in devices.said if isinstance(i, m.Suspend)] == ["t0"]
 
 
 def test_trials_of_one_iteration_that_start_together_show_that_packing_pays():
     bench = Bench(2, max_packing=None)
     bench(*[elastic(f"t{k}", 1) for k in range(12)])
-    assert bench(Result("t0", 1.0, 1, 0.1), TrialEnded("t0", "stopped"))[1:] == [
+    assert bench(m.Result("t0", 1.0, 1, 0.1), m.TrialEnded("t0", "stopped"))[1:] == [
         start("t2", (0,), 1.0),
         start("t3", (0,), 0.5),
     ]
     for one, two in (("t2", "t3"), ("t5", "t6")):
-        bench(Result(one, 1.05, 0.5, 0.1), TrialEnded(one, "stopped"), Result(two, 1.05, 0.5, 0.1))
-        bench(TrialEnded(two, "stopped"))
+        bench(m.Result(one, 1.05, 0.5, 0.1), m.TrialEnded(one, "stopped"), m.Result(two, 1.05, 0.5, 0.1))
+        bench(m.TrialEnded(two, "stopped"))
         if bench.engine.c == 2:
             break
     assert bench.engine.c == 2
@@ -147,13 +148,13 @@ def test_trials_of_one_iteration_that_start_together_show_that_packing_pays():
 def test_iterations_with_changing_neighbours_do_not_count():
     bench = Bench(1, max_packing=None)
     bench(*[elastic(f"t{k}", 1) for k in range(9)])
-    bench(Result("t0", 8.0, 1, 0.1), TrialEnded("t0", "stopped"))
+    bench(m.Result("t0", 8.0, 1, 0.1), m.TrialEnded("t0", "stopped"))
     for k in (1, 3, 5):
         # Its neighbour left, or came, during the iteration.
         bench.at += 4
-        bench(Result(f"t{k}", 4.0, 0.5, 0.1), TrialEnded(f"t{k}", "stopped"))
+        bench(m.Result(f"t{k}", 4.0, 0.5, 0.1), m.TrialEnded(f"t{k}", "stopped"))
         bench.at += 4
-        bench(Result(f"t{k + 1}", 8.0, 0.5, 0.1), TrialEnded(f"t{k + 1}", "stopped"))
+        bench(m.Result(f"t{k + 1}", 8.0, 0.5, 0.1), m.TrialEnded(f"t{k + 1}", "stopped"))
         assert bench.engine.c == 1
 
 
@@ -172,19 +173,19 @@ def test_trials_that_cannot_be_moved_and_short_ones_are_not_tried():
     bench = Bench(1, max_packing=None)
     bench(plain("a"), plain("b"))
     for _ in range(6):
-        assert bench(Result("a", 1.0, 1, 0.1)) == []
+        assert bench(m.Result("a", 1.0, 1, 0.1)) == []
     bench = Bench(1, max_packing=None)
     bench(elastic("a", 100), elastic("b", 2))
     for _ in range(6):
-        assert bench(Result("a", 1.0, 1, 0.1)) == []
+        assert bench(m.Result("a", 1.0, 1, 0.1)) == []
 
 
 def test_while_a_newcomer_loads_its_neighbours_times_do_not_count():
     bench = Bench(1, max_packing=None)
     bench(elastic("a", 100), elastic("b", 100))
-    while not bench(Result("a", 1.0, 1, 0.1)):
+    while not bench(m.Result("a", 1.0, 1, 0.1)):
         pass
     for _ in range(6):
-        bench(Result("a", 1.0, 0.5, 0.1))  # still alone, since b's process is starting
+        bench(m.Result("a", 1.0, 0.5, 0.1))  # still alone, since b's process is starting
     assert bench.engine.c == 1
     assert bench.engine.trial("a").seconds == {1: 1.0}

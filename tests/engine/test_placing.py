@@ -2,18 +2,8 @@
 
 import pytest
 
-from fluidtune.engine import (
-    DeviceGained,
-    DeviceLost,
-    Engine,
-    GroupAnnounced,
-    Resized,
-    Result,
-    Start,
-    TrialAdded,
-    TrialEnded,
-    WorkerLost,
-)
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, elastic, plain, release, resume, start
 
 
@@ -33,7 +23,7 @@ def test_a_synchronous_group_starts_largest_first_and_ties_in_order_added():
     out = bench(plain("s", 5), plain("l", 9), plain("m1", 7), plain("m2", 7))
     assert out == [start("l", (0,), 1.0), start("m1", (1,), 1.0)]
     assert bench.engine.waiting == ("m2", "s")
-    assert bench(TrialEnded("l", "stopped")) == [release("l", (0,)), start("m2", (0,), 1.0)]
+    assert bench(m.TrialEnded("l", "stopped")) == [release("l", (0,)), start("m2", (0,), 1.0)]
 
 
 def test_an_asynchronous_group_is_served_in_order_of_arrival_one_trial_per_device():
@@ -45,11 +35,11 @@ def test_an_asynchronous_group_is_served_in_order_of_arrival_one_trial_per_devic
 
 def test_a_concurrency_below_the_number_of_devices_limits_and_one_above_it_packs():
     bench = Bench(2)
-    bench(GroupAnnounced("few", False, concurrency=1))
+    bench(m.GroupAnnounced("few", False, concurrency=1))
     assert bench(plain("a", group="few"), plain("b", group="few")) == [start("a", (0,), 1.0)]
-    assert bench(TrialEnded("a", "stopped")) == [release("a", (0,)), start("b", (0,), 1.0)]
+    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,)), start("b", (0,), 1.0)]
     bench = Bench(2, concurrent_packing=2)
-    bench(GroupAnnounced("many", False, concurrency=3))
+    bench(m.GroupAnnounced("many", False, concurrency=3))
     assert bench(*[plain(name, group="many") for name in "abcd"]) == [
         start("a", (0,), 0.5),
         start("b", (1,), 0.5),
@@ -60,13 +50,13 @@ def test_a_concurrency_below_the_number_of_devices_limits_and_one_above_it_packs
 @pytest.mark.parametrize("packing", [1, None])
 def test_a_generous_concurrency_does_not_pack_by_itself(packing):
     bench = Bench(2, max_packing=packing)
-    bench(GroupAnnounced("many", False, concurrency=16))
+    bench(m.GroupAnnounced("many", False, concurrency=16))
     assert bench(*[plain(name, group="many") for name in "abcd"]) == [start("a", (0,), 1.0), start("b", (1,), 1.0)]
 
 
 def test_concurrency_does_not_exceed_a_given_packing_limit():
     bench = Bench(1, max_packing=2)
-    bench(GroupAnnounced("many", False, concurrency=4))
+    bench(m.GroupAnnounced("many", False, concurrency=4))
     assert bench(*[plain(name, group="many") for name in "abcd"]) == [
         start("a", (0,), 0.5),
         start("b", (0,), 0.5),
@@ -91,64 +81,64 @@ def test_whole_devices_come_from_one_node_and_are_held_back_for_the_head():
     bench(plain("a", 9), plain("b", 8), plain("c", 7))
     # One device is idle. The next trial needs two of one node, so that node1 is held for it and the others wait.
     assert bench(plain("gang", 100, share=2), plain("d", 6)) == []
-    assert bench(TrialEnded("a", "stopped")) == [release("a", (0,)), start("d", (0,), 1.0)]
-    assert bench(TrialEnded("c", "stopped")) == [release("c", (2,)), start("gang", (2, 3), 1.0)]
-    assert bench(TrialEnded("gang", "stopped")) == [release("gang", (2, 3))]
+    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,)), start("d", (0,), 1.0)]
+    assert bench(m.TrialEnded("c", "stopped")) == [release("c", (2,)), start("gang", (2, 3), 1.0)]
+    assert bench(m.TrialEnded("gang", "stopped")) == [release("gang", (2, 3))]
 
 
 def test_a_trial_larger_than_any_node_waits_and_holds_nothing_back():
     bench = Bench(2, per_node=1)
     assert bench(plain("gang", 100, share=2), plain("a", 1)) == [start("a", (0,), 1.0)]
     assert bench(elastic("b", 50)) == [start("b", (1,), 1.0)]
-    assert bench(DeviceGained(7, "node0")) == []
-    assert bench(TrialEnded("a", "stopped")) == [release("a", (0,)), start("gang", (0, 7), 1.0)]
+    assert bench(m.DeviceGained(7, "node0")) == []
+    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,)), start("gang", (0, 7), 1.0)]
 
 
 def test_a_trial_that_lost_its_worker_goes_first_and_resumes():
     bench = Bench(1)
     bench(plain("a", 10), plain("b", 99))
-    assert bench(WorkerLost("b")) == [release("b", (0,)), resume("b", (0,), 1.0)]
-    bench(TrialEnded("b", "stopped"), plain("c", 1000))
+    assert bench(m.WorkerLost("b")) == [release("b", (0,)), resume("b", (0,), 1.0)]
+    bench(m.TrialEnded("b", "stopped"), plain("c", 1000))
     assert bench.engine.running == ("c",)
     assert bench.engine.waiting == ("a",)
     # The trial that lost its worker goes before the taller one.
-    assert bench(plain("d", 5000), WorkerLost("c")) == [release("c", (0,)), resume("c", (0,), 1.0)]
+    assert bench(plain("d", 5000), m.WorkerLost("c")) == [release("c", (0,)), resume("c", (0,), 1.0)]
 
 
 def test_a_lost_device_is_forgotten_and_its_trials_wait_at_the_front():
     bench = Bench(2)
     bench(plain("a", 10), plain("b", 9), plain("c", 99))
     assert bench.engine.running == ("c", "a")
-    assert bench(DeviceLost(0)) == []
+    assert bench(m.DeviceLost(0)) == []
     assert bench.engine.waiting == ("c", "b")
-    assert bench(TrialEnded("a", "stopped")) == [release("a", (1,)), resume("c", (1,), 1.0)]
+    assert bench(m.TrialEnded("a", "stopped")) == [release("a", (1,)), resume("c", (1,), 1.0)]
     assert set(bench.engine.devices) == {1}
 
 
 def test_a_wide_trial_that_lost_a_device_gives_back_the_others():
     bench = Bench(2)
     assert bench(elastic("a")) == [start("a", (0, 1), 1.0)]
-    assert bench(Resized("a", (0, 1), 0.1)) == []
-    assert bench(DeviceLost(0)) == [release("a", (1,)), resume("a", (1,), 1.0)]
+    assert bench(m.Resized("a", (0, 1), 0.1)) == []
+    assert bench(m.DeviceLost(0)) == [release("a", (1,)), resume("a", (1,), 1.0)]
 
 
 def test_a_paused_trial_that_is_added_again_resumes_with_what_was_found():
     bench = Bench(1)
     bench(elastic("a", 5))
-    bench(Result("a", 2.0, 1))
-    assert bench(TrialEnded("a", "paused")) == [release("a", (0,))]
-    assert bench(TrialAdded("a", "g", "plain", 3)) == [resume("a", (0,), 1.0)]
+    bench(m.Result("a", 2.0, 1))
+    assert bench(m.TrialEnded("a", "paused")) == [release("a", (0,))]
+    assert bench(m.TrialAdded("a", "g", "plain", 3)) == [resume("a", (0,), 1.0)]
     view = bench.engine.trial("a")
     assert (view.kind, view.iterations, view.height, view.done) == ("elastic", 3, 6.0, 1)
 
 
 def test_a_group_that_is_passed_over_too_often_comes_first():
     bench = Bench(1)
-    bench(GroupAnnounced("async", False), plain("first", 50))
+    bench(m.GroupAnnounced("async", False), plain("first", 50))
     bench(plain("patient", group="async"))
     current = "first"
     for turn in range(20):
-        out = bench(plain(f"tall{turn}", 1000), TrialEnded(current, "stopped"))
+        out = bench(plain(f"tall{turn}", 1000), m.TrialEnded(current, "stopped"))
         current = out[-1].trial
         if current == "patient":
             break
@@ -157,7 +147,7 @@ def test_a_group_that_is_passed_over_too_often_comes_first():
 
 def test_wide_starts_leave_one_device_for_each_of_their_group():
     bench = Bench(6)
-    bench(GroupAnnounced("other"), plain("x", 1, group="other"), plain("y", 1, group="other"))
+    bench(m.GroupAnnounced("other"), plain("x", 1, group="other"), plain("y", 1, group="other"))
     # StaticFluid on six devices gives widths 2, 2, 1, but only four devices are idle.
     assert bench(elastic("a", 40), elastic("b", 39), elastic("c", 21)) == [
         start("a", (2, 3), 1.0),
@@ -169,20 +159,20 @@ def test_wide_starts_leave_one_device_for_each_of_their_group():
 def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
     bench = Bench(4, per_node=2)
     bench(plain("x"), plain("y"), plain("z"))
-    bench(TrialEnded("y", "stopped"), GroupAnnounced("one", False, 1), plain("w", group="one"))
-    bench(TrialEnded("w", "stopped"))
+    bench(m.TrialEnded("y", "stopped"), m.GroupAnnounced("one", False, 1), plain("w", group="one"))
+    bench(m.TrialEnded("w", "stopped"))
     assert bench.engine.devices == {0: ("x",), 1: (), 2: ("z",), 3: ()}
     assert bench(plain("gang", share=2, group="one"), plain("s", group="one")) == []
-    assert bench(TrialEnded("z", "stopped")) == [release("z", (2,)), start("gang", (2, 3), 1.0)]
+    assert bench(m.TrialEnded("z", "stopped")) == [release("z", (2,)), start("gang", (2, 3), 1.0)]
 
 
 def test_the_trial_with_the_longest_path_goes_first() -> None:
     engine = Engine()
-    engine.handle(DeviceGained(0), GroupAnnounced("last"), GroupAnnounced("early", tail=8.5), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("last"), m.GroupAnnounced("early", tail=8.5), now=0.0)
     started = engine.handle(
-        TrialAdded("long", "last", iterations=9.0),
-        TrialAdded("short", "early", iterations=1.0),
+        m.TrialAdded("long", "last", iterations=9.0),
+        m.TrialAdded("short", "early", iterations=1.0),
         now=0.0,
     )
-    assert [i.trial for i in started if isinstance(i, Start)] == ["short"]
+    assert [i.trial for i in started if isinstance(i, m.Start)] == ["short"]
     assert engine.waiting == ("long",)

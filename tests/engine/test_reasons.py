@@ -8,34 +8,15 @@ from pathlib import Path
 
 import pytest
 
-import fluidtune.engine
-from fluidtune.engine import (
-    DeviceLeaving,
-    DeviceLost,
-    GrowthEnded,
-    Instruction,
-    KindFound,
-    Reason,
-    Release,
-    Resize,
-    Resized,
-    ResizeFailed,
-    Result,
-    Start,
-    Suspend,
-    TrialAdded,
-    TrialEnded,
-    Why,
-    WorkerLost,
-    because,
-)
+from fluidtune.engine import Reason, Why, because
+from fluidtune.engine import messages as m
 from fluidtune.engine.reasons import NUMBERS
 from tests.engine.helpers import Bench, elastic, plain
 from tests.engine.test_packing_search import Device
 
 ROOT = Path(__file__).parents[2]
 #: Makes an engine give an instruction for the reason. Returns what was said last, and a part of what it says in words.
-Scenario = Callable[[], tuple[list[Instruction], str]]
+Scenario = Callable[[], tuple[list[m.Instruction], str]]
 SCENARIOS: dict[Reason, Scenario] = {}
 
 
@@ -51,34 +32,34 @@ def wide() -> Bench:
     """Trial a has devices 0 and 1 of two, and 0.5 s an iteration there."""
     bench = Bench(2)
     bench(elastic("a"))
-    bench(Resized("a", (0, 1), 0.1))
+    bench(m.Resized("a", (0, 1), 0.1))
     bench.results("a", 0.5, 3, width=2)
     return bench
 
 
 @scenario(Reason.FREE_DEVICE)
-def a_device_is_idle() -> tuple[list[Instruction], str]:
+def a_device_is_idle() -> tuple[list[m.Instruction], str]:
     return Bench(2)(plain("a"), plain("b"))[:1], "2 devices idle, 2 trials waiting"
 
 
 @scenario(Reason.SPARE_DEVICES)
-def more_devices_than_trials() -> tuple[list[Instruction], str]:
+def more_devices_than_trials() -> tuple[list[m.Instruction], str]:
     return Bench(4)(elastic("a")), "4 devices idle, 1 trial waiting; 25 s left on 4 devices, 100 s on one"
 
 
 @scenario(Reason.NODE_FREE)
-def a_trial_over_several_devices() -> tuple[list[Instruction], str]:
+def a_trial_over_several_devices() -> tuple[list[m.Instruction], str]:
     return Bench(2)(plain("a", share=2)), "one node had the 2 devices that it needs at once, 1 trial waiting"
 
 
 @scenario(Reason.OPEN_SHARE)
-def a_share_of_a_device() -> tuple[list[Instruction], str]:
+def a_share_of_a_device() -> tuple[list[m.Instruction], str]:
     out = Bench(1)(plain("a", share=0.3), plain("b", share=0.3))
     return out[1:], "divided for 3 trials had room, and now has 2 trials; 1 trial waiting"
 
 
 @scenario(Reason.PACKING)
-def c_was_found() -> tuple[list[Instruction], str]:
+def c_was_found() -> tuple[list[m.Instruction], str]:
     devices = Device({1: 1.0, 2: 1.0, 3: 9.0, 4: 9.0})
     while devices.bench.engine.c < 2:
         out = devices.turn()
@@ -86,7 +67,7 @@ def c_was_found() -> tuple[list[Instruction], str]:
 
 
 @scenario(Reason.PACKING_SAMPLED)
-def c_is_looked_for() -> tuple[list[Instruction], str]:
+def c_is_looked_for() -> tuple[list[m.Instruction], str]:
     devices = Device({1: 1.0, 2: 1.0})
     while not (out := devices.turn()):
         pass
@@ -94,60 +75,60 @@ def c_is_looked_for() -> tuple[list[Instruction], str]:
 
 
 @scenario(Reason.IDLE_DEVICES)
-def a_trial_grows() -> tuple[list[Instruction], str]:
+def a_trial_grows() -> tuple[list[m.Instruction], str]:
     bench = Bench(2)
     bench(plain("a"))
-    bench(KindFound("a", "elastic"))
-    out = bench(Result("a", 1.0, 1))
+    bench(m.KindFound("a", "elastic"))
+    out = bench(m.Result("a", 1.0, 1))
     return out, "1 device idle, no trial waits for them; 49.5 s left on 2 devices instead of 99 s on 1"
 
 
 @scenario(Reason.WAITING_TRIALS)
-def a_trial_waits() -> tuple[list[Instruction], str]:
+def a_trial_waits() -> tuple[list[m.Instruction], str]:
     bench = Bench(4)
     bench(elastic("a"), elastic("b"))
-    bench(Resized("a", (0, 1), 0.1), Resized("b", (2, 3), 0.1))
+    bench(m.Resized("a", (0, 1), 0.1), m.Resized("b", (2, 3), 0.1))
     return bench(plain("c")), "1 trial waiting, for which 1 device lacked; 100 s left on 1 device instead of 50 s on 2"
 
 
 @scenario(Reason.BALANCE)
-def a_larger_trial_lacks_devices() -> tuple[list[Instruction], str]:
+def a_larger_trial_lacks_devices() -> tuple[list[m.Instruction], str]:
     bench = Bench(4)
     bench(elastic("a", 1000), plain("z", 1))
     bench.results("a", 1.0, 1)
-    bench(Resized("a", (0, 1, 2), 0.1))
+    bench(m.Resized("a", (0, 1, 2), 0.1))
     bench.results("a", 0.45, 4, width=3)
-    bench(TrialEnded("z", "stopped"), plain("b", 4000))
-    out = bench(KindFound("b", "elastic"), Result("b", 1.0, 1), fluidtune.engine.DeviceGained(9, "node0"))
+    bench(m.TrialEnded("z", "stopped"), plain("b", 4000))
+    out = bench(m.KindFound("b", "elastic"), m.Result("b", 1.0, 1), m.DeviceGained(9, "node0"))
     return out[1:], "trials with more work left can use its devices; 995 s left on 1 device instead of 448 s on 3"
 
 
 @scenario(Reason.SLOWER)
-def a_wide_trial_is_slow() -> tuple[list[Instruction], str]:
+def a_wide_trial_is_slow() -> tuple[list[m.Instruction], str]:
     bench = Bench(2)
     bench(plain("a"))
-    bench(KindFound("a", "elastic"))
+    bench(m.KindFound("a", "elastic"))
     bench.results("a", 1.0, 1)
-    bench(Resized("a", (0, 1), 0.1))
+    bench(m.Resized("a", (0, 1), 0.1))
     return bench.results("a", 2.0, 4, width=2), "an iteration takes 2 s on 2 devices, and 1 s on 1"
 
 
 @scenario(Reason.GROWTH_ENDED)
-def a_loop_cannot_be_divided() -> tuple[list[Instruction], str]:
-    return wide()(GrowthEnded("a")), "its loop cannot have several workers"
+def a_loop_cannot_be_divided() -> tuple[list[m.Instruction], str]:
+    return wide()(m.GrowthEnded("a")), "its loop cannot have several workers"
 
 
 @scenario(Reason.LEAVING_DEVICE)
-def a_lease_ends() -> tuple[list[Instruction], str]:
+def a_lease_ends() -> tuple[list[m.Instruction], str]:
     bench = wide()
-    (shrunk,) = bench(DeviceLeaving(1))
-    assert isinstance(shrunk, Resize) and shrunk.why == because(Reason.LEAVING_DEVICE, width=2, leaving=1)
-    bench(Resized("a", (0,), 0.1))
-    return bench(DeviceLeaving(0)), "1 of its 1 device will be lost soon"
+    (shrunk,) = bench(m.DeviceLeaving(1))
+    assert isinstance(shrunk, m.Resize) and shrunk.why == because(Reason.LEAVING_DEVICE, width=2, leaving=1)
+    bench(m.Resized("a", (0,), 0.1))
+    return bench(m.DeviceLeaving(0)), "1 of its 1 device will be lost soon"
 
 
 @scenario(Reason.PACKING_REJECTED)
-def packing_does_not_pay() -> tuple[list[Instruction], str]:
+def packing_does_not_pay() -> tuple[list[m.Instruction], str]:
     devices = Device({1: 1.0, 2: 2.0})
     devices.until_suspended()
     return (
@@ -157,50 +138,50 @@ def packing_does_not_pay() -> tuple[list[Instruction], str]:
 
 
 @scenario(Reason.PACKING_HOPELESS)
-def packing_is_hopeless() -> tuple[list[Instruction], str]:
+def packing_is_hopeless() -> tuple[list[m.Instruction], str]:
     devices = Device({1: 1.0, 2: 10.0})
     devices.until_suspended()
     return devices.said, "among 2 trials took 10 times as long as the 1 s alone, and 3 times is the limit"
 
 
 @scenario(Reason.OWN_DEVICE)
-def a_device_of_its_own_pays() -> tuple[list[Instruction], str]:
+def a_device_of_its_own_pays() -> tuple[list[m.Instruction], str]:
     bench = Bench(2, max_packing=2)
-    bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
+    bench(*[m.TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
     for name in "abcd":
         bench.results(name, 3.0, 3, width=0.5)
-    bench(TrialEnded("b", "stopped"), Result("d", 1.0, 1), Result("d", 1.0, 1))
-    out = bench(TrialEnded("d", "stopped"))
+    bench(m.TrialEnded("b", "stopped"), m.Result("d", 1.0, 1), m.Result("d", 1.0, 1))
+    out = bench(m.TrialEnded("d", "stopped"))
     return out, "1 device idle; 47 s left on 1 device of its own instead of 141 s at its share of 0.5"
 
 
 @scenario(Reason.TRIAL_LEFT)
-def a_trial_ends() -> tuple[list[Instruction], str]:
-    return wide()(TrialEnded("a", "stopped")), "the trial has left its devices"
+def a_trial_ends() -> tuple[list[m.Instruction], str]:
+    return wide()(m.TrialEnded("a", "stopped")), "the trial has left its devices"
 
 
 @scenario(Reason.RESIZE_DONE)
-def a_trial_has_shrunk() -> tuple[list[Instruction], str]:
+def a_trial_has_shrunk() -> tuple[list[m.Instruction], str]:
     bench = wide()
-    bench(GrowthEnded("a"))
-    return bench(Resized("a", (0,), 0.1)), "the trial now has 1 device"
+    bench(m.GrowthEnded("a"))
+    return bench(m.Resized("a", (0,), 0.1)), "the trial now has 1 device"
 
 
 @scenario(Reason.RESIZE_FAILED)
-def a_trial_could_not_grow() -> tuple[list[Instruction], str]:
+def a_trial_could_not_grow() -> tuple[list[m.Instruction], str]:
     bench = Bench(2)
     bench(elastic("a"))
-    return bench(ResizeFailed("a", (0,))), "the trial stays on 1 device"
+    return bench(m.ResizeFailed("a", (0,))), "the trial stays on 1 device"
 
 
 @scenario(Reason.WORKER_LOST)
-def a_worker_dies() -> tuple[list[Instruction], str]:
-    return wide()(WorkerLost("a", left=(0,))), "the trial lost a worker, and has 1 device now"
+def a_worker_dies() -> tuple[list[m.Instruction], str]:
+    return wide()(m.WorkerLost("a", left=(0,))), "the trial lost a worker, and has 1 device now"
 
 
 @scenario(Reason.DEVICE_LOST)
-def a_device_is_lost() -> tuple[list[Instruction], str]:
-    return wide()(DeviceLost(1)), "the trial lost a device"
+def a_device_is_lost() -> tuple[list[m.Instruction], str]:
+    return wide()(m.DeviceLost(1)), "the trial lost a device"
 
 
 @pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.label)
@@ -227,7 +208,7 @@ def test_the_table_of_reasons_in_the_docs_is_that_of_the_code() -> None:
 
 
 def test_each_reason_is_given_somewhere_in_the_engine_and_each_number_belongs_to_one() -> None:
-    room = Path(fluidtune.engine.__file__).parent
+    room = Path(m.__file__).parent
     sources = "".join(path.read_text() for path in room.glob("*.py") if path.name != "reasons.py")
     assert {name for name in re.findall(r"Reason\.([A-Z_]+)", sources)} == set(Reason.__members__)
     for reason in Reason:
@@ -237,10 +218,10 @@ def test_each_reason_is_given_somewhere_in_the_engine_and_each_number_belongs_to
 
 def test_no_instruction_is_made_without_a_reason_or_with_that_of_another_instruction() -> None:
     with pytest.raises(TypeError, match="why"):
-        Suspend("a")  # type: ignore[call-arg]
+        m.Suspend("a")  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="this reason is one of Start"):
-        Release("a", (0,), why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
-    assert fluidtune.engine.Resume("a", (0,), 1.0, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
+        m.Release("a", (0,), why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
+    assert m.Resume("a", (0,), 1.0, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
 
 
 def test_a_reason_has_exactly_its_numbers() -> None:
@@ -253,6 +234,6 @@ def test_a_reason_has_exactly_its_numbers() -> None:
 
 
 def test_two_instructions_are_equal_whatever_the_reason() -> None:
-    one = Start("a", (0,), 1.0, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
-    other = Start("a", (0,), 1.0, why=because(Reason.OPEN_SHARE, waiting=1, there=2, slots=2))
-    assert one == other and hash(one) == hash(other) and one != Start("a", (1,), 1.0, why=one.why)
+    one = m.Start("a", (0,), 1.0, why=because(Reason.FREE_DEVICE, waiting=1, idle=1))
+    other = m.Start("a", (0,), 1.0, why=because(Reason.OPEN_SHARE, waiting=1, there=2, slots=2))
+    assert one == other and hash(one) == hash(other) and one != m.Start("a", (1,), 1.0, why=one.why)

@@ -2,20 +2,8 @@
 
 import pytest
 
-from fluidtune.engine import (
-    BudgetChanged,
-    DeviceGained,
-    GroupAnnounced,
-    GrowthEnded,
-    KindFound,
-    Resized,
-    ResizeFailed,
-    Result,
-    Suspend,
-    TrialAdded,
-    TrialEnded,
-    WorkerLost,
-)
+from fluidtune.engine import EngineError
+from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, elastic, plain, release, resize, resume, start, suspend
 
 
@@ -23,87 +11,87 @@ def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench
     """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
     bench = Bench(devices, **settings)
     assert bench(plain("a", iterations)) == [start("a", (0,), 1.0)]
-    assert bench(KindFound("a", "elastic")) == []
+    assert bench(m.KindFound("a", "elastic")) == []
     return bench
 
 
 def test_a_trial_grows_after_its_first_result_and_not_before():
     bench = alone(2)
-    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
+    assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
     assert bench.engine.idle_devices == ()
     assert bench.engine.trial("a").devices == (0,)
-    assert bench(Resized("a", (0, 1), 0.5)) == []
+    assert bench(m.Resized("a", (0, 1), 0.5)) == []
     assert bench.engine._state.epsilon == 0.5
     assert bench.engine.trial("a").width == 2
 
 
 def test_a_trial_doubles_its_width_until_its_scaling_is_known():
     bench = alone(8)
-    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
-    assert bench(Resized("a", (0, 1), 0.1)) == []
+    assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
+    assert bench(m.Resized("a", (0, 1), 0.1)) == []
     assert bench.results("a", 0.61, 2, width=2) == []
-    assert bench(Result("a", 0.61, 2)) == [resize("a", (0, 1, 2, 3, 4))]  # beta 1.22 pays up to 5
+    assert bench(m.Result("a", 0.61, 2)) == [resize("a", (0, 1, 2, 3, 4))]  # beta 1.22 pays up to 5
 
 
 def test_a_trial_that_is_plain_or_has_little_left_does_not_grow():
     assert alone(iterations=2).results("a", 1.0, 1) == []
     assert alone(resize_seconds=60).results("a", 1.0, 5) == []
     bench = alone()
-    assert bench(KindFound("a", "plain"), Result("a", 1.0, 1)) == []
-    assert bench(KindFound("a", "elastic")) == [resize("a", (0, 1))]
+    assert bench(m.KindFound("a", "plain"), m.Result("a", 1.0, 1)) == []
+    assert bench(m.KindFound("a", "elastic")) == [resize("a", (0, 1))]
 
 
 def test_a_trial_whose_growth_has_ended_goes_back_to_one_worker_and_stays_there():
     bench = alone(4)
-    bench(Result("a", 1.0, 1))
-    assert bench(GrowthEnded("a")) == []  # it is being resized
-    assert bench(Resized("a", (0, 1), 0.1)) == [resize("a", (0,))]
-    assert bench(Resized("a", (0,), 0.1)) == [release("a", (1,))]
+    bench(m.Result("a", 1.0, 1))
+    assert bench(m.GrowthEnded("a")) == []  # it is being resized
+    assert bench(m.Resized("a", (0, 1), 0.1)) == [resize("a", (0,))]
+    assert bench(m.Resized("a", (0,), 0.1)) == [release("a", (1,))]
     assert bench.results("a", 1.0, 5) == []
-    bench(WorkerLost("a"))
+    bench(m.WorkerLost("a"))
     assert bench.results("a", 1.0, 5) == []
-    bench(TrialEnded("a", "paused"))
+    bench(m.TrialEnded("a", "paused"))
     assert bench(elastic("a", 50)) == [resume("a", (0,), 1.0)]
 
 
 def test_a_new_budget_is_a_reason_to_grow():
     bench = alone(iterations=2)
-    assert bench(Result("a", 1.0, 1)) == []
-    assert bench(BudgetChanged("a", 50)) == [resize("a", (0, 1))]
+    assert bench(m.Result("a", 1.0, 1)) == []
+    assert bench(m.BudgetChanged("a", 50)) == [resize("a", (0, 1))]
 
 
 def test_devices_are_kept_for_a_trial_that_is_not_measured_yet():
     bench = Bench(4)
     bench(plain("a"), plain("b"))
-    bench(KindFound("a", "elastic"), KindFound("b", "elastic"))
-    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 2))]
-    assert bench(Result("b", 1.0, 1)) == [resize("b", (1, 3))]
+    bench(m.KindFound("a", "elastic"), m.KindFound("b", "elastic"))
+    assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 2))]
+    assert bench(m.Result("b", 1.0, 1)) == [resize("b", (1, 3))]
 
 
 def test_a_partial_resize_frees_the_rest_and_is_not_repeated_at_once():
     bench = Bench(3)
     assert bench(elastic("a")) == [start("a", (0, 1, 2), 1.0)]
-    assert bench(Resized("a", (0, 2), 0.1)) == [release("a", (1,))]
+    assert bench(m.Resized("a", (0, 2), 0.1)) == [release("a", (1,))]
     assert bench.results("a", 0.5, 2, width=2) == []
-    assert bench(Result("a", 0.5, 2)) == [resize("a", (0, 2, 1))]
+    assert bench(m.Result("a", 0.5, 2)) == [resize("a", (0, 2, 1))]
 
 
 def test_a_failed_resize_is_tried_again_after_three_results():
     bench = alone(2)
-    bench(Result("a", 1.0, 1))
-    assert bench(ResizeFailed("a", (0,))) == [release("a", (1,))]
+    bench(m.Result("a", 1.0, 1))
+    assert bench(m.ResizeFailed("a", (0,))) == [release("a", (1,))]
     assert bench.results("a", 1.0, 2) == []
-    assert bench(Result("a", 1.0, 1)) == [resize("a", (0, 1))]
+    assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
 
 
 def test_a_trial_that_is_slower_shrinks_back_to_its_best_width():
     bench = alone(2)
     bench.results("a", 1.0, 1)
-    bench(Resized("a", (0, 1), 0.1))
-    assert bench(Result("a", 9.0, 2)) == []  # warm-up
-    assert bench(Result("a", 1.5, 2)) == []
-    assert bench(Result("a", 1.5, 2)) == [resize("a", (0,))]
-    assert bench(Resized("a", (0,), 0.1)) == [release("a", (1,))]
+    bench(m.Resized("a", (0, 1), 0.1))
+    assert bench(m.Result("a", 9.0, 2)) == []  # warm-up
+    assert bench(m.Result("a", 1.5, 2)) == []
+    assert bench(m.Result("a", 1.5, 2)) == [resize("a", (0,))]
+    assert bench(m.Resized("a", (0,), 0.1)) == [release("a", (1,))]
     assert bench.results("a", 1.0, 10) == []
 
 
@@ -112,33 +100,33 @@ def test_trials_that_turn_out_slower_shrink_in_the_order_of_their_results():
     names = [f"t{k}" for k in range(6)]
     bench = Bench(6)
     bench(*map(elastic, names))
-    bench(*[Result(name, 1.0, 1) for name in names])
-    grown = bench(*[DeviceGained(device) for device in range(6, 12)])
-    bench(*[Resized(instruction.trial, instruction.devices, 0.1) for instruction in grown])
+    bench(*[m.Result(name, 1.0, 1) for name in names])
+    grown = bench(*[m.DeviceGained(device) for device in range(6, 12)])
+    bench(*[m.Resized(instruction.trial, instruction.devices, 0.1) for instruction in grown])
     for width in (2, 2):  # a warm-up, and one sample: not yet enough to shrink
-        assert bench(*[Result(name, 9.0, width) for name in names]) == []
+        assert bench(*[m.Result(name, 9.0, width) for name in names]) == []
     order = [names[k] for k in (4, 1, 5, 0, 3, 2)]
-    out = bench(*[Result(name, 9.0, 2) for name in order])
+    out = bench(*[m.Result(name, 9.0, 2) for name in order])
     assert [instruction.trial for instruction in out] == order
 
 
 def test_bad_scaling_of_one_trial_keeps_others_from_growing_but_one_sample_does_not():
     bench = alone(2)
     bench.results("a", 1.0, 1)
-    bench(Resized("a", (0, 1), 0.1))
+    bench(m.Resized("a", (0, 1), 0.1))
     bench.results("a", 2.0, 2, width=2)  # a warm-up and one sample
-    bench(TrialEnded("a", "stopped"))
+    bench(m.TrialEnded("a", "stopped"))
     bench(plain("b"))
-    bench(KindFound("b", "elastic"))
-    assert bench(Result("b", 1.0, 1)) == [resize("b", (0, 1))]
-    bench(Resized("b", (0, 1), 0.1))
+    bench(m.KindFound("b", "elastic"))
+    assert bench(m.Result("b", 1.0, 1)) == [resize("b", (0, 1))]
+    bench(m.Resized("b", (0, 1), 0.1))
     assert bench.results("b", 2.0, 3, width=2) == [resize("b", (0,))]
-    bench(Resized("b", (0,), 0.1))
-    bench(TrialEnded("b", "stopped"), plain("c"))
-    assert bench(KindFound("c", "elastic"), Result("c", 1.0, 1)) == []
+    bench(m.Resized("b", (0,), 0.1))
+    bench(m.TrialEnded("b", "stopped"), plain("c"))
+    assert bench(m.KindFound("c", "elastic"), m.Result("c", 1.0, 1)) == []
     # The next rung is another group of the same job and knows the same.
-    bench(TrialEnded("c", "stopped"), GroupAnnounced("rung2"))
-    assert bench(TrialAdded("d", "rung2", "elastic", 100)) == [start("d", (0,), 1.0)]
+    bench(m.TrialEnded("c", "stopped"), m.GroupAnnounced("rung2"))
+    assert bench(m.TrialAdded("d", "rung2", "elastic", 100)) == [start("d", (0,), 1.0)]
     assert bench.results("d", 1.0, 5) == []
     assert bench.engine.group_overheads("g")[1] == pytest.approx(4.0)
     speed = bench.engine._state.groups["g"].speed
@@ -149,10 +137,10 @@ def test_the_scaling_limit_follows_the_measured_beta():
     """With beta 1.3 widths pay up to 4, since h(5) > h(4). So 4 of 8 devices are used."""
     bench = alone(8, iterations=1000, max_workers=2)
     bench.results("a", 1.0, 1)
-    bench(Resized("a", (0, 1), 0.1))
+    bench(m.Resized("a", (0, 1), 0.1))
     bench.results("a", 0.65, 4, width=2)
     assert bench.engine.group_overheads("g")[1] == pytest.approx(1.3)
-    bench(TrialEnded("a", "stopped"))
+    bench(m.TrialEnded("a", "stopped"))
     bench.engine._state.max_workers = None
     assert bench(elastic("b", 1000)) == [start("b", (0, 1, 2, 3), 1.0)]
 
@@ -160,9 +148,9 @@ def test_the_scaling_limit_follows_the_measured_beta():
 def wide_trial(iterations: float | None) -> Bench:
     bench = alone(2, iterations)
     bench.results("a", 1.0, 1)
-    bench(Resized("a", (0, 1), 0.1), DeviceGained(2, "node0"), DeviceGained(3, "node0"))
+    bench(m.Resized("a", (0, 1), 0.1), m.DeviceGained(2, "node0"), m.DeviceGained(3, "node0"))
     bench.results("a", 0.5, 3, width=2)
-    bench(Resized("a", (0, 1, 2, 3), 0.1))
+    bench(m.Resized("a", (0, 1, 2, 3), 0.1))
     return bench
 
 
@@ -173,14 +161,14 @@ def test_a_waiting_trial_shrinks_a_wide_one_only_where_that_pays():
     bench.results("a", 0.5, 6, width=4)  # half of the devices' time is lost
     assert bench.engine.trial("a").resizing_to == (0, 1, 2)
     assert bench(plain("c"), plain("d"), plain("e")) == []
-    assert bench(Resized("a", (0, 1, 2), 0.1))[:2] == [release("a", (3,)), start("b", (3,), 1.0)]
+    assert bench(m.Resized("a", (0, 1, 2), 0.1))[:2] == [release("a", (3,)), start("b", (3,), 1.0)]
 
 
 def test_a_wide_trial_without_a_known_end_makes_room():
     bench = wide_trial(None)
     bench.results("a", 0.25, 3, width=4)
     assert bench(plain("b", 5)) == [resize("a", (0, 1, 2))]
-    assert bench(Resized("a", (0, 1, 2), 0.1)) == [release("a", (3,)), start("b", (3,), 1.0)]
+    assert bench(m.Resized("a", (0, 1, 2), 0.1)) == [release("a", (3,)), start("b", (3,), 1.0)]
 
 
 def test_dynamic_fluid_takes_from_one_to_give_to_another():
@@ -188,54 +176,54 @@ def test_dynamic_fluid_takes_from_one_to_give_to_another():
     bench = Bench(4)
     assert bench(elastic("a", 1000), plain("z", 1)) == [start("a", (0, 1, 2), 1.0), start("z", (3,), 1.0)]
     bench.results("a", 1.0, 1)
-    bench(Resized("a", (0, 1, 2), 0.1))
+    bench(m.Resized("a", (0, 1, 2), 0.1))
     bench.results("a", 0.45, 4, width=3)
-    bench(TrialEnded("z", "stopped"), plain("b", 4000))
-    out = bench(KindFound("b", "elastic"), Result("b", 1.0, 1), DeviceGained(9, "node0"))
+    bench(m.TrialEnded("z", "stopped"), plain("b", 4000))
+    out = bench(m.KindFound("b", "elastic"), m.Result("b", 1.0, 1), m.DeviceGained(9, "node0"))
     assert out == [resize("b", (3, 9)), resize("a", (0,))]
-    assert bench(Resized("b", (3, 9), 0.1), Resized("a", (0,), 0.1)) == [release("a", (1, 2))]
-    assert bench(Result("b", 0.6, 2)) == [resize("b", (3, 9, 1, 2))]
+    assert bench(m.Resized("b", (3, 9), 0.1), m.Resized("a", (0,), 0.1)) == [release("a", (1, 2))]
+    assert bench(m.Result("b", 0.6, 2)) == [resize("b", (3, 9, 1, 2))]
 
 
 def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
     bench = Bench(2, max_packing=2)
     bench(*[elastic(name, 50) for name in "abcd"])
     assert bench.engine.devices == {0: ("a", "c"), 1: ("b", "d")}
-    bench(Result("c", 1.0, 0.5), Result("a", 1.0, 0.5))
-    assert bench(TrialEnded("b", "stopped"), TrialEnded("d", "stopped"), TrialEnded("c", "stopped"))[-1] == (
+    bench(m.Result("c", 1.0, 0.5), m.Result("a", 1.0, 0.5))
+    assert bench(m.TrialEnded("b", "stopped"), m.TrialEnded("d", "stopped"), m.TrialEnded("c", "stopped"))[-1] == (
         release("c", (0,))
     )
-    assert bench(Result("a", 0.5, 0.5)) == [resize("a", (0, 1))]
+    assert bench(m.Result("a", 0.5, 0.5)) == [resize("a", (0, 1))]
     assert bench.engine.trial("a").seconds == {0.5: 1.0, 1: 0.5}
     assert bench.engine.trial("a").share == 1.0
 
 
 def test_a_packed_checkpointing_trial_is_suspended_for_an_idle_device():
     bench = Bench(2, max_packing=2)
-    bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
+    bench(*[m.TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
     for name in "abcd":
         bench.results(name, 3.0, 3, width=0.5)
-    bench(TrialEnded("b", "stopped"), Result("d", 1.0, 1))
-    assert bench(Result("d", 1.0, 1)) == []  # no idle device yet
-    assert bench(TrialEnded("d", "stopped")) == [release("d", (1,)), suspend("a")]
+    bench(m.TrialEnded("b", "stopped"), m.Result("d", 1.0, 1))
+    assert bench(m.Result("d", 1.0, 1)) == []  # no idle device yet
+    assert bench(m.TrialEnded("d", "stopped")) == [release("d", (1,)), suspend("a")]
     assert bench.engine.trial("a").status == "suspending"
-    assert bench(Result("c", 3.0, 0.5), KindFound("c", "elastic"), Result("c", 3.0, 0.5)) == []
-    assert bench(Result("c", 3.0, 0.5)) == []  # device 1 is kept for a
-    moved = TrialEnded("a", "paused"), TrialAdded("a", "g", "checkpointing", 47)
+    assert bench(m.Result("c", 3.0, 0.5), m.KindFound("c", "elastic"), m.Result("c", 3.0, 0.5)) == []
+    assert bench(m.Result("c", 3.0, 0.5)) == []  # device 1 is kept for a
+    moved = m.TrialEnded("a", "paused"), m.TrialAdded("a", "g", "checkpointing", 47)
     assert bench(*moved) == [release("a", (0,)), resume("a", (1,), 1.0)]
     assert bench.results("c", 1.0, 4) == []
 
 
 def test_a_suspending_trial_that_tune_pauses_keeps_no_device():
     bench = Bench(2, max_packing=2)
-    bench(*[TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
+    bench(*[m.TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
     for name in "abcd":
         bench.results(name, 3.0, 3, width=0.5)
-    bench(TrialEnded("b", "stopped"), KindFound("c", "elastic"))
+    bench(m.TrialEnded("b", "stopped"), m.KindFound("c", "elastic"))
     bench.results("d", 1.0, 2)
-    bench(TrialEnded("d", "stopped"))
+    bench(m.TrialEnded("d", "stopped"))
     assert bench.engine.trial("a").status == "suspending"
-    assert bench(TrialEnded("a", "paused")) == [release("a", (0,))]
+    assert bench(m.TrialEnded("a", "paused")) == [release("a", (0,))]
     assert bench.results("c", 1.0, 3) == [resize("c", (0, 1))]
 
 
@@ -243,25 +231,25 @@ def test_a_packed_trial_is_moved_where_it_may_then_grow():
     bench = Bench(3, max_packing=2)
     bench(elastic("scales", 60))
     bench.results("scales", 1.0, 3)
-    bench(Resized("scales", (0, 1), 0.5))
+    bench(m.Resized("scales", (0, 1), 0.5))
     bench.results("scales", 0.55, 4, width=2)
-    bench(TrialEnded("scales", "stopped"))
+    bench(m.TrialEnded("scales", "stopped"))
     bench(*[elastic(name, 20) for name in "abcdef"])
     for name in "abcdef":
         bench.results(name, 1.05, 3, width=0.5)
     assert sorted(map(len, bench.engine.devices.values())) == [2, 2, 2]
     # On one device each they take 17 s instead of 17.85 s, which is not worth 2.5 s; on two devices each, 9.35 s.
-    out = bench(*[TrialEnded(name, "stopped") for name in "bcef"])
-    assert [i.trial for i in out if isinstance(i, Suspend)] == ["a"]
+    out = bench(*[m.TrialEnded(name, "stopped") for name in "bcef"])
+    assert [i.trial for i in out if isinstance(i, m.Suspend)] == ["a"]
 
 
 def test_one_waiting_trial_shrinks_one_wide_trial():
     bench = Bench(4)
     assert bench(elastic("a"), elastic("b")) == [start("a", (0, 1), 1.0), start("b", (2, 3), 1.0)]
-    bench(Resized("a", (0, 1), 0.1), Resized("b", (2, 3), 0.1))
+    bench(m.Resized("a", (0, 1), 0.1), m.Resized("b", (2, 3), 0.1))
     assert bench(plain("c")) == [resize("a", (0,))]
-    assert bench(Result("b", 1.0, 2), Result("a", 1.0, 2)) == []
-    assert bench(Resized("a", (0,), 0.1)) == [release("a", (1,)), start("c", (1,), 1.0)]
+    assert bench(m.Result("b", 1.0, 2), m.Result("a", 1.0, 2)) == []
+    assert bench(m.Resized("a", (0,), 0.1)) == [release("a", (1,)), start("c", (1,), 1.0)]
 
 
 def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
@@ -273,21 +261,21 @@ def test_a_trial_that_gets_ten_times_slower_halfway_is_estimated_anew():
     bench.results("a", 10.0, 4)
     assert bench.engine.trial("a").height == 160.0, "four results are the majority of the last seven"
     assert bench.engine.trial("b").height == 4.0, "its neighbour is not taken for slow"
-    assert bench(TrialEnded("b", "stopped")) == [release("b", (1,)), resize("a", (0, 1))]
+    assert bench(m.TrialEnded("b", "stopped")) == [release("b", (1,)), resize("a", (0, 1))]
 
 
 def test_a_wide_trial_that_gets_ten_times_slower_is_wide_again_once_that_is_known():
     bench = alone(4, 400)
-    bench(Result("a", 1.0, 1))
-    bench(Resized("a", (0, 1), 0.05))
+    bench(m.Result("a", 1.0, 1))
+    bench(m.Resized("a", (0, 1), 0.05))
     bench.results("a", 0.55, 3, 2)
     assert bench.engine.trial("a").resizing_to == (0, 1, 2, 3)
-    bench(Resized("a", (0, 1, 2, 3), 0.05))
+    bench(m.Resized("a", (0, 1, 2, 3), 0.05))
     assert bench.results("a", 0.3, 8, 4) == []
     for _ in range(60):
         view = bench.engine.trial("a")
-        for told in bench(Result("a", {1: 10.0, 2: 5.5, 3: 3.9, 4: 3.0}[len(view.devices)], len(view.devices))):
-            bench(Resized("a", told.devices, 0.05))
+        for told in bench(m.Result("a", {1: 10.0, 2: 5.5, 3: 3.9, 4: 3.0}[len(view.devices)], len(view.devices))):
+            bench(m.Resized("a", told.devices, 0.05))
     assert len(bench.engine.trial("a").devices) == 4
 
 
@@ -305,8 +293,65 @@ def test_where_many_trials_run_an_idle_device_is_given_out_within_a_thirty_secon
         bench.results(name, 1.0, 2)
     told = []
     for events in range(1, 10):
-        told += bench(*([DeviceGained(96)] if events == 1 else []), Result(names[events], 1.0, 1))
+        told += bench(*([m.DeviceGained(96)] if events == 1 else []), m.Result(names[events], 1.0, 1))
         if told:
             break
     assert [len(instruction.devices) for instruction in told] == [2] and 96 in told[0].devices
     assert events <= 96 / 32 + 1
+
+
+# --- devices that leave
+
+
+def test_nothing_starts_on_a_leaving_device():
+    bench = Bench(2)
+    bench(m.DeviceLeaving(0))
+    assert bench.engine.idle_devices == (1,)
+    assert bench(plain("a"), plain("b")) == [start("a", (1,), 1.0)]
+    assert bench.engine.waiting == ("b",)
+    assert bench(m.DeviceLost(0)) == []
+
+
+def test_a_trial_with_checkpoints_is_moved():
+    bench = Bench(2)
+    bench(m.TrialAdded("a", "g", "checkpointing", 100))
+    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
+    bench(m.TrialEnded("a", "paused"))
+    assert bench(m.TrialAdded("a", "g", "checkpointing", 99)) == [resume("a", (1,), 1.0)]
+    assert bench.engine.devices == {0: (), 1: ("a",)}
+
+
+def test_a_wide_trial_shrinks_when_its_first_worker_stays():
+    bench = Bench(3)
+    bench(elastic("a"))
+    bench.results("a", 10.0, 3)
+    bench(m.Resized("a", (0, 1), 0.1))
+    bench.results("a", 5.0, 3, width=2)
+    bench(m.Resized("a", (0, 1, 2), 0.1))
+    assert bench(m.DeviceLeaving(1)) == [resize("a", (0, 2))]
+    bench(m.Resized("a", (0, 2), 0.1))
+    assert bench.engine.devices == {0: ("a",), 1: (), 2: ("a",)}
+    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
+
+
+def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
+    bench = Bench(2)
+    bench(plain("a"))
+    assert bench(m.DeviceLeaving(0)) == []
+    assert bench(m.Result("a", 1.0, 1)) == []
+    assert bench(m.KindFound("a", "checkpointing")) == [suspend("a")]
+
+
+def test_a_plain_trial_still_there_when_the_device_is_lost_starts_again():
+    bench = Bench(2)
+    bench(plain("a"))
+    bench(m.DeviceLeaving(0))
+    assert bench(m.DeviceLost(0)) == [resume("a", (1,), 1.0)]
+
+
+@pytest.mark.parametrize("device", [0, 7])
+def test_only_a_known_device_can_leave_and_only_once(device):
+    bench = Bench(1)
+    bench(m.DeviceLeaving(0))
+    with pytest.raises(EngineError, match=str(device)):
+        bench(m.DeviceLeaving(device))

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Result, Start, TrialAdded, TrialEnded
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
 from fluidtune.engine.runtime_prediction import GROWTH, RuntimePredictor
 from fluidtune.engine.speed import TRIALS_REMEMBERED
 
@@ -50,16 +51,16 @@ def test_it_forgets_old_trials_and_is_seldom_fitted_again(heard: list[tuple[int,
 
 def test_the_longest_trials_go_first_once_they_are_predicted() -> None:
     engine = Engine()
-    engine.handle(DeviceGained(0), GroupAnnounced("all"), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("all"), now=0.0)
     order = ["small", "large", "small", "small", "large", "large", "small", "large"]
-    added = [TrialAdded(f"t{k}", "all", iterations=3.0, traits=(("size", size),)) for k, size in enumerate(order)]
-    running = [i.trial for i in engine.handle(*added, now=0.0) if isinstance(i, Start)]
+    added = [m.TrialAdded(f"t{k}", "all", iterations=3.0, traits=(("size", size),)) for k, size in enumerate(order)]
+    running = [i.trial for i in engine.handle(*added, now=0.0) if isinstance(i, m.Start)]
     started = []
     while running:
         name = running.pop()
         started.append(order[int(name[1:])])
         seconds = 1.0 if started[-1] == "large" else 0.1
         for _ in range(3):
-            engine.handle(Result(name, seconds, 1.0), now=0.0)
-        running += [i.trial for i in engine.handle(TrialEnded(name, "stopped"), now=0.0) if isinstance(i, Start)]
+            engine.handle(m.Result(name, seconds, 1.0), now=0.0)
+        running += [i.trial for i in engine.handle(m.TrialEnded(name, "stopped"), now=0.0) if isinstance(i, m.Start)]
     assert started == ["small", "large", "large", "large", "large", "small", "small", "small"]

@@ -6,17 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.engine import (
-    BudgetChanged,
-    EngineError,
-    GroupAnnounced,
-    NeedFound,
-    Result,
-    Start,
-    TrialAdded,
-    TrialEnded,
-    WorkerLost,
-)
+from fluidtune.engine import EngineError
+from fluidtune.engine import messages as m
 from salus_share import SalusError
 from tests.engine.helpers import Bench, elastic, plain
 
@@ -26,17 +17,17 @@ def bench(devices: int = 1, policy: str = "FAIR", c: int = 4, **more: object) ->
 
 
 def starts(instructions: list) -> dict[str, tuple[int, ...]]:
-    return {i.trial: i.devices for i in instructions if isinstance(i, Start)}
+    return {i.trial: i.devices for i in instructions if isinstance(i, m.Start)}
 
 
-def needs(trial: str, memory: float, ephemeral: float = 0.0, compute: float | None = None) -> Result:
-    return Result(trial, 1.0, 0.25, memory, ephemeral, compute)
+def needs(trial: str, memory: float, ephemeral: float = 0.0, compute: float | None = None) -> m.Result:
+    return m.Result(trial, 1.0, 0.25, memory, ephemeral, compute)
 
 
 def test_while_needs_are_unknown_each_trial_has_a_device_alone():
     b = bench()
     assert starts(b(*[plain(f"t{k}") for k in range(4)])) == {"t0": (0,)}
-    assert b(Result("t0", 1.0, 0.25)) == []
+    assert b(m.Result("t0", 1.0, 0.25)) == []
     assert starts(b(needs("t0", 0.3))) == {"t1": (0,), "t2": (0,)}
 
 
@@ -54,7 +45,7 @@ def test_a_share_that_the_script_asks_for_is_believed_until_it_is_measured():
     assert b.engine.trial("t0").need == (0.5, 0.0)
     # Both turned out to need more. When one has left, no other trial may take its place.
     b(needs("t0", 0.8), needs("t1", 0.8))
-    assert starts(b(TrialEnded("t0", "stopped"))) == {}
+    assert starts(b(m.TrialEnded("t0", "stopped"))) == {}
     assert b.engine.tenants(0) == ("t1",)
 
 
@@ -63,11 +54,11 @@ def test_a_trial_that_needs_more_than_expected_waits_for_a_device_with_room():
     b(*[plain(name) for name in "abcd"])
     b(needs("a", 0.3), needs("b", 0.3))
     assert sorted(map(len, b.engine.devices.values())) == [2, 2]
-    out = b(NeedFound("c", 0.9, 0.5), WorkerLost("c"))
+    out = b(m.NeedFound("c", 0.9, 0.5), m.WorkerLost("c"))
     assert starts(out) == {}
     assert b.engine.waiting == ("c",)
     home = b.engine.trial("a").devices[0]
-    out = b(TrialEnded("a", "stopped"))
+    out = b(m.TrialEnded("a", "stopped"))
     assert starts(out) == {"c": (home,)}
 
 
@@ -75,9 +66,9 @@ def test_memory_that_a_trial_lacked_is_kept_for_it_later():
     b = bench()
     b(*[plain(f"t{k}") for k in range(4)])
     b(needs("t0", 0.2, 0.1))
-    b(NeedFound("t0", 0.7, 0.6), WorkerLost("t0"))
+    b(m.NeedFound("t0", 0.7, 0.6), m.WorkerLost("t0"))
     assert b.engine.trial("t0").least == b.engine.trial("t0").need == pytest.approx((0.1, 0.6))
-    b(*[TrialEnded(f"t{k}", "stopped") for k in (1, 2, 3)])
+    b(*[m.TrialEnded(f"t{k}", "stopped") for k in (1, 2, 3)])
     b(needs("t0", 0.3, 0.1, 0.5))
     assert b.engine.trial("t0").need == pytest.approx((0.2, 0.6))
     assert b.engine.trial("t1").least is None
@@ -88,7 +79,7 @@ def test_one_large_need_does_not_keep_the_other_trials_apart():
     b(*[plain(f"t{k}") for k in range(12)])
     b(needs("t0", 0.2), needs("t1", 0.2))
     assert all(len(tenants) == 4 for tenants in b.engine.devices.values())
-    b(NeedFound("t0", 1.0, 0.9), WorkerLost("t0"), TrialEnded("t1", "stopped"))
+    b(m.NeedFound("t0", 1.0, 0.9), m.WorkerLost("t0"), m.TrialEnded("t1", "stopped"))
     assert sorted(map(len, b.engine.devices.values())) == [4, 4], "one odd trial made c 1 for all"
 
 
@@ -104,11 +95,11 @@ def test_a_trial_joins_the_fullest_device_that_it_does_not_slow_down():
 
 def test_a_promoted_trial_goes_first_and_equals_share():
     b = bench(policy="HPT")
-    b(GroupAnnounced("rung1"), *[plain(name, 10) for name in "abc"])
+    b(m.GroupAnnounced("rung1"), *[plain(name, 10) for name in "abc"])
     b(needs("a", 0.5, 0.45))
     assert b.engine.trial("a").rung == 0
     assert [b.engine.trial(name).width for name in "abc"] == pytest.approx([1 / 3] * 3)
-    b(BudgetChanged("b", 30))
+    b(m.BudgetChanged("b", 30))
     assert b.engine.trial("b").rung == 1
     assert [b.engine.trial(name).width for name in "abc"] == [0.0, 1.0, 0.0]
     # The seconds of the trials that it passes do not count, since their width is not known.
@@ -116,7 +107,7 @@ def test_a_promoted_trial_goes_first_and_equals_share():
     b(needs("b", 0.5, 0.45), needs("c", 0.5, 0.45))
     assert b.engine.trial("c").seconds == before
     # Paused and promoted into the next rung, as HyperBand does.
-    b(TrialEnded("c", "paused"), TrialAdded("c", "rung1", iterations=30))
+    b(m.TrialEnded("c", "paused"), m.TrialAdded("c", "rung1", iterations=30))
     assert b.engine.trial("c").rung == 1
     assert [b.engine.trial(name).width for name in "abc"] == pytest.approx([0.0, 0.5, 0.5])
 
@@ -125,11 +116,11 @@ def test_a_repeated_or_shortened_budget_is_no_promotion():
     b = bench()
     b(plain("a", 10))
     b(
-        Result("a", 1.0, 1),
-        BudgetChanged("a", 9),
-        BudgetChanged("a", 4),
-        BudgetChanged("a", None),
-        BudgetChanged("a", 8),
+        m.Result("a", 1.0, 1),
+        m.BudgetChanged("a", 9),
+        m.BudgetChanged("a", 4),
+        m.BudgetChanged("a", None),
+        m.BudgetChanged("a", 8),
     )
     assert b.engine.trial("a").rung == 0
 
@@ -145,7 +136,7 @@ def test_a_search_for_c_obeys_the_memory_too():
     b = Bench(1, lanes="FAIR", max_packing=None)
     b(elastic("a", 100), elastic("b", 100))
     for _ in range(8):
-        b(Result("a", 1.0, 1, 0.6))
+        b(m.Result("a", 1.0, 1, 0.6))
     assert b.engine.tenants(0) == ("a",)
 
 
@@ -154,7 +145,7 @@ def test_impossible_memory_figures_are_refused():
     b(plain("a"))
     for memory, ephemeral in ((-0.1, 0.0), (0.2, 0.3), (0.2, -0.1), (float("nan"), 0.0)):
         with pytest.raises(EngineError, match="memory"):
-            b(NeedFound("a", memory, ephemeral))
+            b(m.NeedFound("a", memory, ephemeral))
         with pytest.raises(EngineError, match="memory"):
             b(needs("a", memory, ephemeral))
     with pytest.raises(SalusError, match="policy"):
@@ -182,16 +173,16 @@ def test_trials_that_share_a_device_fit_it_and_every_trial_ends(devices, c, poli
             if b.engine.trial(name).status != "running":
                 continue
             p, e = size[name]
-            b(Result(name, 1.0, 0.5, p + e, e))
+            b(m.Result(name, 1.0, 0.5, p + e, e))
             home = b.engine.trial(name).devices[0]
             there = [size[other] for other in b.engine.tenants(home)]
             if sum(p for p, _ in there) + max(e for _, e in there) > 1 + 1e-9:
-                b(NeedFound(name, p + e, e), WorkerLost(name))
+                b(m.NeedFound(name, p + e, e), m.WorkerLost(name))
                 continue
             left[name] -= 1
             if not left[name]:
                 del left[name]
-                b(TrialEnded(name, "stopped"))
+                b(m.TrialEnded(name, "stopped"))
     assert not left
 
 
@@ -200,12 +191,12 @@ def test_a_trial_that_goes_first_on_its_device_is_not_taken_to_be_alone_there():
     b(*[elastic(name, 40 + k) for k, name in enumerate("abcdef")])
     for _ in range(4):
         for name in b.engine.running:
-            b(Result(name, 1.0, 1, 0.3))
+            b(m.Result(name, 1.0, 1, 0.3))
     pairs = [tenants for tenants in b.engine.devices.values() if len(tenants) == 2]
     assert pairs
     for name in [name for name in b.engine.running if name not in pairs[0]]:
-        b(TrialEnded(name, "stopped"))
+        b(m.TrialEnded(name, "stopped"))
     for _ in range(4):
         for name in b.engine.running:
-            b(Result(name, 1.0, 1, 0.3))
+            b(m.Result(name, 1.0, 1, 0.3))
     assert all(len(b.engine.trial(name).devices) == 1 for name in pairs[0])

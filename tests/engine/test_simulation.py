@@ -8,18 +8,8 @@ from itertools import count
 
 import pytest
 
-from fluidtune.engine import (
-    DeviceGained,
-    Engine,
-    GroupAnnounced,
-    Release,
-    Resize,
-    Resized,
-    Result,
-    Start,
-    TrialAdded,
-    TrialEnded,
-)
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
 
 
 @dataclass
@@ -53,15 +43,15 @@ class World:
             if kind == "resized":
                 self.devices[trial] = devices
                 self.resizes += 1
-                self.carry_out(self.engine.handle(Resized(trial, devices, self.pause), now=at))
+                self.carry_out(self.engine.handle(m.Resized(trial, devices, self.pause), now=at))
                 continue
             width = len(self.devices[trial])
             self.done[trial] = self.done.get(trial, 0) + 1
-            events = [Result(trial, self.seconds(trial), width)]
+            events = [m.Result(trial, self.seconds(trial), width)]
             if self.done[trial] < self.todo[trial][0]:
                 self.push(self.seconds(trial), "result", trial)
             else:
-                events.append(TrialEnded(trial, "stopped"))
+                events.append(m.TrialEnded(trial, "stopped"))
             self.carry_out(self.engine.handle(*events, now=at))
         self.engine.validate_state()
         assert all(self.done[trial] == self.todo[trial][0] for trial in self.todo)
@@ -77,12 +67,12 @@ class World:
 
     def carry_out(self, instructions) -> None:
         for instruction in instructions:
-            if isinstance(instruction, Start):
+            if isinstance(instruction, m.Start):
                 self.devices[instruction.trial] = instruction.devices[:1]
                 self.push(self.seconds(instruction.trial), "result", instruction.trial)
-            if isinstance(instruction, Resize) or (isinstance(instruction, Start) and len(instruction.devices) > 1):
+            if isinstance(instruction, m.Resize) or (isinstance(instruction, m.Start) and len(instruction.devices) > 1):
                 self.push(self.pause, "resized", instruction.trial, instruction.devices)
-            assert isinstance(instruction, (Start, Resize, Release))
+            assert isinstance(instruction, (m.Start, m.Resize, m.Release))
 
     def utilisation(self) -> float:
         return self.busy / (self.now * len(self.engine.devices))
@@ -93,9 +83,9 @@ def job(trials: int, devices: int, kind: str, iterations=lambda k: 20 + 7 * k % 
     todo = {f"t{k}": (iterations(k), 1.0 + 0.1 * (k % 4)) for k in range(trials)}
     world = World(engine, todo)
     makespan = world.run(
-        *[DeviceGained(d, f"n{d // 8}") for d in range(devices)],
-        GroupAnnounced("g"),
-        *[TrialAdded(name, "g", kind, left) for name, (left, _) in todo.items()],
+        *[m.DeviceGained(d, f"n{d // 8}") for d in range(devices)],
+        m.GroupAnnounced("g"),
+        *[m.TrialAdded(name, "g", kind, left) for name, (left, _) in todo.items()],
     )
     return world, makespan
 
@@ -104,9 +94,9 @@ def test_a_trial_that_does_not_scale_is_no_longer_resized_after_a_few_attempts()
     todo = {f"t{k}": (60, 1.0) for k in range(6)}
     world = World(Engine(), todo, beta=2.5)
     makespan = world.run(
-        *[DeviceGained(d) for d in range(16)],
-        GroupAnnounced("g"),
-        *[TrialAdded(name, "g", "elastic", 60) for name in todo],
+        *[m.DeviceGained(d) for d in range(16)],
+        m.GroupAnnounced("g"),
+        *[m.TrialAdded(name, "g", "elastic", 60) for name in todo],
     )
     print(f"{world.resizes} resizes, makespan {makespan:.1f} s, 60 s without")
     assert world.resizes <= 3 * len(todo)
@@ -118,9 +108,9 @@ def test_four_thousand_trials_on_four_hundred_devices():
     """4,000 trials on 400 devices."""
     todo = {f"t{k}": (3, 1.0 + 0.1 * (k % 7)) for k in range(4_000)}
     world = World(Engine(), todo)
-    gained = [DeviceGained(d, f"n{d // 8}") for d in range(400)]
+    gained = [m.DeviceGained(d, f"n{d // 8}") for d in range(400)]
     first = world.engine.handle(
-        *gained, GroupAnnounced("g"), *[TrialAdded(n, "g", "elastic", 3) for n in todo], now=0.0
+        *gained, m.GroupAnnounced("g"), *[m.TrialAdded(n, "g", "elastic", 3) for n in todo], now=0.0
     )
     assert len(first) == 400
     world.carry_out(first)
@@ -130,10 +120,10 @@ def test_four_thousand_trials_on_four_hundred_devices():
 def test_elastic_trials_that_arrive_one_by_one_share_the_devices():
     """The first trial is alone and gets all devices. The others must not wait until it has ended."""
     engine = Engine()
-    out = engine.handle(*[DeviceGained(d) for d in range(8)], GroupAnnounced("g"), now=0.0)
+    out = engine.handle(*[m.DeviceGained(d) for d in range(8)], m.GroupAnnounced("g"), now=0.0)
     for k in range(8):
-        out += engine.handle(TrialAdded(f"t{k}", "g", "elastic", 1000), now=0.0)
+        out += engine.handle(m.TrialAdded(f"t{k}", "g", "elastic", 1000), now=0.0)
     for instruction in out:
-        if isinstance(instruction, Resize) or (isinstance(instruction, Start) and len(instruction.devices) > 1):
-            out += engine.handle(Resized(instruction.trial, instruction.devices, 0.1), now=1.0)
+        if isinstance(instruction, m.Resize) or (isinstance(instruction, m.Start) and len(instruction.devices) > 1):
+            out += engine.handle(m.Resized(instruction.trial, instruction.devices, 0.1), now=1.0)
     assert len(engine.running) == 8

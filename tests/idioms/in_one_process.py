@@ -2,7 +2,7 @@
 
 ``main("alone", FOLDER)`` runs each script in a fork of a process in which no trial has run. ``warm`` lets one process
 serve two trials of each script, one script after the other, and cleans it after each trial as a worker does. Scripts
-after which the process serves no further trial (`DIRTY`) run in a fork of it.
+after which the process serves no further trial run in a fork of it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,6 @@ import psutil
 
 from tests.cluster.process_properties import in_a_copy
 
-#: script -> why its process serves no further trial, in words that the reason has.
-DIRTY = {
-    "compiled": "packages that were imported from their files",
-    "n_jobs": "exit handlers left by joblib",
-    "pool": "changed: finalizers of multiprocessing",
-    "futures": "changed: finalizers of multiprocessing",
-    "quantized": "quantized.engine",
-    "hooked": "_global_forward_hooks",
-    "background_thread": "threads left running: prefetcher",
-    "database": "files left open",
-    "buffered_file": "files left open",
-}
-
 #: What the script of the present trial has reported.
 REPORTS: list[Any] = []
 
@@ -47,10 +34,7 @@ def run(script: str, seed: int, folder: Path) -> list[dict[str, Any]]:
     def call() -> None:
         os.chdir(folder)
         try:
-            for room in ("torch_scripts", "library_scripts"):
-                function = getattr(importlib.import_module(f"tests.idioms.{room}"), script, None)
-                if function is not None:
-                    function({"seed": seed})
+            getattr(importlib.import_module("tests.idioms.guide_scripts"), script)({"seed": seed})
         except BaseException:
             reports.append({"error": traceback.format_exc()})
 
@@ -70,8 +54,8 @@ def without_children(call: Callable[[], Any]) -> Any:
                 child.kill()
 
 
-def main(mode: str, folder: str, scripts: list[str]) -> None:
-    """Print {script: [reports, why the process is not used again]}."""
+def main(mode: str, folder: str, scripts: dict[str, str | None]) -> None:
+    """Print {script: [reports, why the process is not used again]}. ``scripts``: as in `guide_scripts`."""
     output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what scripts and libraries print
     baseline = None
@@ -82,7 +66,7 @@ def main(mode: str, folder: str, scripts: list[str]) -> None:
 
     tune.report = REPORTS.append
     if mode == "warm":
-        from fluidtune.cluster.process_reset import ProcessBaseline
+        from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 
         baseline = ProcessBaseline()
         baseline.note_imports()
@@ -99,11 +83,12 @@ def main(mode: str, folder: str, scripts: list[str]) -> None:
         return in_a_copy(lambda: without_children(call))
 
     answers = {}
-    for script in sorted(scripts, key=lambda name: name not in DIRTY):  # a fork first: OpenMP's threads survive none
+    # Forks come first, because OpenMP's threads survive none.
+    for script, dirty in sorted(scripts.items(), key=lambda each: each[1] is None):
         if baseline is None:
             answers[script] = in_fork(lambda script=script: turn(script, 1))
         else:
-            answers[script] = in_fork(lambda script=script: both(script)) if script in DIRTY else both(script)
+            answers[script] = in_fork(lambda script=script: both(script)) if dirty else both(script)
     output.write(json.dumps(answers, default=float))
     output.flush()
     os._exit(0)

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.idioms import library_scripts, torch_scripts
-from tests.idioms.in_one_process import DIRTY
+from tests.idioms.guide_scripts import SCRIPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-SCRIPTS = [each.__name__ for each in (*torch_scripts.SCRIPTS, *library_scripts.SCRIPTS)]
 
 
 def found(folder: str) -> dict[str, dict[str, Any]]:
@@ -43,7 +40,7 @@ def test_scripts_of_guides_report_after_others_what_they_report_alone(tmp_path: 
     """One test, so that all of them run in the same two processes. docs/kinds-of-scripts.md; docs/bugs.md, 212, 213"""
     reported = found(str(tmp_path))
     wrong = {}
-    for script in SCRIPTS:
+    for script, dirty in SCRIPTS.items():
         (alone, _), (after, why) = reported["alone"][script], reported["warm"][script]
-        wrong[script] = trouble(alone, after, why, DIRTY.get(script))
+        wrong[script] = trouble(alone, after, why, dirty)
     assert not any(wrong.values()), {script: what for script, what in wrong.items() if what}

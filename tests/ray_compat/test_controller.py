@@ -51,13 +51,6 @@ def test_our_manager_has_all_that_the_controller_uses(name: str, call: ast.Call 
         signature.bind(None, *[None for _ in call.args], **{k.arg: None for k in call.keywords if k.arg})
 
 
-def test_a_changed_call_would_be_seen() -> None:
-    signature = inspect.signature(FluidActorManager.add_actor)
-    with pytest.raises(TypeError):
-        signature.bind(None, surprise=None)
-    assert "get_actor_resources_of_the_moon" not in attributes_of(FluidActorManager)
-
-
 def test_only_the_interface_knows_ray_s_names() -> None:
     rays = {name for name, _ in USES} | {"num_live_actors", "resolve_future"}
     assert rays & set(vars(FluidActorManager)) == set(), "what Tune calls belongs into ActorManager"
@@ -131,12 +124,6 @@ def test_schedulers_are_handed_a_wrapper_with_its_controller() -> None:
     assert compat.controller_behind("bare") == "bare"
 
 
-def test_the_tracked_actor_is_made_as_we_make_it() -> None:
-    tracked: Any = compat.TrackedActor(7, on_start=len, on_stop=len, on_error=len)
-    assert (tracked.actor_id, tracked._on_start, tracked._on_stop, tracked._on_error) == (7, len, len, len)
-    assert tracked in {tracked: 1}
-
-
 def test_tune_is_told_of_a_tracked_actor_unless_it_took_the_callback_back() -> None:
     told: list[Any] = []
     tracked = compat.TrackedActor(
@@ -145,6 +132,7 @@ def test_tune_is_told_of_a_tracked_actor_unless_it_took_the_callback_back() -> N
         on_stop=lambda of: told.append(("stop", of)),
         on_error=lambda of, error: told.append((str(error), of)),
     )
+    assert tracked.actor_id == 7 and tracked in {tracked: 1}
     compat.tell_started(tracked)
     compat.tell_stopped(tracked)
     compat.tell_failed(tracked, ValueError("died"))

@@ -6,7 +6,7 @@ import pytest
 from ray import tune
 
 import fluidtune
-from fluidtune.cluster.beside import LANE, Turn
+from fluidtune.cluster.sharing.beside import LANE, Turn
 from salus_share.seat_table import SeatTable, home
 from salus_share.turns import INSIDE
 from tests.salus.processes import remove

@@ -23,12 +23,12 @@ from ray.tune.trainable import FunctionTrainable
 
 import fluidtune.tune
 from benchmarks.stand_in_tune import standing_alone
-from fluidtune.cluster.devices import Layout
-from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
-from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.messages import IterationReply, WorkerInfo
+from fluidtune.cluster.hosting.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.controller import TrackedActor
@@ -36,6 +36,7 @@ from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION,
 from fluidtune.tune import job_log, result_logs
 from fluidtune.tune.device_setup import DeviceSetup
 from tests.tune.trainables import Stepper
+from tests.tune.tried_manager import Pool
 
 #: The kinds of trials, by what their code does; `Play` draws one for each job or one for each trial.
 KINDS = ("plain", "saving", "class", "elastic", "elastic", "mending")
@@ -183,23 +184,15 @@ class PlayedDevices:
         pass
 
 
-class PlayedPool:
+class PlayedPool(Pool):
     """The pool: at most ``most`` processes of a device, each of which serves again."""
 
-    fresh = None
-
     def __init__(self, play: Play) -> None:
+        super().__init__()
         self._play = play
-        self.workers: dict[str, PooledWorker] = {}
         self.idle: dict[int, list[PooledWorker]] = {}
         self.made = 0
         self.forks = True
-
-    def start_spares(self) -> list[PooledWorker]:
-        return []
-
-    def process_ended(self, worker: PooledWorker) -> None:
-        pass
 
     def stop_forking(self, why: str) -> bool:
         forks, self.forks = self.forks, False
@@ -209,17 +202,11 @@ class PlayedPool:
         there = [worker for worker in self.workers.values() if worker.device == device]
         return bool(self.idle.get(device)) or len(there) < self._play.most_workers
 
-    def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
-        return []
-
-    def note_gpu(self, worker: PooledWorker) -> None:
-        pass
-
     def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker | None:
         if not self.idle.get(device):
             return None
         worker = self.idle[device].pop()
-        worker.busy = True
+        worker.take()
         return worker
 
     def start_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
@@ -227,9 +214,6 @@ class PlayedPool:
         name = f"w{self.made}"
         worker = self.workers[name] = PooledWorker(name, device, PlayedWorker(self._play, name, device), 0.0)
         return worker
-
-    def is_alive(self, worker: PooledWorker) -> bool:
-        return worker.name in self.workers
 
     def has_worker(self, device: int) -> bool:
         return any(worker.device == device for worker in self.workers.values())
@@ -239,7 +223,7 @@ class PlayedPool:
 
     def return_worker(self, worker: PooledWorker) -> None:
         self._play.note("returned", worker.name)
-        worker.busy, worker.cleaning = False, None
+        worker.free()
         self.idle.setdefault(worker.device, []).append(worker)
 
     def forget_worker(self, worker: PooledWorker) -> None:
@@ -261,9 +245,6 @@ class PlayedPool:
     def discard_all_idle_workers(self) -> None:
         for device in list(self.idle):
             self.discard_idle_workers(device)
-
-    def close(self) -> None:
-        pass
 
 
 class Function(FunctionTrainable):

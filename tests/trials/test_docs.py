@@ -9,8 +9,8 @@ from typing import Any, get_args
 import pytest
 
 from fluidtune.trials import messages as m
+from fluidtune.trials.life import on_event
 from fluidtune.trials.life_states import CHANGES, PLACES, WISHES, Change, Place, Wish
-from fluidtune.trials.lifecycle import _HANDLERS
 from fluidtune.tune.trial_shell import _METHODS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "trials.md").read_text()
@@ -35,5 +35,5 @@ def test_every_cause_is_an_event_and_every_message_has_an_owner() -> None:
     causes = {cause for table in (PLACES, CHANGES, WISHES) for causes in table.values() for cause in causes.split(", ")}
     events = {event.__name__ for event in m.Event.__subclasses__()}
     assert causes <= events
-    assert {event.__name__ for event in _HANDLERS} == events
+    assert {event.__name__ for event in on_event.registry} - {"object"} == events
     assert set(_METHODS) == set(m.Instruction.__subclasses__())

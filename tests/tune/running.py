@@ -18,6 +18,7 @@ from ray import tune
 from ray.tune import Callback, RunConfig, TuneConfig
 
 import fluidtune
+from fluidtune.report import EVENT_LOG_NAME, read_events
 
 #: Seconds after which stock Ray Tune is held to hang. Judgement: its jobs here take some ten seconds.
 BUDGET_S = 100.0
@@ -137,6 +138,12 @@ def outcome(results: Any, *metrics: str) -> list[tuple[Any, ...]]:
         )
         for result in results
     ]
+
+
+def events_of(path: Path, *names: str) -> list[dict[str, Any]]:
+    """The events of the log of `fit` under ``path``: all, or those of these names."""
+    found = read_events(path / "fluid" / EVENT_LOG_NAME)
+    return [event for event in found if not names or event["event"] in names]
 
 
 def logged(result: Any) -> list[int]:

@@ -23,8 +23,8 @@ from ray.tune.search.optuna import OptunaSearch
 from ray.tune.stopper import MaximumIterationStopper
 
 import fluidtune
-from fluidtune.report import EVENT_LOG_NAME, read_events, summarise
-from tests.tune.running import Recorder, fit, outcome
+from fluidtune.report import summarise
+from tests.tune.running import Recorder, events_of, fit, outcome
 from tests.tune.trainables import Stepper, with_checkpoints
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
@@ -39,10 +39,6 @@ def run(side: str, path: Path, scheduler: Any, space: Any = GRID, trainable: Any
     results = fit(side, trainable, space, path, scheduler=scheduler, run=settings, **config)
     assert not results.errors
     return results, recorder
-
-
-def logged(path: Path, event: str) -> list[dict]:
-    return [e for e in read_events(path / "fluid" / EVENT_LOG_NAME) if e["event"] == event]
 
 
 def population(synch: bool, explore: Any = None) -> PopulationBasedTraining:
@@ -65,13 +61,13 @@ def test_synchronous_pbt_exploits_and_explores_as_under_stock_tune(tmp_path: Pat
     sides = [run(side, tmp_path, population(True, shifted))[0] for side in ("stock", "fluid")]
     assert outcome(sides[1], "at") == outcome(sides[0], "at")
     assert [x for x, *_ in outcome(sides[0])] != [0, 1, 2, 3], "no trial exploited another: nothing was tested"
-    groups = {e["group"] for e in logged(tmp_path, "group_announced")}
+    groups = {e["group"] for e in events_of(tmp_path, "group_announced")}
     assert groups == {"interval1", "interval2", "interval3"}
     # The engine plans an interval as a whole: all of its trials are known before one of them has run in it.
     for number, first in ((2, 3), (3, 5)):
-        added = [e["t"] for e in logged(tmp_path, "trial_added") if e["group"] == f"interval{number}"]
+        added = [e["t"] for e in events_of(tmp_path, "trial_added") if e["group"] == f"interval{number}"]
         assert len(added) == 4
-        assert max(added) < min(e["t"] for e in logged(tmp_path, "trial_result") if e["iteration"] == first)
+        assert max(added) < min(e["t"] for e in events_of(tmp_path, "trial_result") if e["iteration"] == first)
 
 
 class Killed(Stepper):
@@ -173,7 +169,7 @@ def test_another_time_attribute_decides_the_same_and_its_budgets_are_estimated(s
 
 def test_the_iteration_of_a_stopper_object_is_a_budget(tmp_path: Path) -> None:
     run("fluid", tmp_path, None, stop=MaximumIterationStopper(5))
-    assert {e["iterations"] for e in logged(tmp_path, "trial_added")} == {5.0}
+    assert {e["iterations"] for e in events_of(tmp_path, "trial_added")} == {5.0}
 
 
 class Generations(FIFOScheduler):
@@ -194,7 +190,7 @@ class Generations(FIFOScheduler):
 def test_an_algorithm_without_an_adapter_announces_its_groups(tmp_path: Path) -> None:
     results, _ = run("fluid", tmp_path, Generations())
     assert [iterations for _, iterations, *_ in outcome(results)] == [3, 3, 3, 3]
-    groups = [(e["group"], e["iterations"]) for e in logged(tmp_path, "trial_added")]
+    groups = [(e["group"], e["iterations"]) for e in events_of(tmp_path, "trial_added")]
     assert sorted(groups) == [("generation0", 3.0)] * 2 + [("generation1", 3.0)] * 2
 
 
@@ -212,7 +208,7 @@ def test_a_metric_that_disappears_is_named_in_the_error_and_nothing_hangs(tmp_pa
 
 def test_a_trial_that_hyperband_stops_while_it_is_paused_has_ended_in_the_log(tmp_path: Path) -> None:
     results, _ = run("fluid", tmp_path, HyperBandScheduler(max_t=9), stop={})
-    last = {event["trial"]: event["ending"] for event in logged(tmp_path, "trial_ended")}
-    assert any(event["ending"] == "paused" for event in logged(tmp_path, "trial_ended"))
+    last = {event["trial"]: event["ending"] for event in events_of(tmp_path, "trial_ended")}
+    assert any(event["ending"] == "paused" for event in events_of(tmp_path, "trial_ended"))
     assert list(last.values()) == ["stopped"] * len(results)
     assert summarise(tmp_path / "fluid").endings == {"stopped": len(results)}

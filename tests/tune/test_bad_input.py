@@ -17,6 +17,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 import fluidtune
 from fluidtune import FluidExecutor, FluidScheduler, FluidTuneError
+from tests.tune.running import fit
 from tests.tune.trainables import without_checkpoints
 
 
@@ -30,43 +31,35 @@ def refused(make: Any, *mentions: str) -> str:
     return message
 
 
-@pytest.mark.parametrize("devices", ["cpu:0", "gpu:0", "tpu", "cpu:", "cpu:-1", "cpu:1.5", "", 2])
-def test_no_device_setting(devices: Any) -> None:
-    refused(lambda: FluidExecutor(devices=devices), f"devices={devices!r}", '"cpu:N"')
+NO_DEVICES = ("cpu:0", "gpu:0", "tpu", "cpu:", "cpu:-1", "cpu:1.5", "", 2)
+COUNTS = ("max_packing", "max_workers", "device_memory")
+#: Settings that cannot work, and what the message names.
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    *(({"devices": each}, (f"devices={each!r}", '"cpu:N"')) for each in NO_DEVICES),
+    *(({name: each}, (f"{name}={each!r}", "at least 1")) for name in COUNTS for each in (0, -1, 1.5, "2", True)),
+    ({"devices": "cpu:2", "max_workers": 3}, ("max_workers=3", "cpu:2", "at most 2")),
+    ({"backend": "mpi"}, ("backend='mpi'", "torch")),
+    ({"arbiter": "other"}, ("arbiter='other'", "auto")),
+    ({"fresh_workers": "yes"}, ("fresh_workers='yes'", "True or False")),
+    ({"reserve": "no"}, ("reserve='no'", "True or False")),
+    ({"reserve": True, "arbiter": "auto"}, ("reserve=True", "arbiter='auto'", "leave one")),
+    ({"devices": "cpu:1", "beside": True, "arbiter": "auto"}, ("beside=True", "'auto'", "leave one")),
+    ({"lanes": True}, ("lanes=True", "bool", "text")),
+    ({"lanes": 7}, ("lanes=7", "int", "text")),
+    ({"lanes": "ROUND-ROBIN"}, ("FIFO, PACK, SRTF, FAIR, HPT",)),
+    ({"devices": "emulated:2", "lanes": "FAIR"}, ("no memory to divide",)),
+    ({"device_memory": 1 << 30}, ("add lanes",)),
+    ({"devices": "emulated:2", "profile": 7}, ("profile=7", "int", "text")),
+]
 
 
-@pytest.mark.parametrize("name", ["max_packing", "max_workers"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, "2", True])
-def test_no_whole_number(name: str, value: Any) -> None:
-    refused(lambda: FluidExecutor(**{name: value}), f"{name}={value!r}", "at least 1")
+@pytest.mark.parametrize(("settings", "mentions"), REFUSED, ids=str)
+def test_a_setting_that_cannot_work(settings: dict[str, Any], mentions: tuple[str, ...]) -> None:
+    refused(lambda: FluidExecutor(**settings), *mentions)
 
 
-def test_more_workers_than_devices() -> None:
-    refused(lambda: FluidExecutor(devices="cpu:2", max_workers=3), "max_workers=3", "cpu:2", "at most 2")
+def test_as_many_workers_as_devices() -> None:
     FluidExecutor(devices="cpu:2", max_workers=2)
-
-
-def test_unknown_backend() -> None:
-    refused(lambda: FluidExecutor(backend="mpi"), "backend='mpi'", "torch")
-
-
-def test_fresh_workers_is_yes_or_no() -> None:
-    refused(lambda: FluidExecutor(fresh_workers="yes"), "fresh_workers='yes'", "True or False")  # type: ignore[arg-type]
-
-
-def test_reserve_is_yes_or_no_and_for_a_job_without_an_arbiter() -> None:
-    refused(lambda: FluidExecutor(reserve="no"), "reserve='no'", "True or False")  # type: ignore[arg-type]
-    refused(lambda: FluidExecutor(reserve=True, arbiter="auto"), "reserve=True", "arbiter='auto'", "leave one")
-
-
-@pytest.mark.parametrize(("name", "value"), [("lanes", True), ("lanes", 7), ("profile", 7)])
-def test_a_setting_of_another_type(name: str, value: Any) -> None:
-    devices = "emulated:2" if name == "profile" else "cpu:2"
-    refused(lambda: FluidExecutor(devices=devices, **{name: value}), f"{name}={value!r}", type(value).__name__, "text")
-
-
-def test_a_search_beside_a_service_has_its_core_and_leases_none() -> None:
-    refused(lambda: FluidExecutor(devices="cpu:1", beside=True, arbiter="auto"), "beside=True", "'auto'", "leave one")
 
 
 @pytest.mark.parametrize("executor", ["gpu:4", FluidExecutor, {"devices": "cpu:1"}])
@@ -158,10 +151,8 @@ class TestWhatOnlyTheClusterKnows:
         ],
     )
     def test_devices_to_reserve_that_are_not_there(self, devices: str, mentions: list[str], tmp_path: Path) -> None:
-        run = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
         executor = FluidExecutor(devices=devices, reserve=True)
-        tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=executor)
-        refused(tuner.fit, *mentions)
+        refused(lambda: fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=executor), *mentions)
         assert not list(tmp_path.glob("*/*/result.json"))
         refused(
             lambda: fluidtune.run(without_checkpoints, storage_path=str(tmp_path), executor=executor),
@@ -170,9 +161,10 @@ class TestWhatOnlyTheClusterKnows:
 
     @pytest.mark.parametrize("devices", ["gpu", "gpu:1", "gpu:2"])
     def test_gpus_that_will_never_come(self, devices: str, tmp_path: Path) -> None:
-        run = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
-        tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=FluidExecutor(devices=devices))
-        refused(tuner.fit, f"devices='{devices}'", "has none, 2 CPUs", "no autoscaler", "leave devices out")
+        refused(
+            lambda: fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=FluidExecutor(devices=devices)),
+            *(f"devices='{devices}'", "has none, 2 CPUs", "no autoscaler", "leave devices out"),
+        )
         assert not list(tmp_path.glob("*/*/result.json"))
 
     def test_the_same_from_a_stock_tuner(self, tmp_path: Path) -> None:
@@ -188,31 +180,22 @@ class TestWhatOnlyTheClusterKnows:
     def test_more_devices_than_there_are_are_a_limit_and_the_job_says_what_it_has(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        tuner = fluidtune.Tuner(
-            without_checkpoints,
-            param_space={"x": 1},
-            run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
-            executor=FluidExecutor(devices="cpu:64"),
-        )
+        many = FluidExecutor(devices="cpu:64")
         with caplog.at_level("WARNING", logger="fluidtune"):
-            assert not tuner.fit().errors
+            assert not fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=many).errors
         assert "may have 64 devices, and the Ray cluster has 2" in caplog.text
 
     def test_a_trial_larger_than_the_job(self, tmp_path: Path) -> None:
-        tuner = fluidtune.Tuner(
-            tune.with_resources(without_checkpoints, {"cpu": 2}),
-            param_space={"x": 1},
-            run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
-            executor=FluidExecutor(devices="cpu:1"),
-        )
+        larger = tune.with_resources(without_checkpoints, {"cpu": 2})
         with pytest.raises(Exception, match=r"asks for 2 CPUs, the job has 1"):
-            tuner.fit()
+            fit("fluid", larger, {"x": 1}, tmp_path, executor=FluidExecutor(devices="cpu:1"))
 
     def test_more_workers_than_the_cluster_has(self, tmp_path: Path) -> None:
-        run = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
-        executor = FluidExecutor(devices="cpu", max_workers=3, reserve=True)
-        tuner = fluidtune.Tuner(without_checkpoints, run_config=run, executor=executor)
-        refused(tuner.fit, "max_workers=3", "at most 2")
+        three = FluidExecutor(devices="cpu", max_workers=3, reserve=True)
+        refused(
+            lambda: fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=three),
+            *("max_workers=3", "at most 2"),
+        )
 
     @pytest.mark.parametrize(
         "bundles, mentions",
@@ -227,14 +210,10 @@ class TestWhatOnlyTheClusterKnows:
         def asked(config: dict[str, Any]) -> tune.PlacementGroupFactory:
             return tune.PlacementGroupFactory(bundles if config["x"] else [{"CPU": 1}])
 
-        tuner = fluidtune.Tuner(
-            tune.with_resources(lambda config: without_checkpoints(config), asked),
-            param_space={"x": tune.grid_search([0, 1, 0]), "n": 1},
-            run_config=tune.RunConfig(
-                storage_path=str(tmp_path), verbose=0, failure_config=tune.FailureConfig(max_failures=-1)
-            ),
-        )
+        sized = tune.with_resources(lambda config: without_checkpoints(config), asked)
+        space = {"x": tune.grid_search([0, 1, 0]), "n": 1}
+        retried = {"failure_config": tune.FailureConfig(max_failures=-1)}
         # The job is not ended: the trial fails once, and says why.
-        first, refused, last = tuner.fit()
+        first, refused, last = fit("fluid", sized, space, tmp_path, run=retried, executor=FluidExecutor())
         assert first.error is None and last.error is None and last.metrics["training_iteration"] == 1
         assert re.search(mentions, str(refused.error))

@@ -5,19 +5,17 @@ The first tests play the driver without Ray. The last one runs a job on two GPUs
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.messages import IterationReply, WorkerInfo
-from fluidtune.cluster.sound_devices import SoundDevices
+from fluidtune.cluster.devices.sound_devices import SoundDevices
+from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.errors import FluidTuneError
-from fluidtune.report import EVENT_LOG_NAME, read_events
+from tests.tune.trainables import began_at, report_saved
 from tests.tune.tried_manager import Tried, wide
 
 BUS = "NVML says of GPU 0: GPU is lost"
@@ -29,10 +27,6 @@ def sound(tried: Tried, needed: int = 1) -> None:
     tried.job.devices = watched
 
 
-def lost(tried: Tried) -> list[dict[str, Any]]:
-    return [event for event in read_events(tried._directory / EVENT_LOG_NAME) if event["event"] == "device_lost"]
-
-
 def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> None:
     sound(tried)
     run = tried.placed(1.0)
@@ -41,7 +35,7 @@ def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> No
     tried.answered(run, IterationReply({}, "plain", 0.0, lack=Lack(BUS, broken=0)))
     tried.manager._advance()
     assert run.life.crew.leader is not None and run.life.crew.devices == (1 - broken,) and not run.life.squeezed
-    (event,) = lost(tried)
+    (event,) = tried.logged("device_lost")
     assert (event["device"], event["reason"]) == (broken, BUS)
     assert not tried.job.engine.has_device(broken)
 
@@ -55,7 +49,7 @@ def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_com
     tried.manager._advance()
     assert run.life.crew.devices == (1 - broken,) and run.life.crew.leader is not worker
     tried.manager._dispatch._trial_unloaded(worker, None)
-    assert [event["reason"] for event in lost(tried)] == [BUS]
+    assert [event["reason"] for event in tried.logged("device_lost")] == [BUS]
 
 
 def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried) -> None:
@@ -66,7 +60,7 @@ def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried
     tried.loaded(run, Lack(BUS, broken=0))
     (error,) = told
     assert isinstance(error, FluidTuneError) and str(error).startswith(f"{BUS}; the job has no other GPU")
-    assert lost(tried) == []
+    assert tried.logged("device_lost") == []
 
 
 def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> None:
@@ -75,26 +69,17 @@ def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> No
     tried.follower_ended(run, follower, Lack(BUS, broken=0))
     tried.manager._advance()
     assert run.life.crew.follower_errors == 0 and run.life.crew.devices == (0,) and run.life.crew.leader is not None
-    assert [event["device"] for event in lost(tried)] == [follower.device]
+    assert [event["device"] for event in tried.logged("device_lost")] == [follower.device]
 
 
 def loses_its_gpu(config: dict[str, Any]) -> None:
     """Saves every step; in the second step the first trial's GPU falls off the bus."""
-    from ray import tune
-
-    start, checkpoint = 0, tune.get_checkpoint()
-    if checkpoint:
-        with checkpoint.as_directory() as folder:
-            start = json.loads(Path(folder, "step").read_text())
     lost = Path(os.environ["NVML_STANDIN_LOST"])
-    for step in range(start, 3):
+    for step in range(began_at(), 3):
         if (config["x"], step) == (1, 1) and not lost.exists():
             lost.write_text(os.environ["CUDA_VISIBLE_DEVICES"])
             raise RuntimeError("CUDA error: unspecified launch failure")
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "step").write_text(json.dumps(step + 1))
-            saved = tune.Checkpoint.from_directory(folder)
-            tune.report({"step": step, "gpu": os.environ["CUDA_VISIBLE_DEVICES"]}, checkpoint=saved)
+        report_saved(step + 1, {"step": step, "gpu": os.environ["CUDA_VISIBLE_DEVICES"]})
 
 
 @pytest.mark.ray
@@ -105,7 +90,7 @@ def test_a_job_goes_on_without_a_gpu_that_falls_off_the_bus(
     from ray import tune
 
     import fluidtune
-    from tests.tune.running import Recorder, fit
+    from tests.tune.running import Recorder, events_of, fit
 
     standin = Path(__file__).parents[1] / "salus" / "standin"
     monkeypatch.setenv("NVML_STANDIN", "GPU-a,GPU-b")
@@ -129,7 +114,7 @@ def test_a_job_goes_on_without_a_gpu_that_falls_off_the_bus(
         assert heard.iterations() == {x: [1, 2, 3] for x in (1, 2, 3, 4)}, "nothing lost, nothing twice"
         broken = (tmp_path / "lost").read_text()
         assert results[0].metrics["gpu"] != broken
-        events = read_events(Path(results.experiment_path) / EVENT_LOG_NAME)
+        events = events_of(tmp_path / "run")
         (gone,) = [event for event in events if event["event"] == "device_lost"]
         assert gone["reason"] == f"NVML says of GPU {broken}: GPU is lost"
         later = [event for event in events if event["event"] == "trial_started" and event["t"] >= gone["t"]]

@@ -14,13 +14,12 @@ from ray.tune.schedulers import HyperBandScheduler
 
 import fluidtune
 from fluidtune.engine import messages as m
-from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.story import story_of
 from fluidtune.tune import tuning_job
 from tests.engine.helpers import resize, start
 from tests.faults import horovod_jobs, jobs
 from tests.faults.test_kills import undisturbed
-from tests.tune.running import fit
+from tests.tune.running import events_of, fit
 
 pytestmark = [pytest.mark.ray, pytest.mark.core]
 
@@ -105,12 +104,8 @@ class ElasticClass(tune.Trainable):
 
 def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
-    space = {
-        "x": tune.grid_search([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]),
-        "iterations": 4,
-        "step": 0.01,
-        "notes": str(tmp_path / "notes"),
-    }
+    xs = tune.grid_search([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    space = {"x": xs, "iterations": 4, "step": 0.01, "notes": str(tmp_path / "notes")}
     config = {"metric": "value", "mode": "min", "scheduler": HyperBandScheduler(max_t=4, reduction_factor=2)}
     results = fit("fluid", jobs.elastic, space, tmp_path, **config)
     assert len(results) == 6 and not results.errors
@@ -132,23 +127,17 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
 ) -> None:
     monkeypatch.setattr(tuning_job, "Engine", Restless)
     (tmp_path / "notes").mkdir()
-    tuner = fluidtune.Tuner(
-        trainable,
-        param_space={"x": 3.0, "iterations": ITERATIONS, "step": 0.06, "notes": str(tmp_path / "notes")},
-        tune_config=tune.TuneConfig(metric="value", mode="min"),
-        run_config=tune.RunConfig(
-            name="job", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": ITERATIONS}
-        ),
-        executor=fluidtune.FluidExecutor(devices="cpu:2", backend=backend, reserve=True),
-    )
-    result = tuner.fit()[0]
+    space = {"x": 3.0, "iterations": ITERATIONS, "step": 0.06, "notes": str(tmp_path / "notes")}
+    executor = fluidtune.FluidExecutor(devices="cpu:2", backend=backend, reserve=True)
+    run = {"stop": {"training_iteration": ITERATIONS}}
+    result = fit("fluid", trainable, space, tmp_path, executor=executor, run=run, metric="value", mode="min")[0]
     values = list(result.metrics_dataframe["value"])
     if trainable is horovod_jobs.scripted:
         expected = horovod_jobs.alone(3.0, ITERATIONS, tmp_path / "undisturbed")
     else:
         expected = undisturbed("elastic", 3.0, ITERATIONS, tmp_path / "undisturbed")
     assert values == pytest.approx(expected, rel=1e-4)
-    events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))
+    events = events_of(tmp_path)
     assert not [e for e in events if e["event"] == "worker_lost"]
     # A follower's process comes back from each shrink as good as new: gloo leaves nothing that counts.
     replaced = [e for e in events if e["event"] == "worker_replaced"]
@@ -161,18 +150,8 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
 def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, ray2: None) -> None:
     """The second trial is told to be two wide when it starts; until the other worker is there it has one device."""
     (tmp_path / "notes").mkdir()
-    tuner = fluidtune.Tuner(
-        jobs.elastic,
-        param_space={
-            "x": tune.grid_search([1.0, 2.0]),
-            "iterations": 40,
-            "step": 0.06,
-            "notes": str(tmp_path / "notes"),
-        },
-        tune_config=tune.TuneConfig(metric="value", mode="min", max_concurrent_trials=1),
-        run_config=tune.RunConfig(name="job", storage_path=str(tmp_path), verbose=0, stop={"training_iteration": 40}),
-        executor=fluidtune.FluidExecutor(devices="cpu:2"),
-    )
+    space = {"x": tune.grid_search([1.0, 2.0]), "iterations": 40, "step": 0.06, "notes": str(tmp_path / "notes")}
+    one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1, "run": {"stop": {"training_iteration": 40}}}
     told: list[m.Start] = []
     handle = tuning_job.Engine.handle
 
@@ -183,9 +162,9 @@ def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_p
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning_job.Engine, "handle", listen)
-        tuner.fit()
+        fit("fluid", jobs.elastic, space, tmp_path, **one)
     assert [len(one.devices) for one in told] == [1, 2]
-    events = list(read_events(tmp_path / "job" / EVENT_LOG_NAME))
+    events = events_of(tmp_path)
     assert [len(e["devices"]) for e in events if e["event"] == "trial_started"] == [1, 1]
     # A trial that turns out slower on two busy cores shrinks later.
     first = {e["trial"]: len(e["devices"]) for e in reversed(events) if e["event"] == "resized"}
@@ -228,13 +207,10 @@ def outside_the_contract(config: dict[str, Any]) -> None:
 def test_loops_that_cannot_be_divided_go_on_alone(ray2: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUIDTUNE_CHECK", "1")
 
-    def events() -> list[dict[str, Any]]:
-        return list(read_events(tmp_path / "fluid" / EVENT_LOG_NAME))
-
     def found_out(trial: str, result: dict[str, Any]) -> bool:
-        return result["training_iteration"] % 10 == 0 and any(
-            e["event"] == "growth_ended" and e["trial"] == trial for e in events()
-        )
+        if result["training_iteration"] % 10:
+            return False
+        return any(event["trial"] == trial for event in events_of(tmp_path, "growth_ended"))
 
     space = {"x": tune.grid_search(["ahead", "weighted"]), "step": 0.02}
     one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1}
@@ -251,13 +227,13 @@ def test_loops_that_cannot_be_divided_go_on_alone(ray2: None, tmp_path: Path, mo
     for result, alone in zip(results, stock, strict=True):
         got, expected = list(result.metrics_dataframe["value"]), list(alone.metrics_dataframe["value"])
         assert got == pytest.approx(expected[: len(got)], abs=1e-12)
-    ended = {e["trial"]: e["reason"] for e in events() if e["event"] == "growth_ended"}
+    ended = {e["trial"]: e["reason"] for e in events_of(tmp_path, "growth_ended")}
     assert len(ended) == 2
-    assert [e["verdict"] for e in events() if e["event"] == "growth_checked"] == ["same", "differs"]
+    assert [e["verdict"] for e in events_of(tmp_path, "growth_checked")] == ["same", "differs"]
     first, second = ended.values()
     assert "drop_last=True" in first and "off by" in second
     # The second trial never grew, and `fluidtune why` says why.
-    story = story_of(events(), list(ended)[1]).lines()
+    story = story_of(events_of(tmp_path), list(ended)[1]).lines()
     assert story[-1] == f"It never grew: its loop cannot have several workers: {second}."
     assert any("a step divided among two workers gave other gradients: " in line for line in story), story
     assert any("must have one worker from now on: " in line for line in story), story

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2] / "fluidtune"
 CLASSES = [
     (path, node)
-    for room in ("tune", "trials")
+    for room in ("engine", "tune", "trials")
     for path in sorted((ROOT / room).rglob("*.py"))
     for node in ast.walk(ast.parse(path.read_text()))
     if isinstance(node, ast.ClassDef)
@@ -24,7 +24,7 @@ def is_frozen(node: ast.ClassDef) -> bool:
 
 
 def flags(node: ast.ClassDef) -> Iterator[str]:
-    """The attributes of a class that are declared as a bool, or made with True or False."""
+    """Its attributes that are declared as a bool, or made with True or False."""
     for line in ast.walk(node):
         if isinstance(line, ast.AnnAssign) and ast.unparse(line.annotation) == "bool":
             yield ast.unparse(line.target)
@@ -36,7 +36,8 @@ def flags(node: ast.ClassDef) -> Iterator[str]:
                     else [(target, line.value)]
                 )
                 for left, right in pairs:
-                    if isinstance(right, ast.Constant) and isinstance(right.value, bool):
+                    is_flag = isinstance(right, ast.Constant) and isinstance(right.value, bool)
+                    if is_flag and ast.unparse(left).startswith("self."):
                         yield ast.unparse(left)
 
 

@@ -93,11 +93,13 @@ class OfTheScript(FIFOScheduler):
     """An algorithm without an adapter of its own; at this level, so that it can be pickled."""
 
 
-def test_the_scheduler_of_a_run_that_an_older_version_began_is_read():
-    saved = pickle.dumps(fluidtune.FluidScheduler(OfTheScript()), protocol=0)
-    older = saved.replace(b"fluidtune.tune.groups.adapter\n", b"fluidtune.tune.groups.base\n")
+@pytest.mark.parametrize(("base", "module"), [(OfTheScript, b"base"), (FIFOScheduler, b"fifo")])
+def test_the_scheduler_of_a_run_that_an_older_version_began_is_read(base, module):
+    scheduler = fluidtune.FluidScheduler(base())
+    saved = pickle.dumps(scheduler, protocol=0)
+    older = saved.replace(b"fluidtune.tune.groups.adapter\n", b"fluidtune.tune.groups." + module + b"\n")
     assert older != saved
-    assert type(pickle.loads(older)._adapter) is Adapter
+    assert type(pickle.loads(older)._adapter) is type(scheduler._adapter)
 
 
 @pytest.mark.pb2

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray import tune
 
-import fluidtune
 from benchmarks.common import ROOT
+from fluidtune import FluidExecutor
+from tests.tune.running import fit
 
 pytestmark = [pytest.mark.ray, pytest.mark.horovod]
 
@@ -42,19 +42,18 @@ def under_horovodrun(tmp_path: Path) -> list[dict[str, Any]]:
     return [ast.literal_eval(line) for line in re.findall(r"{.*}", done.stdout)]
 
 
-@pytest.mark.timeout(420)
-def test_the_example_gives_the_same_under_horovodrun_and_as_a_trial(tmp_path: Path, ray2: None) -> None:
+def as_trial(tmp_path: Path, executor: FluidExecutor) -> Any:
     from examples import digits_horovod  # needs Horovod
 
+    space = {**digits_horovod.ONCE, "epochs": EPOCHS}
+    return fit("fluid", digits_horovod.trial, space, tmp_path, executor=executor, metric="accuracy")
+
+
+@pytest.mark.timeout(420)
+def test_the_example_gives_the_same_under_horovodrun_and_as_a_trial(tmp_path: Path, ray2: None) -> None:
     theirs = under_horovodrun(tmp_path)
     assert [row["workers"] for row in theirs] == [2] * EPOCHS
-    grid = fluidtune.Tuner(
-        digits_horovod.trial,
-        param_space={**digits_horovod.ONCE, "epochs": EPOCHS},
-        tune_config=tune.TuneConfig(metric="accuracy", mode="max"),
-        run_config=tune.RunConfig(name="job", storage_path=str(tmp_path), verbose=0),
-        executor=fluidtune.FluidExecutor(devices="cpu:2", backend="horovod"),
-    ).fit()
+    grid = as_trial(tmp_path, FluidExecutor(devices="cpu:2", backend="horovod"))
     assert not grid.errors
     ours = grid[0].metrics_dataframe
     assert list(ours["loss"]) == pytest.approx([row["loss"] for row in theirs], rel=1e-4)
@@ -62,13 +61,5 @@ def test_the_example_gives_the_same_under_horovodrun_and_as_a_trial(tmp_path: Pa
 
 
 def test_the_torch_backend_tells_a_horovod_script_what_it_needs(tmp_path: Path, ray2: None) -> None:
-    from examples import digits_horovod  # needs Horovod
-
-    grid = fluidtune.Tuner(
-        digits_horovod.trial,
-        param_space={**digits_horovod.ONCE, "epochs": EPOCHS},
-        tune_config=tune.TuneConfig(metric="accuracy", mode="max"),
-        run_config=tune.RunConfig(name="job", storage_path=str(tmp_path), verbose=0),
-        executor=fluidtune.FluidExecutor(devices="cpu:1"),
-    ).fit()
+    grid = as_trial(tmp_path, FluidExecutor(devices="cpu:1"))
     assert 'backend="horovod"' in str(grid.errors[0])

@@ -13,9 +13,7 @@ from ray import tune
 from ray.tune import Checkpoint
 
 import fluidtune
-from fluidtune import FluidTuneError
-from fluidtune.report import EVENT_LOG_NAME, read_events
-from tests.tune.running import Recorder, fit
+from tests.tune.running import Recorder, events_of, fit
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
 
@@ -24,11 +22,6 @@ MB = 1 << 20
 
 def lanes(policy: str = "FAIR", memory: int = 2 << 30, packing: int = 2, cpus: int = 1) -> fluidtune.FluidExecutor:
     return fluidtune.FluidExecutor(devices=f"cpu:{cpus}", max_packing=packing, lanes=policy, device_memory=memory)
-
-
-def events_of(results: Any, name: str) -> list[dict[str, Any]]:
-    log = Path(results.experiment_path) / EVENT_LOG_NAME
-    return [event for event in read_events(log) if event["event"] == name]
 
 
 def touched(size: int) -> bytearray:
@@ -82,7 +75,7 @@ def test_as_many_share_a_device_as_its_memory_holds(tmp_path: Path) -> None:
     assert [result.metrics["training_iteration"] for result in results] == [8] * 4
     there: set[str] = set()
     most, first_alone = 0, True
-    for event in read_events(Path(results.experiment_path) / EVENT_LOG_NAME):
+    for event in events_of(tmp_path):
         if event["event"] == "trial_started":
             there.add(event["trial"])
         elif event["event"] in ("trial_ended", "trial_suspended"):
@@ -160,14 +153,14 @@ def test_one_that_allocates_until_it_fails_fails_alone(tmp_path: Path) -> None:
     beside = curves(results)
     assert beside[1] == alone[1]
     assert beside[2] == alone[2]
-    lacking = events_of(results, "room_lacking")
+    lacking = events_of(tmp_path, "room_lacking")
     greedy = {event["trial"] for event in lacking}
     assert len(greedy) == 1, "a neighbour was disturbed"
     sizes = [sum(event["memory"]) for event in lacking if "ran out" in event["reason"]]
     assert sizes and sizes == sorted(sizes), "it came back with less"
-    ended = {event["trial"]: event["t"] for event in events_of(results, "trial_ended")}
+    ended = {event["trial"]: event["t"] for event in events_of(tmp_path, "trial_ended")}
     assert all(lacking[0]["t"] < t for t in ended.values()), "the others were done before it failed for the first time"
-    lost = events_of(results, "worker_lost")
+    lost = events_of(tmp_path, "worker_lost")
     assert len(lost) <= len(sizes), lost
 
 
@@ -210,7 +203,7 @@ def test_one_that_outgrows_its_part_goes_on_from_its_last_checkpoint_with_a_bigg
     assert by_x[1].metrics["began"] == 0
     assert by_x[2].metrics["began"] >= 2, "it began anew instead of at its checkpoint"
     assert by_x[2].metrics["training_iteration"] == 14
-    assert {event["trial"] for event in events_of(results, "room_lacking")} == {by_x[2].metrics["trial_id"]}
+    assert {event["trial"] for event in events_of(tmp_path, "room_lacking")} == {by_x[2].metrics["trial_id"]}
 
 
 @pytest.mark.usefixtures("ray2")
@@ -242,15 +235,3 @@ def test_trials_go_on_when_the_lane_service_is_killed(tmp_path: Path) -> None:
     assert not results.errors
     done = Counter(x for x, *_ in spans(tmp_path / "log"))
     assert (done["2"], done["3"]) == (20, 20) and done["1"] >= 20
-
-
-@pytest.mark.usefixtures("no_ray")
-def test_settings_that_cannot_work_are_named() -> None:
-    with pytest.raises(FluidTuneError, match="FIFO, PACK, SRTF, FAIR, HPT"):
-        fluidtune.FluidExecutor(lanes="ROUND-ROBIN")
-    with pytest.raises(FluidTuneError, match="add lanes"):
-        fluidtune.FluidExecutor(device_memory=1 << 30)
-    with pytest.raises(FluidTuneError, match="at least 1"):
-        fluidtune.FluidExecutor(lanes="FAIR", device_memory=-1)
-    with pytest.raises(FluidTuneError, match="no memory to divide"):
-        fluidtune.FluidExecutor(devices="emulated:2", lanes="FAIR")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ray import tune
+from ray.tune.schedulers import HyperBandScheduler
 
-import fluidtune
-from fluidtune.cluster.devices import DeviceSpec, layout
-from fluidtune.engine import DeviceGained, Engine, GroupAnnounced, Resized, Result, TrialAdded
+from fluidtune.cluster.devices import leased_devices
+from fluidtune.cluster.devices.layout import DeviceSpec, layout
+from fluidtune.engine import Engine
+from fluidtune.engine import messages as m
 from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
 from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
-from fluidtune.tune import leased_devices
+from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import resize
 from tests.themis.fake_tenant import FakeTenant, gpu
+from tests.tune.running import fit
+from tests.tune.trainables import Stepper
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
 from themis_bridge.locality import Gpu
@@ -229,11 +236,11 @@ def test_a_gang_that_is_of_no_use_is_given_back_whole_after_what_is_left_of_anot
 
 def test_the_work_of_trials_that_need_two_gpus_at_once():
     engine = Engine()
-    engine.handle(*(DeviceGained(k) for k in range(2)), GroupAnnounced("g"), now=0.0)
-    engine.handle(*(TrialAdded(name, "g", "plain", 10, 2.0) for name in "abc"), now=0.0)
+    engine.handle(*(m.DeviceGained(k) for k in range(2)), m.GroupAnnounced("g"), now=0.0)
+    engine.handle(*(m.TrialAdded(name, "g", "plain", 10, 2.0) for name in "abc"), now=0.0)
     for _ in range(3):
-        engine.handle(Result("a", 1.0, 2.0), now=1.0)
-    progress = leased_devices.Progress(lambda: engine, lambda group: (), None, 5, 2)
+        engine.handle(m.Result("a", 1.0, 2.0), now=1.0)
+    progress = leased_devices.Progress(engine, lambda group: (), None, 5, 2)
     assert progress.useful == 2
     progress.update({})
     assert progress.useful == 4, "of the five that it may have"
@@ -248,7 +255,7 @@ def progress_of(engine, rungs=(), most=None):
 
 
 def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
-    progress = progress_of(Engine)
+    progress = progress_of(Engine())
     progress.update({})
     assert progress.useful == 1
     value = progress.valuation(1.0, 4)
@@ -264,31 +271,31 @@ def test_an_emulated_device_is_one_that_ray_believes_in():
 
 def test_progress_is_the_engine_s():
     engine = Engine()
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), now=0.0)
-    engine.handle(TrialAdded("a", "g", "plain", 10), TrialAdded("b", "g", "plain", 10), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=0.0)
+    engine.handle(m.TrialAdded("a", "g", "plain", 10), m.TrialAdded("b", "g", "plain", 10), now=0.0)
     for _ in range(3):
-        engine.handle(Result("a", 2.0, 1.0), now=1.0)
-    progress = progress_of(lambda: engine)
+        engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
+    progress = progress_of(engine)
     progress.update({})
     assert progress.useful == 2
     value = progress.valuation(contention=1.0, cluster_gpus=4)
     # 7 and 10 iterations of 2 s are left of 20, and two GPUs can be used.
     assert value.finish([gpu(0), gpu(1)]) == pytest.approx(20.0)
     assert value.independent == pytest.approx(20.0)
-    limited = progress_of(lambda: engine, most=1)
+    limited = progress_of(engine, most=1)
     limited.update({})
     assert limited.useful == limited.valuation(1.0, 4).useful == 1
 
 
 def test_rungs_to_come_are_part_of_the_work():
     engine = Engine()
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), GroupAnnounced("h"), now=0.0)
-    added = [TrialAdded(f"t{k}", "g", "plain", 3) for k in range(9)]
-    engine.handle(*added, TrialAdded("other", "h", "plain", 12), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), m.GroupAnnounced("h"), now=0.0)
+    added = [m.TrialAdded(f"t{k}", "g", "plain", 3) for k in range(9)]
+    engine.handle(*added, m.TrialAdded("other", "h", "plain", 12), now=0.0)
     for _ in range(3):
-        engine.handle(Result("other", 2.0, 1.0), now=1.0)
+        engine.handle(m.Result("other", 2.0, 1.0), now=1.0)
     rungs = {"g": ((3, 6.0), (1, 18.0)), "h": ()}
-    progress = leased_devices.Progress(lambda: engine, rungs.get, None, None)
+    progress = leased_devices.Progress(engine, rungs.get, None, None)
     progress.update({})
     assert progress.useful == 10, "only what could run now"
     value = progress.valuation(contention=1.0, cluster_gpus=10)
@@ -299,14 +306,14 @@ def test_rungs_to_come_are_part_of_the_work():
 
 def test_packed_trials_count_as_if_alone():
     engine = Engine(max_packing=2)
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), TrialAdded("a", "g", "plain", 10), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), m.TrialAdded("a", "g", "plain", 10), now=0.0)
     for _ in range(3):
-        engine.handle(Result("a", 2.0, 1.0), now=1.0)
-    engine.handle(TrialAdded("b", "g", "plain", 10), now=1.0)
+        engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
+    engine.handle(m.TrialAdded("b", "g", "plain", 10), now=1.0)
     for _ in range(5):
         # They share a device: an iteration takes four seconds where it would take two.
-        engine.handle(Result("a", 4.0, 0.5), Result("b", 4.0, 0.5), now=2.0)
-    progress = progress_of(lambda: engine)
+        engine.handle(m.Result("a", 4.0, 0.5), m.Result("b", 4.0, 0.5), now=2.0)
+    progress = progress_of(engine)
     progress.update({})
     # Of 20 iterations of 2 s on one worker 7 are left.
     value = progress.valuation(contention=1.0, cluster_gpus=1)
@@ -314,22 +321,17 @@ def test_packed_trials_count_as_if_alone():
     assert value.finish([gpu(0)]) == pytest.approx(14.0)
 
 
-def test_an_unknown_arbiter_is_refused():
-    with pytest.raises(FluidTuneError, match="auto"):
-        fluidtune.FluidExecutor(arbiter="other")
-
-
 def test_the_work_of_many_trials_is_added_up_without_a_view_of_each(monkeypatch):
     # docs/bugs.md, 164
     engine = Engine()
-    added = [TrialAdded(f"t{k}", "g", "plain", 10) for k in range(50)]
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), *added, now=0.0)
+    added = [m.TrialAdded(f"t{k}", "g", "plain", 10) for k in range(50)]
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added, now=0.0)
     for _ in range(3):
-        engine.handle(Result("t0", 2.0, 1.0), now=1.0)
+        engine.handle(m.Result("t0", 2.0, 1.0), now=1.0)
     views = []
     view = Engine.trial
     monkeypatch.setattr(Engine, "trial", lambda self, name: views.append(name) or view(self, name))
-    progress = progress_of(lambda: engine)
+    progress = progress_of(engine)
     progress.update({})
     assert progress.useful == 50 and not views
     assert progress.valuation(1.0, 1).finish([gpu(0)]) == pytest.approx(2.0 * (7 + 49 * 10))
@@ -344,12 +346,12 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeyp
 
     there = SimpleNamespace(works=[work(k) for k in range(3)], beta=1.0)
     engine = SimpleNamespace(
-        has_trials=True,
+        knows_trials=True,
         works_left=lambda later: iter(there.works),
         group_overheads=lambda group: (1.0, there.beta),
         work_done=lambda: 0.0,
     )
-    progress = progress_of(lambda: engine)
+    progress = progress_of(engine)
     progress.update({})
     assert progress.valuation(1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
     # A second worker still pays, a third one does not.
@@ -371,15 +373,15 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
     engine = Engine(resize_seconds=0.5)
-    engine.handle(DeviceGained(0), GroupAnnounced("g"), now=clock.now)
-    engine.handle(TrialAdded("a", "g", "elastic", 100), now=clock.now)
-    progress = leased_devices.Progress(lambda: engine, lambda group: (), 8, None)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=clock.now)
+    engine.handle(m.TrialAdded("a", "g", "elastic", 100), now=clock.now)
+    progress = leased_devices.Progress(engine, lambda group: (), 8, None)
 
     def results(count, width):
         told = []
         for _ in range(count):
             clock.now += 2.0 / width
-            told += engine.handle(Result("a", 2.0 / width, width), now=clock.now)
+            told += engine.handle(m.Result("a", 2.0 / width, width), now=clock.now)
         return told
 
     def asked(*devices):
@@ -391,12 +393,12 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     assert asked(0) == 8 and progress.lag == 0.0
     results(3, 1.0)
     assert asked(0) == 8 and progress.lag == 0.0, "its first device is not one to which it has grown"
-    told = engine.handle(DeviceGained(1), now=clock.now)
+    told = engine.handle(m.DeviceGained(1), now=clock.now)
     assert asked(0, 1) == 8
     came = clock.now
     assert resize("a", (0, 1)) in told + results(1, 1.0)
     clock.now += 6.0
-    engine.handle(Resized("a", (0, 1), 0.5), now=clock.now)
+    engine.handle(m.Resized("a", (0, 1), 0.5), now=clock.now)
     results(1, 2.0)
     assert asked(0, 1) == 8 and progress.lag == pytest.approx(clock.now - came) == pytest.approx(9.0, abs=0.1)
     results(1, 2.0)
@@ -419,6 +421,31 @@ def test_a_job_is_one_of_the_user_in_the_metadata_of_its_ray_job(monkeypatch):
     settings = SimpleNamespace(on_demand=False, arbiter="auto", max_workers=None)
     for metadata, user in (({"user": "anna", "team": "x"}, "anna"), ({}, "")):
         monkeypatch.setattr(device_setup, "job_metadata", lambda metadata=metadata: metadata)
-        engine, trials = SimpleNamespace(), SimpleNamespace(rungs_after=lambda group: ())
-        found = device_setup.hold_devices(setup, settings, "app", engine, trials, None, None, None, 1)
+        job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs_after=lambda group: ()))
+        found = device_setup.hold_devices(job, settings, "app", 1)
         assert found._source._tenant.user == user
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+def test_rungs_to_come_are_told_from_the_start(tmp_path: Path, monkeypatch: Any) -> None:
+    told: list[float] = []
+    decide = TuningJob.decide
+
+    def decided(self: TuningJob, *args: Any) -> Any:
+        instructions = decide(self, *args)
+        progress = leased_devices.Progress(self.engine, self.trials.rungs_after, None, None)
+        progress.update({})
+        views = self.engine.trials.values()
+        left = sum(job.iters_remaining for jobs in progress.valuation(1.0, 1).phases for job in jobs)
+        told.append(sum(view.done for view in views) + left)
+        return instructions
+
+    monkeypatch.setattr(TuningJob, "decide", decided)
+    space = {"x": tune.grid_search(list(range(17)))}
+    results = fit("fluid", Stepper, space, tmp_path, scheduler=HyperBandScheduler(max_t=9, reduction_factor=3))
+    done = sum(result.metrics["training_iteration"] for result in results)
+    assert done == 75
+    # 51 of them in the first rungs. While a trial goes on without a pause, what follows counts twice for a moment.
+    assert min(told) >= done
+    assert sum(total < done + 1 for total in told) > 0.9 * len(told)

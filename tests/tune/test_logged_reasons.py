@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from fluidtune.cluster.lanes import Lack
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.messages import IterationReply
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.engine import messages as m
 from fluidtune.group_facts import GroupFacts
-from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.live import LiveRun
 from fluidtune.trials import messages as life
 from fluidtune.tune.trial_shell import LATE_S
@@ -25,16 +24,12 @@ from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Tried, growing, wide
 
 
-def logged(tried: Tried, event: str) -> list[dict[str, Any]]:
-    return [each for each in read_events(tried._directory / EVENT_LOG_NAME) if each["event"] == event]
-
-
 def test_a_start_and_a_growth_have_the_engines_reasons(tried: Tried) -> None:
     growing(tried)
-    (start,) = logged(tried, "trial_started")
+    (start,) = tried.logged("trial_started")
     assert (start["why"], start["numbers"]) == ("free_device", {"waiting": 1, "idle": 2})
     assert start["reason"] == "2 devices idle, 1 trial waiting"
-    (resize,) = logged(tried, "resize_started")
+    (resize,) = tried.logged("resize_started")
     assert resize["why"] == "idle_devices" and resize["reason"].startswith("1 device idle, no trial waits for them")
     assert (resize["numbers"]["width"], resize["numbers"]["to"]) == (1, 2)
     assert resize["numbers"]["left_to"] < resize["numbers"]["left"]
@@ -42,13 +37,13 @@ def test_a_start_and_a_growth_have_the_engines_reasons(tried: Tried) -> None:
 
 def test_a_trial_has_its_name_in_the_log(tried: Tried) -> None:
     run = tried.placed(1.0)
-    assert logged(tried, "trial_added")[0]["name"] == str(run.trial)
+    assert tried.logged("trial_added")[0]["name"] == str(run.trial)
 
 
 def test_a_growth_whose_new_worker_is_late_says_so(tried: Tried) -> None:
     growing(tried)
     tried.manager._shell.report_late(time.monotonic() + LATE_S + 60)
-    (failed,) = logged(tried, "resize_failed")
+    (failed,) = tried.logged("resize_failed")
     assert failed["trial"] == "a" and "has not come to its loop's first boundary in 600 s" in failed["reason"]
 
 
@@ -56,9 +51,9 @@ def test_a_growth_that_its_rehearsal_refuses_says_so(tried: Tried) -> None:
     run, joiner = growing(tried)
     tried.joined(run, joiner, Verdict("differs", "gradients are off by 0.5"))
     for event in ("growth_checked", "growth_ended"):
-        (said,) = logged(tried, event)
+        (said,) = tried.logged(event)
         assert (said["trial"], said["reason"]) == ("a", "gradients are off by 0.5")
-    (failed,) = logged(tried, "resize_failed")
+    (failed,) = tried.logged("resize_failed")
     assert failed["trial"] == "a" and failed["reason"]
 
 
@@ -67,7 +62,7 @@ def test_a_group_that_goes_on_without_a_dead_worker_says_why_it_is_narrower(trie
     run.life.crew.facts = GroupFacts(mends=True)
     tried.follower_ended(run, follower, RayActorError())
     tried.manager._advance()
-    resized = logged(tried, "resized")[-1]
+    resized = tried.logged("resized")[-1]
     assert (resized["devices"], resized["why"], resized["reason"]) == ([0], "worker_lost", "worker w2 was lost")
 
 
@@ -77,7 +72,7 @@ def test_a_trial_whose_leader_died_says_why_it_left_and_why_it_is_tried_again(tr
     tried.answered(run, RayActorError())
     tried.manager._advance()
     tried.loaded(run, None)
-    (left,), (back,) = logged(tried, "trial_suspended"), logged(tried, "recovered")
+    (left,), (back,) = tried.logged("trial_suspended"), tried.logged("recovered")
     assert left["trial"] == back["trial"] == "a" and left["reason"] == back["reason"]
     assert left["reason"].startswith("its worker died: ")
 
@@ -96,7 +91,7 @@ def test_a_trial_whose_code_failed_says_by_what(tried: Tried, again: bool) -> No
     if again:
         trial.status = "PENDING"  # Tune retries it
     tried.manager._advance()
-    (ended,) = logged(tried, "trial_ended")
+    (ended,) = tried.logged("trial_ended")
     assert ended["ending"] == ("paused" if again else "failed")
     assert ended["reason"] == "it failed: ValueError: no"
 
@@ -110,7 +105,7 @@ def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: T
     tried.manager._advance()
     assert tried.written()[-3:] == ["trial_ended", "trial_added", "trial_started"]
     live = LiveRun()
-    live.hear(list(read_events(tried._directory / EVENT_LOG_NAME))[:-1])
+    live.hear(tried.logged()[:-1])
     assert live.trials["a"].state == "waiting"
 
 
@@ -118,7 +113,7 @@ def test_a_trial_that_no_worker_can_load_says_by_what(tried: Tried) -> None:
     run = tried.placed(1.0, loaded=False)
     tried.loaded(run, ValueError())
     tried.manager._advance()
-    assert logged(tried, "trial_ended")[0]["reason"] == "it failed: ValueError"
+    assert tried.logged("trial_ended")[0]["reason"] == "it failed: ValueError"
 
 
 def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> None:
@@ -129,11 +124,11 @@ def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> N
     unloaded = list(tried.manager._calls._handlers.values())[-1]
     unloaded(None)
     tried.manager._advance()
-    (moved,) = logged(tried, "trial_ended")
+    (moved,) = tried.logged("trial_ended")
     assert (moved["ending"], moved["reason"]) == ("paused", "moved to another device: a device is idle")
     tried.manager.remove_actor(run.tracked)
     tried.manager._advance()
-    assert "reason" not in logged(tried, "trial_ended")[-1]
+    assert "reason" not in tried.logged("trial_ended")[-1]
 
 
 def test_a_trial_that_the_engine_suspends_is_said_to_leave_with_the_reason(tried: Tried) -> None:
@@ -142,7 +137,7 @@ def test_a_trial_that_the_engine_suspends_is_said_to_leave_with_the_reason(tried
     for event in (m.Result("a", 1.0, 1), m.Result("a", 1.0, 1), m.Result("a", 1.0, 1), m.DeviceLeaving(0)):
         tried.manager._emit(event)
     tried.manager._advance()
-    (asked,) = logged(tried, "suspend_asked")
+    (asked,) = tried.logged("suspend_asked")
     assert (asked["trial"], asked["why"], asked["numbers"]) == ("a", "leaving_device", {"width": 1, "leaving": 1})
     assert run.life.wish == "leave" and run.life.leaves_for == asked["reason"] == "1 of its 1 device will be lost soon"
 
@@ -152,18 +147,18 @@ def test_a_trial_that_is_out_of_reach_says_why_it_moves(tried: Tried, monkeypatc
     run = tried.placed(1.0)
     tried.devices.nodes[1] = "other"
     tried.trains(run, 1)
-    (asked,) = logged(tried, "suspend_asked")
+    (asked,) = tried.logged("suspend_asked")
     assert asked["trial"] == "a" and "a node that its leader is not reached from" in asked["reason"]
-    assert "why" not in asked and not logged(tried, "resize_started")
+    assert "why" not in asked and not tried.logged("resize_started")
 
 
 def test_workers_that_differed_have_trial_and_reason(tried: Tried) -> None:
     run, _ = wide(tried)
     tried.trains(run, 3, differences=1, difference="weights differ", ungrowable="its workers drift apart")
-    (differed,), (ended,) = logged(tried, "workers_differed"), logged(tried, "growth_ended")
+    (differed,), (ended,) = tried.logged("workers_differed"), tried.logged("growth_ended")
     assert (differed["trial"], differed["reason"]) == ("a", "weights differ")
     assert (ended["trial"], ended["reason"]) == ("a", "its workers drift apart")
-    shrinks = logged(tried, "resize_started")[-1]
+    shrinks = tried.logged("resize_started")[-1]
     assert (shrinks["why"], shrinks["devices_from"], shrinks["devices_to"]) == ("growth_ended", [0, 1], [0])
 
 
@@ -172,6 +167,6 @@ def test_a_device_without_room_is_the_reason_of_a_move(tried: Tried) -> None:
     tried.manager.schedule_actor_task(run.tracked, "train")
     reply = IterationReply({}, "plain", 0.0, lack=Lack("there is no room", between=True))
     tried.answered(run, reply)
-    (lacking,) = logged(tried, "room_lacking")
+    (lacking,) = tried.logged("room_lacking")
     assert (lacking["trial"], lacking["reason"]) == ("a", "there is no room")
     assert run.life.losses.last == "moved to another device: there is no room"

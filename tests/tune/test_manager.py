@@ -13,23 +13,24 @@ import pytest
 from ray.exceptions import RayActorError
 
 from fluidtune import FluidExecutor
-from fluidtune.cluster.follower_host import NotTakenIn, Ungrowable
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.hosting.messages import IterationReply
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
-from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report import EVENT_LOG_NAME
 from fluidtune.trials import TrialLife
 from fluidtune.trials import messages as life
-from fluidtune.trials.seen_results import SeenResults
+from fluidtune.trials.life import SeenResults
 from fluidtune.tune import final_report, tuning_job
+from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.trial_run import TrialRun
-from fluidtune.tune.trial_shell import LATE_S
+from fluidtune.tune.trial_shell import CHECK, LATE_S, TrialShell
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import resize
-from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Tried, growing, leader_of, wide
 
 
@@ -129,63 +130,6 @@ def test_a_dismissed_worker_is_not_watched_when_its_last_trial_loses_its_leader(
     assert tried.written()[-3:] == ["worker_lost", "trial_suspended", "trial_started"]
 
 
-def test_a_group_that_mends_itself_while_it_shrinks_leaves_out_a_worker_that_left_before(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    dismissed, dead = tried.pool.add_worker("dismissed", 1), tried.pool.add_worker("dead", 2)
-    crew = run.life.crew
-    crew.devices, crew.wanted, crew.followers, crew.width = (0, 1, 2), (0, 2), {1: dismissed, 2: dead}, 3
-    crew.facts, crew.change = GroupFacts(mends=True), "reforming"
-    tried.follower_ended(run, dismissed, None)
-    tried.follower_ended(run, dead, RayActorError())
-    assert crew.devices == crew.wanted == (0,) and crew.width == 1
-    assert tried.manager._events[-1] == m.WorkerLost("a", (0,), 2)
-    assert tried.written()[3:] == ["worker_lost", "resized"]
-
-
-def test_the_second_error_of_a_followers_own_ends_growth_and_the_trial_goes_on(tried: Tried) -> None:
-    run, follower = wide(tried)
-    tried.follower_ended(run, follower, "ValueError('its own')")
-    assert run in tried.manager._runs and not run.life.crew.growth_ended
-    tried.manager._advance()
-    tried.loaded(run, None)
-    tried.trains(run, 3)  # it was placed on two devices again
-    (joiner,) = run.life.crew.joining.values()
-    tried.joined(run, joiner, "a new worker's loop ended early: ValueError('its own')")  # type: ignore[arg-type]
-    assert run in tried.manager._runs and run.life.crew.growth_ended and run.life.crew.leader is not None
-    events = [event for event in read_events(tried._directory / EVENT_LOG_NAME) if event["event"] == "growth_ended"]
-    assert len(events) == 1 and "ValueError('its own')" in events[0]["reason"]
-    assert m.GrowthEnded("a") in tried.manager._events
-
-
-@pytest.mark.parametrize("who", ["leader", "follower"])
-def test_a_loop_that_cannot_be_divided_goes_on_alone(tried: Tried, who: str) -> None:
-    run, follower = wide(tried)
-    if who == "follower":
-        tried.follower_ended(run, follower, Ungrowable("the loop is so"))
-    else:
-        tried.manager.schedule_actor_task(run.tracked, "train")
-        facts = GroupFacts(ungrowable="the loop is so")
-        tried.answered(run, IterationReply({}, "elastic", 0.0, facts=facts, lost="the loop is so"))
-    tried.manager._advance()
-    assert run in tried.manager._runs and run.life.crew.leader is not None and len(run.life.crew.devices) == 1
-    assert [name for name in tried.written() if name != "worker_lost"][-3:] == [
-        "growth_ended",
-        "trial_suspended",
-        "trial_started",
-    ]
-
-
-def test_a_refused_joiner_costs_nothing(tried: Tried) -> None:
-    run, joiner = growing(tried)
-    tried.joined(run, joiner, None)
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    tried.follower_ended(run, joiner, NotTakenIn())
-    facts = GroupFacts(ungrowable="the loop is so", refused=1.0)
-    tried.answered(run, IterationReply({"training_iteration": 2}, "elastic", 1.0, 2, facts))
-    assert run.life.place == "live" and run.life.crew.change == "steady" and run.life.crew.wanted == (0,)
-    assert tried.written()[-3:] == ["growth_ended", "resize_failed", "trial_result"]
-
-
 def test_a_new_worker_that_does_not_arrive_gives_its_device_back(tried: Tried) -> None:
     run, _ = growing(tried)
     now = time.monotonic()
@@ -253,13 +197,11 @@ def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
     # docs/bugs.md, 181
     monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
     run = tried.placed(1.0)
-    crew, run.life.kind = run.life.crew, "elastic"
-    crew.facts, crew.wanted = GroupFacts(address=(LOOPBACK, 4321)), (0, 1)
+    leader = (LOOPBACK, 4321)
     tried.devices.nodes[1] = "other"
-    assert tried.job.out_of_reach(run)
+    assert tried.job.out_of_reach(leader, (0, 1))
     del tried.devices.nodes[1]
-    assert tried.job.out_of_reach(run) is False
-    crew.facts = GroupFacts()
+    assert not tried.job.out_of_reach(leader, (0, 1))
     assert not tried.job.load_spec(run).one_node
 
 
@@ -290,43 +232,6 @@ def test_no_report_is_drawn_where_the_run_has_been_removed(tmp_path: Path) -> No
     report.begin()
     report.wait()
     assert not (tmp_path / "gone").exists()
-
-
-def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint(tried: Tried) -> None:
-    """It was asked for one checkpoint after the other: that of a class without an iteration has no number."""
-    run = tried.placed(1.0, Stepper)
-    leader: Any = run.life.crew.leader
-    tried.tell(run, life.LeaveWanted("for a test"))
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    assert leader.actor.called == ["load", "unload"]
-    assert run.life.wish == "stay"
-    assert run.life.calls[0].method == "train", "what Tune waits for is asked of the next worker"
-
-
-def test_a_class_that_is_told_to_move_saves_once(tried: Tried) -> None:
-    run = tried.placed(1.0, Stepper)
-    leader: Any = run.life.crew.leader
-    trial: Any = run.trial
-    trial.on_checkpoint = lambda saved: setattr(trial, "latest_checkpoint_result", saved)
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    reply = IterationReply({"training_iteration": 70}, "plain", 1.0, iteration=1)
-    tried.answered(run, reply)
-    tried.tell(run, life.LeaveWanted("for a test"))
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    saved = SimpleNamespace(metrics={"training_iteration": 70})
-    tried.answered(run, saved)
-    assert leader.actor.called == ["load", "train", "save", "unload"]
-
-
-def test_a_trial_that_is_not_elastic_gives_back_the_devices_that_it_was_promised(tried: Tried) -> None:
-    """Others of its trainable were elastic, so it was started on two devices."""
-    run = tried.placed(1.0)
-    run.life.kind, run.life.crew.wanted = "elastic", (0, 1)
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    reply = IterationReply({"training_iteration": 1}, "plain", 1.0, iteration=1)
-    tried.answered(run, reply)
-    assert tried.manager._events[-1] == m.ResizeFailed("a", (0,))
-    assert run.life.crew.wanted == run.life.crew.devices == (0,)
 
 
 def test_a_limit_of_pending_trials_that_the_user_has_set_is_kept(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,3 +326,49 @@ def test_a_process_in_which_a_trial_failed_serves_no_other(tried: Tried, status:
     # docs/bugs.md, 190
     call, arguments = unload_call(tried, status)
     assert (call, arguments[0]) == ("unload", fresh)
+
+
+@pytest.mark.parametrize(
+    ("variable", "verdicts", "rehearses"),
+    [
+        ("0", [], "first"),
+        ("0", ["unknown"], "none"),
+        ("0", ["same", "differs", "same"], "all"),  # the second was under way, too
+        ("1", ["same"], "all"),
+    ],
+)
+def test_the_first_growth_is_rehearsed_and_all_after_one_that_differed(
+    variable: str, verdicts: list[str], rehearses: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CHECK, variable)
+    shell = TrialShell(*[None] * 7)  # type: ignore[arg-type]
+    for verdict in verdicts:
+        shell._note_verdict(None, life.NoteVerdict(verdict))  # type: ignore[arg-type]
+    assert shell.rehearses == rehearses
+
+
+def test_a_growth_is_rehearsed_by_the_first_new_worker(tried: Tried) -> None:
+    _, joiner = growing(tried)
+    actor: Any = joiner.actor
+    assert actor.called == ["join"] and actor.args[0][1].rehearse
+
+
+@pytest.mark.parametrize(
+    ("lanes", "packing", "kind", "squeezed"),
+    [(None, 4, "gpu", True), ("FAIR", 4, "gpu", False), (None, 1, "gpu", False), (None, 4, "cpu", False)],
+    ids=["by count", "lanes", "alone", "cpu"],
+)
+def test_memory_that_ran_out_beside_others_is_made_free_for_one_more_try(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch, lanes: str | None, packing: int, kind: str, squeezed: bool
+) -> None:
+    layout = Layout(kind, 2, {"CPU": 1.0}, 1.0, packing, {"CPU": 1.0})
+    by_count = DeviceSetup("job", layout, None, 1, None, lanes, None, None).shares_gpus_by_count
+    run = tried.placed(1.0, loaded=False)
+    run.life.outside = replace(run.life.outside, shares_gpus_by_count=by_count)
+    ended: list[str] = []
+    monkeypatch.setattr(tried.pool, "discard_all_idle_workers", lambda: ended.append("idle workers"), raising=False)
+    tried.loaded(run, Lack("no room", (1.0, 0.0)))
+    assert run.life.place == "queued" and run.life.losses.last == "no room"
+    assert tried.written()[-1] == "room_lacking"
+    assert tried.manager._events == [m.NeedFound("a", 1.0, 0.0), m.WorkerLost("a")]
+    assert run.life.squeezed == bool(ended) == squeezed, "the next time the lack is its own"

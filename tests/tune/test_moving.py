@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from ray import tune
 
-import fluidtune
-from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune import FluidExecutor
 from fluidtune.report.story import story_of
+from tests.tune.running import events_of, fit
 
 pytestmark = [pytest.mark.ray, pytest.mark.core]
 
@@ -45,21 +45,17 @@ def test_a_packed_trial_moves_at_its_own_checkpoint(tmp_path: Path) -> None:
     # The first and the third share a GPU, the others too; the second, left alone, shows what sharing costs.
     steps = {1.0: 100, 2.0: 45, 3.0: 100, 4.0: 20}
     (tmp_path / "locks").mkdir()
-    grid = fluidtune.Tuner(
+    grid = fit(
+        "fluid",
         tune.with_resources(Contender, {"cpu": 1, "gpu": 1}),
-        param_space={"x": tune.grid_search(list(steps)), "locks": str(tmp_path / "locks"), "steps": steps},
-        tune_config=tune.TuneConfig(metric="value", mode="max"),
-        run_config=tune.RunConfig(
-            name="moving",
-            storage_path=str(tmp_path),
-            verbose=0,
-            stop={"training_iteration": 100},
-            checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=5),
-        ),
-        executor=fluidtune.FluidExecutor(devices="gpu:2", max_packing=2),
-    ).fit()
+        {"x": tune.grid_search(list(steps)), "locks": str(tmp_path / "locks"), "steps": steps},
+        tmp_path,
+        executor=FluidExecutor(devices="gpu:2", max_packing=2),
+        run={"stop": {"training_iteration": 100}, "checkpoint_config": tune.CheckpointConfig(checkpoint_frequency=5)},
+        metric="value",
+    )
     assert not grid.errors
-    events = read_events(tmp_path / "moving" / EVENT_LOG_NAME)
+    events = events_of(tmp_path)
     moves = [e for e in events if e["event"] == "recovered" and "moved" in e["reason"]]
     assert len(moves) == 1
     for result in grid:

@@ -16,9 +16,9 @@ from ray.tune.schedulers import ASHAScheduler
 from ray.util.placement_group import placement_group_table
 
 from fluidtune import FluidExecutor
-from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events
+from fluidtune.report import occupancy_of
 from tests.conftest import placement_groups
-from tests.tune.running import fit
+from tests.tune.running import events_of, fit
 
 pytestmark = pytest.mark.ray
 
@@ -113,7 +113,7 @@ class TestCPUs:
         self, packing: int | None, share: float, tmp_path: Path
     ) -> None:
         run(tmp_path, {"cpu": 1}, at_once=4, devices="cpu:2", max_packing=packing)
-        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        events = events_of(tmp_path)
         assert {e["share"] for e in events if e["event"] == "trial_started"} == {share}
 
     def test_custom_resources_are_kept(self, tmp_path: Path) -> None:
@@ -195,14 +195,14 @@ class TestGPUs:
         assert all(sorted(r.metrics["ids"]) == [0, 1] for r in results)
         assert all(sorted(r.metrics["accelerators"]) == ["0", "1"] for r in results)
         assert together(results) == 1
-        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        events = events_of(tmp_path)
         assert not [e for e in events if e["event"].startswith("resize")]
         occupancy_of(events)
 
     def test_an_elastic_trial_over_two_gpus_is_never_resized(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"gpu": 2}, trials=3, trainable=several, devices="emulated:4")
         assert [r.metrics["training_iteration"] for r in results] == [4] * 3
-        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        events = events_of(tmp_path)
         assert {e["kind"] for e in events if e["event"] == "kind_found"} == {"elastic"}
         assert not [e for e in events if e["event"].startswith("resize")]
 
@@ -217,7 +217,7 @@ def test_devices_of_two_nodes(tmp_path: Path) -> None:
         ray.init(address=cluster.address, log_to_driver=False)
         results = run(tmp_path, {"cpu": 1}, trials=4, meeting=True)
         assert together(results) == 2
-        events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+        events = events_of(tmp_path)
         there = [*events[0]["devices"], *(e for e in events if e["event"] == "device_gained")]
         assert len({device["node"] for device in there}) == 2
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ import pytest
 from ray import tune
 
 from fluidtune import FluidExecutor
-from fluidtune.report import EVENT_LOG_NAME, read_events
-from tests.tune.running import fit
+from tests.tune.running import events_of, fit
+from tests.tune.trainables import began_at, report_saved
 from themis_bridge import JobInfo
 from themis_bridge.agent import Gained, Leave
 from themis_bridge.bids import Valuation
@@ -85,7 +84,7 @@ def test_trials_of_two_gpus_get_both_at_once_or_none(neighbour: Neighbour, tmp_p
     assert not results.errors and len(results) == 2
     assert {result.metrics["gpus"] for result in results} <= {"0,1", "1,0"}
     assert [result.metrics["training_iteration"] for result in results] == [3] * 2
-    started = [e for e in read_events(tmp_path / "fluid" / EVENT_LOG_NAME) if e["event"] == "trial_started"]
+    started = events_of(tmp_path, "trial_started")
     assert all(len(event["devices"]) == 2 for event in started)
 
 
@@ -106,19 +105,12 @@ def test_a_later_trial_that_needs_more_at_once_than_the_first_fails_and_says_why
 
 def dies_once(config: dict[str, Any]) -> None:
     """Four iterations with a checkpoint each; the process is killed in the third one, the first time."""
-    checkpoint, first = tune.get_checkpoint(), 0
-    if checkpoint is not None:
-        with checkpoint.as_directory() as place:
-            first = int(Path(place, "step").read_text()) + 1
-    for step in range(first, 4):
+    for step in range(began_at(), 4):
         marker = Path(config["place"], "killed")
         if step == 2 and not marker.exists():
             marker.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        with tempfile.TemporaryDirectory() as place:
-            Path(place, "step").write_text(str(step))
-            seen = os.environ["CUDA_VISIBLE_DEVICES"]
-            tune.report({"score": step, "step": step, "gpus": seen}, checkpoint=tune.Checkpoint.from_directory(place))
+        report_saved(step + 1, {"score": step, "step": step, "gpus": os.environ["CUDA_VISIBLE_DEVICES"]})
 
 
 def test_a_trial_of_two_gpus_whose_process_is_killed_goes_on_with_both(tmp_path: Path) -> None:

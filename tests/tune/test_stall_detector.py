@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from ray import tune
 
-from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.tune import stall_detector
 from fluidtune.tune.stall_detector import FIRST_S, LEAST_S, TIMES, SilentTrial, StallDetector
-from tests.tune.running import fit
+from tests.tune.running import events_of, fit
 
 
 def test_only_what_is_much_longer_than_before_is_named_and_once():
@@ -57,7 +56,7 @@ def test_a_trial_that_stops_reporting_is_seen_and_named(
     with caplog.at_level(logging.WARNING, "fluidtune"):
         results = fit("fluid", sleepy, {"x": tune.grid_search([0, 1])}, tmp_path)
     assert [result.metrics["at"] for result in results] == [4, 4], "it was left alone, and went on"
-    said = [e for e in read_events(tmp_path / "fluid" / EVENT_LOG_NAME) if e["event"] == "trial_silent"]
+    said = events_of(tmp_path, "trial_silent")
     slow = next(result.metrics["trial_id"] for result in results if result.config["x"] == 1)
     assert [event["trial"] for event in said] == [slow]
     assert f"trial {slow} has not reported for" in caplog.text

@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.messages import WorkerInfo
+from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
 from fluidtune.tune.worker_dispatch import STARTS_AT_ONCE, WorkerDispatch, WorkerRequest
+from tests.tune.tried_manager import Pool
 
 
-class Pool:
+class WaitingPool(Pool):
     """Every device has an idle worker, or starts one, or has neither yet."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.serves = False
         self.warm: PooledWorker | None = None
-        self.workers: dict[str, PooledWorker] = {}
         self.unknown: list[int] = []
 
     def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
@@ -48,17 +49,7 @@ class Pool:
         self.workers[worker.name] = worker
         return worker
 
-    def is_alive(self, worker: PooledWorker) -> bool:
-        return worker.name in self.workers
-
-    def forget_worker(self, worker: PooledWorker) -> None:
-        del self.workers[worker.name]
-
-    def discard_idle_workers(self, device: int) -> None:
-        pass
-
-    def start_spares(self) -> list[PooledWorker]:
-        return []
+    forget_worker = discard_worker
 
 
 class Log:
@@ -88,7 +79,7 @@ class Desk:
     """A dispatch with what it works on; ``got`` is what the requests were told."""
 
     def __init__(self) -> None:
-        self.pool, self.log, self.calls = Pool(), Log(), Calls()
+        self.pool, self.log, self.calls = WaitingPool(), Log(), Calls()
         self.news: tuple[dict[int, str], list[int]] = ({}, [])
         self.revoked: list[tuple[int, Any]] = []
         devices = SimpleNamespace(

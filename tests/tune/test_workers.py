@@ -21,9 +21,9 @@ from ray import tune
 from ray.tune import CheckpointConfig
 
 from fluidtune import FluidExecutor
-from fluidtune.cluster.worker import Worker
+from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.report import EVENT_LOG_NAME, occupancy_of, read_events, summarise
-from tests.tune.running import fit, forks_ready
+from tests.tune.running import events_of, fit, forks_ready
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 
@@ -63,7 +63,7 @@ def test_as_many_processes_start_at_a_time_as_there_are_cores(tmp_path: Path) ->
     space = {"x": tune.grid_search(list(range(6)))}
     results = fit("fluid", messy, space, tmp_path, executor=FluidExecutor(devices="emulated:6", max_packing=1))
     assert len(results) == 6 and not results.errors
-    started = [e for e in read_events(tmp_path / "fluid" / EVENT_LOG_NAME) if e["event"] == "worker_started"]
+    started = events_of(tmp_path, "worker_started")
     assert len(started) >= 6
     begun = [(e["t"] - e["seconds"], e["t"]) for e in started]
     assert max(sum(asked <= moment < there for asked, there in begun) for moment, _ in begun) == 2
@@ -73,7 +73,7 @@ def one_after_the_other(path: Path, leave: list[str]) -> tuple[list[dict[str, An
     forks_ready()
     results = fit("fluid", messy, {"x": tune.grid_search(leave)}, path, executor=FluidExecutor(devices="cpu:1"))
     assert not results.errors
-    return [r.metrics for r in results], read_events(path / "fluid" / EVENT_LOG_NAME)
+    return [r.metrics for r in results], events_of(path)
 
 
 @pytest.mark.core
@@ -151,7 +151,7 @@ def test_fresh_workers_are_new_processes(said: str, tmp_path: Path) -> None:
     config = {"reuse_actors": False} if said == "reuse_actors=False" else {}
     results = fit("fluid", messy, {"x": tune.grid_search(["a", "b"])}, tmp_path, executor=executor, **config)
     assert len({result.metrics["pid"] for result in results}) == 2
-    events = read_events(tmp_path / "fluid" / EVENT_LOG_NAME)
+    events = events_of(tmp_path)
     reasons = [e["reason"] for e in events if e["event"] == "worker_replaced"]
     assert reasons == [f"{said}: a new process for each trial"] * 2
 

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from ray import tune
@@ -17,21 +18,27 @@ def score(x: float, iteration: int) -> float:
     return 100.0 * (1 - 2.718281828 ** (-iteration / (2 + 3 * (x % 5)))) * (1 + (x * 7 % 11) / 10)
 
 
-def with_checkpoints(config: dict[str, Any]) -> None:
-    start = 0
+def began_at() -> int:
+    """The iteration of the checkpoint that the trial goes on from; 0 without one."""
     checkpoint = tune.get_checkpoint()
-    if checkpoint:
-        with checkpoint.as_directory() as directory, open(os.path.join(directory, "at.json")) as file:
-            start = json.load(file)
+    if checkpoint is None:
+        return 0
+    with checkpoint.as_directory() as directory:
+        return int(json.loads(Path(directory, "at.json").read_text()))
+
+
+def report_saved(iteration: int, metrics: dict[str, Any]) -> None:
+    """Report the iteration with its checkpoint."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "at.json").write_text(json.dumps(iteration))
+        tune.report({"at": iteration, **metrics}, checkpoint=Checkpoint.from_directory(directory))
+
+
+def with_checkpoints(config: dict[str, Any]) -> None:
+    start = began_at()
     for iteration in range(start + 1, config.get("n", 81) + 1):
         time.sleep(config.get("pause", 0.005))
-        with tempfile.TemporaryDirectory() as directory:
-            with open(os.path.join(directory, "at.json"), "w") as file:
-                json.dump(iteration, file)
-            tune.report(
-                {"score": score(config["x"], iteration), "at": iteration, "began": start, "pid": os.getpid()},
-                checkpoint=Checkpoint.from_directory(directory),
-            )
+        report_saved(iteration, {"score": score(config["x"], iteration), "began": start, "pid": os.getpid()})
 
 
 def without_checkpoints(config: dict[str, Any]) -> None:
@@ -42,12 +49,7 @@ def without_checkpoints(config: dict[str, Any]) -> None:
 
 def raising(config: dict[str, Any]) -> None:
     """Fails at iteration ``bad_at`` while the file ``marker`` has fewer than ``failures`` characters."""
-    start = 0
-    checkpoint = tune.get_checkpoint()
-    if checkpoint:
-        with checkpoint.as_directory() as directory, open(os.path.join(directory, "at.json")) as file:
-            start = json.load(file)
-    for iteration in range(start + 1, config.get("n", 5) + 1):
+    for iteration in range(began_at() + 1, config.get("n", 5) + 1):
         marker = config.get("marker")
         if marker and iteration == config.get("bad_at", 3):
             done = os.path.getsize(marker) if os.path.exists(marker) else 0
@@ -55,13 +57,7 @@ def raising(config: dict[str, Any]) -> None:
                 with open(marker, "a") as file:
                     file.write("x")
                 raise RuntimeError("as ordered")
-        with tempfile.TemporaryDirectory() as directory:
-            with open(os.path.join(directory, "at.json"), "w") as file:
-                json.dump(iteration, file)
-            tune.report(
-                {"score": score(config["x"], iteration), "at": iteration},
-                checkpoint=Checkpoint.from_directory(directory),
-            )
+        report_saved(iteration, {"score": score(config["x"], iteration)})
 
 
 class Stepper(Trainable):

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.tune.trainable import FunctionTrainable
 
 from benchmarks.stand_in_tune import standing_alone
-from fluidtune.cluster.messages import IterationReply
+from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.group_facts import GroupFacts
@@ -65,7 +66,7 @@ class Pool:
     def note_gpu(self, worker: PooledWorker) -> None:
         pass
 
-    def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker:
+    def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker | None:
         return self.add_worker(f"w{len(self.workers) + 1}", device)
 
     def add_worker(self, name: str, device: int) -> PooledWorker:
@@ -73,7 +74,7 @@ class Pool:
         return worker
 
     def is_alive(self, worker: PooledWorker) -> bool:
-        return True
+        return worker.name in self.workers
 
     def return_worker(self, worker: PooledWorker) -> None:
         pass
@@ -137,10 +138,14 @@ class Tried:
         return self.manager._dispatch._deadlines
 
     def written(self) -> list[str]:
-        """The events in the event log, but for its first one."""
-        return [event["event"] for event in read_events(self._directory / EVENT_LOG_NAME)][1:]
+        """The names of the events in the event log, but for its first one."""
+        return [event["event"] for event in self.logged()[1:]]
 
-    def placed(self, share: float, trainable: type = Actor, loaded: bool = True) -> TrialRun:
+    def logged(self, name: str | None = None) -> list[dict[str, Any]]:
+        """The events in the event log: all, or those of this name."""
+        return [each for each in read_events(self._directory / EVENT_LOG_NAME) if name in (None, each["event"])]
+
+    def placed(self, share: float, trainable: type = FunctionTrainable, loaded: bool = True) -> TrialRun:
         """A trial of this share, loaded into a worker; or that worker loads it."""
         request = SimpleNamespace(bundles=[{"GPU": share}], head_bundle_is_empty=False)
         trial: Any = SimpleNamespace(

@@ -25,12 +25,14 @@ from fluidtune.elastic.transport.signing import SIGNATURE_SIZE, Signer
 from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEVICES_PER_NODE
 
-#: The most bytes of a follower's line. Judgement: a signature has 64, a worker's name some dozens.
+#: The most bytes of a follower's line.
 _LINE = 1024
 
 
 class EmulatedSession:
     """A `LeaderSession`, a `FollowerSession`, and the `EmulatedHost` that the trial's iterations ask.
+
+    One thing: it has the methods of these three protocols.
 
     ``device``: the number of the worker's emulated device. ``leader``: this worker runs the trial; else it follows.
     ``secret``: the trial's, see `Signer`.
@@ -63,7 +65,6 @@ class EmulatedSession:
     # -- the host's side
 
     def facts(self) -> GroupFacts:
-        """See `LeaderSession`. It is elastic if the profile has figures for more than one device."""
         return GroupFacts(
             is_elastic=self._profile.widest > 1,
             address=self._server.getsockname() if self._server is not None else None,
@@ -81,27 +82,24 @@ class EmulatedSession:
         """Nothing to do: there is no commit."""
 
     def fails_divided(self, error: BaseException) -> None:
-        """See `LeaderSession`: nothing is divided."""
+        """Nothing is divided."""
 
     def direct(self, reform: Reform) -> None:
-        """See `LeaderSession`. In a follower: see `enter`."""
         with self._changed:
             self._wish = reform
 
     def wait_ready(self, timeout: float | None) -> bool:
-        """See `FollowerSession`."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._closed, timeout)
             return self._ready and not self._closed
 
     def enter(self, reform: Reform) -> None:
-        """See `FollowerSession`."""
         self.direct(reform)
         with self._changed:
             self._changed.notify_all()
 
     def leave(self) -> None:
-        """See `WorkerSession`. A leader dismisses its followers at once."""
+        """A leader dismisses its followers at once."""
         with self._changed:
             self._leaving = True
             self._changed.notify_all()
@@ -113,7 +111,6 @@ class EmulatedSession:
                 self._line.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """See `WorkerSession`: gives the device back, closes all connections."""
         if self._closed:
             return
         with self._changed:
@@ -135,7 +132,7 @@ class EmulatedSession:
     # -- a follower's loop
 
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """See `FollowerSession`: holds the device until the leader dismisses this worker. Does not call ``fn``."""
+        """Hold the device until the leader dismisses this worker. ``fn`` is not called."""
         try:
             self._follow()
         finally:
@@ -168,7 +165,7 @@ class EmulatedSession:
     # -- the leader's iteration
 
     def begin_iteration(self) -> None:
-        """See `EmulatedHost`: a boundary, at which the group re-forms if it is to and all joiners are there."""
+        """Re-form the group, if it has a wish to follow and all joiners are there."""
         self._check()
         self._accept()
         with self._changed:
@@ -188,14 +185,13 @@ class EmulatedSession:
         self._last_reform = (reform.generation, time.perf_counter() - started)
 
     def placement(self) -> tuple[tuple[int, ...], int]:
-        """See `EmulatedHost`. GroupLost if a follower has died."""
         self._check()
         devices = [self._device, *(device for device, _ in self._followers.values())]
         nodes = tuple(sorted(Counter(device // DEVICES_PER_NODE for device in devices).values()))
         return nodes, max(1, self._board.count(self._device))
 
     def _accept(self) -> None:
-        """Take in what followers have said. It waits for nobody: whoever is late is heard at the next boundary."""
+        """Take in what followers have sent, without a wait. What comes later is read at the next boundary."""
         with contextlib.suppress(BlockingIOError):
             while self._server is not None:
                 line, _ = self._server.accept()

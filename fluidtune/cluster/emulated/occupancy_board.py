@@ -9,12 +9,13 @@ import fcntl
 import mmap
 import os
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from salus_share.private_files import open_own
 
-#: Slots of one device in the file. Judgement: more than any packing limit in use.
+#: Slots of one device in the file.
 SLOTS = 32
 _PID = struct.Struct("<I")
 
@@ -78,18 +79,11 @@ class OccupancyBoard:
                 return False
         return True
 
-    def _locked(self) -> _Lock:
-        return _Lock(self._descriptor)
-
-
-class _Lock:
-    """Keeps other processes from changing the board; reading needs no lock."""
-
-    def __init__(self, descriptor: int):
-        self._descriptor = descriptor
-
-    def __enter__(self) -> None:
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from changing the board. Reading needs no lock."""
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-
-    def __exit__(self, *error: object) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -18,8 +18,7 @@ from ray.tune import Trainable
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.profiles import Profile
 
-#: Seconds between a trial's looks at its neighbours. Judgement: short against the iterations of profiles in use, long
-#: against the look itself.
+#: Seconds between a trial's looks at its neighbours.
 LOOK_S = 0.1
 #: The key of a trial's configuration by which its iterations take a multiple of the profile's time.
 COST_KEY = "emulated_cost"

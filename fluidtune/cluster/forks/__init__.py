@@ -7,8 +7,7 @@
 | `server` | the program that imports, listens and forks |
 | `preload` | what is imported, and what each import has depended on |
 | `forkable` | whether a process that has imported a package can be forked |
-| `drawn_ids`, `generators`, `temporaries` | what a package has made at its import and each process has alone |
-| `lazily` | modules that load themselves when they are first used |
+| `made_at_import` | what a package has made at its import and each process has alone |
 | `shelf` | keeps modules out of sight until they are imported, and repeats imports that would give something else |
 | `child` | what a forked process makes of itself |
 | `fork_launcher` | the program that Ray starts in place of Python |

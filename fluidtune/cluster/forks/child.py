@@ -41,7 +41,7 @@ def become(request: dict[str, Any], shelf: Shelf, path: str) -> None:
 
     What it imports that is not on the shelf, it tells the server at its end. ``path``: the server's socket.
 
-    Ray ends whole process groups and what a dead worker has started, so the process is in a session of its own.
+    Ray ends whole process groups and what a dead worker has started, so the process begins a new session.
     """
     os.setsid()
     signal.set_wakeup_fd(-1)

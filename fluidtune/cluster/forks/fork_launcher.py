@@ -16,8 +16,8 @@ import socket
 import struct
 import sys
 
-#: Seconds within which the server must have answered. Judgement: a fork takes some 10 ms; 200 that are asked for at
-#: once were answered within 5 s on two busy cores. Ray gives a worker 60 s to register.
+#: Seconds within which the server must have answered. A fork takes some 10 ms; 200 that are asked for at once were
+#: answered within 5 s on two busy cores. Ray gives a worker 60 s to register.
 PATIENCE_S = 20.0
 
 
@@ -61,7 +61,7 @@ def _ask(path, program):
     if answer["pid"] is None:
         print(f"fluidtune: a plain new process: {answer['why']}", file=sys.stderr)
     for go in files:
-        os.write(go, b"!")  # the process waits for that: so it runs once, whoever dies meanwhile
+        os.write(go, b"!")  # the process waits for that: so it runs once, whatever dies meanwhile
         os.close(go)
     return server, answer["pid"]
 

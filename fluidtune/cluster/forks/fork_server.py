@@ -27,10 +27,9 @@ from fluidtune.cluster.forks import fork_launcher, server
 PREFIX = "fluidtune-forks-"
 #: The longest path of a socket, in bytes: ``sun_path`` of Linux's unix(7), less its end.
 _LONGEST = 107
-#: Seconds for which a folder without a lock may be one that is being made. Judgement: that takes a millisecond.
+#: Seconds for which a folder without a lock may be one that is being made.
 YOUNG_S = 5.0
-#: How often a server may begin anew without a package that made forks impossible. Judgement: a driver that has more
-#: than this many such packages gets plain processes.
+#: How often a server may begin anew without a package that made forks impossible.
 _ATTEMPTS = 5
 
 
@@ -168,7 +167,7 @@ class ForkServer:
 
 
 def new_folder() -> str:
-    """A new folder of this user's for a server's files, which nobody else can enter."""
+    """A new folder for a server's files, which no other user can enter."""
     return tempfile.mkdtemp(prefix=PREFIX)
 
 

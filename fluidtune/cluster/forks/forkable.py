@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-#: Seconds within which a fork must have begun. Judgement: it takes milliseconds, and some 100 on a busy machine.
+#: Seconds within which a fork must have begun.
 PATIENCE_S = 10.0
 #: Devices without a state that forks could share.
 _DEVICES = {"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}

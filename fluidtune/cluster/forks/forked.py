@@ -22,7 +22,7 @@ from fluidtune.cluster.forks.preload import modules_of_program
 
 log = logging.getLogger(__name__)
 
-#: How often it is looked whether Ray is up, seconds. Judgement: short beside the start of a Ray node.
+#: How often it is looked whether Ray is up, seconds.
 _LOOK_S = 0.05
 #: Runs the launcher where it and the server's socket are, else this Python as it is, and else the node's.
 _GUARD = (

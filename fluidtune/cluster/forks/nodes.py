@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from fluidtune.cluster.data.data_keeper import DataKeeper
 from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, ServerState
 from fluidtune.cluster.forks.preload import modules_of_trials
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS
@@ -33,10 +34,10 @@ _APPLIED = {"env_vars", "working_dir", "py_modules", "config", "_ray_commit", "w
 #: What Ray gives a process of one core or less, unless the variable is set: the number of threads of its libraries.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 #: Seconds for which a process is not started while a server imports its last modules. A plain process would begin later
-#: to import the same. Judgement: Lightning and Transformers take 3 s on two cores; a server that takes longer than this
-#: waits for something, or has more to import than a trial needs.
+#: to import the same. Lightning and Transformers take 3 s on two cores; a server that takes longer than this waits for
+#: something, or has more to import than a trial needs.
 NEARLY_S = 10.0
-#: Seconds that the servers may take to end. Judgement: they end at once, unless they still import.
+#: Seconds that the servers may take to end.
 CLOSE_S = 2.0
 
 
@@ -50,29 +51,17 @@ def obstacle(runtime_env: Mapping[str, Any]) -> str | None:
     return f"the runtime environment has {', '.join(sorted(other))}" if other else None
 
 
-class _Host(Protocol):
-    """Where a server is held. ``state``: what became of it; None: it is starting."""
-
-    state: ServerState | None
-    #: Since when the last modules are imported (monotonic clock); None: they are not yet.
-    finishing: float | None
-
-    def look(self) -> None:
-        """Learn what is new."""
-
-    def close(self) -> Any:
-        """Let the server end. Returns what to wait for, if anything."""
-
-
 class _Here:
     """The driver's own server. It is started and waited for in a thread, because both take their time."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        #: What became of it; None: it is starting.
         self.state: ServerState | None = None
         self.environment = lasting(environment)
-        self._server = ForkServer(modules, self.environment)
-        #: The variables of Ray's that it has imported with, and when it began to (monotonic clock); None: not yet.
+        self.server = ForkServer(modules, self.environment)
+        #: The variables of Ray's that it has imported with; None: it has not imported its last modules yet.
         self.rays: dict[str, str] | None = None
+        #: Since when it imports its last modules (monotonic clock).
         self.finishing: float | None = None
         self._finish: queue.SimpleQueue[tuple[list[str], dict[str, str]]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="fork-server", daemon=True).start()
@@ -85,33 +74,25 @@ class _Here:
 
     def _run(self) -> None:
         try:
-            self._server.begin()
+            self.server.begin()
         except OSError as error:
             self.state = ServerState(None, str(error))
             return
-        self.state = self._server.finish(*self._finish.get())
+        self.state = self.server.finish(*self._finish.get())
         if self.state.command is not None:
-            self.state = ServerState(None, self._server.wait())
-
-    def stop(self) -> None:
-        """Let the server end, and do not wait for that."""
-        threading.Thread(target=self.end, name="fork-server-ends", daemon=True).start()
-
-    def end(self) -> None:
-        """Let the server end, and wait for that."""
-        self._server.stop()
-
-    def look(self) -> None:
-        """The thread has written the news."""
-
-    def close(self) -> None:
-        """It goes on for the driver's next job, and ends with the driver."""
+            self.state = ServerState(None, self.server.wait())
 
 
 class Holder:
-    """The actor that holds a node's server. It asks for no resources and lives as long as the job."""
+    """The actor that holds a node's server. It asks for no resources and lives as long as the job.
 
-    def __init__(self, variables: Callable[[Mapping[str, str]], dict[str, str]], folder: str | None) -> None:
+    ``data``: the name of the socket at which it also keeps the node's shared data (`fluidtune.cluster.data`).
+    """
+
+    def __init__(
+        self, variables: Callable[[Mapping[str, str]], dict[str, str]], folder: str | None, data: str | None
+    ) -> None:
+        self._keeper = None if data is None else DataKeeper(data)
         self._folder = folder
         own = {**os.environ, "RAY_JOB_ID": ray.get_runtime_context().get_job_id()}
         own.pop("CUDA_VISIBLE_DEVICES", None)
@@ -119,26 +100,20 @@ class Holder:
         self._server: ForkServer | None = None
 
     def start(self, first: Sequence[str], then: Sequence[str]) -> ServerState:
-        """See `ForkServer.finish`."""
         self._server = ForkServer(first, self._environment, self._folder)
         return self._server.finish(then, {})
 
     def wait(self) -> str:
-        """See `ForkServer.wait`."""
         assert self._server is not None
         return self._server.wait()
 
     def stop(self) -> None:
-        """See `ForkServer.stop`."""
         if self._server is not None:
             self._server.stop()
 
 
 class There:
     """A server that an actor holds. ``variables``: its environment, from that of a process of Ray's on the node."""
-
-    #: An actor is asked for when a process is needed; nobody waits for all that its server imports.
-    finishing: float | None = None
 
     def __init__(
         self,
@@ -147,6 +122,7 @@ class There:
         variables: Callable[[Mapping[str, str]], dict[str, str]],
         runtime_env: Mapping[str, Any],
         folder: str | None = None,
+        data: str | None = None,
     ) -> None:
         self.state: ServerState | None = None
         whole = next((each["NodeID"] for each in ray.nodes() if each["NodeID"].startswith(node)), node)
@@ -156,7 +132,7 @@ class There:
             runtime_env=dict(runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(whole, soft=False),
         )
-        self._actor = ray.remote(Holder).options(**options).remote(variables, folder)
+        self._actor = ray.remote(Holder).options(**options).remote(variables, folder, data)
         #: The call that is answered when the server is ready, and then the one that is answered when it has ended.
         self._awaited = self._actor.start.remote(*modules)
 
@@ -173,8 +149,8 @@ class There:
         if self.state.command is not None:
             self._awaited = self._actor.wait.remote()
 
-    def close(self) -> Any:
-        """The actor lets it end, and is killed after that."""
+    def stop(self) -> tuple[Any, Any]:
+        """Let it end. Returns the call that does so, and the actor, which is to be killed after that."""
         return self._actor.stop.remote(), self._actor
 
 
@@ -200,7 +176,7 @@ def _anew(environment: Mapping[str, str]) -> _Here:
     global _here
     before, _here = _here, _Here(modules_of_trials()[0], environment)
     if before is not None:
-        before.stop()
+        threading.Thread(target=before.server.stop, name="fork-server-ends", daemon=True).start()
     return _here
 
 
@@ -209,7 +185,7 @@ def end_here() -> None:
     global _here
     before, _here = _here, None
     if before is not None:
-        before.end()
+        before.server.stop()
 
 
 def _finish_here(environment: Mapping[str, str]) -> _Here:
@@ -226,7 +202,7 @@ def of_own_node() -> dict[str, str] | None:
     """The environment of workers of the Ray node that this process has started; None: it has started none."""
     with suppress(psutil.Error):
         raylets = [child for child in psutil.Process().children() if child.name() == "raylet"]
-        if len(raylets) == 1:  # of several, which are those of a test's cluster, nobody knows which is this node's
+        if len(raylets) == 1:  # several are those of a test's cluster, and any may be this node's
             found = raylets[0].environ()
             if found.get("RAY_LD_PRELOAD_ON_WORKERS", "0") == "0" and "LD_PRELOAD" not in os.environ:
                 found.pop("LD_PRELOAD", None)  # Ray's own, for the raylet
@@ -256,12 +232,13 @@ class ForkServers:
     """See the module.
 
     ``environment``: variables that the job's processes get after their start. ``unless_set``: those of them that Ray
-    gives a process which does not have them.
+    gives a process which does not have them. ``data``: how the names of the sockets begin at which nodes keep data.
     """
 
-    def __init__(self, environment: Mapping[str, str], unless_set: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], unless_set: Mapping[str, str], data: str) -> None:
+        self._data = data
         self._environment, self._unless_set = dict(environment), dict(unless_set)
-        self._nodes: dict[str, _Host] = {}
+        self._nodes: dict[str, _Here | There] = {}
         self._said: set[str] = set()
         self._runtime_env = dict(ray.get_runtime_context().runtime_env)
         #: Why processes are not forked in this job; None: they are, where there is a server.
@@ -285,7 +262,7 @@ class ForkServers:
         if own is not None:
             self._nodes[node] = _finish_here({**self._unless_set, **own, **user, **self._environment})
             return
-        # Ray sets some in the actor as well, where nobody else has.
+        # Ray sets some in the actor as well, unless they are set.
         unless_set, environment = self._unless_set, self._environment
         rays_own = unless_set.keys() - os.environ.keys() - user.keys()
 
@@ -293,15 +270,17 @@ class ForkServers:
             found = {name: value for name, value in found.items() if name not in rays_own}
             return {**unless_set, **found, **environment}
 
-        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env)
+        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env, data=f"{self._data}-{node}")
+
+    def _on(self, node: str | None) -> _Here | There | None:
+        return None if node is None or self.off is not None else self._nodes.get(node)
 
     def command(self, node: str | None) -> str | None:
         """Ray's ``py_executable`` for a process on the node now; None: it is started as Ray does."""
-        host = None if node is None or self.off is not None else self._nodes.get(node)
-        if host is None:
-            return None
-        host.look()
-        if host.state is None:
+        host = self._on(node)
+        if isinstance(host, There):
+            host.look()
+        if host is None or host.state is None:
             return None
         for package, why in host.state.left_out.items():
             self._say_once(f"the fork server has not imported {package}, which {why}")
@@ -311,8 +290,8 @@ class ForkServers:
 
     def is_nearly_ready(self, node: str | None) -> bool:
         """Whether a process on the node is there sooner if it is forked after a moment than if it is started now."""
-        host = None if node is None or self.off is not None else self._nodes.get(node)
-        if host is None or host.state is not None or host.finishing is None:
+        host = self._on(node)
+        if not isinstance(host, _Here) or host.state is not None or host.finishing is None:
             return False
         return time.monotonic() - host.finishing < NEARLY_S
 
@@ -322,8 +301,8 @@ class ForkServers:
             log.warning("FluidTune: %s", line)
 
     def close(self) -> None:
-        """Let the servers end that are not the driver's own, and wait for that."""
-        ending = [found for host in self._nodes.values() if (found := host.close()) is not None]
+        """Let the servers of other nodes end, and wait for that. The driver's own one serves its next job, too."""
+        ending = [host.stop() for host in self._nodes.values() if isinstance(host, There)]
         if ending:
             ray.wait([call for call, _ in ending], num_returns=len(ending), timeout=CLOSE_S)
         for _, actor in ending:

@@ -22,18 +22,15 @@ from types import FrameType, ModuleType
 from typing import Any, ClassVar
 
 from fluidtune.cluster.forks import forkable
-from fluidtune.cluster.forks.drawn_ids import DrawnIds
-from fluidtune.cluster.forks.generators import Generators
-from fluidtune.cluster.forks.lazily import variables
-from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Entry, Shelf
-from fluidtune.cluster.forks.temporaries import Temporaries
+from fluidtune.cluster.forks.made_at_import import DrawnIds, Generators, Temporaries
+from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Entry, Shelf, variables
 from fluidtune.ray_compat import worker_program
 
 #: Packages of the driver's that no trial needs: they are the notebook's, a debugger's, the test runner's, or pip's.
 NOT_FOR_TRIALS = {"IPython", "ipykernel", "ipywidgets", "jupyter_client", "zmq", "tornado", "debugpy", "pydevd"}
 NOT_FOR_TRIALS |= {"xdist", "execnet", "hypothesis", "pip", "setuptools", "_distutils_hack"}
 #: What every worker of FluidTune's imports.
-_OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.worker")
+_OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.hosting.worker")
 #: Where installed packages are, in a path, Ray apart: CPython's and Debian's names.
 _SITES = re.compile(r"/(?:site|dist)-packages/(?!(?:ray|fluidtune)/)")
 #: Packages that import Ray.

@@ -269,7 +269,7 @@ def listen(path: str) -> socket.socket:
 
 def main() -> None:
     """The program. `fork_server` has started it, writes what it is to import, and reads what it says."""
-    # Not a child of who started it, and in a session of its own: Ray ends what is either with the worker.
+    # Neither a child of the worker that started it nor in its session: Ray ends what is either with the worker.
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -285,7 +285,7 @@ def main() -> None:
         with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
             place = json.loads(orders.readline() or "null")
             if place is None:
-                os._exit(0)  # who has started it was killed; what is left is removed by the next one
+                os._exit(0)  # its starter was killed; the next server removes what is left
             path, lock = place["path"], place["lock"]
             os.set_inheritable(lock, False)
             # What needs no Ray comes first: Ray's compiled part reads the number of its job when it is loaded.

@@ -19,7 +19,6 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-from fluidtune.cluster.forks.lazily import variables
 from fluidtune.ray_compat.worker_program import READ_LATER
 
 #: How the names of environment variables begin that compiled code reads when it is loaded: OpenMP's, MKL's and
@@ -32,6 +31,18 @@ NATIVE: tuple[str, ...] = (
 #: anew if they differ.
 OF_THE_PROCESS = {"SPT_NOENV", "SHLVL", "_", "PWD", "OLDPWD", "PYTHONBREAKPOINT", "FLUIDTUNE_EMULATED_DEVICE"}
 OF_THE_PROCESS |= {"PYTORCH_NVML_BASED_CUDA_CHECK", *READ_LATER}
+
+
+def variables(module: Any) -> dict[str, Any]:
+    """The variables of what is in `sys.modules`; empty where it has none.
+
+    They are read past a module of `importlib.util.LazyLoader`, which is loaded when any attribute of it is read.
+    """
+    try:
+        found: dict[str, Any] = object.__getattribute__(module, "__dict__")
+    except AttributeError:
+        return {}
+    return found
 
 
 class NeedsPlainProcess(BaseException):

@@ -189,7 +189,7 @@ class BatchesAtHand:
     @property
     def settled(self) -> bool:
         """Between two batches: the loop has used and counted all that it fetched, and keeps none of it."""
-        return self.gradients.settled and self.counts.all_used and not self._handed_out
+        return self._handed_out == 0 and self.gradients.settled and self.counts.all_used
 
     def nothing_learns(self) -> bool:
         """Whether gradients are off, or all of the trial's modules are in evaluation mode."""

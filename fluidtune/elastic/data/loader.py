@@ -155,11 +155,11 @@ class _Batches:
     ) -> None:
         self._loader = loader
         self._group = group
+        self.turn: int | None = None  # in which it was read last
+        self.finished = False  # its end was drawn
         #: The loop says which batch it works on; and what this worker has of the last one, None if it has all of it.
         self.says_itself = False
         self.part: BatchPart | None = None
-        self.turn: int | None = None  # in which it was read last
-        self.finished = False  # its end was drawn
         self._given = 0
         self._all = _length(loader)
         self._of_data = _length(loader.dataset)

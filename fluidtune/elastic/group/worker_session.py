@@ -1,6 +1,6 @@
 """The protocols between a worker process and the session of the trial that it hosts.
 
-A worker process (`fluidtune.cluster.worker.Worker`, here *the host*) runs a trial's code and drives a session beside
+A worker process (`fluidtune.cluster.hosting.worker`, here *the host*) runs a trial's code and drives a session beside
 it. The trial's first worker leads: it runs the trial and reports to Tune. The others follow: they only share the
 leader's work. The engine decides whether and when a trial is resized; a session carries it out at the trial's next
 *boundary*, which is between two of its iterations.

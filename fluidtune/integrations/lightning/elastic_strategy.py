@@ -57,7 +57,7 @@ class ElasticStrategy(Strategy):
 
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
-        # Its callbacks begin with this, before their hooks are called and before they get the module's `log`.
+        # Before the Trainer's callbacks get the module's `log`.
         self._boundaries = EpochBoundaries(model.trainer)
         model.log = WholeValues(model, self._boundaries)
 
@@ -115,9 +115,9 @@ class ElasticStrategy(Strategy):
             model.__dict__.pop("log", None)
             if boundaries in model.trainer.callbacks:
                 model.trainer.callbacks.remove(boundaries)
-        _silent_ones.discard(id(self))
-        if not _silent_ones:
-            rank_zero_only.rank = _RANK
+        if id(self) in _silent_ones:
+            _silent_ones.remove(id(self))
+            rank_zero_only.rank = 1 if _silent_ones else _RANK
 
     # -- what Lightning asks of its processes: there is one, except where workers decide --
 

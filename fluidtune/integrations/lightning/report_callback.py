@@ -22,8 +22,8 @@ class ReportCallback(Callback):
 
     Args:
         metrics: what is reported of `Trainer.callback_metrics`: names; or a dict, a reported name to Lightning's; None:
-            all of it. A metric that is not there in an epoch is left out of its report. ``epoch`` and ``step``, the
-            epochs and the optimizer steps that were done before the next ones, are always in it.
+            all of it. A metric that is not there in an epoch is left out of its report. ``epoch``, from 0, and
+            ``step``, the optimizer steps so far, are always in it.
     """
 
     def __init__(self, metrics: str | Sequence[str] | Mapping[str, str] | None = None) -> None:

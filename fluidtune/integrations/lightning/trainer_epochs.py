@@ -31,7 +31,8 @@ class EpochBoundaries(Callback):
         self.in_epoch = False
         self._counts: bool | None = None
         #: The module's metrics of torchmetrics, and how often each had been updated before this step.
-        self._updates: list[tuple[Metric, int]] = []
+        self._metrics: list[Metric] = []
+        self._updates: list[int] = []
 
     @property
     def together(self) -> bool:
@@ -63,13 +64,15 @@ class EpochBoundaries(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.batch, self._counts = batch, None
-        self._updates = [(part, part.update_count) for part in pl_module.modules() if isinstance(part, Metric)]
+        if batch_idx == 0:
+            self._metrics = [part for part in pl_module.modules() if isinstance(part, Metric)]
+        self._updates = [metric.update_count for metric in self._metrics]
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if self.plain:
             return
         self._counts = self.counts  # asked once a batch, so that the session knows that the loop counts samples
-        if any(metric.update_count != before for metric, before in self._updates):
+        if self._updates != [metric.update_count for metric in self._metrics]:
             elastic.one_worker(
                 "Lightning: a training step updates a metric of torchmetrics, which would see the samples of one "
                 "worker: log what the step computes, or update the metric in validation"

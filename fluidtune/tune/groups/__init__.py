@@ -24,17 +24,22 @@ from ray.tune.schedulers import (
 )
 
 from fluidtune.tune.groups import adapter
-from fluidtune.tune.groups.adapter import Adapter, Membership
-from fluidtune.tune.groups.announced import announce
-from fluidtune.tune.groups.asha import ASHAAdapter
-from fluidtune.tune.groups.fifo import FIFOAdapter
+from fluidtune.tune.groups.adapter import (
+    Adapter,
+    ASHAAdapter,
+    FIFOAdapter,
+    MedianStoppingAdapter,
+    Membership,
+    ReplayAdapter,
+    announce,
+)
 from fluidtune.tune.groups.hyperband import HyperBandAdapter
-from fluidtune.tune.groups.median import MedianStoppingAdapter
 from fluidtune.tune.groups.pbt import PBTAdapter
-from fluidtune.tune.groups.replay import ReplayAdapter
 
-# `Tuner.restore` reads the scheduler of a run that an older version began, with its adapter: the module of that name.
-sys.modules.setdefault("fluidtune.tune.groups.base", adapter)  # before 2026-11-23
+# `Tuner.restore` reads the scheduler of a run that an older version began, with its adapter: modules of these names,
+# the first before 2026-11-23, the others before 2026-11-27.
+for _older in ("base", "asha", "fifo", "median", "replay"):
+    sys.modules.setdefault(f"{__name__}.{_older}", adapter)
 
 __all__ = ["Adapter", "Membership", "adapter_for", "announce"]
 

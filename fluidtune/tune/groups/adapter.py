@@ -1,15 +1,19 @@
-"""`Membership`: what an adapter says about a trial. `Adapter`: for every algorithm that has no adapter of its own."""
+"""`Membership` is what an adapter or `announce` says of a trial. Here are the adapters of algorithms without rungs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from fluidtune.tune.groups import announced
-from fluidtune.tune.groups.budgets import stop_iteration
+from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat.schedulers import asha_limit, time_attribute
+from fluidtune.tune.groups.budgets import earliest, iteration_at, stop_iteration
 
 
 @dataclass(frozen=True)
@@ -19,7 +23,7 @@ class Membership:
     Args:
         group: the name of the group.
         synchronous: the group is a batch whose makespan counts; False: it is a stream.
-        target: the iteration at which the trial's current budget ends; None: nobody knows.
+        target: the iteration at which the trial's current budget ends; None: not known.
         tail: iterations that the group's best trials will train after ``target``.
         rungs: the known batches that follow the group, in order: (number of trials, iterations of each trial).
     """
@@ -29,6 +33,45 @@ class Membership:
     target: float | None
     tail: float = 0.0
     rungs: tuple[tuple[int, float], ...] = ()
+
+
+#: The latest announcement of each trial.
+_announced: WeakKeyDictionary[Trial, Membership] = WeakKeyDictionary()
+
+
+def announce(
+    name: str,
+    trials: Iterable[Trial],
+    *,
+    until: float | None = None,
+    synchronous: bool = True,
+    tail: float = 0.0,
+) -> None:
+    """Declare that these trials form a TrialGroup: the paper's interface for the authors of algorithms.
+
+    A Ray Tune scheduler calls this whenever it forms a group.
+
+    A trial belongs to the group of its latest announcement. It joins that group when it next starts or resumes. Under
+    stock Ray Tune the call has no effect.
+
+    Args:
+        name: the name of the group. A second announcement of the same name adds trials to the group.
+        trials: the trials, as Tune handed them to the scheduler.
+        until: the iteration (``training_iteration``) at which their budget ends; None: not known.
+        synchronous: the group is a batch whose makespan counts. False: it is a stream, served in order of arrival.
+        tail: iterations that the best trials will train after this group has ended. Batches with a longer tail are
+            started first.
+
+    Raises:
+        FluidTuneError: ``until`` or ``tail`` is not a number of iterations, or an element of ``trials`` is not a trial.
+    """
+    for what, value in (("until", until), ("tail", tail)):
+        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and value >= 0):
+            raise FluidTuneError(f"announce({name!r}): {what}={value!r} is not a number of iterations, 0 or more")
+    for trial in trials:
+        if not isinstance(trial, Trial):
+            raise FluidTuneError(f"announce({name!r}): {trial!r} is not a ray.tune Trial")
+        _announced[trial] = Membership(name, synchronous, until, tail, ((1, tail),) if tail else ())
 
 
 class Adapter:
@@ -41,13 +84,10 @@ class Adapter:
 
     def membership(self, trial: Trial) -> Membership:
         """Return the trial's group and budget at this moment."""
-        said = announced.about(trial)
+        said = _announced.get(trial)
         if said is None:
             return self.mapped(trial)
-        stop = stop_iteration(trial)
-        known = [value for value in (said.until, stop) if value is not None]
-        rungs = ((1, said.tail),) if said.tail else ()
-        return Membership(said.group, said.synchronous, min(known, default=None), said.tail, rungs)
+        return replace(said, target=earliest(said.target, stop_iteration(trial)))
 
     def mapped(self, trial: Trial) -> Membership:
         """Return the group and budget that follow from the algorithm's own state."""
@@ -63,3 +103,37 @@ class Adapter:
     def overlooked(self) -> list[Trial]:
         """Return the paused trials that the algorithm has finished with and will never stop itself."""
         return []
+
+
+class FIFOAdapter(Adapter):
+    """Grid search, random search, and any `Searcher` without a scheduler: one batch.
+
+    Nothing is decided before its trials have ended. A searcher's trials join it one by one.
+    """
+
+    synchronous = True
+
+
+class ReplayAdapter(Adapter):
+    """`PopulationBasedTrainingReplay`, the replay of one trial of a population: one batch, of one trial."""
+
+    synchronous = True
+
+
+class ASHAAdapter(Adapter):
+    """ASHA, with or without a searcher: one stream. A trial's budget ends with the last rung, which it may reach.
+
+    The asynchronous form of BOHB is ASHA with a TPE searcher.
+    """
+
+    def mapped(self, trial: Trial) -> Membership:
+        counted = time_attribute(self._base)
+        limit = iteration_at(trial, counted, asha_limit(self._base))
+        return Membership("stream", False, earliest(limit, stop_iteration(trial, counted)))
+
+
+class MedianStoppingAdapter(Adapter):
+    """The median stopping rule: one stream, because it may stop any trial at any result. Stopping is the budget."""
+
+    def mapped(self, trial: Trial) -> Membership:
+        return Membership("stream", False, stop_iteration(trial, time_attribute(self._base)))

@@ -19,8 +19,13 @@ from fluidtune.ray_compat.trainable import EPISODES_TOTAL, TIME_TOTAL_S, TIMESTE
 #: Stop criteria that grow evenly with a trial's iterations: Tune's own counters. It cannot be told when a
 #: trial reaches another criterion, such as the threshold of a metric.
 _GROWING = (TIME_TOTAL_S, TIMESTEPS_TOTAL, EPISODES_TOTAL)
-#: Judgement: the quotient of two counts has a far smaller rounding error than this part of an iteration.
+#: A part of an iteration: the quotient of two counts has a far smaller rounding error.
 _ROUNDING = 1e-9
+
+
+def earliest(*iterations: float | None) -> float | None:
+    """The first of these iterations, of which some may not be known; None: none is."""
+    return min((value for value in iterations if value is not None), default=None)
 
 
 def iteration_at(trial: Trial, attribute: str, value: float | None) -> float | None:
@@ -45,7 +50,7 @@ def stop_iteration(trial: Trial, attribute: str | None = None) -> float | None:
     if isinstance(criterion, dict):
         names = (TRAINING_ITERATION, *_GROWING, *filter(None, [attribute]))
         found = [iteration_at(trial, name, criterion[name]) for name in names if criterion.get(name) is not None]
-        return min((value for value in found if value is not None), default=None)
+        return earliest(*found)
     return None
 
 
@@ -54,6 +59,5 @@ def stopper_iteration(stopper: Any) -> float | None:
     if isinstance(stopper, MaximumIterationStopper):
         return float(max_iteration(stopper))
     if isinstance(stopper, CombinedStopper):
-        found = [stopper_iteration(one) for one in combined_stoppers(stopper)]
-        return min((value for value in found if value is not None), default=None)
+        return earliest(*map(stopper_iteration, combined_stoppers(stopper)))
     return None

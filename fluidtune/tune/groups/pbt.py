@@ -6,7 +6,7 @@ from ray.tune.experiment import Trial
 
 from fluidtune.ray_compat import schedulers
 from fluidtune.tune.groups.adapter import Adapter, Membership
-from fluidtune.tune.groups.budgets import iteration_at, stop_iteration
+from fluidtune.tune.groups.budgets import earliest, iteration_at, stop_iteration
 
 
 class PBTAdapter(Adapter):
@@ -28,11 +28,10 @@ class PBTAdapter(Adapter):
         perturbation = schedulers.next_perturbation(base)
         interval = int(perturbation // schedulers.perturbation_interval(base))
         until = iteration_at(trial, counted, perturbation)
-        known = [value for value in (until, stop) if value is not None]
         rest = stop - until if stop is not None and until is not None else 0.0
         size = schedulers.population_size(base)
         rungs = ((size, rest),) if size and rest > 0 else ()
-        return Membership(f"interval{interval}", True, min(known, default=None), rungs=rungs)
+        return Membership(f"interval{interval}", True, earliest(until, stop), rungs=rungs)
 
     def promoted(self) -> list[Trial]:
         """Return the whole population after a perturbation; the algorithm would return one trial after the other."""

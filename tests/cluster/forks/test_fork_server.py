@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -21,7 +20,7 @@ from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer
 from fluidtune.cluster.forks.forked import with_server_in
 from salus_share.seat_table import home
 from tests.cluster.forks.conftest import plainly
-from tests.salus.processes import mps_server
+from tests.salus.processes import mps_server, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -150,17 +149,6 @@ print(ray.data.__name__, *(each.hex() for each in drawn))
 def test_a_package_that_draws_from_rays_generator_is_left_out_and_named(packages, serve, tmp_path):
     served = serve(packages(lib="import ray\nray.NodeID.from_random()\n", other=""), "ray", "lib", "other")
     assert list(served.state.left_out) == ["lib"] and "Ray's generator" in served.state.left_out["lib"]
-
-
-def test_a_package_that_starts_a_thread_or_opens_cuda_is_left_out_and_named(packages, serve, tmp_path):
-    folder = packages(
-        quiet="import os\nPID = os.getpid()\n",
-        loud="import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n",
-    )
-    served = serve(folder, "quiet", "loud")
-    assert list(served.state.left_out) == ["loud"] and "thread" in served.state.left_out["loud"]
-    found = served.run("import os, quiet, loud\nprint(quiet.PID == os.getpid())", tmp_path)
-    assert found.stdout == "False\n"
 
 
 @pytest.mark.parametrize("text", ["1 / 0", "import not_there", "import sys\nsys.exit(3)"])
@@ -299,22 +287,11 @@ os.write(1, repr(state.why).encode())
 
 
 def folders() -> list[str]:
-    return [str(each) for each in Path(new_folder_parent()).glob(f"{PREFIX}*")]
-
-
-def new_folder_parent() -> str:
-    return fork_server.tempfile.gettempdir()
+    return [str(each) for each in Path(fork_server.tempfile.gettempdir()).glob(f"{PREFIX}*")]
 
 
 def running(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def until(said, seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not said() and time.monotonic() < end:
-        time.sleep(0.02)
-    return said()
 
 
 #: Says its process' id, and waits.

@@ -84,6 +84,10 @@ SHARED = {
         "import subprocess\nCHILD = subprocess.Popen(['cat'], stdin=subprocess.PIPE)\n",
         "has started a process",
     ),
+    "a thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n",
+        "has started a thread",
+    ),
     "a thread of no Python": (
         "import ctypes\nC = ctypes.CDLL(None)\nT = ctypes.c_ulong()\n"
         "C.pthread_create(ctypes.byref(T), None, C.pause, None)\n",

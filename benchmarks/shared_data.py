@@ -1,0 +1,122 @@
+"""Memory of a node whose trials use one large data set: `fluidtune.shared` beside stock Ray Tune.
+
+``python -m benchmarks.shared_data --json [--gib X] [--trials N]``. Trials on two cores each sum up an array of random
+numbers. `fluid` gets it by `fluidtune.shared` under FluidTune; `stock` and `stock_reuse` have each trial load it;
+`stock_parameters` gets it by ``tune.with_parameters``. Each side is a process with its own Ray cluster.
+
+``peak``: the most memory that the machine had in use during the job above what it had when the first trial began to
+load, divided by the size of the data; ``median`` of all samples from the first trial's sum to the job's end likewise.
+In use is what /proc/meminfo's MemAvailable lacks. ``loads``: how often the data were loaded. ``ratio``: the peak of
+`stock_parameters` divided by ours.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+
+from benchmarks.common import finish, parser, result, run_process, say
+
+SIDES = ("fluid", "stock", "stock_reuse", "stock_parameters")
+#: Seconds between two looks at the memory. Judgement: writing 2 GB takes a second.
+LOOK_S = 0.05
+
+
+def job(side: str, size: int, trials: int, place: Path) -> None:
+    """One side's job, in a process of its own. It writes into ``place``: a file for each load and for each sum."""
+    import numpy as np
+    import ray
+    from ray import tune
+
+    import fluidtune
+
+    def load() -> Any:
+        (place / f"load-{time.time_ns()}").touch()
+        return np.random.default_rng(1).integers(0, 255, size, dtype=np.uint8)
+
+    def train(config: dict[str, Any], data: Any = None) -> None:
+        if data is None:
+            data = fluidtune.shared(load) if side == "fluid" else load()
+        for _ in range(3):
+            total = sum(int(data[begin : begin + (1 << 24)].sum()) for begin in range(0, size, 1 << 24))
+            (place / f"sum-{time.time_ns()}").touch()
+            tune.report({"total": total})
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=int(1.25 * size) + (1 << 28))
+    made = {"fluid": fluidtune.Tuner}.get(side, tune.Tuner)
+    grid = made(
+        tune.with_parameters(train, data=load()) if side == "stock_parameters" else train,
+        param_space={"number": tune.grid_search(list(range(trials)))},
+        tune_config=tune.TuneConfig(reuse_actors=side == "stock_reuse"),
+        run_config=tune.RunConfig(storage_path=str(place / "runs"), verbose=0),
+    ).fit()
+    assert not grid.errors
+    assert len({each.metrics["total"] for each in grid}) == 1
+
+
+def in_use() -> int:
+    """Bytes of memory that cannot be had without swapping."""
+    found = psutil.virtual_memory()
+    return int(found.total - found.available)
+
+
+def times(place: Path, kind: str) -> list[int]:
+    """When (ns) a trial wrote down that it loads, or has summed up."""
+    return [int(each.name.split("-")[1]) for each in place.glob(f"{kind}-*")]
+
+
+def measured(side: str, size: int, trials: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
+        samples: list[tuple[int, int]] = []
+        over = threading.Event()
+
+        def sample() -> None:
+            while not over.wait(LOOK_S):
+                samples.append((time.time_ns(), in_use()))
+
+        thread = threading.Thread(target=sample)
+        thread.start()
+        try:
+            command = [sys.executable, "-m", "benchmarks.shared_data", "--side", side, "--place", directory]
+            ran = run_process([*command, "--bytes", str(size), "--trials", str(trials)])
+        finally:
+            over.set()
+            thread.join()
+        loads, sums = (times(Path(directory), kind) for kind in ("load", "sum"))
+    before = [used for when, used in samples if when <= min(loads)][-1]
+    during = [used - before for when, used in samples if when > min(loads)]
+    after = [used - before for when, used in samples if min(sums) < when < max(sums)]
+    return {"peak": max(during) / size, "median": median(after) / size, "loads": len(loads), "seconds": ran.seconds}
+
+
+def main() -> None:
+    made = parser(__doc__.splitlines()[0])
+    made.add_argument("--gib", type=float, default=2.0, help="size of the data")
+    made.add_argument("--trials", type=int, default=8)
+    made.add_argument("--side", choices=SIDES, help="run this side's job here; used by the command itself")
+    made.add_argument("--place", type=Path)
+    made.add_argument("--bytes", type=int)
+    options = made.parse_args()
+    if options.side:
+        job(options.side, options.bytes, options.trials, options.place)
+        return
+    size = int((0.1 if options.quick else options.gib) * 2**30)
+    sides = {}
+    for side in SIDES[:1] + SIDES[-1:] if options.quick else SIDES:
+        sides[side] = measured(side, size, options.trials)
+        say(f"{side}: {json.dumps(sides[side])}")
+    shown = {"bytes": size, "trials": options.trials, "sides": sides}
+    ratio = sides["stock_parameters"]["peak"] / sides["fluid"]["peak"]
+    finish(result("shared_data", "cpu:2", "real", **shown, ratio=ratio), options.json)
+
+
+if __name__ == "__main__":
+    main()

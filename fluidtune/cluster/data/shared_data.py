@@ -1,0 +1,294 @@
+"""`fluidtune.shared`: a data set that is loaded once a node, and that all processes of a job there have in memory once.
+
+The first process that asks loads it and writes it into a file in memory (memfd_create(2)), which the node's
+`data_keeper` holds. The others map that file: copy on write, so that a process that changes the data changes its own.
+The kernel frees it when the keeper has let go of it, at the end of the job, and no process maps it: nothing is left on
+disk or in /dev/shm, whoever was killed.
+
+The file holds the buffers of arrays, tensors and tables as they are in memory (pickle's protocol 5, PEP 574), then the
+pickle that refers to them, then where they are. The process that has loaded them never has them twice: what of a large
+buffer is written is mapped from the file at once, in the place of the memory that it was in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import io
+import json
+import logging
+import mmap
+import os
+import pickle
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import CodeType, FunctionType
+from typing import Any, TypeVar
+
+import cloudpickle
+import numpy as np
+
+from fluidtune.cluster.data.data_keeper import HEAD, VARIABLE, peer
+from fluidtune.errors import FluidTuneError
+
+log = logging.getLogger(__name__)
+
+Data = TypeVar("Data")
+
+#: Buffers begin at multiples of this, in bytes: what vector instructions (AVX-512) and torch's allocator ask for.
+_ALIGNED = 64
+#: How buffers and tables are found from the file's end: offset and number of the table's rows; a row is offset, size.
+_END = struct.Struct("QQ")
+#: Bytes that are written before they are mapped: so much of the data is there twice. Small beside data worth sharing.
+_PIECE = 16 << 20
+#: A buffer of fewer bytes is written and not mapped. glibc gets each larger one from the system alone (mallopt(3)).
+_LARGE = 1 << 20
+#: Seconds for which a process waits for the keeper of its node, which starts when the node's first worker does.
+#: Judgement: the start of a plain process takes 5 s on two cores.
+_WAIT_S = 15.0
+
+
+def shared(load: Callable[[], Data]) -> Data:
+    """Return what ``load()`` returns, in memory once for all trials of a node.
+
+    One process of the job calls ``load`` on each node. The other processes, those of later trials included, map the
+    arrays, tensors and tables of its result. They may change them: what a process changes is its own from then on.
+    The data are freed when the job has ended.
+
+    Outside the workers of FluidTune, and where the system is not Linux, it calls ``load()``.
+
+    Args:
+        load: a function without arguments, or a `functools.partial`. It gives the same data wherever it is called.
+            Two functions of one module, name and code, with equal default and enclosed values, are one.
+
+    Returns:
+        numpy arrays, dense CPU tensors, pandas and Arrow tables in any nesting. Other objects in it are copies.
+
+    Raises:
+        FluidTuneError: what ``load`` returned cannot be pickled.
+    """
+    name = os.environ.get(VARIABLE)
+    if name is None or not hasattr(os, "memfd_create"):
+        return load()
+    try:
+        server = _connect(name)
+    except OSError as error:
+        return _by_itself(load, error)
+    with server:
+        try:
+            _send(server, {"data": _key(load)}, [])
+            answer, files = _answer(server)
+        except (OSError, ValueError) as error:
+            return _by_itself(load, error)
+        if answer == {"load": True}:
+            value = load()
+            files = [_written(value, getattr(load, "__qualname__", repr(load)))]
+            del value
+            with suppress(OSError, ValueError):  # they are of use here in any case
+                _send(server, {"loaded": True}, files)
+                _answer(server)
+    try:
+        return _mapped(files[0])  # type: ignore[no-any-return]
+    finally:
+        os.close(files[0])
+
+
+def _by_itself(load: Callable[[], Data], error: Exception) -> Data:
+    log.warning("fluidtune.shared: this process loads its own copy, because none is shared on this node: %s", error)
+    return load()
+
+
+def _connect(name: str) -> socket.socket:
+    until = time.monotonic() + _WAIT_S
+    while True:
+        server = socket.socket(socket.AF_UNIX)
+        try:
+            server.connect(f"\0{name}")
+            if peer(server) != os.geteuid():
+                raise PermissionError(f"the socket {name} is user {peer(server)}'s")
+            return server
+        except ConnectionRefusedError:
+            server.close()
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+        except BaseException:
+            server.close()
+            raise
+
+
+def _send(server: socket.socket, message: dict[str, Any], files: list[int]) -> None:
+    said = json.dumps(message).encode()
+    socket.send_fds(server, [HEAD.pack(len(said))], files)
+    server.sendall(said)
+
+
+def _answer(server: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Wait for the server's answer. It comes when the data are there, or are to be loaded here."""
+    said, files, _, _ = socket.recv_fds(server, 4096, 1)
+    return json.loads(said or b"it ended"), files
+
+
+# --- which data
+
+
+def _key(load: Callable[[], Any]) -> str:
+    return hashlib.sha256(repr(_identity(load)).encode()).hexdigest()
+
+
+def _identity(load: Any) -> Any:
+    """What is equal for two functions that load the same."""
+    if isinstance(load, functools.partial):
+        return _identity(load.func), _value(load.args), _value(sorted(load.keywords.items()))
+    if isinstance(load, FunctionType):
+        enclosed = [_value(cell.cell_contents) for cell in load.__closure__ or ()]
+        given = _value(load.__defaults__), _value(load.__kwdefaults__)
+        return load.__module__, load.__qualname__, _code(load.__code__), given, enclosed
+    return _value(load)
+
+
+def _code(code: CodeType) -> Any:
+    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    return code.co_code, code.co_names, constants
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, FunctionType | functools.partial):
+        return _identity(value)
+    return cloudpickle.dumps(value)
+
+
+# --- the file
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Gives the memory of tensors out of band, too, and that of several views of one storage once."""
+
+    def __init__(self, stream: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=buffers.append)
+        self._storages: dict[int, Any] = {}
+        #: Arrays over memory of torch's own.
+        self.of_torch: list[Any] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and type(obj) is torch.Tensor and self._is_plain(obj, torch):
+            found = obj.untyped_storage()
+            storage = self._storages.setdefault(found.data_ptr() or id(found), found)
+            return _tensor, (storage, obj.dtype, obj.storage_offset(), tuple(obj.shape), obj.stride())
+        if torch is not None and type(obj) is torch.UntypedStorage and obj.device.type == "cpu":
+            array = torch.empty(0, dtype=torch.uint8).set_(obj).numpy()
+            if not (obj.is_shared() or obj.is_pinned() or obj.filename):
+                self.of_torch.append(array)
+            return _storage, (pickle.PickleBuffer(array),)
+        return super().reducer_override(obj)
+
+    @staticmethod
+    def _is_plain(tensor: Any, torch: Any) -> bool:
+        """Whether it is its memory and how that is laid out, and nothing else."""
+        dense = tensor.layout is torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
+        return dense and not (tensor.is_conj() or tensor.is_neg() or tensor.requires_grad or tensor.__dict__)
+
+
+def _storage(memory: Any) -> Any:
+    import torch
+
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage() if len(memory) else torch.UntypedStorage(0)
+
+
+def _tensor(storage: Any, dtype: Any, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+
+
+def _written(value: Any, name: str) -> int:
+    """A file in memory with the value, which nobody can change any more."""
+    stream, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    pickler = _Pickler(stream, buffers)
+    try:
+        pickler.dump(value)
+        pieces = [each.raw() for each in buffers]
+    except (pickle.PicklingError, TypeError, AttributeError, BufferError) as error:
+        raise FluidTuneError(
+            f"fluidtune.shared({name}): what it returned, a {type(value).__name__}, cannot be shared: {error}. "
+            "Return arrays, tensors or tables, or call the function itself in each trial."
+        ) from error
+    own = {id(array) for array in pickler.of_torch}
+    file = os.memfd_create("fluidtune-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        rows, at = [], 0
+        for piece in pieces:
+            exchange = piece.nbytes >= _LARGE and (id(piece.obj) in own or _is_from_malloc(piece.obj))
+            # A page can be mapped only from a page of the file.
+            at = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE + _address(piece) % mmap.PAGESIZE if exchange else at
+            rows.append((at, piece.nbytes))
+            _write(file, piece, at, exchange)
+            at += -(-piece.nbytes // _ALIGNED) * _ALIGNED
+        rows.append((at, stream.getbuffer().nbytes))
+        _write(file, stream.getbuffer(), at)
+        at += stream.getbuffer().nbytes
+        table = b"".join(struct.pack("QQ", *row) for row in rows)
+        _write(file, memoryview(table + _END.pack(at, len(rows))), at)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _address(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data)
+
+
+def _is_from_malloc(array: Any) -> bool:
+    """Whether its memory is numpy's own: not a file's, not another library's."""
+    while isinstance(array, np.ndarray) and array.base is not None:
+        array = array.base
+    return isinstance(array, np.ndarray) and array.flags.owndata
+
+
+def _write(file: int, memory: memoryview, at: int, exchange: bool = False) -> None:
+    """Write ``memory`` to the file's byte ``at``. ``exchange``: map what is written in the place of the memory."""
+    done = 0
+    while done < memory.nbytes:
+        wrote = os.pwrite(file, memory[done : done + _PIECE], at + done)
+        if exchange:
+            _exchange(_address(memory[done:]), wrote, file, at + done)
+        done += wrote
+
+
+def _exchange(address: int, size: int, file: int, at: int) -> None:
+    """Map the file's bytes from ``at`` where equal bytes are in memory: whole pages of them. Their memory is freed."""
+    skipped = -address % mmap.PAGESIZE
+    whole = (size - skipped) // mmap.PAGESIZE * mmap.PAGESIZE
+    if whole > 0:
+        protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
+        _libc().mmap(address + skipped, whole, protection, flags, file, at + skipped)
+
+
+#: Linux' mmap(2): at this address. The same on every architecture that Ray runs on (x86-64, aarch64).
+_MAP_FIXED = 0x10
+
+
+@functools.cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    return libc
+
+
+def _mapped(file: int) -> Any:
+    """The value in such a file, mapped."""
+    memory = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    at, number = _END.unpack(memory[-_END.size :])
+    rows = [struct.unpack_from("QQ", memory, at + 16 * row) for row in range(number)]
+    *buffers, stream = [memory[begin : begin + size] for begin, size in rows]
+    return pickle.loads(stream, buffers=buffers)

@@ -1,0 +1,315 @@
+"""A trial's leader in its worker process: it runs the trial for Tune, one iteration at a time.
+
+Two things are added to Ray's own `Trainable`. A trial that goes on from its last commit runs again what Tune has
+already seen, without reporting it again (`result_replay`). And an elastic loop finds its session (`LeaderSession`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ray.tune import Trainable
+from ray.tune.trainable import FunctionTrainable
+
+from fluidtune.cluster.hosting.commit_stores import commit_stores, delete_commits, fingerprint
+from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
+from fluidtune.cluster.hosting.result_replay import ReportedResults, without_results
+from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
+from fluidtune.cluster.sharing.beside import Turn
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
+from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneTicket
+from fluidtune.cluster.sharing.mps import failed, verify
+from fluidtune.elastic import GroupLost, Left, Reform
+from fluidtune.elastic.errors import CannotDivide, explain
+from fluidtune.elastic.random_streams import capture_streams, restore_streams
+from fluidtune.group_facts import GroupFacts
+from fluidtune.ray_compat import trainable as ray_trainable
+from salus_share.errors import StaleToken
+
+if TYPE_CHECKING:
+    from fluidtune.cluster.sharing.mps import MpsFound
+    from fluidtune.elastic import LeaderSession
+    from fluidtune.engine.messages import Kind
+
+
+def can_stay(trainable: Trainable) -> bool:
+    """Whether the class can be reset for another trial. A function begins anew with each trial anyway."""
+    return type(trainable).reset_config is not Trainable.reset_config and not isinstance(trainable, FunctionTrainable)
+
+
+class KeptTrainable:
+    """A class trainable that stays in its process between two trials, as stock Tune does it with ``reuse_actors=True``.
+
+    It stays if the script asks for that and the class overrides ``reset_config``. The next trial of the class in the
+    process gets it by ``Trainable.reset``, so that it finds what the class keeps on purpose: a data set, a connection,
+    a compiled model. The process is not cleaned in between. Trials that share a device by lanes, that are elastic or
+    emulated, and those that failed leave nothing behind.
+    """
+
+    def __init__(self) -> None:
+        self._kept: Trainable | None = None
+
+    def keep(self, trainable: Trainable) -> None:
+        """The trial is over; the trainable stays."""
+        self._kept = trainable
+
+    def reset_for(self, trainable_cls: type[Trainable], kwargs: dict[str, Any]) -> Trainable | None:
+        """The kept trainable, reset for a trial with these arguments of its constructor.
+
+        None: there is none of this class, or its ``reset_config`` returned False. It is stopped then. (Stock Ray Tune
+        fails the trial if ``reset_config`` returns False.)
+        """
+        kept, self._kept = self._kept, None
+        if kept is None:
+            return None
+        others = {name: value for name, value in kwargs.items() if name != "config"}
+        if type(kept) is trainable_cls and kept.reset(dict(kwargs["config"]), **others):
+            return kept
+        kept.stop()
+        return None
+
+    def stop(self) -> None:
+        """Stop the kept trainable, if there is one: its ``cleanup`` runs."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept.stop()
+
+
+#: The gate of a device that is not shared by lanes.
+_NO_GATE = contextlib.nullcontext()
+
+
+class LeaderHost:
+    """Hosts one trial's leader, from its loading to its end.
+
+    ``worker``: its process' name. ``kept``, ``gpu``, ``mps``: what the process has for all of its trials.
+    """
+
+    def __init__(self, spec: LoadSpec, worker: str, kept: KeptTrainable, gpu: GpuProbe, mps: MpsFound | None) -> None:
+        self.spec = spec
+        #: What `load` makes, in this order; None before.
+        self.reports: ReportedResults | None = None
+        self.session: LeaderSession | None = None
+        self.lane: LaneMember | None = None
+        #: Its place beside a service, from its first iteration on.
+        self.turn: Turn | None = None
+        self.trainable: Trainable | None = None
+        self._worker, self._kept, self._gpu, self._mps = worker, kept, gpu, mps
+        self._has_checkpoint = self._streams_sent = False
+        #: It has begun an iteration.
+        self._began = False
+
+    def load(self, trainable_cls: type[Trainable]) -> Lack | None:
+        """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged, unless a lack caused it.
+
+        Returns what the device lacks for the trial, which is not loaded then; None: it is loaded.
+        """
+        spec = self.spec
+        kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
+        mark = fingerprint(kwargs["config"])
+        reports = self.reports = ReportedResults(spec.delivered, mark, spec.repeats, spec.own_numbers)
+        self._has_checkpoint = overrides_checkpointing(trainable_cls)
+        storage = storage_of(spec)
+        stores = [] if storage is None else commit_stores(storage)
+        resume = reports.choose_commit(stores)
+        streams = spec.streams if resume is None else resume.streams
+        if streams is not None:
+            restore_streams(streams)
+        self.session = leader_session(
+            spec,
+            self._worker,
+            commits=stores[0] if stores else None,
+            resume=resume,
+            streams=capture_streams(),
+            fingerprint=mark,
+            note=reports.note,
+            brief=without_results,
+            rewind=reports.rewind,
+        )
+        if spec.lanes is not None:
+            if self._mps is not None:
+                import torch
+
+                verify(self._mps, torch)
+            self.lane = LaneMember(spec.trial, spec.lanes, spec.device)
+            lack = self.lane.settle(spec.ticket)
+            if lack is not None:
+                return lack
+        try:
+            self.trainable = reports.trainable = self._kept.reset_for(trainable_cls, kwargs) or trainable_cls(**kwargs)
+        except Exception as error:
+            lack = self._lack_behind(error)
+            if lack is None:
+                raise
+            return lack
+        reports.begin()
+        return None
+
+    def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None) -> IterationReply:
+        """Run up to the next iteration that Tune has not seen, and return its result.
+
+        ``reform``: the group to form at the next boundary. ``ticket``: set if the device is shared now.
+        """
+        reports, session, trainable = self.reports, self.session, self.trainable
+        assert reports is not None and session is not None and trainable is not None, "the trial was not loaded"
+        if reform is not None:
+            session.direct(reform)
+        missed = reports.next_missed()
+        if missed is not None:
+            return IterationReply(missed, self._kind(), missed["time_this_iter_s"], reports.reported)
+        lack = self.lane.settle(ticket) if self.lane is not None else None
+        if lack is not None:
+            return IterationReply({}, self._kind(), 0.0, lack=lack)
+        before = session.facts().last_reform
+        while True:
+            started = time.perf_counter()
+            try:
+                with self._gate():
+                    result = self._iterate()
+            except GroupLost as error:
+                why = str(error) if isinstance(error, CannotDivide) else None
+                return IterationReply({}, self._kind(), 0.0, facts=GroupFacts(ungrowable=why), lost=str(error))
+            except Exception as error:
+                lack = self._lack_behind(error)
+                why = session.fails_divided(error) if lack is None else None
+                if lack is None and why is None:
+                    raise
+                return IterationReply({}, self._kind(), 0.0, facts=GroupFacts(ungrowable=why), lost=why, lack=lack)
+            seconds = time.perf_counter() - started
+            if not reports.was_seen(result):
+                break
+        self._has_checkpoint = self._has_checkpoint or bool(result.get(ray_trainable.SHOULD_CHECKPOINT))
+        facts = session.facts()
+        if facts.last_reform is not None and (before is None or facts.last_reform[0] > before[0]):
+            seconds = max(0.0, seconds - facts.last_reform[1])
+        reply = IterationReply(
+            result=result,
+            kind=self._kind(),
+            seconds=seconds,
+            iteration=reports.reported,
+            facts=replace(facts, streams=None) if self._streams_sent else facts,
+            saved=ray_trainable.saved_with_result(trainable, result),
+        )
+        self._streams_sent = facts.address is not None
+        self._note_device(reply)
+        return reply
+
+    def _note_device(self, reply: IterationReply) -> None:
+        """Write down what the trial has needed of its device so far."""
+        if self.lane is None:
+            emulation = self.spec.emulation
+            reply.memory = self._gpu.memory_needed() if emulation is None else emulation.profile.memory
+        elif self.lane.need is not None:
+            reply.memory, reply.ephemeral = sum(self.lane.need), self.lane.need[1]
+            reply.compute = self.lane.compute
+        reply.gpu = self._gpu.sample() if self.spec.device == "cuda" else None
+        if reply.gpu is not None and reply.compute is None:
+            reply.compute = reply.gpu.utilisation
+
+    def _gate(self) -> AbstractContextManager[object]:
+        """What an iteration passes on a device that it shares by turns."""
+        if self.spec.beside:
+            # The first one imports libraries and reads data, for an unknown time: no batch waits for it.
+            first, self._began = not self._began, True
+            if self.turn is None:
+                self.turn = Turn(self.spec.trial, served=False)
+            return _NO_GATE if first else self.turn.taken()
+        return self.lane.iteration() if self.lane is not None else _NO_GATE
+
+    def _iterate(self) -> dict[str, Any]:
+        """One iteration. An elastic class trainable comes to its boundary before the iteration."""
+        trainable, session, reports = self.trainable, self.session, self.reports
+        assert trainable is not None and session is not None and reports is not None
+        if not isinstance(trainable, FunctionTrainable) and session.facts().is_elastic:
+            session.boundary(trainable.iteration)
+        try:
+            result: dict[str, Any] = trainable.train()
+            wait_for_gpu()
+        except Exception as error:
+            explain(error, session.facts().lost, dismissed=False)
+            raise
+        lost = session.facts().lost
+        if lost is not None:
+            raise GroupLost(lost)
+        if ray_trainable.RESULT_DUPLICATE not in result:
+            reports.keep_result(result)
+        return result
+
+    def _lack_behind(self, error: Exception) -> Lack | None:
+        """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
+        broken = self._gpu.broken(error) if self.spec.device == "cuda" else None
+        if broken is not None:
+            return broken
+        failed(self._mps, error)
+        if self.lane is None:
+            return self._gpu.squeezed(error) if self.spec.may_be_squeezed else None
+        return self.lane.refused(error) if isinstance(error, StaleToken) else self.lane.failed(error)
+
+    def _kind(self) -> Kind:
+        assert self.session is not None
+        if self.session.facts().is_elastic:
+            return "elastic"
+        return "checkpointing" if self._has_checkpoint else "plain"
+
+    def save(self, *args: Any) -> Any:
+        """Tune's ``save``. After a recovery the trial first gets back to the iteration that Tune has seen last."""
+        trainable, session, reports = self.trainable, self.session, self.reports
+        assert trainable is not None and session is not None and reports is not None
+        while trainable.iteration < reports.reported:
+            if ray_trainable.RESULT_DUPLICATE in self._iterate():
+                break
+        if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
+            session.load_commit()
+        if isinstance(trainable, FunctionTrainable) and not ray_trainable.has_reported(trainable):
+            return ray_trainable.TrainingResult(checkpoint=None, metrics=dict(reports.last))
+        return trainable.save(*args)
+
+    def restore(self, checkpoint: Any, again: bool = False) -> int:
+        """Tune's ``restore``. The trial goes on from its own commit instead, if that is newer than the checkpoint.
+
+        ``again``: Tune has restored the checkpoint before, in another worker. Returns how many iterations count as
+        reported.
+        """
+        trainable, session, spec, reports = self.trainable, self.session, self.spec, self.reports
+        assert trainable is not None and session is not None and reports is not None
+        trainable.restore(checkpoint)
+        self._has_checkpoint = True
+        if not again and not _is_own(checkpoint, spec):
+            session.forget_resume()
+            if reports.state_replaced():
+                delete_commits(spec.kwargs["storage"])
+        elif reports.checkpoint_restored():
+            session.prefer_checkpoint()
+        return reports.reported
+
+    def leave_in_order(self) -> None:
+        """Let an elastic loop run to its next boundary, where it commits and dismisses its followers."""
+        session, trainable = self.session, self.trainable
+        if trainable is None or session is None or not session.facts().is_elastic:
+            return
+        session.leave()
+        if isinstance(trainable, FunctionTrainable):
+            ray_trainable.finish_report(timeout=5.0, busy=lambda: session.facts().committing)
+        else:
+            with contextlib.suppress(Left, GroupLost):
+                session.boundary(trainable.iteration)
+
+
+def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
+    """Whether a class trainable saves and loads its own checkpoints. (A function shows that by reporting one.)"""
+    if issubclass(trainable_cls, FunctionTrainable):
+        return False
+    return (
+        trainable_cls.save_checkpoint is not Trainable.save_checkpoint
+        and trainable_cls.load_checkpoint is not Trainable.load_checkpoint
+    )
+
+
+def _is_own(checkpoint: Any, spec: LoadSpec) -> bool:
+    path = getattr(getattr(checkpoint, "checkpoint", None), "path", None)
+    storage = spec.kwargs.get("storage")
+    return path is None or storage is None or str(path).startswith(f"{storage.trial_fs_path}/")

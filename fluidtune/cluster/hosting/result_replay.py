@@ -1,0 +1,178 @@
+"""Which results a trial's commits keep, and how no result is reported twice or lost when a trial moves.
+
+A commit contains the number of iterations reported so far, and the latest results. The worker that hosts the trial next
+goes on from the newest commit from which nothing is lost. First it gives Tune the results that Tune has missed (because
+its driver died before it had saved them). Then it runs the iterations that Tune has seen since the commit again,
+without reporting them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, set_progress, time_total
+
+if TYPE_CHECKING:
+    from ray.tune import Trainable
+
+    from fluidtune.elastic import Commit, CommitStore
+
+#: A commit keeps at most this many results, of at most this many seconds, for a driver that dies before Tune has saved
+#: them.
+RESULTS_KEPT = 512
+RESULTS_KEPT_S = 90.0
+
+
+#: (module, name) of `CommitNote` in commits that older versions have written, to its (module, name) now.
+MOVED_NAMES = {
+    ("fluidtune.cluster.reports", "Note"): (__name__, "CommitNote"),  # before 2026-11-23
+    ("fluidtune.cluster.result_replay", "CommitNote"): (__name__, "CommitNote"),  # before 2026-11-27
+}
+
+
+@dataclass(frozen=True)
+class CommitNote:
+    """What a commit keeps for the next worker.
+
+    ``iteration``: iterations reported. ``time_total``: seconds trained. ``results``: the latest (iteration, result).
+    """
+
+    iteration: int
+    time_total: float
+    results: list[tuple[int, dict[str, Any]]]
+
+
+def without_results(note: CommitNote) -> CommitNote:
+    """The note for followers: a follower needs no results, which only a driver that died has missed."""
+    return replace(note, results=[])
+
+
+class ReportedResults:
+    """The reported results of one trial, in the worker that hosts it.
+
+    ``delivered``: the number of iterations that Tune has seen. ``mark``: the fingerprint of the trial's configuration.
+    ``repeats``: Tune retries the trial after a failure, and hears of iterations that run again, as under stock Tune.
+    ``own_numbers``: the user reports numbers of his own as ``training_iteration``. A checkpoint then does not say how
+    many iterations it has, and those after it are reported again.
+    """
+
+    def __init__(self, delivered: int, mark: str, repeats: bool = False, own_numbers: bool = False):
+        #: The number of iterations that count as reported.
+        self.reported = delivered
+        #: The latest result in this worker.
+        self.last: dict[str, Any] = {}
+        #: The trial's trainable, set as soon as it is constructed.
+        self.trainable: Trainable | None = None
+        #: The commit that the trial goes on from.
+        self.resume: Commit | None = None
+        self._delivered, self._mark = delivered, mark
+        self._repeats, self._own_numbers = repeats, own_numbers
+        #: The latest (iteration, result), each iteration once.
+        self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
+        #: Results that the commit has and Tune has missed, to be given to Tune first.
+        self._missed: list[tuple[int, dict[str, Any]]] = []
+
+    # --- while the trial runs
+
+    def keep_result(self, result: dict[str, Any]) -> None:
+        """Record the result of the current iteration for later commits; drop recorded results of this or later ones."""
+        assert self.trainable is not None
+        self._keep(self.trainable.iteration, result)
+
+    def _keep(self, iteration: int, result: dict[str, Any]) -> None:
+        while self._recent and self._recent[-1][0] >= iteration:
+            self._recent.pop()
+        self._recent.append((iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}))
+
+    def was_seen(self, result: dict[str, Any]) -> bool:
+        """Whether Tune has seen this iteration before. If not, it counts as reported from now on."""
+        assert self.trainable is not None
+        if RESULT_DUPLICATE in result:
+            return False
+        if self.trainable.iteration <= self.reported:
+            return True
+        self.reported, self.last = self.trainable.iteration, result
+        return False
+
+    def note(self) -> CommitNote:
+        """What every commit contains of the results."""
+        assert self.trainable is not None
+        since = time.time() - RESULTS_KEPT_S
+        while self._recent and self._recent[0][1].get("timestamp", 0) < since:
+            self._recent.popleft()
+        return CommitNote(self.trainable.iteration, time_total(self.trainable), list(self._recent))
+
+    def rewind(self, note: CommitNote) -> None:
+        """The loop has gone back to the iteration of this note; results that it repeats are not reported again."""
+        assert self.trainable is not None
+        set_progress(self.trainable, note.iteration, note.time_total)
+
+    # --- after a loss
+
+    def choose_commit(self, stores: Iterable[CommitStore]) -> Commit | None:
+        """The commit to go on from, None: no usable one. It is the leader's, or that of a follower that outlived it."""
+        found = [commit for store in stores if (commit := store.load()) is not None and self._usable(commit)]
+        self.resume = max(found, key=lambda commit: commit.iteration, default=None)
+        return self.resume
+
+    def _usable(self, commit: Commit) -> bool:
+        """Whether the commit is of this configuration, and has every result that Tune has missed."""
+        if commit.fingerprint != self._mark:
+            return False
+        kept = [iteration for iteration, _ in commit.note.results if iteration > self._delivered]
+        return kept == list(range(self._delivered + 1, commit.note.iteration + 1))
+
+    def begin(self) -> None:
+        """Called when the trainable is constructed: go on with the results of the commit, if there is one."""
+        if self.resume is not None:
+            self._number_on()
+            self._recent.extend(kept for kept in self.resume.note.results if kept[0] <= self._delivered)
+        if self._repeats:
+            self._report_from_here()
+
+    def _report_from_here(self) -> None:
+        """All iterations that come count as not seen."""
+        assert self.trainable is not None
+        self.reported = self.trainable.iteration
+
+    def _number_on(self) -> None:
+        """Continue the numbering of iterations from the commit. Results that Tune has missed come first."""
+        assert self.resume is not None
+        self.rewind(self.resume.note)
+        self._missed = [kept for kept in self.resume.note.results if kept[0] > self._delivered]
+
+    def next_missed(self) -> dict[str, Any] | None:
+        """The next result that Tune has missed, which counts as reported from now on. None: Tune has them all."""
+        if not self._missed:
+            return None
+        self.reported, result = self._missed.pop(0)
+        self._keep(self.reported, result)
+        return result
+
+    def checkpoint_restored(self) -> bool:
+        """Tune has restored a checkpoint of this very trial. Returns whether it is newer than the commit."""
+        assert self.trainable is not None
+        newer = False
+        if self.resume is not None:
+            if self.resume.note.iteration > self.trainable.iteration:
+                self._number_on()
+            else:
+                self._missed = []
+                newer = bool(self.resume.note.iteration < self.trainable.iteration)
+        if self._repeats or self._own_numbers:
+            self._report_from_here()
+        return newer
+
+    def state_replaced(self) -> bool:
+        """Tune has given the trial another trial's state (PBT): the results of its old state no longer count.
+
+        Returns whether there was a commit, which is useless now.
+        """
+        assert self.trainable is not None
+        had, self.resume = self.resume is not None, None
+        self.reported, self._missed = self.trainable.iteration, []
+        return had

@@ -1,0 +1,210 @@
+"""A warm worker: a process that hosts one trial's leader or follower after another.
+
+It decides nothing. A driver loads a trial into it (`leader_host`) or has it join one (`follower_host`), and unloads the
+trial; the process stays. Between Tune and the user's code stands only Ray's own `Trainable`, so checkpoints, loggers,
+working directory and log files are those of stock Tune.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from fluidtune import startup
+from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
+from fluidtune.cluster.forks.shelf import is_forked
+from fluidtune.cluster.hosting import few_collections  # noqa: F401 (before what imports Ray Tune)
+from fluidtune.cluster.hosting.commit_stores import fingerprint, follower_commit_store
+from fluidtune.cluster.hosting.follower_host import FollowerHost, NotTakenIn, Ungrowable
+from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
+from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec, WorkerInfo
+from fluidtune.cluster.hosting.trial_cores import TrialCores
+from fluidtune.cluster.hosting.trial_sessions import drop_session, follower_session, storage_of
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe
+from fluidtune.cluster.sharing.lanes import Lack, LaneTicket
+from fluidtune.cluster.sharing.mps import MpsSettings, enter
+from fluidtune.elastic import Reform
+from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.ray_compat import trainable as ray_trainable
+from fluidtune.ray_compat.accelerators import adopt_environment
+
+if TYPE_CHECKING:
+    from ray.tune import Trainable
+
+
+class Worker:
+    """The actor class. Its methods run one after the other in the process' main thread.
+
+    One thing: each method is one call of the driver's to the process.
+    """
+
+    def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
+        adopt_environment(environment)
+        self._cores = TrialCores()
+        self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
+        self._name = name
+        #: What the process was like before its first trial; None: it is no fork, and serves one trial.
+        self._baseline = ProcessBaseline() if is_forked() else None
+        self._kept = KeptTrainable()
+        self._gpu = GpuProbe()
+        #: The hosted trial: here is its leader, or one of its followers.
+        self._leader: LeaderHost | None = None
+        self._follower: FollowerHost | None = None
+        self._spec: LoadSpec | None = None
+        #: See `is_clean`.
+        self._clean = True
+
+    def info(self) -> WorkerInfo:
+        """Who this worker is."""
+        info = WorkerInfo(os.getpid(), [str(i) for i in ray.get_gpu_ids()], forked=is_forked())
+        if self._mps is not None:
+            info.mps, info.why = self._mps.client is not None, self._mps.why
+        if info.gpus:
+            lost = self._gpu.lost()
+            info.kind, info.broken = self._gpu.kind(), None if lost is None else lost.reason
+        return info
+
+    def _begin(self, spec: LoadSpec) -> None:
+        """A trial's modules are imported, and its code has not run."""
+        startup.imported()
+        if self._baseline is not None:
+            self._baseline.note_imports()
+        self._spec, self._clean = spec, False
+
+    # --- a trial's leader: the methods of `LeaderHost` with the same names do the work
+
+    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
+        assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
+        self._begin(spec)
+        self._cores.take(spec.cores)
+        self._leader = LeaderHost(spec, self._name, self._kept, self._gpu, self._mps)
+        return self._leader.load(trainable_cls)
+
+    def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None) -> IterationReply:
+        return self._hosted().train(reform, ticket)
+
+    def save(self, *args: Any) -> Any:
+        return self._hosted().save(*args)
+
+    def restore(self, checkpoint: Any, again: bool = False) -> int:
+        return self._hosted().restore(checkpoint, again)
+
+    def _hosted(self) -> LeaderHost:
+        assert self._leader is not None, f"{self._name} hosts no trial"
+        return self._leader
+
+    def export_model(self, *args: Any, **kwargs: Any) -> Any:
+        trainable = self._hosted().trainable
+        assert trainable is not None
+        return trainable.export_model(*args, **kwargs)
+
+    def get_current_ip_pid(self) -> Any:
+        return ray.util.get_node_ip_address(), os.getpid()
+
+    def get_auto_filled_metrics(self, *args: Any, **kwargs: Any) -> Any:
+        # Tune asks when a trial starts, for display; the trial may have ended before the call arrives.
+        trainable = None if self._leader is None else self._leader.trainable
+        return trainable.get_auto_filled_metrics(*args, **kwargs) if trainable is not None else {}
+
+    # --- a follower: the methods of `FollowerHost` with the same names do the work
+
+    def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | Verdict | None:
+        assert self._follower is None, f"{self._name} is still hosting a trial"
+        self._kept.stop()
+        self._begin(spec)
+        kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
+        storage = storage_of(spec)
+        session = follower_session(
+            spec,
+            self._name,
+            commits=None if storage is None else follower_commit_store(storage, self._name),
+            fingerprint=fingerprint(kwargs["config"]),
+        )
+        self._follower = FollowerHost(session, self._gpu if spec.device == "cuda" else None)
+        return self._follower.join(trainable_cls, kwargs, spec.streams, spec.device if spec.rehearse else None)
+
+    def enter(self, reform: Reform) -> str | Lack | Ungrowable | NotTakenIn | None:
+        assert self._follower is not None
+        return self._follower.enter(reform)
+
+    # --- both
+
+    def unload(self, fresh: str | None = None, keep: bool = False) -> str | None:
+        """End the trial here, with its threads and its group; the leader of an elastic trial commits.
+
+        ``fresh``: why the process serves no further trial, so that nothing need be put back; None: it may serve one.
+        ``keep``: the script says ``reuse_actors=True``: the process is used again as it is, and the trainable stays for
+        the next trial if its class can be reset, see `KeptTrainable`. Returns None if the worker may serve other
+        trials, else why it must be replaced.
+        """
+        lane, turn = (None, None) if self._leader is None else (self._leader.lane, self._leader.turn)
+        shares = lane or turn
+        if lane is not None:
+            lane.lift()
+        try:
+            # It leaves its lane when its memory is free, and before it is seen what the trial has left.
+            return self._unload(fresh, keep and lane is None, None if shares is None else shares.leave)
+        finally:
+            # The trial's memory is free by now, or this process is about to be replaced. (It may have left already.)
+            if shares is not None:
+                shares.leave()
+
+    def _unload(self, fresh: str | None, keep: bool, memory_free: Callable[[], None] | None) -> str | None:
+        leader, follower = self._leader, self._follower
+        self._leader = self._follower = trouble = None
+        again = keep
+        trainable = None if leader is None else leader.trainable
+        leading = None if leader is None else leader.session
+        if follower is not None:
+            trouble, trainable = follower.leave(), follower.trainable
+        if trainable is not None:
+            if leader is not None:
+                leader.leave_in_order()  # the last commit also has the results that were reported
+            keep = keep and can_stay(trainable) and leading is not None and not leading.facts().is_elastic
+            runner = ray_trainable.training_thread()
+            try:
+                self._kept.keep(trainable) if keep else trainable.stop()
+            except Exception as error:
+                trouble = trouble or f"stop() raised {type(error).__name__}: {error}"
+            if runner is not None and runner.is_alive():
+                runner.join(timeout=2.0)
+                if runner.is_alive():
+                    trouble = trouble or "the training function did not end"
+        session = leading or (None if follower is None else follower.session)
+        if session is not None and trouble is None:
+            session.close()
+        if follower is not None:
+            follower.close()
+        emulated = self._spec is not None and self._spec.emulation is not None
+        if self._spec is not None:
+            drop_session(emulated)
+        self._spec = None
+        kept = keep and trainable is not None
+        del trainable, session, leading, leader, follower
+        trouble = trouble or fresh
+        # With `reuse_actors=True` the script wants what the process has. On an emulated device no training runs.
+        if trouble is None and not again and not emulated:
+            baseline = self._baseline
+            trouble = "it is no fork: it serves one trial" if baseline is None else baseline.restore(memory_free)
+        self._clean = trouble is None and not kept
+        return trouble
+
+    def is_clean(self) -> bool:
+        """Whether no trial has left anything here, so that nothing of a trial's runs when the process ends."""
+        return self._clean
+
+    def end(self, within: float) -> None:
+        """End this process as Python ends one: its threads are joined and its exit handlers run. Never returns.
+
+        The process leaves Ray first. ``within``: seconds after which the kernel ends it if it has not ended by itself.
+        """
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, max(within, 1e-3))
+        with contextlib.suppress(Exception):
+            self._kept.stop()
+        ray.actor.exit_actor()

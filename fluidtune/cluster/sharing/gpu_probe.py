@@ -1,0 +1,183 @@
+"""What a worker sees of its GPU between two iterations, by torch and NVML. Without a GPU it sees and logs nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from fluidtune.cluster.sharing.lanes import Lack, causes
+from salus_share.memory import CONTEXT, is_out_of_memory, memory_left
+from salus_share.telemetry import DeviceSample, Telemetry
+
+#: The least seconds between two looks at a device. NVML's documentation: utilisation is that of the last
+#: sixth of a second to second, depending on the product; a shorter period would ask for the same figure again.
+SAMPLE_S = 2.0
+#: Bytes of a GPU's memory that others hold at least where another process computes on it. A CUDA context takes 300 to
+#: 600 MiB; what a driver or MPS keeps for itself is less.
+NEIGHBOUR = 256 << 20
+#: What CUDA says on a GPU in compute mode Exclusive Process that another process is on: cudaErrorDevicesUnavailable in
+#: the documentation of its runtime.
+BUSY = "busy or unavailable"
+#: What CUDA says when hardware fails, and no program: cudaErrorECCUncorrectable and cudaErrorNvlinkUncorrectable in the
+#: documentation of its runtime.
+HARDWARE = ("uncorrectable ECC error", "uncorrectable NVLink error")
+#: What torch raises when CUDA has no memory for the context of a process: cudaErrorMemoryAllocation in CUDA's
+#: documentation. Of an allocation for a tensor torch's own allocator says more.
+NO_CONTEXT = "CUDA error: out of memory"
+
+
+def _squeezed_by(others: int) -> Lack | None:
+    """What to tell the driver where memory ran out while other processes held ``others`` bytes; None: too few."""
+    if others < NEIGHBOUR:
+        return None
+    return Lack(f"its GPU's memory ran out, of which others held {others >> 20} MiB", (1.0, 0.0))
+
+
+def torch_on_gpu() -> Any | None:
+    """torch, if this process computes on a GPU with it, else None."""
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def cuda_failure() -> str | None:
+    """What CUDA has said since an error that ended its context; None: it works, or this process computes on no GPU.
+
+    NVIDIA's documentation of the runtime, cudaErrorAssert and its like: after such an error the process must end before
+    CUDA can be used again. It waits for the GPU.
+    """
+    torch = torch_on_gpu()
+    if torch is None:
+        return None
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def wait_for_gpu() -> None:
+    """Wait until the GPU has done what was asked of it, so that an iteration's time is the GPU's as well."""
+    cuda_failure()  # whether the trial's code meets a failure depends on what it does next
+
+
+class GpuProbe:
+    """One worker's look at the GPU that it trains on.
+
+    ``telemetry``: None opens NVML when it is first needed. The GPUs are those of CUDA_VISIBLE_DEVICES when it is made.
+    """
+
+    def __init__(self, telemetry: Telemetry | None = None) -> None:
+        self._telemetry = telemetry
+        said = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        self._gpus = [gpu.strip() for gpu in said.split(",") if gpu.strip()]
+        self._next = 0.0
+        #: The most bytes that this process was seen to hold beside torch's allocator; None: NVML has not said.
+        self._context: int | None = None
+        self._next_context = 0.0
+
+    def sample(self) -> DeviceSample | None:
+        """The GPU now. None without a GPU, within `SAMPLE_S` of the last look, and where NVML does not know the GPU."""
+        now = time.monotonic()
+        torch = torch_on_gpu() if now >= self._next else None
+        if torch is None:
+            return None
+        self._next = now + SAMPLE_S
+        uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid).removeprefix("GPU-")
+        found = (sample for sample in self._nvml().sample() if sample.uuid.removeprefix("GPU-") == uuid)
+        return next(found, None)
+
+    def memory_needed(self) -> float | None:
+        """The part of the GPU's memory that this process has needed for its trial; None: not known, or no GPU.
+
+        It is what torch reserved at most, and the context with all that libraries allocate by themselves: processes
+        that share a GPU have one each.
+        """
+        torch = torch_on_gpu()
+        if torch is None:
+            return None
+        device = torch.cuda.current_device()
+        total = torch.cuda.get_device_properties(device).total_memory
+        needed = torch.cuda.max_memory_reserved(device) + (self._look_at_context(torch) or CONTEXT)
+        return float(min(1.0, needed / total))
+
+    def kind(self) -> str | None:
+        """The product name of this process' GPU; None: as for `_only_gpu`."""
+        gpu = self._only_gpu()
+        return None if gpu is None else gpu.name
+
+    def _only_gpu(self) -> DeviceSample | None:
+        """What NVML says of this process' GPU; None: it has none, several, or NVML does not know it."""
+        if len(self._gpus) != 1:
+            return None
+        wanted = self._gpus[0].removeprefix("GPU-")
+        found = self._nvml().sample()
+        return next((gpu for gpu in found if wanted in (str(gpu.index), gpu.uuid.removeprefix("GPU-"))), None)
+
+    def lost(self) -> Lack | None:
+        """What to tell the driver if NVML says that a GPU of this process is lost; None: it says no such thing."""
+        ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        for place, gpu in enumerate(self._gpus):
+            why = self._nvml().lost(gpu, ordered)
+            if why is not None:
+                return Lack(f"NVML says of GPU {gpu}: {why}", broken=place)
+        return None
+
+    def broken(self, error: BaseException) -> Lack | None:
+        """What to tell the driver if ``error`` was raised because the GPU's hardware failed; None: it has not.
+
+        Which of several GPUs has lost memory is not known: then None, too, and the error is the trial's.
+        """
+        if not self._gpus:
+            return None
+        said = next((str(each) for each in causes(error) if any(words in str(each) for words in HARDWARE)), None)
+        if said is not None and len(self._gpus) == 1:
+            return Lack(f"the hardware of GPU {self._gpus[0]} has failed: {said.strip().splitlines()[0]}", broken=0)
+        return self.lost()
+
+    def _nvml(self) -> Telemetry:
+        if self._telemetry is None:
+            self._telemetry = Telemetry()
+        return self._telemetry
+
+    def squeezed(self, error: BaseException) -> Lack | None:
+        """What to tell the driver if ``error`` says that the GPU's memory ran out while other processes held some.
+
+        Or that the GPU, by its compute mode, admits one process only. None: it is another error, or the trial had all
+        of the memory that its GPU has.
+        """
+        if any(BUSY in str(each) for each in causes(error)):
+            return Lack(f"another process is on its GPU, which admits one: nvidia-smi -c DEFAULT ({error})", (1.0, 0.0))
+        torch: Any = torch_on_gpu()
+        memory = memory_left(torch)
+        if memory is None and any(NO_CONTEXT in str(each) for each in causes(error)):
+            # Without room for a context CUDA cannot say what is free, and this process holds nothing.
+            gpu = self._only_gpu()
+            return None if gpu is None else _squeezed_by(gpu.memory_used)
+        if memory is None or not any(is_out_of_memory(each, memory[0]) for each in causes(error)):
+            return None
+        free, total = memory
+        own = torch.cuda.memory_reserved() + (self._look_at_context(torch, now=True) or CONTEXT)
+        return _squeezed_by(total - free - own)
+
+    def _look_at_context(self, torch: Any, now: bool = False) -> int | None:
+        """The most that the process held beside torch's allocator, by NVML, which is asked every `SAMPLE_S` or now."""
+        moment = time.monotonic()
+        if now or moment >= self._next_context:
+            self._next_context = moment + SAMPLE_S
+            device = torch.cuda.current_device()
+            uuid = str(torch.cuda.get_device_properties(device).uuid)
+            held = self._nvml().process_memory(uuid, os.getpid())
+            beside = None if held is None else held - torch.cuda.memory_reserved(device)
+            if beside is not None and beside > 0:
+                # Else NVML speaks of another process: pids in a container are not those that the driver knows.
+                self._context = max(self._context or 0, beside)
+        return self._context
+
+    def memory_of_process(self, pid: int) -> int | None:
+        """The bytes of GPU memory that a process holds, by NVML; None: it has no GPU, or NVML does not know it."""
+        if not self._gpus:
+            return None
+        held = [sample.processes[pid] for sample in self._nvml().sample() if pid in sample.processes]
+        return sum(held) if held else None

@@ -1,0 +1,293 @@
+"""A worker's part in sharing its device: its trial's memory, its place in a lane, and the gate at every iteration.
+
+While a trial has its device alone, only its memory is measured. When the driver says that the device is shared (by a
+`LaneTicket` with the trial or with its next iteration), the device's lane service admits the trial to a lane. From then
+on the trial is held to what it was promised and passes the gate. When it is alone again, it leaves the lane.
+Nothing is decided here: the engine decides which trials share a device, the lane service which of them it admits, the
+policy which goes first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from salus_share.client import LaneClient
+from salus_share.errors import Refused, SalusError, StaleToken
+from salus_share.memory import (
+    CONTEXT,
+    CudaMeter,
+    Meter,
+    Profile,
+    ResidentMeter,
+    after_failure,
+    is_out_of_memory,
+    memory_left,
+)
+from salus_share.messages import Need
+from salus_share.seat_table import RESIDENT, SeatTable, alive, home
+from salus_share.trial import SharedTrial
+
+logger = logging.getLogger(__name__)
+
+#: How long a trial waits for room on its device, seconds. Then it goes back to the engine's queue.
+ADMIT_S = 30.0
+#: How long after a failure a trial asks for a lane service again, seconds.
+RETRY_S = 60.0
+#: A trial that was promised at least this part of its device is taken to have had all of it.
+ALL = 0.99
+#: The bytes that a process on a CPU maps and never touches: stacks of threads, arenas of the allocator. 32 stacks of 8
+#: MiB.
+SLACK = 256 << 20
+
+
+@dataclass(frozen=True)
+class LaneSettings:
+    """How the trials of one device share it.
+
+    ``device``: its name, the same for all of its workers, and different from the other devices of its node.
+    ``policy``: the name of the lane policy. ``capacity``: the bytes that its trials may use together; None: all of a
+    GPU's memory except the contexts of its workers, or the part of the node's memory that belongs to the cores of a CPU
+    device. ``cores``: the cores of a CPU device. ``workers``: the most processes that the device holds.
+    """
+
+    device: str
+    policy: str
+    capacity: int | None
+    cores: float
+    workers: int = 1
+
+
+@dataclass(frozen=True)
+class LaneTicket:
+    """The trial shares its device from now on.
+
+    ``need``: the parts of the device's memory (persistent, ephemeral) that it is likely to need; None: not known.
+    ``least``: the parts that it needs at least, because it had too little before; None if it had enough.
+    ``remaining``: the seconds that it has left if it runs alone. ``rung``: how often it was promoted.
+    """
+
+    need: tuple[float, float] | None
+    remaining: float
+    rung: int
+    least: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Lack:
+    """The trial cannot go on where it is, for want of memory or of a GPU that works.
+
+    ``need``: as in `LaneTicket`, if it is known better now. ``between``: whether the trial is between two iterations,
+    so that no work is lost. ``broken``: the place, among the trial's devices, of the one that cannot be used any more;
+    None: all can.
+    """
+
+    reason: str
+    need: tuple[float, float] | None = None
+    between: bool = False
+    broken: int | None = None
+
+
+def is_lane_service(process: psutil.Process) -> bool:
+    """Whether a child process is the lane service of a device, which belongs to no trial."""
+    with contextlib.suppress(psutil.Error):
+        return "salus_share.service" in process.cmdline()
+    return False
+
+
+class LaneMember:
+    """One trial in this worker, from its loading to its unloading. ``torch_device``: "cuda" or "cpu"."""
+
+    def __init__(self, trial: str, settings: LaneSettings, torch_device: str) -> None:
+        # Another process may host the trial before the service has forgotten this one: it must have another name.
+        self._name = f"{trial}/{os.getpid()}"
+        self._settings = settings
+        self._torch = _torch_with_cuda() if torch_device == "cuda" else None
+        self._meter: Meter = CudaMeter(self._torch.cuda.current_device()) if self._torch else ResidentMeter(SLACK)
+        self._profile = Profile(self._meter)
+        self._capacity = settings.capacity or self._all_memory()
+        self._shared: SharedTrial | None = None
+        self._client: LaneClient | None = None
+        self._ticket: LaneTicket | None = None
+        self._compute: float | None = None
+        #: When it asks for a lane service again after a failure, on the monotonic clock.
+        self._retry_at = 0.0
+        self._hold()
+
+    # What was measured
+
+    @property
+    def need(self) -> tuple[float, float] | None:
+        """The parts of the device's memory (persistent, ephemeral) that it was measured to need; None if not yet."""
+        return None if self._profile.usage is None else self._parts(self._profile.usage.need())
+
+    @property
+    def compute(self) -> float | None:
+        """The part of a CPU device that the last iteration kept busy, 0 to 1; None if it is not known."""
+        return self._compute
+
+    # Sharing
+
+    def settle(self, ticket: LaneTicket | None) -> Lack | None:
+        """Share the device as the ticket says, or have it alone without one. Called between two iterations."""
+        if ticket is None:
+            if self._shared is not None:
+                self.leave()
+                self._hold()
+            return None
+        if self._shared is None and time.monotonic() < self._retry_at:
+            return None
+        try:
+            if self._shared is None:
+                self._enter(ticket)
+            elif self._client is not None and self._ticket is not None and ticket.rung != self._ticket.rung:
+                self._client.progress(ticket.remaining, ticket.rung)
+        except TimeoutError:
+            self._shared = self._client = None
+            return Lack(f"its device had no room for it within {ADMIT_S:.0f} s", between=True)
+        except StaleToken as error:
+            return Lack(str(error), between=True)
+        except Refused as error:
+            self.leave()
+            return Lack(str(error), self.need, between=True)
+        except SalusError as error:
+            # Its result does not depend on a lane: it goes on without one, and asks again later.
+            logger.warning("FluidTune: trial %s shares its device without a lane: %s", self._name, error)
+            self.leave()
+            self._retry_at = time.monotonic() + RETRY_S
+            return None
+        self._ticket = ticket
+        return None
+
+    def _enter(self, ticket: LaneTicket) -> None:
+        need = None if ticket.need is None else self._bytes(ticket.need)
+        if self._profile.usage is not None:
+            need = self._profile.usage.need()
+        least = None if ticket.least is None else self._bytes(ticket.least)
+        if need is not None and least is not None:
+            need = need.at_least(least)
+        settings = self._settings
+        client = LaneClient(settings.device, self._name, capacity=self._capacity, policy=settings.policy)
+        self._shared = SharedTrial(client, self._meter, self._capacity, profile=self._profile, least=least)
+        self._client = client
+        self._shared.admit(need, remaining=ticket.remaining, rung=ticket.rung, timeout=ADMIT_S)
+
+    @contextlib.contextmanager
+    def iteration(self) -> Iterator[None]:
+        """One iteration. Entering raises StaleToken, before anything ran, if there is no room for the trial now."""
+        worked, began = time.process_time(), time.perf_counter()
+        if self._shared is not None:
+            with self._shared.iteration():
+                yield
+                self._empty()
+        else:
+            self._profile.begin()
+            yield
+            self._profile.end()
+            if self._torch is None:
+                took = time.perf_counter() - began
+                self._compute = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
+
+    def refused(self, error: StaleToken) -> Lack:
+        """The answer to the driver when `iteration` raised StaleToken."""
+        promised = self._shared.promised if self._shared is not None else None
+        return Lack(str(error), None if promised is None else self._parts(promised), between=True)
+
+    def failed(self, error: BaseException) -> Lack | None:
+        """What to tell the driver if memory ran out because of the trial's share, or because of other trials.
+
+        None: the error is the trial's own, for instance because it had the whole device.
+        """
+        memory = memory_left(self._torch)
+        if not any(is_out_of_memory(each, memory and memory[0]) for each in causes(error)):
+            return None
+        if self._shared is None and not self._has_company():
+            return None
+        self._meter.lift()
+        if self._shared is None:
+            return Lack("it ran out of memory outside a lane, on a device that others have joined", self.need)
+        promised = self._shared.promised or Need(0, self._capacity)
+        if sum(self._parts(promised)) > ALL:
+            return None
+        need = after_failure(promised, self._capacity)
+        return Lack("it ran out of the memory that it was promised", self._parts(need))
+
+    def lift(self) -> None:
+        """Remove the limit: the trial ends, and may need more memory for that."""
+        self._meter.lift()
+
+    def leave(self) -> None:
+        """Leave the lane: the device is not shared any more, or the trial's memory is free."""
+        shared, self._shared, self._client, self._ticket = self._shared, None, None, None
+        if shared is not None:
+            shared.leave()
+
+    def _has_company(self) -> bool:
+        """Whether other trials are on the device. No ticket has told yet of those that came within an iteration."""
+        with contextlib.suppress(SalusError):
+            table = SeatTable(home(self._settings.device))
+            with table.lock():
+                seats = table.seats()
+            return any(seat.state in RESIDENT and seat.name != self._name and alive(seat) for seat in seats)
+        return False
+
+    # Memory
+
+    def _hold(self) -> None:
+        """Alone, it may have all of its device's memory, or as much as the user allowed."""
+        if self._settings.capacity is not None:
+            self._meter.limit(self._settings.capacity)
+
+    def _empty(self) -> None:
+        """Before the lane is given back, finish the work on the GPU and free the memory that other trials may use.
+
+        This is done in a lane without other trials too: one may have joined it within this iteration.
+        """
+        if self._torch is not None:
+            self._torch.cuda.synchronize()
+            self._meter.give_back()
+
+    def _parts(self, need: Need) -> tuple[float, float]:
+        return float(need.persistent) / self._capacity, float(need.ephemeral) / self._capacity
+
+    def _bytes(self, parts: tuple[float, float]) -> Need:
+        return Need(int(parts[0] * self._capacity), int(parts[1] * self._capacity))
+
+    def _all_memory(self) -> int:
+        if self._torch is not None:
+            total = self._torch.cuda.get_device_properties(self._torch.cuda.current_device()).total_memory
+            # Warm workers keep their contexts while they serve no trial.
+            return int(total) - self._settings.workers * CONTEXT
+        return int(_node_memory() * min(1.0, self._settings.cores / (os.cpu_count() or 1)))
+
+
+def _torch_with_cuda() -> Any:
+    """torch, or None where Ray counts a GPU but torch finds none."""
+    import torch
+
+    return torch if torch.cuda.is_available() else None
+
+
+def _node_memory() -> int:
+    """The bytes that this node may use, or this container if it is one."""
+    there = int(psutil.virtual_memory().total)
+    with contextlib.suppress(OSError, ValueError):
+        return min(there, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return there
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and its causes: Ray wraps what a training function raises."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,86 @@
+"""Keras 3 in trials, on each of its backends: reports and checkpoints at the end of epochs, and going on from one.
+
+Ray's own callback for Keras imports TensorFlow. This one imports Keras only.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+from ray import tune
+
+__all__ = ["ReportCallback", "restored"]
+
+#: What a checkpoint holds: the model as Keras saves it, its optimizer's state included, and the epochs that are done.
+_MODEL, _EPOCHS = "model.keras", "epochs.json"
+
+
+class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Reports to Ray Tune at the end of epochs, with a checkpoint of the model.
+
+    Args:
+        metrics: what of Keras' logs is reported: None: all of them; a name or names; or a mapping from the name that
+            Tune sees to Keras' own.
+        every: it reports after each so many epochs, and after the last one.
+        checkpoint: whether each report comes with a checkpoint. `restored` reads it.
+
+    Raises:
+        ValueError: ``every`` is less than 1; at the end of an epoch: Keras has not logged one of ``metrics``.
+    """
+
+    def __init__(
+        self, metrics: str | Sequence[str] | Mapping[str, str] | None = None, *, every: int = 1, checkpoint: bool = True
+    ) -> None:
+        super().__init__()
+        if every < 1:
+            raise ValueError(f"every={every}: give a number of epochs, at least 1")
+        names = [metrics] if isinstance(metrics, str) else metrics
+        self._names = dict(names) if isinstance(names, Mapping) else {name: name for name in names or ()}
+        self._every, self._checkpoint = every, checkpoint
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Keras calls it. ``epoch`` counts from 0."""
+        done = epoch + 1
+        if done % self._every and done != self.params.get("epochs"):
+            return
+        found = self._reported(logs or {})
+        if not self._checkpoint:
+            tune.report(found)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            self.model.save(Path(folder, _MODEL))
+            Path(folder, _EPOCHS).write_text(json.dumps(done))
+            tune.report(found, checkpoint=tune.Checkpoint.from_directory(folder))
+
+    def _reported(self, logs: dict[str, Any]) -> dict[str, float]:
+        names = self._names or {name: name for name in logs}
+        missing = [name for name in names.values() if name not in logs]
+        if missing:
+            logged = ", ".join(logs) or "nothing"
+            raise ValueError(f"Keras has not logged {', '.join(missing)} in this epoch, but {logged}")
+        return {name: float(logs[own]) for name, own in names.items()}
+
+
+def restored(build: Callable[[], keras.Model], **options: Any) -> tuple[keras.Model, int]:
+    """Return the model with which a trial goes on, and the number of epochs that it has done.
+
+    A trial that begins has ``build()``, and 0. One that Tune has paused, or that lost its process, has the model of its
+    last checkpoint, with the optimizer's state::
+
+        model, start = restored(lambda: network(config))
+        model.fit(x, y, initial_epoch=start, epochs=config["epochs"], callbacks=[ReportCallback()])
+
+    Args:
+        build: makes and compiles the model.
+        options: further arguments of ``keras.saving.load_model``, such as ``custom_objects``.
+    """
+    checkpoint = tune.get_checkpoint()
+    if checkpoint is None:
+        return build(), 0
+    with checkpoint.as_directory() as folder:
+        return keras.saving.load_model(Path(folder, _MODEL), **options), json.loads(Path(folder, _EPOCHS).read_text())

@@ -1,0 +1,73 @@
+"""What workers' answers mean for a trial's life; tests/trials/test_lifecycle.py says what follows. No Ray runs here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from fluidtune.cluster.hosting.follower_host import NotTakenIn, Ungrowable
+from fluidtune.cluster.hosting.messages import IterationReply
+from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.sharing.lanes import Lack
+from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.group_facts import GroupFacts
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE
+from fluidtune.trials import messages as m
+from fluidtune.tune import worker_answers
+
+WORKER = PooledWorker("w1", 1, None, 0.0)
+CALL = m.Call("train")
+DIED = RayActorError()
+LAST = IterationReply({RESULT_DUPLICATE: True}, "plain", 0.0)
+FIRST = IterationReply({"training_iteration": 100}, "plain", 1.0, 1)
+SO = "the loop is so"
+FULL = IterationReply({}, "plain", 0.0, lack=Lack("no room", (0.5, 0.1)))
+
+
+@pytest.mark.parametrize(
+    ("value", "event"),
+    [
+        (FIRST, m.IterationDone(CALL, FIRST, 100)),
+        (LAST, m.IterationDone(CALL, LAST, 0, final=True)),
+        (IterationReply({}, "elastic", 0.0, lost="w2 died"), m.GroupBroken(CALL, "w2 died")),
+        (IterationReply({}, "elastic", 0.0, facts=GroupFacts(ungrowable=SO), lost=SO), m.GroupBroken(CALL, SO, SO)),
+        (FULL, m.RoomLacking(CALL, "no room", (0.5, 0.1))),
+        (IterationReply({}, "plain", 0.0, lack=Lack("lost", broken=0)), m.RoomLacking(CALL, "lost", broken=0)),
+        ("saved", m.Answered(CALL, "saved")),
+        (DIED, m.LeaderDied(CALL, DIED)),
+    ],
+)
+def test_what_a_leader_answers(value: Any, event: m.Event) -> None:
+    assert worker_answers.called(CALL, value) == event
+
+
+@pytest.mark.parametrize(
+    ("value", "event"),
+    [
+        (None, m.Joined(WORKER)),
+        (Verdict("differs", "by 0.5"), m.Joined(WORKER, ("differs", "by 0.5"))),
+        (DIED, m.JoinerDied(WORKER, DIED)),
+        ("its loop ended", m.JoinFailed(WORKER, "its loop ended")),
+    ],
+)
+def test_what_a_joiner_answers(value: Any, event: m.Event) -> None:
+    assert worker_answers.joined(WORKER, value) == event
+
+
+@pytest.mark.parametrize(
+    ("value", "how", "why"),
+    [
+        (None, "over", ""),
+        (NotTakenIn(), "refused", ""),
+        (Ungrowable(SO), "ungrowable", SO),
+        (Lack("its GPU is lost", broken=0), "broken", "its GPU is lost"),
+        ("ValueError('its own')", "error", ""),
+        (DIED, "died", ""),
+    ],
+)
+def test_how_a_follower_has_ended(value: Any, how: str, why: str) -> None:
+    event = worker_answers.entered(WORKER, value)
+    assert isinstance(event, m.FollowerEnded)
+    assert (event.how, event.why, event.said, event.error) == (how, why, str(value), DIED if how == "died" else None)
