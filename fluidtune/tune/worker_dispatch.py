@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ray.exceptions import RayActorError
+
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
@@ -190,6 +192,8 @@ class WorkerDispatch:
             self._job.pool.discard_worker(worker)  # its device was lost meanwhile
         elif value is None:
             self._job.pool.return_worker(worker)
+        elif isinstance(value, RayActorError):  # as a leader whose followers have noticed first
+            self.worker_died(worker, value)
         else:
             self._log_replaced(worker, str(value))
             self._job.pool.process_ended(worker)

@@ -83,7 +83,7 @@ def test_a_killed_worker_costs_no_epoch_and_repeats_none(ray2: None, tmp_path: P
     assert_same(result, alone)
     assert (tmp_path / "died").exists(), "the trial never grew"
     # If the other worker says first that its group is lost, the dead one is replaced without a word of its death.
-    assert [e for e in events if e["event"] in ("worker_lost", "recovered")]
+    assert [e for e in events if e["event"] == "worker_lost"]
     assert not [e for e in events if e["event"] == "growth_ended"]
 
 

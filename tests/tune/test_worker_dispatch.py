@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
@@ -206,3 +207,12 @@ def test_a_pass_starts_so_many_processes_and_the_next_ones_the_others_in_order(d
     for _ in range(STARTS_AT_ONCE + 1):
         desk.request(0)
     assert len(desk.got) == 3 * STARTS_AT_ONCE + 4, "warm workers serve at once"
+
+
+def test_a_worker_that_is_dead_when_it_is_to_unload_its_trial_is_lost_and_not_replaced(desk: Desk) -> None:
+    # docs/bugs.md, 498: the followers of a killed leader say first that their group broke
+    actor = SimpleNamespace(unload=SimpleNamespace(remote=lambda fresh, keep: "unload"))
+    desk.pool.workers["old"] = worker = PooledWorker("old", 1, actor, 0.0)
+    desk.dispatch.unload_trial(worker, 30.0, then=lambda: desk.got.append("unloaded"))
+    desk.calls.answer("unload", RayActorError(error_msg="killed"))
+    assert desk.log.lines == ["worker_lost old killed"] and desk.got == ["unloaded"] and not desk.pool.workers
