@@ -83,6 +83,7 @@ def test_a_killed_worker_costs_no_epoch_and_repeats_none(ray2: None, tmp_path: P
     assert_same(result, alone)
     assert (tmp_path / "died").exists(), "the trial never grew"
     assert not [e for e in events if e["event"] == "growth_ended"]
+    assert [e for e in events if e["event"] == "worker_lost"]
 
 
 def test_three_lines_of_the_example_are_changed() -> None:

@@ -82,7 +82,6 @@ def test_a_killed_worker_costs_no_epoch_and_repeats_none(ray2: None, tmp_path: P
     result, events = grown(tmp_path, epochs=30, step=0.15, dies=(20, leader, str(tmp_path / "died")))
     assert_same(result, alone)
     assert (tmp_path / "died").exists(), "the trial never grew"
-    # If the other worker says first that its group is lost, the dead one is replaced without a word of its death.
     assert [e for e in events if e["event"] == "worker_lost"]
     assert not [e for e in events if e["event"] == "growth_ended"]
 
