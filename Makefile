@@ -78,7 +78,7 @@ frameworks-installed:
 	.venv-frameworks/bin/python -m pip install -q -c $(CONSTRAINTS) -r benchmarks/frameworks/requirements.txt
 
 test-frameworks: frameworks-installed
-	.venv-frameworks/bin/python -m pytest -m "frameworks or lightning or transformers" tests/frameworks tests/integrations
+	.venv-frameworks/bin/python -m pytest -m "frameworks or lightning or transformers or keras" tests/frameworks tests/integrations
 
 # All that needs a GPU, in less than half an hour; gpu-report/README.md says what held. It uses the Python of GPU_PYTHON,
 # which must have torch with CUDA and fluidtune[dev]. REHEARSE=1: the same on two cores, which measures nothing.

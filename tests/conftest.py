@@ -92,6 +92,10 @@ def _lightning() -> str | None:
     return None if found else "Lightning is not installed: make test-frameworks, or fluidtune[lightning]"
 
 
+def _keras() -> str | None:
+    return None if importlib.util.find_spec("keras") else "Keras is not installed: make test-frameworks"
+
+
 def _transformers() -> str | None:
     found = all(importlib.util.find_spec(name) for name in ("transformers", "accelerate"))
     return None if found else "Transformers is not installed: make test-frameworks, or fluidtune[transformers]"
@@ -100,7 +104,7 @@ def _transformers() -> str | None:
 #: marker -> why its tests cannot run here, None when they can.
 _NEEDS = {
     **{"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2, "serve": _serve},
-    **{"lightning": _lightning, "transformers": _transformers},
+    **{"lightning": _lightning, "transformers": _transformers, "keras": _keras},
 }
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()

@@ -11,7 +11,7 @@ from ray.tune.schedulers import HyperBandScheduler
 
 import fluidtune
 
-pytestmark = [pytest.mark.ray, pytest.mark.frameworks, pytest.mark.usefixtures("no_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.keras, pytest.mark.usefixtures("no_ray")]
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 
