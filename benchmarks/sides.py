@@ -36,17 +36,22 @@ def distance(run: Path) -> Figures:
 
 
 def sides(
-    devices: str, job: Sequence[str], profile: str | None = None, keep: str | None = None
+    devices: str,
+    job: Sequence[str],
+    profile: str | None = None,
+    keep: str | None = None,
+    settings: Sequence[str] = (),
 ) -> dict[str, Callable[..., Figures]]:
     """Name of a side -> a function that runs job.py with the arguments ``job`` there and returns its measurements.
 
     The function may be given the seconds that the run may take. It raises NotEnded if that takes longer.
 
     ``profile``: a file, for emulated devices. ``keep``: a directory that receives each side's last experiment.
+    ``settings``: further options of ``fluidtune run`` on our side.
     """
     emulated = devices.startswith("emulated")
     count = cores(devices, ("cpu", "emulated"))
-    settings = ["--profile", str(profile)] if emulated else []
+    settings = [*settings, *(["--profile", str(profile)] if emulated else [])]
 
     def side(name: str, command: Sequence[str], *more: str) -> Callable[..., Figures]:
         def run(limit: float = PROCESS_LIMIT_S) -> Figures:

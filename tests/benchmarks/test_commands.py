@@ -158,3 +158,17 @@ def test_benchmarks_of_real_processes(name, sides):
     figures = _run(f"benchmarks.{name}")
     assert figures["sides"].keys() == sides
     assert figures["ratio"] in figures["ratios"].values()
+
+
+@pytest.mark.ray
+def test_memory_of_shared_data():
+    figures = _run("benchmarks.shared_data", keys=BASE | {"sides", "ratio", "bytes", "trials"})
+    assert figures["sides"].keys() == {"fluid", "stock_parameters"}
+    assert figures["sides"]["fluid"]["loads"] == 1
+
+
+@pytest.mark.ray
+def test_processes_of_three_kinds():
+    figures = _run("benchmarks.processes")
+    workers = {name: side["workers"] for name, side in figures["sides"].items()}
+    assert workers["used"] <= workers["forked"] == workers["plain"]

@@ -98,8 +98,8 @@ def run(
 @pytest.mark.usefixtures("ray4")
 class TestCPUs:
     def test_two_cores_each(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"cpu": 2})
-        assert together(results) <= 2
+        results = run(tmp_path, {"cpu": 2}, meeting=True)
+        assert together(results) == 2
         assert {r.metrics["groups"] for r in results} == {2}
         assert all(r.metrics["free"].get("CPU", 0) == 0 for r in results), "other jobs must see the cores taken"
 
