@@ -34,7 +34,7 @@ def main() -> None:
         for name in sorted(SETTINGS, reverse=bool(turn % 2)):
             runs[name].append(run[name]())
             say(f"{name}: {runs[name][-1]['seconds']:.2f} s")
-    keys = ("seconds", "fit_seconds", "first_result_seconds", "workers", "best")
+    keys = ("seconds", "fit_seconds", "first_result_seconds", "best")
     found = {name: {key: median(each[key] for each in of) for key in keys} for name, of in runs.items()}
     shown = {"sides": found, "all": runs, "ratios": ratios(found, "forked", "seconds")}
     finish(result("processes", options.devices, "real", **shown, ratio=shown["ratios"]["plain"]), options.json)

@@ -1,12 +1,13 @@
 """Memory of a node whose trials use one large data set: `fluidtune.shared` beside stock Ray Tune.
 
 ``python -m benchmarks.shared_data --json [--gib X] [--trials N]``. Trials on two cores each sum up an array of random
-numbers. `fluid` gets it by `fluidtune.shared` under FluidTune; `stock` and `stock_reuse` have each trial load it;
+numbers. `fluid` gets it by `fluidtune.shared` under FluidTune; `stock_reuse` keeps its actors, and each trial loads it;
 `stock_parameters` gets it by ``tune.with_parameters``. Each side is a process with its own Ray cluster.
 
-``peak``: the most memory that the machine had in use during the job above what it had when the first trial began to
-load, divided by the size of the data; ``median`` of all samples from the first trial's sum to the job's end likewise.
-In use is what /proc/meminfo's MemAvailable lacks. ``loads``: how often the data were loaded. ``ratio``: the peak of
+Each side runs twice, with the data and with a small part of them, so that what the job takes without data counts in
+neither. ``peak``: by how much the most memory that processes of the machine had was larger with the data, divided by
+their size; ``median`` likewise, of all samples from the first trial's sum to the last one's. A page that several
+processes have counts once (Pss, proc(5)). ``loads``: how often the data were loaded. ``ratio``: the peak of
 `stock_parameters` divided by ours.
 """
 
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,9 +27,11 @@ import psutil
 
 from benchmarks.common import finish, parser, result, run_process, say
 
-SIDES = ("fluid", "stock", "stock_reuse", "stock_parameters")
+SIDES = ("fluid", "stock_reuse", "stock_parameters")
+#: The small part of the data is so many times smaller.
+SMALL = 64
 #: Seconds between two looks at the memory. Judgement: writing 2 GB takes a second.
-LOOK_S = 0.05
+LOOK_S = 0.2
 
 
 def job(side: str, size: int, trials: int, place: Path) -> None:
@@ -63,9 +67,12 @@ def job(side: str, size: int, trials: int, place: Path) -> None:
 
 
 def in_use() -> int:
-    """Bytes of memory that cannot be had without swapping."""
-    found = psutil.virtual_memory()
-    return int(found.total - found.available)
+    """Bytes of memory that processes have, each page counted once."""
+    total = 0
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            total += process.memory_full_info().pss
+    return total
 
 
 def times(place: Path, kind: str) -> list[int]:
@@ -73,28 +80,35 @@ def times(place: Path, kind: str) -> list[int]:
     return [int(each.name.split("-")[1]) for each in place.glob(f"{kind}-*")]
 
 
-def measured(side: str, size: int, trials: int) -> dict[str, float]:
+def ran(side: str, size: int, trials: int) -> dict[str, float]:
+    """One run: bytes in use above what was in use before, at the most and in the median, loads, and seconds."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         samples: list[tuple[int, int]] = []
         over = threading.Event()
+        before = in_use()
 
         def sample() -> None:
             while not over.wait(LOOK_S):
-                samples.append((time.time_ns(), in_use()))
+                samples.append((time.time_ns(), in_use() - before))
 
         thread = threading.Thread(target=sample)
         thread.start()
         try:
             command = [sys.executable, "-m", "benchmarks.shared_data", "--side", side, "--place", directory]
-            ran = run_process([*command, "--bytes", str(size), "--trials", str(trials)])
+            seconds = run_process([*command, "--bytes", str(size), "--trials", str(trials)]).seconds
         finally:
             over.set()
             thread.join()
         loads, sums = (times(Path(directory), kind) for kind in ("load", "sum"))
-    before = [used for when, used in samples if when <= min(loads)][-1]
-    during = [used - before for when, used in samples if when > min(loads)]
-    after = [used - before for when, used in samples if min(sums) < when < max(sums)]
-    return {"peak": max(during) / size, "median": median(after) / size, "loads": len(loads), "seconds": ran.seconds}
+    middle = median(used for when, used in samples if min(sums) < when < max(sums))
+    return {"peak": max(used for _, used in samples), "median": middle, "loads": len(loads), "seconds": seconds}
+
+
+def measured(side: str, size: int, trials: int) -> dict[str, float]:
+    """The figures of one side."""
+    large, small = ran(side, size, trials), ran(side, size // SMALL, trials)
+    more = {key: (large[key] - small[key]) / (size - size // SMALL) for key in ("peak", "median")}
+    return {**more, "loads": large["loads"], "seconds": large["seconds"]}
 
 
 def main() -> None:

@@ -170,5 +170,5 @@ def test_memory_of_shared_data():
 @pytest.mark.ray
 def test_processes_of_three_kinds():
     figures = _run("benchmarks.processes")
-    workers = {name: side["workers"] for name, side in figures["sides"].items()}
-    assert workers["used"] <= workers["forked"] == workers["plain"]
+    assert figures["sides"].keys() == {"used", "forked", "plain"}
+    assert len({side["best"] for side in figures["sides"].values()}) == 1
