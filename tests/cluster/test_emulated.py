@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,11 @@ def test_a_grown_trial_is_on_its_devices_until_it_shrinks(emulation: Emulation):
     while leader.facts().width == 1:
         leader.begin_iteration()
     board = OccupancyBoard(emulation.board)
-    assert leader.placement() == ((2,), 1) and board.count(1) == 1
+    assert leader.placement() == ((2,), 1)
+    until = time.monotonic() + 5.0
+    while board.count(1) == 0 and time.monotonic() < until:
+        time.sleep(0.001)  # the follower's thread takes its device after it has entered
+    assert board.count(1) == 1
     leader.direct(Reform(2, ("w0",), address))
     leader.begin_iteration()
     assert leader.placement() == ((1,), 1)
