@@ -73,9 +73,7 @@ class EpochBoundaries(TrainerCallback):
         if not self._runs:
             return
         if self._epoch > self._first:
-            for callback in callbacks:
-                if isinstance(callback, ReportCallback):
-                    callback.report(state)  # of the epoch before, which a commit here must not lose
+            self._report(state)  # of the epoch before, which a commit here must not lose
             elastic.boundary(self._epoch, state.num_train_epochs)
         self._stop_passing(args)
 
@@ -113,14 +111,17 @@ class EpochBoundaries(TrainerCallback):
         if not self._runs:
             return
         # The last log, before the Trainer loads its best model: until here all workers have the same one.
-        for callback in self._trainer.callback_handler.callbacks:
-            if isinstance(callback, ReportCallback):
-                callback.report(state)
+        self._report(state)
         self._runs = False
         self.progress.over = True
         elastic.boundary(self._epoch, self._epoch)
         if not elastic.is_leader():
             state.best_model_checkpoint = None  # it is among the leader's files
+
+    def _report(self, state: TrainerState) -> None:
+        for callback in self._trainer.callback_handler.callbacks:
+            if isinstance(callback, ReportCallback):
+                callback.report(state)
 
     def _steps_of_epoch(self) -> int:
         """As `Trainer.set_initial_training_values` counts them."""
