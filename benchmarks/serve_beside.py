@@ -1,7 +1,7 @@
 """A search and a served model on one core: what each of them loses.
 
 ``python -m benchmarks.serve_beside --json [--quick] [--rounds N]``. Everything is real: a HyperBand search of FluidTune
-in a Ray cluster, and a network that answers Poisson requests in another process (`ThreadedServer`, without HTTP). All
+in a Ray cluster, and a network that answers Poisson requests in another process (`AsyncServer`, without HTTP). All
 work on the first core of this machine; the sender of the requests and Ray's own processes use the others.
 
 Each round runs three sides, one after the other:
@@ -23,6 +23,7 @@ The load is 30 % of what the network bears alone at best (equations 1 and 2 with
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import statistics
@@ -121,11 +122,13 @@ def service(beside: bool) -> dict[str, Any]:
     import torch
 
     from benchmarks.serve_real import classify, digits_network
+    from benchmarks.served_by_thread import ServedByThread
     from fluidtune.cluster.sharing.beside import Turn
     from symphony_serve import measure_models
     from symphony_serve.autoscale import staggered
     from symphony_serve.model_side import EAGER
-    from symphony_serve.shell.threaded_server import BatchSeen, ThreadedServer, Waited
+    from symphony_serve.shell.async_server import BatchSeen
+    from symphony_serve.shell.device import LocalDevice, Waited
     from symphony_serve.twin import poisson
 
     network = digits_network(CHANNELS)
@@ -146,7 +149,8 @@ def service(beside: bool) -> dict[str, Any]:
 
     devices = [{"digits": answer}]
     images = torch.rand(64, 1, 8, 8)
-    models = measure_models(devices, {"digits": list(images)}, {"digits": SLO_S}, MAX_BATCH, policy=EAGER)
+    samples, local = {"digits": list(images)}, [LocalDevice(one) for one in devices]
+    models = asyncio.run(measure_models(local, samples, {"digits": SLO_S}, MAX_BATCH, policy=EAGER))
     rate = LOAD * staggered(models[0].profile, SLO_S, 1).rate
     ends = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ends.set()), daemon=True).start()
@@ -159,7 +163,7 @@ def service(beside: bool) -> dict[str, Any]:
         became.append((due + offset, time.monotonic() - due if told.exception() is None else None))
 
     print("ready", flush=True)
-    with ThreadedServer(models, devices, batches.append) as server:
+    with ServedByThread(models, devices, batches.append) as server:
         begin = time.monotonic()
         for request in poisson({"digits": rate}, {"digits": SLO_S}, seed=1):
             due = begin + request.arrival

@@ -1,4 +1,4 @@
-"""A real model served by threads under open-loop load: deferred and eager starts, and the rule of `serve.batch`.
+"""A real model served by an event loop under open-loop load: deferred and eager starts, and the rule of `serve.batch`.
 
 ``python -m benchmarks.serve_real --json [--quick] [--only PART ...] [--seconds S] [--seed N]``. The model is the
 network of ``examples/digits_elastic.py`` on one core; the server, its clients and the model are threads of one process.
@@ -18,6 +18,7 @@ machine's load before and after.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -33,13 +34,15 @@ from benchmarks.common import finish, parser, result, say
 from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.rival_servers.serve_batch import ServeBatch
 from benchmarks.serve_arrivals import arrivals
+from benchmarks.served_by_thread import ServedByThread
 from symphony_serve import seen_times
 from symphony_serve.batching.window import Window
 from symphony_serve.errors import Refused
 from symphony_serve.messages import Server
 from symphony_serve.model_side import DEFERRED, EAGER, Model
+from symphony_serve.shell.async_server import AsyncServer
+from symphony_serve.shell.device import LocalDevice
 from symphony_serve.shell.measuring import measure_models
-from symphony_serve.shell.threaded_server import ThreadedServer
 
 #: The network's channels: so wide that one core, and not the clients, limits the requests. Judgement: about 2 ms each.
 WIDTH = 256
@@ -64,12 +67,12 @@ class Load(NamedTuple):
     seed: int
 
 
-class Decided(ThreadedServer):
-    """A `ThreadedServer` for which somebody else decides."""
+class Decided(AsyncServer):
+    """An `AsyncServer` for which somebody else decides."""
 
-    def __init__(self, models: Sequence[Model], devices: Any, decides: Callable[[Sequence[Model]], Server]):
+    def __init__(self, decides: Callable[[Sequence[Model]], Server], *given: Any):
         self._make = decides
-        super().__init__(models, devices)
+        super().__init__(*given)
 
     def _decides(self, models: Sequence[Model]) -> Server:
         return self._make(models)
@@ -98,7 +101,7 @@ def classify(network: nn.Module, images: list[torch.Tensor]) -> list[int]:
         return network(torch.stack(images)).argmax(1).tolist()
 
 
-def send(server: ThreadedServer, images: torch.Tensor, expected: list[int], load: Load) -> dict[str, float]:
+def send(server: ServedByThread, images: torch.Tensor, expected: list[int], load: Load) -> dict[str, float]:
     """Send the load, wait for all answers, and count. Raises RuntimeError if an answer is not the model's."""
     latencies: list[float] = []
     refused, wrong, lags = [0], [0], []
@@ -160,13 +163,12 @@ class Bench:
         self.capacity = max(size / table[size] for size in sizes)
 
     def _measured(self, policy: Any, gathering: Any) -> Model:
-        return measure_models(
-            self._devices, {"digits": list(self._images[:64])}, {"digits": SLO_S}, MAX_BATCH, None, policy, gathering
-        )[0]
+        devices, inputs = [LocalDevice(one) for one in self._devices], {"digits": list(self._images[:64])}
+        return asyncio.run(measure_models(devices, inputs, {"digits": SLO_S}, MAX_BATCH, None, policy, gathering))[0]
 
     def ours(self, policy: Any, gathering: Any, load: Load) -> dict[str, float]:
         """Our scheduler with this policy; its profile is measured anew, as at each start."""
-        with ThreadedServer([self._measured(policy, gathering)], self._devices) as server:
+        with ServedByThread([self._measured(policy, gathering)], self._devices) as server:
             return send(server, self._images, self._expected, load)
 
     def serve_batch(self, size: int, wait: float, limit: int | None, load: Load) -> dict[str, float]:
@@ -176,7 +178,7 @@ class Bench:
         def decides(models: Sequence[Model]) -> Server:
             return ServeBatch(models, size, wait * SLO_S, most)
 
-        with Decided([self.model], self._devices, decides) as server:
+        with ServedByThread([self.model], self._devices, kind=partial(Decided, decides)) as server:
             return send(server, self._images, self._expected, load)
 
     def sides(self, load: Load, quick: bool) -> dict[str, dict[str, Any]]:
@@ -259,7 +261,7 @@ def run(parts: Sequence[str], seconds: float, seed: int, quick: bool) -> dict[st
 
 def main() -> None:
     """The command."""
-    options = parser("A real model served by threads, against the rule of serve.batch.")
+    options = parser("A real model served by an event loop, against the rule of serve.batch.")
     options.add_argument("--only", nargs="+", choices=PARTS, help="these parts (loads)")
     options.add_argument("--seconds", type=float, default=SECONDS, help=f"of one run ({SECONDS:g}; with --quick 1)")
     options.add_argument("--seed", type=int, default=1, help="seed of the arrivals (1)")

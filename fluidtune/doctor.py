@@ -106,12 +106,11 @@ def memory_check(size: int | None) -> Check:
 
 
 def _serve() -> Check:
-    """Only `fluidtune serve` needs Ray Serve."""
-    try:
-        import ray.serve
-    except ImportError as error:
-        return "serve", None, f'{error}; for `fluidtune serve` type: pip install "fluidtune[serve]"'
-    return "serve", True, f"Ray Serve {ray.__version__}"
+    from fluidtune.serving.service import missing
+
+    if missing():
+        return "serve", None, f'no {", ".join(missing())}; for `fluidtune serve` type: pip install "fluidtune[serve]"'
+    return "serve", True, f"uvicorn {version('uvicorn')}"
 
 
 def _torch() -> Check:

@@ -5,22 +5,24 @@ say how long a batch takes, and requests with deadlines. The rules are those of 
 the decisions.
 
 Start reading with `messages`, then `profiles` and `batching`. What decides is pure: it needs nothing but Python
-(`partition`: HiGHS), and has no clock but the moments that it is told. `shell` has the real clock, and threads. This
-package imports neither fluidtune nor themis_bridge nor salus_share.
+(`partition`: HiGHS), and has no clock but the moments that it is told. `shell` has the real clock, on an event loop.
+This package imports neither fluidtune nor themis_bridge nor salus_share.
 """
 
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.messages import Reason, Request
 from symphony_serve.profiles import Profile
+from symphony_serve.shell.async_server import AsyncServer
+from symphony_serve.shell.device import LocalDevice
 from symphony_serve.shell.measuring import measure_models
-from symphony_serve.shell.threaded_server import ThreadedServer
 
 __all__ = [
+    "AsyncServer",
+    "LocalDevice",
     "Profile",
     "Reason",
     "Refused",
     "Request",
     "ServeError",
-    "ThreadedServer",
     "measure_models",
 ]

@@ -1,8 +1,8 @@
 """What devices have to do before a request that comes now could be answered. All times are seconds.
 
-A request for which that takes too long will be refused in the end. To refuse it at once costs the least: Ray Serve's
-proxy, the front and the network need not carry its input, and an overloaded machine has more time for the others. No
-answer is lost by it, because only what is certain counts.
+A request for which that takes too long will be refused in the end. To refuse it at once costs the least: its
+input need not be read, and an overloaded machine has more time for the others. No answer is lost by it, because only
+what is certain counts.
 """
 
 from __future__ import annotations

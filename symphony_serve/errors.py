@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from symphony_serve.messages import Reason
 
@@ -29,9 +29,9 @@ class Refused(Exception):
 class DeviceLost(Exception):
     """A model's function raises it if its device is gone, and with it the batch that it was to run.
 
-    back: waits a while for the device, and returns whether it can be used again. It is called until it says so.
+    back: waits a while for the device, and returns whether it can be used again. It is awaited until it says so.
     """
 
-    def __init__(self, why: str, back: Callable[[], bool]):
+    def __init__(self, why: str, back: Callable[[], Awaitable[bool]]):
         super().__init__(why)
         self.back = back

@@ -60,7 +60,8 @@ ENTRY_POINTS = {
 CALLED_BY_OTHERS = {
     "fluidtune.ray_compat.controller:ActorManager": "Ray Tune's controller",
     "fluidtune.cluster.hosting.worker:Worker": "Ray Tune, as it calls a Trainable",
-    "fluidtune.serving.front:Front": "Ray Serve",
+    "fluidtune.serving.front:Front": "uvicorn, as an ASGI application",
+    "fluidtune.serving.door:Connection": "uvicorn and httptools",
     "fluidtune.cluster.forks.shelf:_Loader": "Python's import",
 }
 #: Contract suites: tests that implementations inherit.

@@ -15,8 +15,8 @@ from starlette.responses import Response
 from symphony_serve.errors import Refused
 
 #: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
-#: can answer. At the last one the front asks itself: a request is read and answered, and no model is asked (see `way`).
-LIVE, READY, WAY = "/healthz", "/readyz", "/-/way"
+#: can answer, and Prometheus' name for what it scrapes.
+LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
 #: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
 
@@ -51,20 +51,21 @@ class Said(Exception):
         return as_json(self.status, {"error": self.text, "code": self.code}, self.headers)
 
 
-def refused(code: str, text: str, slo: float | None = None, closes: bool = False) -> Said:
-    """A 503. slo: seconds of the SLO, if it is a matter of load: what waits now is gone when they have passed."""
-    return Said(503, code, text, AGAIN_S if slo is None else max(1, math.ceil(slo)), closes)
+def refused(code: str, text: str, retry_s: float | None = None, closes: bool = False) -> Said:
+    """A 503. retry_s: seconds until there may be an answer, if it is a matter of load."""
+    return Said(503, code, text, AGAIN_S if retry_s is None else max(1, math.ceil(retry_s)), closes)
 
 
-def of_server(error: Refused, slo: float) -> Said:
-    return refused(error.reason.name.lower(), error.reason.value, slo)
+def of_server(error: Refused, retry_s: float) -> Said:
+    """retry_s: seconds after which a request might be answered."""
+    return refused(error.reason.name.lower(), error.reason.value, retry_s)
 
 
 def route(method: str, path: str, trials: Sequence[str]) -> str:
-    """What is asked for: "/", `LIVE`, `READY`, `WAY`, or the name of a trial. Raises `Said` for what there is not."""
+    """What is asked for: a path of this module, "/", or the name of a trial. Raises `Said` for what there is not."""
     name = path.strip("/")
-    if path in ("/", LIVE, READY, WAY):
-        allowed = {"/": ("GET", "HEAD", "POST"), WAY: ("POST",)}.get(path, ("GET", "HEAD"))
+    if path in ("/", LIVE, READY, METRICS):
+        allowed = ("GET", "HEAD", "POST") if path == "/" else ("GET", "HEAD")
         asked = trials[0] if path == "/" and method == "POST" else path
     elif name in trials:
         allowed, asked = ("POST",), name

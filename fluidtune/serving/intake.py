@@ -24,8 +24,8 @@ from symphony_serve.reading import PIECE, Reading
 #: Requests that are being read or wait for their answer: far more than a front answers within any SLO. Each holds its
 #: input, so without a limit a flood under a long SLO would need all memory.
 MOST_OPEN = 10_000
-#: Bodies of which a part is there: several times what Ray Serve's proxy hands over in a second, so that a burst of
-#: whole bodies never reaches it. Half bodies are dropped at their deadlines.
+#: Bodies of which a part is there: far more than a burst of whole bodies has at once. Half bodies are dropped at their
+#: deadlines.
 MOST_READ = 1000
 #: Bytes of the bodies that are larger than a piece, of all open requests. An input takes up to ten times the
 #: memory of its text, so these are up to 640 MB.

@@ -6,9 +6,10 @@ Decided here: when the device of a lease joins the server, when it leaves, and w
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import math
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 from fluidtune.cluster.devices.holding import SPARE_S
 from fluidtune.serving.remote_devices import PAUSE_S, First, RemoteDevice
 from symphony_serve.errors import ServeError
-from symphony_serve.shell.threaded_server import ThreadedServer
+from symphony_serve.shell.async_server import AsyncServer
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Notice
 from themis_bridge.bids import Endless
@@ -81,19 +82,17 @@ class ModelLeases:
         #: What `first` has returned, and what it is to raise.
         self._first: _Leased | None = None
         self._error: ServeError | None = None
-        self._server: ThreadedServer | None = None
+        self._server: AsyncServer | None = None
         self._load_wants: Callable[[], int] = lambda: 1
         #: Since when there are more devices than the load wants; None: there are not.
         self._spare_since: float | None = None
         self.count, self.trouble = 0, ""
-        self._lock = threading.Lock()
-        self._ends = threading.Event()
+        self._task: asyncio.Task[None] | None = None
         bundle = {leasing.unit: 1.0}
         try:
             self._tenant = tenant(leasing.app, self, bundle, leasing.unit, leasing.user)
         except ThemisError as error:
             raise ServeError(str(error)) from error
-        self._thread = threading.Thread(target=self._run, name="serve-leases", daemon=True)
 
     # What the agent asks, in its own thread.
 
@@ -116,85 +115,73 @@ class ModelLeases:
     def waits(self) -> str:
         return "" if self._held else f"waiting for a lease of a {self._leasing.unit}"
 
-    def first(self, ends: threading.Event) -> First | None:
+    async def first(self) -> First:
         """As `ServedDevices` says; the models are loaded in one device, others may come later."""
         self._first = None
-        if not self._thread.is_alive():
-            self._thread.start()
-        while not ends.wait(POLL_S):
-            with self._lock:
-                if self.trouble:
-                    raise ServeError(self.trouble)
-                error, self._error = self._error, None
-                if error is not None:
-                    raise error
-                for one in self._held.values():
-                    if one.samples is not None and one.until is None:
-                        self._first = one
-                        return First({one.number: one.device}, one.samples)
-        return None
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="serve-leases")
+        while True:
+            await asyncio.sleep(POLL_S)
+            if self.trouble:
+                raise ServeError(self.trouble)
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+            for one in self._held.values():
+                if one.samples is not None and one.until is None:
+                    self._first = one
+                    return First({one.number: one.device}, one.samples)
 
-    def interrupted(self) -> bool:
-        self._ends.wait(PAUSE_S)  # The arbiter's word may come a little later than the end of a process.
-        with self._lock:
-            return self._first is not None and not self._stays(self._first)
+    async def interrupted(self) -> bool:
+        await asyncio.sleep(PAUSE_S)  # The arbiter's word may come a little later than the end of a process.
+        return self._first is not None and not self._stays(self._first)
 
     def anew(self) -> None:
-        with self._lock:
-            for one in self._held.values():
-                self._load_again(one)
+        for one in self._held.values():
+            self._load_again(one)
 
-    def serve(self, server: ThreadedServer, wanted: Callable[[], int]) -> None:
-        with self._lock:
-            self._server, self._load_wants = server, wanted
-            if self._first is not None and self._stays(self._first):
-                self._first.joined = True
-            elif self._first is not None:
-                server.leave(self._first.number)
-            self._count()
+    def serve(self, server: AsyncServer, wanted: Callable[[], int]) -> None:
+        self._server, self._load_wants = server, wanted
+        if self._first is not None and self._stays(self._first):
+            self._first.joined = True
+        elif self._first is not None:
+            server.leave(self._first.number)
+        self._count()
 
-    def check(self, number: int) -> None:
-        # One whose lease has ended leaves anyhow.
-        for one in list(self._held.values()):
-            if one.number == number and one.joined:
-                one.device.check()
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Give all leases back and leave the arbiter."""
-        if self._ends.is_set():
-            return
-        self._ends.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        with self._lock:
-            for one in self._held.values():
-                one.device.stop()
-            self._held.clear()
-            self._count()
-        self._tenant.close()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        for one in self._held.values():
+            one.device.stop()
+        self._held.clear()
+        self._count()
+        await asyncio.to_thread(self._tenant.close)
 
-    # The thread.
+    # The task.
 
-    def _run(self) -> None:
-        while not self._ends.wait(POLL_S):
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
             try:
-                self.step()
+                await self.step()
             except ThemisError as error:
                 self._refused(str(error))
                 return
             except Exception:
                 logger.exception("A look at the leases has failed")
 
-    def step(self) -> None:
-        """Take in what the arbiter has said and what has become of the processes. One thread calls it."""
-        with self._lock:
-            now = self._clock()
-            for notice in self._tenant.poll():
-                self._take(notice, now)
-            for one in list(self._held.values()):
-                self._move_on(one, now)
-            self._give_back(now)
-            self._count()
+    async def step(self) -> None:
+        """Take in what the arbiter has said and what has become of the processes. One task calls it."""
+        now = self._clock()
+        for notice in self._tenant.poll():
+            self._take(notice, now)
+        for one in list(self._held.values()):
+            await self._move_on(one, now)
+        self._give_back(now)
+        self._count()
 
     def _take(self, notice: Notice, now: float) -> None:
         key = notice.gpu.id, notice.token
@@ -209,7 +196,7 @@ class ModelLeases:
             else:
                 self._lose(self._held[key], "its lease is over")
 
-    def _move_on(self, one: _Leased, now: float) -> None:
+    async def _move_on(self, one: _Leased, now: float) -> None:
         """What has become of a device since the last step."""
         if one.until is not None:
             if not one.joined or now >= one.until or one.number not in self._in_server():
@@ -223,15 +210,15 @@ class ModelLeases:
             self._error = one.error
             self._load_again(one)
         elif one.samples is None:
-            self._look(one, now)
+            await self._look(one, now)
         elif self._server is not None and not one.joined and one.number not in self._in_server():
-            self._server.join(one.number, one.device.functions())
+            self._server.join(one.number, one.device)
             one.joined = True
 
-    def _look(self, one: _Leased, now: float) -> None:
+    async def _look(self, one: _Leased, now: float) -> None:
         if one.again == math.inf:
             try:
-                one.samples = one.device.look(0.0)
+                one.samples = await one.device.look(0.0)
             except ServeError as error:
                 logger.warning("The models do not load on device %d: %s", one.number, error)
                 one.error, one.again = error, now + PAUSE_S
@@ -274,14 +261,12 @@ class ModelLeases:
         return frozenset() if self._server is None else self._server.devices
 
     def _count(self) -> None:
-        """Requests look at the number without the lock."""
         self.count = sum(one.joined and one.until is None for one in self._held.values())
 
     def _refused(self, why: str) -> None:
         """The arbiter does not want this service any more; what it held is lost."""
         logger.warning("The service has no leases any more: %s", why)
-        with self._lock:
-            for one in list(self._held.values()):
-                self._lose(one, why)
-            self._count()
-            self.trouble = why
+        for one in list(self._held.values()):
+            self._lose(one, why)
+        self._count()
+        self.trouble = why

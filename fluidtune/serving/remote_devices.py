@@ -6,10 +6,9 @@ from start to end. `model_leases` has the others, which are leases of the arbite
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import ray
@@ -19,27 +18,39 @@ from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.serving.model_process import Loading, ModelProcess
 from symphony_serve.errors import DeviceLost, ServeError
-from symphony_serve.shell.threaded_server import Function, ThreadedServer, Waited
+from symphony_serve.shell.async_server import AsyncServer
+from symphony_serve.shell.device import Waited
 
-#: Seconds after which a batch that has not ended ends its process. `ThreadedServer` has given the batch up long before,
+#: Seconds after which a batch that has not ended ends its process. `AsyncServer` has given the batch up long before,
 #: after three times its time; a process that is only slow may answer others later.
 HUNG_S = 60.0
 #: Seconds for a process to start and to load the models; then another one is tried. torch's import takes ten on a busy
 #: machine, and a model of many gigabytes takes minutes to read.
 LOAD_S = 600.0
 #: Seconds within which an idle process must answer, else it gets no batch until it does; as
-#: `threaded_server.LEAST_PATIENCE_S`, for the same reason.
+#: `async_server.LEAST_PATIENCE_S`, for the same reason.
 CHECK_S = 1.0
 #: Seconds that one look waits, and the pause before another process is tried.
 LOOK_S, PAUSE_S = 0.2, 1.0
 
 
+async def fetched(reference: Any, wait_s: float) -> Any:
+    """As ``ray.get`` with a time-out, on the event loop. Raises GetTimeoutError and what ``ray.get`` raises."""
+    told = asyncio.wrap_future(reference.future())
+    # Not `wait_for`, which would cancel it: Ray gives an answer that comes late all the same.
+    done, _ = await asyncio.wait([told], timeout=wait_s)
+    if not done:
+        told.add_done_callback(lambda late: late.cancelled() or late.exception())
+        raise GetTimeoutError(f"no answer within {wait_s} s")
+    return told.result()
+
+
 class RemoteDevice:
-    """One device: its process (`ModelProcess`), and after its death the next one.
+    """One device: its process (`ModelProcess`), and after its death the next one. A `symphony_serve.shell.Device`.
 
     number: the device's number. resources: Ray's options for the process, such as ``num_gpus``. tell: is called with an
     event and its fields when a process is there, and when one is lost. forks: has the process forked; None: it is
-    started as Ray does. One thread at a time calls its functions.
+    started as Ray does.
     """
 
     def __init__(
@@ -54,7 +65,7 @@ class RemoteDevice:
         self._class, self._options = ray.remote(ModelProcess), {"max_restarts": 0, **resources}
         self._loading = loading
         self._number, self._tell, self._forks = number, tell, forks
-        self._names = [trial.name for trial in loading.trials]
+        self.models = frozenset(trial.name for trial in loading.trials)
         #: How many processes it has had.
         self._processes = 0
         #: The id of its process; None: it is not there.
@@ -73,13 +84,14 @@ class RemoteDevice:
         self._processes += 1
         self._worker = f"models-{self._number}-{self._processes}"
 
-    def look(self, wait_s: float = LOOK_S) -> dict[str, list[Any]] | None:
+    async def look(self, wait_s: float = LOOK_S) -> dict[str, list[Any]] | None:
         """The samples of each model, if the process is there within ``wait_s`` seconds.
 
         Raises ServeError if a model cannot be loaded.
         """
+        asked = self._told
         try:
-            pid, samples = ray.get(self._told, timeout=wait_s)
+            pid, samples = await fetched(asked, wait_s)
         except GetTimeoutError:
             if time.monotonic() > self._began + LOAD_S:
                 said = f"no process has loaded the models within {LOAD_S:.0f} s"
@@ -91,22 +103,17 @@ class RemoteDevice:
                 return None
             ended = f"a process has ended before it had loaded the models ({_said(error)})"
             raise ServeError(_own(error) or f"{ended}; does load end it, or need more memory than there is?") from None
+        if asked is not self._told:
+            return None  # Another process was started meanwhile.
         self.pid = pid
         seconds = time.monotonic() - self._began
         self._tell("worker_started", worker=self._worker, device=self._number, pid=pid, seconds=seconds)
         return samples
 
-    def functions(self) -> dict[str, Function]:
-        """By model, what `ThreadedServer` calls: inputs in, an `Outcome` for each out."""
-        return {name: partial(self._run, name) for name in self._names}
-
-    def measured(self) -> dict[str, Function]:
-        """By model, what is measured: the same way, but what fails raises."""
-        return {name: partial(self._measure, name) for name in self._names}
-
-    def _run(self, name: str, inputs: list[Any]) -> Waited:
+    async def run(self, model: str, inputs: list[Any]) -> Waited:
+        """An `Outcome` for each input."""
         try:
-            return Waited(*ray.get(self._actor.run.remote(name, inputs), timeout=HUNG_S))
+            return Waited(*await fetched(self._actor.run.remote(model, inputs), HUNG_S))
         except RayTaskError as error:
             if not self._plainly(error):
                 raise
@@ -116,25 +123,26 @@ class RemoteDevice:
             self._replace(_said(error))
             raise DeviceLost(_said(error), self._back) from None
 
-    def _measure(self, name: str, inputs: list[Any]) -> Waited:
+    async def measure(self, model: str, inputs: list[Any]) -> Waited:
+        """As `run`, but what fails raises."""
         try:
-            return Waited(*ray.get(self._actor.measure.remote(name, inputs), timeout=HUNG_S))
+            return Waited(*await fetched(self._actor.measure.remote(model, inputs), HUNG_S))
         except RayTaskError as error:
             self._plainly(error)  # the next attempt has plain processes
             raise
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Ask the process, which is idle, whether it is there. Raises DeviceLost if it does not answer."""
         self._asked = self._actor.alive.remote(), time.monotonic() + HUNG_S
-        if not self._answers(CHECK_S):
+        if not await self._answers(CHECK_S):
             raise DeviceLost("it is idle and does not answer", self._back)
 
-    def _answers(self, wait_s: float) -> bool:
+    async def _answers(self, wait_s: float) -> bool:
         """Whether the process answers what it was asked, within ``wait_s``. One that has died is replaced."""
         assert self._asked is not None
         told, until = self._asked
         try:
-            ray.get(told, timeout=wait_s)
+            await fetched(told, wait_s)
         except RayError as error:
             if isinstance(error, GetTimeoutError) and time.monotonic() < until:
                 return False
@@ -144,14 +152,14 @@ class RemoteDevice:
         self._asked = None
         return True
 
-    def _back(self) -> bool:
+    async def _back(self) -> bool:
         """What `DeviceLost` asks until it is True: whether the process, or the next one, is there again."""
         if self._asked is not None:
-            return self._answers(LOOK_S)
+            return await self._answers(LOOK_S)
         try:
-            return self.look() is not None
+            return await self.look() is not None
         except ServeError:
-            time.sleep(PAUSE_S)
+            await asyncio.sleep(PAUSE_S)
             self.again()
             return False
 
@@ -202,8 +210,24 @@ class First(NamedTuple):
     samples: dict[str, list[Any]]
 
 
+class Measured(NamedTuple):
+    """A device whose batches are measured: the same way, but what fails raises."""
+
+    device: RemoteDevice
+
+    @property
+    def models(self) -> frozenset[str]:
+        return self.device.models
+
+    async def run(self, model: str, inputs: list[Any]) -> Waited:
+        return await self.device.measure(model, inputs)
+
+    async def check(self) -> None:
+        await self.device.check()
+
+
 class ServedDevices(Protocol):
-    """The devices of a service. Each method is called by the thread that begins, the properties by any thread."""
+    """The devices of a service, on the front's event loop."""
 
     @property
     def count(self) -> int:
@@ -221,22 +245,19 @@ class ServedDevices(Protocol):
     def trouble(self) -> str:
         """Why there will never be a device again; "" if nothing is wrong."""
 
-    def first(self, ends: threading.Event) -> First | None:
-        """Wait until the models are loaded. None: ``ends`` is set. Raises ServeError if a model cannot be loaded."""
+    async def first(self) -> First:
+        """Wait until the models are loaded. Raises ServeError if a model cannot be loaded."""
 
-    def interrupted(self) -> bool:
+    async def interrupted(self) -> bool:
         """Whether devices of `first` have gone since; then an error says nothing about the models."""
 
     def anew(self) -> None:
         """Something has failed since `first` was called: it will be called again, and has other processes then."""
 
-    def serve(self, server: ThreadedServer, wanted: Callable[[], int]) -> None:
+    def serve(self, server: AsyncServer, wanted: Callable[[], int]) -> None:
         """The server was made with the devices of `first`. ``wanted``: how many devices its load wants."""
 
-    def check(self, number: int) -> None:
-        """Look whether the process of this idle device is there; its thread calls it. Raises DeviceLost if not."""
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """The service is over."""
 
 
@@ -253,18 +274,17 @@ class OwnDevices:
     def pids(self) -> list[int]:
         return [device.pid for device in self._devices if device.pid is not None]
 
-    def first(self, ends: threading.Event) -> First | None:
+    async def first(self) -> First:
         for number in range(self.count):
             self._devices.append(self._start(number))
         samples: dict[str, list[Any]] = {}
         for device in self._devices:
-            while (found := device.look()) is None:
-                if ends.is_set():
-                    return None
+            while (found := await device.look()) is None:
+                pass
             samples = found
         return First(dict(enumerate(self._devices)), samples)
 
-    def interrupted(self) -> bool:
+    async def interrupted(self) -> bool:
         return False
 
     def anew(self) -> None:
@@ -272,11 +292,8 @@ class OwnDevices:
             device.stop()
         self._devices = []
 
-    def serve(self, server: ThreadedServer, wanted: Callable[[], int]) -> None:
+    def serve(self, server: AsyncServer, wanted: Callable[[], int]) -> None:
         """Nothing changes."""
 
-    def check(self, number: int) -> None:
-        self._devices[number].check()
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Nothing is to be done: Ray ends the processes with this one."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
+import importlib.util
 import logging
 import math
 import socket
@@ -35,34 +35,29 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The name of our application and its one deployment in Ray Serve.
-APP = "fluidtune"
+#: The name of the front's actor, and its namespace.
+APP, NAMESPACE = "serving", "fluidtune"
 #: The largest batch, unless the caller says otherwise; as `measure_models`.
 MAX_BATCH = 64
-#: The largest number of a TCP port. Source: RFC 9293. (0, which lets the system choose, would be unknown to the front.)
+#: The largest number of a TCP port. Source: RFC 9293. (0, which lets the system choose, would be unknown to clients.)
 MOST_PORT = 65535
-#: Requests that Ray Serve may hand to the front at once. It is never reached: the front refuses by deadlines.
-ONGOING = 100_000
-#: Seconds between two looks of Ray Serve whether the front lives (its default: 10), and that a front may go on
-#: answering after its stop.
-HEALTH_S, GRACE_S = 1.0, 5.0
-#: Seconds between two looks at a front that starts, and for Ray Serve itself to answer.
+#: Seconds between two looks at a front that starts, and for it to answer.
 LOOK_S, ANSWER_S = 0.2, 30.0
+#: Seconds for the front's process to start: it imports what this process has, on a busy machine.
+START_S = 120.0
+#: What `fluidtune[serve]` brings.
+NEEDS = ("uvicorn", "starlette", "httptools", "prometheus_client")
+#: Calls of the front's actor at once: a stop does not wait behind others' status.
+CALLS = 8
 #: Seconds after which a start that waits for a lease says so. A free device is leased within two or three.
 PATIENT_S = 5.0
-#: The resource of the cluster's head node, and a part of it. Source: Ray's documentation of `ray.nodes`; the front is
-#: put beside the front door, which is there.
+#: The resource of the cluster's head node, and a part of it: the front is where clients reach the cluster. Source:
+#: Ray's documentation of `ray.nodes`.
 HEAD = {"node:__internal_head__": 0.001}
-#: Of Ray Serve's actors. Source: the line that it logs at its start.
-NAMESPACE = "serve"
-#: In the names of its proxies. Source: the names that `ray list actors` prints.
-PROXY = "SERVE_PROXY"
 #: One process, whose core is the search's in Ray's books.
 BESIDE: tuple[int, dict[str, float]] = (1, {"num_cpus": 0.0})
 #: By what the arbiter leases, Ray's options for a model process.
 OPTIONS: dict[str, dict[str, float]] = {"CPU": {"num_cpus": 1.0}, "GPU": {"num_cpus": 0.0, "num_gpus": 1.0}}
-#: Ray Serve writes no line for each request: `status` counts them, and a line costs more than a decision.
-LOGS = {"log_level": "WARNING", "enable_access_log": False}
 
 
 class Served:
@@ -139,7 +134,7 @@ def serve(
     trials = winners(results, top, metric, mode)
     loading = Loading.of(load, trials, beside)
     policy = _checked(slo, max_batch, max_body, port, starts)
-    rays_serve = _import()
+    _check_installed()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     run = run_directory(results)
@@ -147,14 +142,14 @@ def serve(
     count, resources = _resources(devices, beside) if leasing is None else (0, OPTIONS[leasing.unit])
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
     loading = replace(loading, environment=hidden)
-    _check_free(rays_serve, host, port)
+    _check_free(host, port)
 
     from fluidtune.serving.front import Setting
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
-    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, reached, port, modules, leasing)
-    _start(rays_serve, setting, host)
+    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
+    _start(setting, host, port)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
 
@@ -171,40 +166,29 @@ def _checked(slo: float, max_batch: int, max_body: int | None, port: int, starts
     return start_policy(starts)
 
 
-def _start(rays_serve: Any, setting: Setting, host: str) -> None:
-    """Start Ray Serve with the front, and wait until it serves.
+def _start(setting: Setting, host: str, port: int) -> None:
+    """Start the front, and wait until it serves. Raises FluidTuneError if it cannot; nothing is left then."""
+    from fluidtune.serving.front_actor import FrontActor
 
-    Raises FluidTuneError if it says that it cannot; nothing is left then.
-    """
+    options = {"name": APP, "namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1}
+    placed = {"num_cpus": 0, "resources": HEAD, "max_concurrency": CALLS}
     try:
-        _run(rays_serve, setting, host)
+        front = ray.remote(FrontActor).options(**options, **placed).remote(setting, host, port)
+    except ValueError as error:  # Somebody else was faster.
+        raise FluidTuneError(f"this Ray cluster serves trials already ({error})") from None
+    try:
+        _wait(front)
     except BaseException as error:
-        _end(rays_serve)
+        _end(front)
         if isinstance(error, FluidTuneError) or not isinstance(error, Exception):
             raise
         said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-        if "'label'" in said:  # Ray 2.44 reads an attribute that protobuf 7 has not.
-            said += '; type: pip install "protobuf<7"'
-        raise FluidTuneError(f"Ray Serve did not start: {said}") from error
+        raise FluidTuneError(f"the front did not start: {said}") from error
 
 
-def _run(rays_serve: Any, setting: Setting, host: str) -> None:
-    from fluidtune.serving.front import Front
-
-    deployment = rays_serve.deployment(
-        name=APP,
-        max_ongoing_requests=ONGOING,
-        health_check_period_s=HEALTH_S,
-        graceful_shutdown_wait_loop_s=LOOK_S,
-        graceful_shutdown_timeout_s=GRACE_S,
-        logging_config=LOGS,
-        ray_actor_options={"num_cpus": 0, "resources": HEAD},
-    )(Front)
-    door = rays_serve.HTTPOptions(host=host, port=setting.port)
-    rays_serve.start(proxy_location="HeadOnly", http_options=door, logging_config=LOGS)
-    handle = rays_serve.run(deployment.bind(setting), name=APP, route_prefix="/")
+def _wait(front: Any) -> None:
     told = False
-    while (found := handle.status.remote().result(timeout_s=ANSWER_S))["state"] != "serving":
+    while (found := ray.get(front.status.remote(), timeout=START_S))["state"] != "serving":
         if found["state"] == "failed":
             raise FluidTuneError(found["why"])
         if found["state"].startswith("waiting") and found["seconds"] > PATIENT_S and not told:
@@ -215,10 +199,7 @@ def _run(rays_serve: Any, setting: Setting, host: str) -> None:
 
 def status() -> dict[str, Any]:
     """What is served in this Ray cluster, and what became of the requests. Raises FluidTuneError if nothing is."""
-    rays_serve = _import()
-    if APP not in _applications(rays_serve):
-        raise FluidTuneError("nothing is served in this Ray cluster; start it with: fluidtune serve start")
-    return _told(rays_serve, "status")
+    return _told("status")
 
 
 def picture(path: str) -> Path:
@@ -226,25 +207,27 @@ def picture(path: str) -> Path:
     from fluidtune.report.serving_report import Batch, batches_png
     from fluidtune.serving.watching import MINUTE_S
 
-    batches = [Batch(*one) for one in _told(_import(), "minute")]
+    batches = [Batch(*one) for one in _told("minute")]
     devices = max(status()["devices"], *(one.device + 1 for one in batches), 1)
     return batches_png(batches, devices, MINUTE_S, path)
 
 
-def _told(rays_serve: Any, method: str) -> Any:
+def _told(method: str) -> Any:
+    front = _front()
+    if front is None:
+        raise FluidTuneError("nothing is served in this Ray cluster; start it with: fluidtune serve start")
     try:
-        return getattr(rays_serve.get_app_handle(APP), method).remote().result(timeout_s=ANSWER_S)
-    except Exception as error:
+        return ray.get(getattr(front, method).remote(), timeout=ANSWER_S)
+    except ray.exceptions.RayError as error:
         raise FluidTuneError(f"the front does not answer ({type(error).__name__}); it may be starting anew, try again")
 
 
 def stop() -> bool:
     """End what `serve` has started in this Ray cluster. Returns whether there was anything."""
-    rays_serve = _import()
-    there = APP in _applications(rays_serve)
-    if there:
-        _end(rays_serve)
-    return there
+    front = _front()
+    if front is not None:
+        _end(front)
+    return front is not None
 
 
 def status_text(found: dict[str, Any]) -> str:
@@ -281,49 +264,34 @@ def loader(text: str) -> Callable[..., Any]:
     return found
 
 
-def _end(rays_serve: Any) -> None:
-    """End the application, and Ray Serve if nothing else is in it.
-
-    The front refuses first, with 503: when its application is gone, Ray Serve's proxy answers 404. So the proxy, and
-    with it the port, goes before the application, unless another one is behind it.
-    """
-    applications = _applications(rays_serve)
-    if APP in applications:
-        try:
-            _told(rays_serve, "stop")
-        except FluidTuneError as error:
-            logger.warning("%s; it is ended all the same", error)
-        if len(applications) == 1:
-            _close_door()
-        rays_serve.delete(APP)
-    if _runs() and not _applications(rays_serve):  # Another one may have been put behind our front door.
-        rays_serve.shutdown()
-
-
-def _import() -> Any:
+def _front() -> Any:
+    """The front's actor; None: nothing is served."""
     try:
-        from ray import serve as rays_serve
-    except ImportError as error:
-        raise FluidTuneError(f'Ray Serve is not installed ({error}); type: pip install "fluidtune[serve]"') from None
-    return rays_serve
+        return ray.get_actor(APP, namespace=NAMESPACE)
+    except ValueError:
+        return None
 
 
-def _applications(rays_serve: Any) -> Mapping[str, Any]:
-    """By name, the applications of Ray Serve in this cluster."""
-    return rays_serve.status().applications
+def _end(front: Any) -> None:
+    """Have the front refuse, answer what runs, and close its port; then end it, and with it the model processes."""
+    try:
+        ray.get(front.stop.remote(), timeout=ANSWER_S)
+    except ray.exceptions.RayError as error:
+        logger.warning("the front does not answer (%s); it is ended all the same", type(error).__name__)
+    ray.kill(front, no_restart=True)
+    until = time.monotonic() + ANSWER_S
+    while _front() is not None and time.monotonic() < until:
+        time.sleep(LOOK_S / 10)
 
 
-def _close_door() -> None:
-    """End Ray Serve's proxies: no client can connect from then on. Ray Serve misses them after half a minute only."""
-    for one in ray.util.list_named_actors(all_namespaces=True):
-        if one["namespace"] == NAMESPACE and PROXY in one["name"]:
-            with contextlib.suppress(ValueError):  # It has ended meanwhile.
-                ray.kill(ray.get_actor(one["name"], namespace=NAMESPACE))
+def missing() -> list[str]:
+    """What of `fluidtune[serve]` is not installed."""
+    return [name for name in NEEDS if importlib.util.find_spec(name) is None]
 
 
-def _runs() -> bool:
-    """Whether Ray Serve runs in this cluster, be it without any application."""
-    return any(one["namespace"] == NAMESPACE for one in ray.util.list_named_actors(all_namespaces=True))
+def _check_installed() -> None:
+    if missing():
+        raise FluidTuneError(f'{", ".join(missing())} is not installed; type: pip install "fluidtune[serve]"')
 
 
 def _spec(devices: str | None, cluster: Mapping[str, float]) -> DeviceSpec:
@@ -374,16 +342,9 @@ def _leasing(devices: str | None, beside: bool, arbiter: str, run: str) -> Leasi
     return Leasing(f"{Path(run).name}-served", job_metadata().get(USER_KEY, ""), unit, spec.count)
 
 
-def _check_free(rays_serve: Any, host: str, port: int) -> None:
-    applications = _applications(rays_serve)
-    if APP in applications:
+def _check_free(host: str, port: int) -> None:
+    if _front() is not None:
         raise FluidTuneError("this Ray cluster serves trials already; end that first with: fluidtune serve stop")
-    if _runs():
-        names = ", ".join(applications) or "none"
-        raise FluidTuneError(
-            f"Ray Serve runs in this cluster already (applications: {names}), with an address of its own; "
-            "end it with: serve shutdown"
-        )
     try:
         with socket.create_server((host, port)):
             pass

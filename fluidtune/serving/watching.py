@@ -10,16 +10,18 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily
 from ray.util import metrics
 
 from fluidtune.report import EventLogError, LossyLog
 from symphony_serve.autoscale import BAD_RATE, Autoscaler, Sample
-from symphony_serve.shell.threaded_server import BatchSeen
+from symphony_serve.shell.async_server import BatchSeen
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +190,36 @@ class ServingGauges:
                 self._waited.set(span.waited[trial] / requests, tags)
         self._used.set(span.busy / span.seconds)
         self._wanted.set(wanted)
+
+
+class _Collected:
+    """What Prometheus reads of the books on the service's own port; docs/serving.md has the names."""
+
+    def __init__(self, books: Books):
+        self._books = books
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        total = self._books.total()
+        requests = CounterMetricFamily("fluidtune_serve_requests", "Requests by outcome", labels=("trial", "outcome"))
+        batches = CounterMetricFamily("fluidtune_serve_batches", "Batches", labels=("trial",))
+        waited = CounterMetricFamily(
+            "fluidtune_serve_queueing_seconds", "Seconds that requests waited for their batches", labels=("trial",)
+        )
+        busy = CounterMetricFamily("fluidtune_serve_busy_seconds", "Seconds of batches, all devices together")
+        for trial, counts in total.requests.items():
+            for outcome, count in counts.items():
+                requests.add_metric((trial, outcome), count)
+            batches.add_metric((trial,), total.batches[trial].total())
+            waited.add_metric((trial,), total.waited[trial])
+        busy.add_metric((), total.busy)
+        yield from (requests, batches, waited, busy)
+
+
+def exposition(books: Books) -> bytes:
+    """All counts in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(books))
+    return generate_latest(registry)
 
 
 class Watch:

@@ -1,6 +1,6 @@
-"""Serving on the real clock: threads that carry the scheduler's instructions out. Nothing is decided here.
+"""Serving on the real clock: an event loop that carries the scheduler's instructions out. Nothing is decided here.
 
-`threaded_server` answers requests in one process: the scheduler behind a lock, a thread that keeps the time, and one
-thread for each device. `measuring` finds the profiles and delays that the decisions need. Neither needs Ray or torch; a
-model is a function.
+`async_server` answers requests on one loop: the scheduler, a timer, and one task for each device (`device`).
+`measuring` finds the profiles and delays that the decisions need. Nothing here needs Ray or torch; a model is a
+function.
 """

@@ -1,15 +1,13 @@
-"""Measures how long batches take, and how late threads are, on the devices that will serve. All times are seconds."""
+"""Measures how long batches take, and how late the event loop is, on the devices that will serve. Times are seconds."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import statistics
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from symphony_serve.batching.window import Window
@@ -17,22 +15,27 @@ from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import DEFERRED, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
-from symphony_serve.shell.threaded_server import Function, as_waited
+from symphony_serve.shell.async_server import as_waited
+from symphony_serve.shell.device import Device, Waited
 
 logger = logging.getLogger(__name__)
 
 #: A size is run at most this many times and this many seconds, but at least the third number of times. A model with ten
 #: sizes is then measured in a second or two. The profile is corrected later by the batches that are seen.
 MOST_RUNS, SECONDS_EACH, LEAST_RUNS = 30, 0.1, 5
-#: How often the lateness of a thread is measured, and the seconds that it sleeps.
+#: How often the lateness of the loop is measured, and the seconds that it sleeps.
 WAKES, SLEEP_S = 100, 0.001
-#: The part of the wakes and of the ways through the threads that the delays allow for. Source: of a model's requests,
+#: The part of the wakes and of the ways through the loop that the delays allow for. Source: of a model's requests,
 #: 1 % may be late at its goodput (section 5.1). (On a network the room asks for 99.9 %.)
 DELAY_QUANTILE = 0.99
 
 
-def measure_models(
-    devices: Sequence[Mapping[str, Function]],
+#: Runs one batch; what a device does with a model.
+_Run = Callable[[list[Any]], Awaitable[Sequence[Any] | Waited]]
+
+
+async def measure_models(
+    devices: Sequence[Device],
     samples: Mapping[str, Sequence[Any]],
     slos: Mapping[str, float],
     max_batch: int = 64,
@@ -40,13 +43,12 @@ def measure_models(
     policy: StartPolicy = DEFERRED,
     gathering: Gathering = Window,
 ) -> list[Model]:
-    """The models for a `ThreadedServer` on these devices.
+    """The models for an `AsyncServer` on these devices.
 
-    devices: for each device, the function of every model. samples: inputs of each model, one at least, to measure with.
-    slos: seconds by model. max_batch: no larger batch is measured or formed. profiles: those that are known already
-    (see `profiles`); the others are measured on all devices at once, because devices may share cores. Raises
-    ServeError if a batch of 1 with the delays of this machine takes longer than the SLO, or if a function fails with
-    one sample.
+    samples: inputs of each model, one at least, to measure with. slos: seconds by model. max_batch: no larger batch is
+    measured or formed. profiles: those that are known already (see `profiles`); the others are measured on all devices
+    at once, because devices may share cores. Raises ServeError if a batch of 1 with the delays of this machine takes
+    longer than the SLO, or if a model fails with one sample.
     """
     if not devices or not slos:
         raise ServeError(f"there are {len(devices)} devices and {len(slos)} models, expected at least one of each")
@@ -57,46 +59,48 @@ def measure_models(
         if not samples.get(name):
             raise ServeError(f"model {name} has no sample inputs, expected one at least to measure it with")
         if name not in known:
-            known[name] = measure_profile([one[name] for one in devices], samples[name], slo, max_batch)
+            known[name] = await measure_profile([_of(one, name) for one in devices], samples[name], slo, max_batch)
     some = min(slos)
-    delays = measure_delays(lambda: devices[0][some](list(samples[some][:1])))
+    delays = await measure_delays(lambda: devices[0].run(some, list(samples[some][:1])))
     return [Model(name, known[name], slo, gathering, policy, delays) for name, slo in slos.items()]
 
 
-def measure_profile(functions: Sequence[Function], samples: Sequence[Any], slo: float, max_batch: int) -> Profile:
-    """The profile of a model whose function on each device is given; the slowest device counts.
+def _of(device: Device, name: str) -> _Run:
+    return lambda inputs: device.run(name, inputs)
+
+
+async def measure_profile(runs: Sequence[_Run], samples: Sequence[Any], slo: float, max_batch: int) -> Profile:
+    """The profile of a model, of which ``runs`` has a function for each device; the slowest device counts.
 
     Sizes are doubled until ``max_batch``, or until a batch takes longer than ``slo`` seconds or fails, as one does that
     the memory cannot hold. Sizes in between are interpolated.
     """
     known: dict[int, float] = {}
     size = 1
-    with ThreadPoolExecutor(len(functions), thread_name_prefix="serve-measure") as threads:
-        while size <= max_batch:
-            inputs = [samples[place % len(samples)] for place in range(size)]
-            runs = [threads.submit(_seconds, function, inputs) for function in functions]
-            try:
-                known[size] = max(run.result() for run in runs)
-            except Exception as error:
-                if size == 1:
-                    said = f"a batch of 1 cannot be measured: {error!r}; check the model's function"
-                    raise ServeError(said) from error
-                most = max(known)
-                logger.warning("A batch of %d failed with %r; larger ones than %d are not formed", size, error, most)
-                break
-            if known[size] > slo or size == max_batch:
-                break
-            size = min(2 * size, max_batch)
+    while size <= max_batch:
+        inputs = [samples[place % len(samples)] for place in range(size)]
+        try:
+            known[size] = max(await asyncio.gather(*[_seconds(run, inputs) for run in runs]))
+        except Exception as error:
+            if size == 1:
+                said = f"a batch of 1 cannot be measured: {error!r}; check the model's function"
+                raise ServeError(said) from error
+            most = max(known)
+            logger.warning("A batch of %d failed with %r; larger ones than %d are not formed", size, error, most)
+            break
+        if known[size] > slo or size == max_batch:
+            break
+        size = min(2 * size, max_batch)
     return Profile.from_seconds(_interpolated(known))
 
 
-def _seconds(function: Function, inputs: list[Any]) -> float:
+async def _seconds(run: _Run, inputs: list[Any]) -> float:
     """The median seconds of the batch. What is set up at its first run does not count."""
-    function(list(inputs))
+    await run(list(inputs))
     times: list[float] = []
     while len(times) < MOST_RUNS and (len(times) < LEAST_RUNS or sum(times) < SECONDS_EACH):
         begin = time.monotonic()
-        outputs, waited = as_waited(function(list(inputs)))
+        outputs, waited = as_waited(await run(list(inputs)))
         times.append(max(time.monotonic() - begin - waited, 1e-9))
     if len(outputs) != len(inputs):
         raise ServeError(f"it returned {len(outputs)} outputs for {len(inputs)} inputs")
@@ -113,45 +117,40 @@ def _interpolated(known: Mapping[int, float]) -> list[float]:
     return table
 
 
-def measure_delays(work: Callable[[], object]) -> Delays:
-    """The delays between the threads of this process while a device works.
+async def measure_delays(work: Callable[[], Awaitable[object]]) -> Delays:
+    """The delays of this event loop while a device works.
 
-    ``response``: the way to a device's thread and back. ``jitter``: how late a thread wakes. Nothing is sent ahead,
-    because a device's thread asks for its next batch itself, so ``control`` is 0.
+    ``response``: the way from one task to another and back. ``jitter``: how late the loop wakes. Nothing is sent ahead,
+    because a device's task takes its next batch itself, so ``control`` is 0.
     """
-    ends = threading.Event()
+    ends = False
 
-    def keep_working() -> None:
-        while not ends.is_set():
-            work()
+    async def keep_working() -> None:
+        while not ends:
+            await work()
 
-    there: SimpleQueue[int | None] = SimpleQueue()
-    back: SimpleQueue[int] = SimpleQueue()
+    async def answer() -> None:
+        while True:
+            back.put_nowait(await there.get())
 
-    def answer() -> None:
-        while (item := there.get()) is not None:
-            back.put(item)
-
-    threads = [threading.Thread(target=run, name="serve-measure", daemon=True) for run in (keep_working, answer)]
-    for thread in threads:
-        thread.start()
+    there: asyncio.Queue[int] = asyncio.Queue()
+    back: asyncio.Queue[int] = asyncio.Queue()
+    works, answers = asyncio.create_task(keep_working()), asyncio.create_task(answer())
     late, ways = [], []
-    condition = threading.Condition()
     try:
         for number in range(WAKES):
             begin = time.monotonic()
-            with condition:
-                condition.wait(SLEEP_S)
+            await asyncio.sleep(SLEEP_S)
             woken = time.monotonic()
             late.append(max(0.0, woken - begin - SLEEP_S))
-            there.put(number)
-            back.get()
+            there.put_nowait(number)
+            await back.get()
             ways.append(time.monotonic() - woken)
     finally:
-        ends.set()
-        there.put(None)
-        for thread in threads:
-            thread.join()
+        ends = True
+        answers.cancel()
+        await asyncio.wait({works, answers})
+    works.result()
     return Delays(response=high_delay(ways), jitter=high_delay(late))
 
 

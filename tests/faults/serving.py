@@ -1,14 +1,13 @@
 """Trials are served over HTTP under load while processes are killed.
 
 ``python -m tests.faults.serving --rounds 50``. Each round kills one process by SIGKILL, in this order: the driver that
-has started the service (each time another service), a model process, the front, Ray Serve's proxy, Ray Serve's
-controller. After each kill the service must answer again. Every request must get one response: the right output, or a
-refusal with its reason; only requests that were on their way when a front or the proxy died may also get Ray Serve's
-own error, or a closed connection. What the front has counted as answered is what the clients got, once each. In the end
+has started the service (each time another service), a model process, the front. After each kill the service must
+answer again. Every request must get one response: the right output, or a refusal with its reason; only requests that
+were on their way when a front died may also get a closed connection. What the front has counted as answered is what the clients got, once each. In the end
 nothing is left.
 
-No response takes longer than the SLO and the restart, except of requests that were on their way when a front or the
-proxy died. The restart is measured: it lasts from the kill until the first answer to a request that was sent after it.
+No response takes longer than the SLO and the restart, except of requests that were on their way when a front
+died. The restart is measured: it lasts from the kill until the first answer to a request that was sent after it.
 Each line has it in seconds, with the slowest of these responses and the longest time in which nobody was answered.
 """
 
@@ -27,7 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,11 +37,9 @@ import fluidtune
 from tests.conftest import assert_nothing_left
 from tests.serving import runs
 
-KINDS = ("driver", "model process", "front", "proxy", "controller")
+KINDS = ("driver", "model process", "front")
 #: Whose requests on the way are lost with it.
-CARRIERS = ("front", "proxy")
-#: How the processes of Ray Serve's own actors are called. Source: Ray names a process after its actor's class.
-ACTORS = {"proxy": "ray::ProxyActor", "controller": "ray::ServeController"}
+CARRIER = "front"
 CLIENTS, FACTOR = 4, 3
 #: Seconds of the SLO. Judgement: a busy machine with two cores needs up to one for a request, and a restart some more.
 SLO_S = 4.0
@@ -150,15 +147,13 @@ def one_round(kind: str, port: int, process: subprocess.Popen[str]) -> Counter[s
     try:
         until(lambda: clients.became["answered"] > 20, "an answer")
         pids = {"driver": process.pid, "model process": before["device_pids"][0], "front": before["pid"]}
-        pid = pids.get(kind) or pid_of(ACTORS[kind])
+        pid = pids[kind]
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         if kind == "driver":
             process.wait()
         elif kind == "front":
             until(lambda: status()["pid"] != pid, "another front")
-        elif kind in ACTORS:
-            until(lambda: pid_of(ACTORS[kind]) not in (None, pid), f"another {kind}")
         else:
             until(lambda: status()["device_pids"] not in ([], [pid]), "another model process")
         # Whoever was on the way at the kill has its response by then.
@@ -168,12 +163,12 @@ def one_round(kind: str, port: int, process: subprocess.Popen[str]) -> Counter[s
         became = clients.end()
     faults = [what for what in became if what not in ("answered", "refused", "error")]
     assert not faults, faults
-    if kind not in CARRIERS:
+    if kind != CARRIER:
         assert not became["error"], became
         after = status()["trials"][0]["requests"]
         answered = after.get("answered", 0) - counted.get("answered", 0)
         assert answered == became["answered"], (counted, after, became)
-    restart, slowest = times(clients.responses, killed, kind in CARRIERS)
+    restart, slowest = times(clients.responses, killed, kind == CARRIER)
     said = f"{kind}: restart {restart:.1f} s, slowest response {slowest:.1f} s, nobody answered for {clients.gap:.1f} s"
     print(said, flush=True)
     assert slowest <= SLO_S + restart, f"{said}: more than the SLO of {SLO_S:g} s and the restart"
@@ -188,15 +183,6 @@ def times(responses: Sequence[Response], killed: float, carries: bool) -> tuple[
     restart = min(one.came for one in responses if one.what == "answered" and one.sent >= killed) - killed
     lost = [one for one in responses if carries and one.sent < killed <= one.came]
     return restart, max(one.came - one.sent for one in responses if one not in lost)
-
-
-def pid_of(name: str) -> int | None:
-    """The process of this cluster that is called so; None: there is none."""
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):
-            if process.cmdline()[:1] and process.cmdline()[0].startswith(name):
-                return process.pid
-    return None
 
 
 @contextmanager

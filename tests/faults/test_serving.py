@@ -1,4 +1,4 @@
-"""One round of each kind of `tests.faults.serving` but one: processes of a service are killed under load."""
+"""One round of each kind of `tests.faults.serving`: processes of a service are killed under load."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from benchmarks.common import free_ports
 from tests.faults import serving
 from tests.faults.serving import Response
 
-#: Ray Serve takes half a minute to miss its proxy.
-KINDS = [kind for kind in serving.KINDS if kind != "proxy"]
-
 
 @pytest.mark.ray
 @pytest.mark.faults
 @pytest.mark.serve
 def test_each_request_has_one_response_whoever_is_killed(no_ray, tmp_path):
-    became = serving.rounds(len(KINDS), tmp_path, free_ports(1)[0], KINDS)
+    became = serving.rounds(len(serving.KINDS), tmp_path, free_ports(1)[0])
     assert became["answered"] > 0
 
 

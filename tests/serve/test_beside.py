@@ -7,13 +7,14 @@ import math
 import pytest
 
 from benchmarks.serve_varying import VaryingSimulation
+from benchmarks.served_by_thread import ServedByThread
 from symphony_serve.autoscale import staggered
 from symphony_serve.messages import SAME_MOMENT_S, Dispatch
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
-from symphony_serve.shell.threaded_server import ThreadedServer, Waited
+from symphony_serve.shell.device import Waited
 from symphony_serve.twin import poisson
 
 #: l(b) = b + 5 ms; the SLO, and the iterations of the trial.
@@ -110,7 +111,7 @@ def test_the_server_does_not_take_a_wait_for_work():
     def answers(values):
         return Waited(values, 40.0)
 
-    with ThreadedServer([model], [{"m": answers}], batches.append) as server:
+    with ServedByThread([model], [{"m": answers}], batches.append) as server:
         assert server.submit("m", 3).result(60.0) == 3
     (batch,) = batches
     # It has waited before it worked: its seconds are what is left of the time since it was sent.

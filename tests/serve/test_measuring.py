@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 
@@ -12,7 +13,7 @@ from symphony_serve.errors import ServeError
 from symphony_serve.profiles import Profile, profiles_from_json, profiles_to_json
 from symphony_serve.seen_times import ENOUGH, EVERY, RECENT, SeenTimes
 from symphony_serve.shell import measuring
-from symphony_serve.shell.measuring import measure_models, measure_profile
+from symphony_serve.shell.device import LocalDevice
 
 
 @pytest.fixture
@@ -21,6 +22,20 @@ def short(monkeypatch):
     monkeypatch.setattr(measuring, "LEAST_RUNS", 2)
     monkeypatch.setattr(measuring, "SECONDS_EACH", 0.0)
     monkeypatch.setattr(measuring, "WAKES", 5)
+
+
+def measure_models(functions, *given, **named):
+    return asyncio.run(measuring.measure_models([LocalDevice(one) for one in functions], *given, **named))
+
+
+def measure_profile(functions, *given):
+    def run(function):
+        async def runs(inputs):
+            return function(inputs)
+
+        return runs
+
+    return asyncio.run(measuring.measure_profile([run(one) for one in functions], *given))
 
 
 class Sizes:

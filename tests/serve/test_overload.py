@@ -14,17 +14,17 @@ import pytest
 
 from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.serve_arrivals import arrivals
+from benchmarks.served_by_thread import ServedByThread
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.messages import SAME_MOMENT_S
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.shell import threaded_server
-from symphony_serve.shell.threaded_server import ThreadedServer
+from symphony_serve.shell import async_server
 from tests.serve.driving import PATIENCE_S, Driver, staggered
 from tests.serve.fault_schedules import orloj
-from tests.serve.test_threaded_server import Gate, behind_a_gate, finished, model
+from tests.serve.test_async_server import Gate, behind_a_gate, finished, model
 
 #: The model of figure 4, whose batches have at most 8 requests, so that 3 GPUs bear 3 * 8 / 13 of them per second.
 PROFILE, GPUS, SLO = Profile.linear(1.0, 5.0, 8), 3, 14.0
@@ -79,14 +79,14 @@ def test_no_more_is_unanswered_than_came_within_an_slo(load, gathering, policy, 
 
 def test_a_device_that_stands_still_leaves_nothing_but_what_runs(monkeypatch):
     """Wave after wave comes while the device answers nothing. When a wave was told, only the first batch is open."""
-    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", 2 * PATIENCE_S)
+    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 2 * PATIENCE_S)
     gate = Gate()
-    with ThreadedServer([model(slo=0.05, max_batch=4)], [{"m": gate}]) as server:
+    with ServedByThread([model(slo=0.05, max_batch=4)], [{"m": gate}]) as server:
         first, wave = behind_a_gate(server, gate, 60)
         for _ in range(3):
-            assert server.unanswered <= 1 + len(wave)
+            assert server.look("unanswered") <= 1 + len(wave)
             assert set(finished(wave)) == {"LATE"}
-            assert server.unanswered == 1
+            assert server.look("unanswered") == 1
             wave = [server.submit("m", value) for value in range(60)]
         gate.open.set()
         assert finished([first]) == [0]

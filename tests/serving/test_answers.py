@@ -24,7 +24,7 @@ TRIALS = ["best", "next"]
         ("HEAD", "/", "/"),
         ("GET", "/healthz", "/healthz"),
         ("HEAD", "/readyz", "/readyz"),
-        ("POST", "/-/way", "/-/way"),
+        ("GET", "/metrics", "/metrics"),
     ],
 )
 def test_what_is_asked_for(method, path, asked):
@@ -42,7 +42,7 @@ def test_what_is_asked_for(method, path, asked):
         ("PUT", "/", 405, "GET, HEAD, POST"),
         ("GET", "/best", 405, "POST"),
         ("POST", "/readyz", 405, "GET, HEAD"),
-        ("GET", "/-/way", 405, "POST"),
+        ("POST", "/metrics", 405, "GET, HEAD"),
     ],
 )
 def test_what_there_is_not(method, path, status, allow):

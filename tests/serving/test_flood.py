@@ -1,4 +1,4 @@
-"""Good requests beside large wrong bodies and bodies that never end, with a real Ray Serve.
+"""Good requests beside large wrong bodies and bodies that never end.
 
 ``pytest -s -m "" tests/serving/test_flood.py`` prints what became of the good requests, how long they took, and the
 memory of the front and the proxy. Nothing is asserted about times.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
-from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
 
 from symphony_serve.delays import Delays
-from symphony_serve.errors import Refused
 from symphony_serve.forms import Form
 from symphony_serve.profiles import Profile
 
@@ -23,23 +20,25 @@ PATIENCE_S = 100.0
 
 
 class Server:
-    """Stands for a `ThreadedServer`. Its answers come when the test gives them."""
+    """Stands for an `AsyncServer`. Its answers come when the test gives them."""
 
     unanswered, closed = 9, False
 
     def __init__(self, able=1, hopeless=False):
         self.able, self._hopeless, self.answers, self.withins = able, hopeless, [], []
 
-    def hopeless(self, name, within):
-        self.withins.append(within)
+    def hopeless(self, name):
         return self._hopeless
 
-    def submit(self, name, value, within):
+    def wait(self, name):
+        return 0.3
+
+    def ask(self, name, value, within):
         self.withins.append(within)
-        self.answers.append(Future())
+        self.answers.append(asyncio.get_running_loop().create_future())
         return self.answers[-1]
 
-    def close(self, timeout):
+    async def close(self, timeout):
         self.closed = True
         for answer in self.answers:
             answer.set_result((200, "1"))
@@ -52,44 +51,45 @@ def made():
     from fluidtune.serving.intake import Intake
     from fluidtune.serving.watching import Books
 
-    class Front(front.Front):
-        def __del__(self):
+    def make(server=None, slo=0.5, count=1, waits=""):
+        async def nothing():
             """Nothing was started."""
 
-        def _finish(self):
-            """Nothing is kept."""
-
-    def make(server=None, slo=0.5, count=1, waits=""):
-        one = object.__new__(Front)
+        one = object.__new__(front.Front)
         one._names, one._books, one._intake, one._state = ["t"], Books(["t"]), Intake(slo), "serving"
-        one._server, one._way, one._ends = server, None, threading.Event()
-        one._devices = SimpleNamespace(count=count, waits=waits, trouble="")
+        one._server, one._stopping, one._watch, one._began = server, False, None, 0.0
+        one._devices = SimpleNamespace(count=count, waits=waits, trouble="", close=nothing)
         one._setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=[]))
-        one._models, one._forms, one._most = {"t": None}, {"t": Form.of([1])}, {"t": 100}
+        one._models, one._forms, one._most, one._kept = {}, {"t": Form.of([1])}, {"t": 100}, ""
+        one._log = SimpleNamespace(write=lambda event, **fields: None, close=lambda: None)
         return one
 
     return make
 
 
-async def ask(front, method="POST", path="/", body=b"1", half=False, read=None):
-    from starlette.requests import Request
+async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, gone=None):
+    """The status, the value and the headers of an answer. gone: an event; the client hangs up when it is set."""
+    asked, sent = [], []
 
     async def receive():
+        if asked:
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+        asked.append(True)
         assert read is not None or body is not None, "nothing is to be read"
         if read is not None:
             read.append(True)
         return {"type": "http.request", "body": body, "more_body": half}
 
-    async def once():
-        if once.asked:
-            await asyncio.Event().wait()
-        once.asked = True
-        return await receive()
+    async def send(message):
+        sent.append(message)
 
-    once.asked = False
     scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "server": ("h", 80)}
-    answer = await front(Request(scope, once))
-    return answer.status_code, json.loads(answer.body), answer.headers
+    await front(scope, receive, send)
+    start, *rest = sent
+    headers = {name.decode().title(): value.decode() for name, value in start["headers"]}
+    text = b"".join(one.get("body", b"") for one in rest)
+    return start["status"], json.loads(text) if text else None, headers
 
 
 def answered(front, **given):
@@ -104,36 +104,42 @@ def test_without_a_lease_requests_are_refused_at_once(made):
     assert headers["Retry-After"] == "5"
     assert front._books.requests("t") == {"refused: no_lease": 1}
     front._devices.trouble = "another app of that name"
-    with pytest.raises(RuntimeError, match="another app of that name"):
-        front.check_health()
+    assert front.trouble == "another app of that name"
 
 
-@pytest.mark.parametrize("path", ["/", "/-/way"])
-def test_more_open_requests_than_the_limit_are_refused_unread(made, path):
+def test_more_open_requests_than_the_limit_are_refused_unread(made):
     from fluidtune.serving import intake
 
     front = made(Server())
     front._intake.open = intake.MOST_OPEN
-    status, said, _ = answered(front, path=path, body=None)
+    status, said, _ = answered(front, body=None)
     assert (status, said["code"], said["reason"]) == (503, "too_many", "10000 requests are open already")
-    assert front._books.requests("t") == ({"refused: too_many": 1} if path == "/" else {})
+    assert front._books.requests("t") == {"refused: too_many": 1}
     assert front._intake.open == intake.MOST_OPEN
 
 
-@pytest.mark.parametrize("path", ["/", "/-/way"])
-def test_what_is_hopeless_is_refused_unread_but_not_the_front_s_own_request(made, path):
+def test_what_is_hopeless_is_refused_unread(made):
     front, read = made(Server(hopeless=True)), []
-    status, said, _ = answered(front, path=path, read=read)
-    if path == "/":
-        refused = {"error": "refused", "code": "queue_full", "reason": "too many requests wait before it"}
-        assert (status, said, read) == (503, refused, [])
-        with pytest.raises(Refused, match="too many requests wait before it"):
-            asyncio.run(front(1))
-        assert front._books.requests("t") == {"refused: queue_full": 2}
-        assert front._server.withins == [0.5, 0.5]
-    else:
-        assert (status, read) == (200, [True])
-        assert front._books.requests("t") == {}
+    status, said, headers = answered(front, read=read)
+    refused = {"error": "refused", "code": "queue_full", "reason": "too many requests wait before it"}
+    assert (status, said, read, headers["Retry-After"]) == (503, refused, [], "1")
+    assert front._books.requests("t") == {"refused: queue_full": 1}
+
+
+def test_a_client_that_hangs_up_takes_its_request_out_of_the_queue(made):
+    front = made(Server(), slo=PATIENCE_S)
+
+    async def run():
+        gone = asyncio.Event()
+        asked = asyncio.ensure_future(ask(front, gone=gone))
+        while not front._server.answers:
+            await asyncio.sleep(0)
+        gone.set()
+        return await asked
+
+    assert asyncio.run(run())[0] == 400
+    assert front._server.answers[0].cancelled()
+    assert front._books.requests("t") == {"cancelled": 1}
 
 
 def test_an_answer_that_does_not_come_is_refused_at_the_slo_and_its_request_is_cancelled(made):
@@ -142,8 +148,6 @@ def test_an_answer_that_does_not_come_is_refused_at_the_slo_and_its_request_is_c
     assert (status, said["code"], headers["Retry-After"]) == (503, "overdue", "1")
     assert front._server.answers[0].cancelled()
     assert front._books.requests("t") == {"late": 1}
-    with pytest.raises(Refused, match="was not there at its deadline"):
-        asyncio.run(front(1))
 
 
 def test_a_body_that_does_not_come_is_refused_at_the_slo(made):
@@ -178,7 +182,7 @@ def test_what_was_spent_before_counts_against_the_slo(made, monkeypatch):
         return await asked
 
     assert asyncio.run(run())[0] == 200
-    assert front._server.withins == pytest.approx([10.0, 9.0])
+    assert front._server.withins == pytest.approx([9.0])
 
 
 def test_ready_is_whoever_has_a_model_process_that_can_answer(made):
@@ -203,6 +207,7 @@ def test_a_stopped_front_answers_what_runs_and_refuses_what_comes(made):
         runs = asyncio.ensure_future(ask(front))
         while not front._server.answers:
             await asyncio.sleep(0)
+        front._beginning = asyncio.ensure_future(asyncio.sleep(0))
         await front.stop()
         assert front._intake.open == 0
         return await runs, await ask(front, body=None), await ask(front, method="GET", path="/readyz", body=None)
@@ -211,7 +216,7 @@ def test_a_stopped_front_answers_what_runs_and_refuses_what_comes(made):
     assert ran[:2] == (200, 1)
     assert (came[0], came[1]["code"], came[2]["Connection"]) == (503, "stopping", "close")
     assert ready[0] == 503
-    front.check_health()
+    assert front.trouble == ""
 
 
 @pytest.mark.parametrize(
@@ -227,24 +232,27 @@ def test_of_an_overload_no_times_are_kept(made):
     """Else `fluidtune serve plan` says that no SLO is long enough. docs/bugs.md, 374."""
     front, kept = made(Server()), []
     front._log = SimpleNamespace(keep=lambda name, text: kept.append(json.loads(text)))
-    front._models, front._kept = {"t": SimpleNamespace(delays=Delays(jitter=0.01))}, ""
+    front._models = {"t": SimpleNamespace(delays=Delays(jitter=0.01))}
     front._server.profile = lambda name: Profile.linear(0.0, 0.2, 1)
-    front._way = SimpleNamespace(seconds=0.1)
     front._note()
-    front._way.seconds = 5.0
+    front._server.profile = lambda name: Profile.linear(0.0, 5.0, 1)
     front._keep_profiles()
     front._note()
     front._keep_profiles()
-    assert [one["delays"] for one in kept] == [{"t": pytest.approx(0.11)}] * 2
+    assert [one["seconds"] for one in kept] == [{"t": [0.2]}] * 2
 
 
-@pytest.mark.parametrize(
-    ("way", "unanswered", "left"),
-    [(0.1, 0, 0.4), (0.1, 5, 0.4), (0.35, 0, 0.5), (0.35, 1, 0.15), (0.6, 3, -0.1)],
-)
-def test_the_way_counts_unless_nothing_would_be_tried_any_more(way, unanswered, left):
-    from fluidtune.serving import front
+def test_metrics_are_in_the_text_format_of_prometheus(made):
+    from prometheus_client.parser import text_string_to_metric_families
 
-    model = SimpleNamespace(name="t", delays=Delays(jitter=0.01))
-    server = SimpleNamespace(unanswered=unanswered, profile=lambda name: Profile.linear(0.0, 0.2, 4))
-    assert front.left(server, model, 0.5, way) == pytest.approx(left)
+    front, sent = made(Server(hopeless=True)), []
+    answered(front)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": [], "query_string": b""}
+    asyncio.run(front(scope, None, send))
+    found = {one.name: one for one in text_string_to_metric_families(sent[1]["body"].decode())}
+    (sample,) = found["fluidtune_serve_requests"].samples
+    assert (sample.labels, sample.value) == ({"trial": "t", "outcome": "refused: queue_full"}, 1.0)

@@ -1,4 +1,4 @@
-"""The front door under strain, with a real Ray Serve: bodies that never end, and a stop under load."""
+"""The front door under strain: bodies that never end, and a stop under load."""
 
 from __future__ import annotations
 

@@ -1,19 +1,20 @@
-"""A service on leases, without Ray: stand-ins of the tenant and of model processes, and a real server over threads."""
+"""A service on leases, without Ray: stand-ins of the tenant and of model processes, and a real server."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.served_by_thread import ServedByThread
 from fluidtune.serving import model_leases
 from fluidtune.serving.model_leases import Leasing, ModelLeases
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
-from symphony_serve.shell.threaded_server import ThreadedServer
+from symphony_serve.shell.device import LocalDevice
 from tests.serve.driving import PATIENCE_S, until
 from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError
@@ -23,31 +24,34 @@ from themis_bridge.agent import Gained, Leave, Lost
 SLO_S = 60.0
 
 
-class Device:
+async def never_back():
+    await asyncio.sleep(0.001)
+    return False
+
+
+class Device(LocalDevice):
     """Stands for a model process, which doubles numbers. found: the samples; None: it loads; or why it cannot load.
 
     A batch waits until `go` is set. group: of its lease. starts: how many processes it has had.
     """
 
     def __init__(self, number, group, found):
+        super().__init__({"t": self._double})
         self.number, self.group, self.found = number, group, found
         self.pid, self.starts, self.stopped = number, 1, False
         self.go, self.entered, self.killed = threading.Event(), threading.Event(), False
         self.go.set()
 
-    def look(self, wait_s):
+    async def look(self, wait_s):
         if isinstance(self.found, Exception):
             raise self.found
         return self.found
 
-    def functions(self):
-        return {"t": self.run}
-
-    def run(self, values):
+    def _double(self, values):
         self.entered.set()
         assert self.go.wait(PATIENCE_S)
         if self.killed:
-            raise DeviceLost("killed", lambda: False)
+            raise DeviceLost("killed", never_back)
         return [2 * value for value in values]
 
     def kill(self):
@@ -76,9 +80,14 @@ class Service:
         self.leases = ModelLeases(
             Leasing("run-served", "anna", "GPU", most), self.start, self.tell, FakeTenant, lambda: self.now
         )
-        self.leases._thread = SimpleNamespace(is_alive=lambda: True, join=lambda: None)
         self.tenant = self.leases._tenant
-        self.server = None
+        model = Model("t", Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER, delays=Delays(jitter=SLO_S / 2))
+        self.server = ServedByThread([model], [LocalDevice({"t": list})])
+        self.server.leave(0)
+        until(lambda: not self.server.look("devices"))
+        self.thread = self.server.thread
+        #: The test steps, and no task.
+        self.leases._task = self.thread.call(lambda: asyncio.create_task(asyncio.sleep(0)))
 
     def start(self, number, group):
         self.started.append(Device(number, group, self.found))
@@ -90,7 +99,10 @@ class Service:
     def step(self, *notices, later=0.0):
         self.now += later
         self.tenant.notices += notices
-        self.leases.step()
+        self.thread.run(self.leases.step())
+
+    def first(self):
+        return self.thread.run(self.leases.first())
 
     def until(self, reached):
         """Step until it is so: a device's thread leaves the server when it has answered."""
@@ -100,14 +112,22 @@ class Service:
         """Gain a lease and begin to serve with it."""
         self.step(Gained(gpu(0), 1))
         self.step()
-        found = self.leases.first(threading.Event())
-        model = Model("t", Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER, delays=Delays(jitter=SLO_S / 2))
-        self.server = ThreadedServer([model], {number: one.functions() for number, one in found.devices.items()})
-        self.leases.serve(self.server, lambda: self.wanted)
+        self.take(self.first())
         return self
+
+    def take(self, found):
+        """The server has the devices of `first`."""
+        for number, device in found.devices.items():
+            self.server.join(number, device)
+        self.thread.call(lambda: self.leases.serve(self.server.server, lambda: self.wanted))
 
     def ask(self, value):
         return self.server.submit("t", value)
+
+    def close(self):
+        self.server.close()
+        self.thread.run(self.leases.close())
+        self.thread.end()
 
 
 @pytest.fixture
@@ -116,9 +136,7 @@ def service(monkeypatch):
     yield made
     for device in made.started:
         device.go.set()
-    if made.server is not None:
-        made.server.close()
-    made.leases.close()
+    made.close()
     assert made.tenant.closed and all(device.stopped for device in made.started)
 
 
@@ -133,12 +151,10 @@ def test_the_first_lease_is_waited_for_and_its_models(service):
     service.found = None
     service.step(Gained(gpu(3), 7))
     assert service.leases.waits == "" and service.started[0].group == ("m-3", 7)
-    ends = threading.Event()
-    ends.set()
-    assert service.leases.first(ends) is None
+    loads = asyncio.run_coroutine_threadsafe(service.leases.first(), service.thread.loop)
     service.started[0].found = {"t": [5]}
     service.step()
-    assert service.leases.first(threading.Event()) == ({0: service.started[0]}, {"t": [5]})
+    assert loads.result(PATIENCE_S) == ({0: service.started[0]}, {"t": [5]})
     assert service.leases.count == 0, "it is measured first"
     assert service.told == [("device_gained", 0)]
     assert (service.tenant.app, service.tenant.user) == ("run-served", "anna")
@@ -148,8 +164,7 @@ def test_no_more_devices_are_wanted_than_the_user_allows(monkeypatch):
     service = Service(monkeypatch, most=2)
     service.serve().wanted = 5
     assert service.leases.wanted == 2
-    service.server.close()
-    service.leases.close()
+    service.close()
 
 
 def test_a_lease_that_comes_while_requests_wait_takes_them(served):
@@ -253,12 +268,12 @@ def test_models_that_do_not_load_are_told_once_and_tried_again(service):
     service.step(Gained(gpu(0), 1))
     service.step(later=0.01)
     with pytest.raises(ServeError, match="no such file"):
-        service.leases.first(threading.Event())
-    assert not service.leases.interrupted(), "it is the models' fault"
+        service.first()
+    assert not service.thread.run(service.leases.interrupted()), "it is the models' fault"
     service.started[0].found = {"t": [1]}
-    service.leases.anew()
+    service.thread.call(service.leases.anew)
     service.step()
-    assert service.leases.first(threading.Event()).samples == {"t": [1]}
+    assert service.first().samples == {"t": [1]}
     assert service.started[0].starts > 1
 
 
@@ -268,30 +283,28 @@ def test_a_process_that_ends_with_its_lease_says_nothing_about_the_models(servic
     service.found = {"t": [1]}
     service.step(Lost(gpu(0), 1), Gained(gpu(0), 2), later=0.01)
     service.step()
-    assert service.leases.first(threading.Event()).devices == {0: service.started[1]}
+    assert service.first().devices == {0: service.started[1]}
 
 
 def test_a_lease_that_goes_while_it_is_measured_interrupts_only(service):
     service.step(Gained(gpu(0), 1))
     service.step()
-    service.leases.first(threading.Event())
-    assert not service.leases.interrupted()
+    service.first()
+    assert not service.thread.run(service.leases.interrupted())
     service.step(Leave(gpu(0), 1, 30.0))
-    assert service.leases.interrupted()
+    assert service.thread.run(service.leases.interrupted())
     service.step(Gained(gpu(1), 2))
     service.step()
-    assert list(service.leases.first(threading.Event()).devices.values()) == [service.started[1]]
-    assert not service.leases.interrupted()
+    assert list(service.first().devices.values()) == [service.started[1]]
+    assert not service.thread.run(service.leases.interrupted())
 
 
 def test_a_lease_that_goes_when_it_was_just_measured_answers_nothing(service):
     service.step(Gained(gpu(0), 1))
     service.step()
-    service.leases.first(threading.Event())
+    found = service.first()
     service.step(Lost(gpu(0), 1), Gained(gpu(1), 2))
-    model = Model("t", Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER)
-    service.server = ThreadedServer([model], {0: service.started[0].functions()})
-    service.leases.serve(service.server, lambda: 1)
+    service.take(found)
     assert service.leases.count == 0
     service.until(lambda: service.leases.count == 1)
     assert service.ask(3).result(PATIENCE_S) == 6
@@ -302,12 +315,12 @@ def test_a_service_that_the_arbiter_refuses_for_good_says_why(served):
         raise ThemisError("another app of that name")
 
     served.tenant.poll = refuse
-    served.leases._run()
+    served.thread.run(served.leases._run())
     assert (served.leases.count, served.leases.trouble) == (0, "another app of that name")
     assert served.started[0].stopped
     with pytest.raises(ServeError, match="another app"):
-        served.leases.first(threading.Event())
-    assert not served.leases.interrupted()
+        served.first()
+    assert not served.thread.run(served.leases.interrupted())
 
 
 def test_a_service_that_the_arbiter_never_lets_in_says_why():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -37,29 +36,13 @@ def test_functions_that_are_not_there(text, said):
         loader(text)
 
 
-def test_without_ray_serve_one_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray.serve", None)
-    monkeypatch.delattr(ray, "serve", raising=False)
+def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(service, "NEEDS", ("no_such_module", "json"))
     monkeypatch.setattr(service, "winners", lambda *given: [])
-    with pytest.raises(FluidTuneError, match=r'Ray Serve is not installed .*; type: pip install "fluidtune\[serve\]"'):
+    with pytest.raises(
+        FluidTuneError, match=r'no_such_module is not installed; type: pip install "fluidtune\[serve\]"'
+    ):
         serve("run", runs.load, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (TimeoutError(), "TimeoutError"),
-        (RuntimeError("no\nattribute 'label'"), r"attribute 'label'; type: pip install \"protobuf<7\""),
-    ],
-)
-def test_what_ray_serve_says_of_a_start_that_fails_is_one_line(monkeypatch, error, said):
-    def fails(*given):
-        raise error
-
-    monkeypatch.setattr(service, "_run", fails)
-    monkeypatch.setattr(service, "_end", lambda rays_serve: None)
-    with pytest.raises(FluidTuneError, match=f"^Ray Serve did not start: {said}$"):
-        service._start(None, None, "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +144,6 @@ def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
 
 def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
     monkeypatch.setattr(cli, "_connect", lambda address: None)
-    monkeypatch.setattr(service, "_import", lambda: None)
     monkeypatch.setattr(service, "winners", lambda *given: [])
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     words = ["serve", "start", ".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"]

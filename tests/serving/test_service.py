@@ -1,4 +1,4 @@
-"""A run's best trials over HTTP, with a real Ray Serve: answers, refusals, processes that die."""
+"""A run's best trials over HTTP, in a real Ray cluster: answers, refusals, processes that die."""
 
 from __future__ import annotations
 
@@ -69,17 +69,6 @@ def test_what_cannot_be_answered_harms_nobody(served, body, path, method, status
     assert found[0] == status
     assert said in found[1]["error"]
     assert ask(served, 1) == (200, 3)
-
-
-def test_a_handle_of_ray_serve_asks_as_well(served):
-    from ray import serve
-
-    handle = serve.get_app_handle(service.APP)
-    assert handle.remote(5).result(timeout_s=PATIENCE_S) == 15
-    assert handle.remote(5, served.trials[1]).result(timeout_s=PATIENCE_S) == 10
-    for given, said in ((([1],), "expected number"), ((5, "nobody"), "no trial 'nobody'"), ((FAILS,), "model failed")):
-        with pytest.raises(Exception, match=said):
-            handle.remote(*given).result(timeout_s=PATIENCE_S)
 
 
 def test_status_counts(served):

@@ -1,4 +1,4 @@
-"""Clients that ask too much at once, hang up, or send large inputs, with a real Ray Serve."""
+"""Clients that ask too much at once, hang up, or send large inputs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from fluidtune.report.serving_report import (
 from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.profiles import Profile
-from symphony_serve.shell.threaded_server import BatchSeen
+from symphony_serve.shell.async_server import BatchSeen
 
 
 class Clock:

@@ -1,7 +1,8 @@
-"""The server over threads: every request is answered or refused exactly once. No assertion is about a time."""
+"""The server of one event loop: every request is answered or refused exactly once. No assertion is about a time."""
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import random
 import threading
@@ -12,14 +13,16 @@ from concurrent.futures import CancelledError, Future, wait
 import pytest
 
 from benchmarks.rival_servers.fifo import Fifo
+from benchmarks.served_by_thread import ServedByThread
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.shell import threaded_server
-from symphony_serve.shell.threaded_server import ThreadedServer, told_moment
+from symphony_serve.shell import async_server
+from symphony_serve.shell.async_server import told_moment
+from symphony_serve.shell.device import LocalDevice
 from tests.serve.driving import PATIENCE_S, until
 
 
@@ -50,6 +53,22 @@ def outcome(answer):
         return str(error)
 
 
+async def never_back():
+    await asyncio.sleep(0.001)
+    return False
+
+
+class Looked(LocalDevice):
+    """A device with model "m", of which ``look`` says whether it is there, in a thread."""
+
+    def __init__(self, function, look):
+        super().__init__({"m": function})
+        self._look = look
+
+    async def check(self):
+        await asyncio.to_thread(self._look)
+
+
 class Gate:
     """A model that waits in its first batch until it is let go on. batches: the inputs of each batch."""
 
@@ -75,19 +94,19 @@ def behind_a_gate(server, gate, count):
 
 def test_what_waits_is_answered_in_batches():
     gate = Gate()
-    with ThreadedServer([model()], [{"m": gate}]) as server:
+    with ServedByThread([model()], [{"m": gate}]) as server:
         first, others = behind_a_gate(server, gate, 6)
-        assert server.unanswered == 7
+        assert server.look("unanswered") == 7
         gate.open.set()
         assert finished([first, *others]) == [0, 2, 4, 6, 8, 10, 12]
-        assert server.unanswered == 0
+        assert server.look("unanswered") == 0
     assert gate.batches == [[0], [1, 2, 3, 4], [5, 6]]
 
 
 def test_a_request_of_which_time_was_spent_elsewhere_has_less_left():
     """Half of the SLO is the margin of a batch."""
     gate = Gate()
-    with ThreadedServer([model()], [{"m": gate}]) as server:
+    with ServedByThread([model()], [{"m": gate}]) as server:
         first = server.submit("m", 0)
         assert gate.entered.wait(PATIENCE_S)
         spent, ample = server.submit("m", 1, within=1.0), server.submit("m", 2, within=1e9)
@@ -102,11 +121,11 @@ def test_a_request_of_which_time_was_spent_elsewhere_has_less_left():
 
 def test_a_device_that_leaves_answers_its_batch_and_gets_no_other():
     gate, other = Gate(), Gate()
-    with ThreadedServer([model(max_batch=1)], [{"m": gate}]) as server:
+    with ServedByThread([model(max_batch=1)], [{"m": gate}]) as server:
         first, waiting = behind_a_gate(server, gate, 1)
         server.leave(0)
         server.leave(0)
-        assert server.devices == {0}
+        assert server.look("devices") == {0}
         with pytest.raises(ServeError, match="device 0 is there already; let it leave first"):
             server.join(0, {"m": doubled})
         server.join(1, {"m": other})
@@ -115,21 +134,21 @@ def test_a_device_that_leaves_answers_its_batch_and_gets_no_other():
         assert not first.done()
         gate.open.set()
         assert finished([first]) == [0]
-        until(lambda: server.devices == {1})
+        until(lambda: server.look("devices") == {1})
         server.leave(0)
     assert gate.batches == [[0]] and other.batches == [[1], [2]]
 
 
 def test_a_device_that_is_lost_while_it_leaves_does_not_come_back():
     def is_lost(values):
-        raise DeviceLost("gone", lambda: False)
+        raise DeviceLost("gone", never_back)
 
     gate = Gate(is_lost)
-    with ThreadedServer([model(max_batch=1)], [{"m": gate}]) as server:
+    with ServedByThread([model(max_batch=1)], [{"m": gate}]) as server:
         first, _ = behind_a_gate(server, gate, 0)
         server.leave(0)
         gate.open.set()
-        until(lambda: not server.devices)
+        until(lambda: not server.look("devices"))
         server.join(1, {"m": doubled})
         assert finished([first]) == [0]
 
@@ -145,7 +164,7 @@ def test_a_device_that_is_lost_while_it_leaves_does_not_come_back():
 )
 def test_a_function_that_fails_for_one_batch(function, said):
     functions = iter([function, doubled])
-    with ThreadedServer([model()], [{"m": lambda values: next(functions)(values)}]) as server:
+    with ServedByThread([model()], [{"m": lambda values: next(functions)(values)}]) as server:
         assert said in finished([server.submit("m", 1)])[0]
         assert finished([server.submit("m", 2)]) == [4]
 
@@ -154,7 +173,7 @@ def test_a_request_is_hopeless_if_what_waits_before_it_takes_its_whole_slo():
     """Batches take 1 s for each request, and one of 1 runs: with 60 that wait, the next takes 61 s at least."""
     gate = Gate()
     slow = Model("m", Profile.linear(1.0, 0.0, 4), 60.0, Fifo, EAGER, Delays())
-    with ThreadedServer([slow], [{"m": gate}]) as server:
+    with ServedByThread([slow], [{"m": gate}]) as server:
         assert not server.hopeless("m") and not server.hopeless("m", 1.5) and server.hopeless("m", 0.5)
         first, others = behind_a_gate(server, gate, 57)
         assert not server.hopeless("m")
@@ -167,11 +186,11 @@ def test_a_request_is_hopeless_if_what_waits_before_it_takes_its_whole_slo():
         assert not server.hopeless("m", 20.0), "without a device, submit decides"
         gate.open.set()
         assert finished([first]) == [0]
-    assert server._backlog.waiting == {"m": 0}
+    assert server.server._backlog.waiting == {"m": 0}
 
 
 def test_an_unknown_model_is_refused():
-    with ThreadedServer([model()], [{"m": doubled}]) as server:
+    with ServedByThread([model()], [{"m": doubled}]) as server:
         answer = server.submit("n", 1)
         assert finished([answer]) == ["UNKNOWN_MODEL"]
         with pytest.raises(Refused, match="model n was refused: no model of that name"):
@@ -181,7 +200,7 @@ def test_an_unknown_model_is_refused():
 
 def test_close_refuses_what_waits_and_answers_what_runs():
     gate = Gate()
-    server = ThreadedServer([model()], [{"m": gate}])
+    server = ServedByThread([model()], [{"m": gate}])
     first, others = behind_a_gate(server, gate, 5)
     closing = threading.Thread(target=server.close)
     closing.start()
@@ -191,13 +210,12 @@ def test_close_refuses_what_waits_and_answers_what_runs():
     closing.join(PATIENCE_S)
     assert finished([first]) == [0]
     assert finished([server.submit("m", 1)]) == ["CLOSED"]
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("serve-")]
     assert gate.batches == [[0]]
 
 
 def test_what_is_cancelled_does_not_run():
     gate = Gate()
-    with ThreadedServer([model()], [{"m": gate}]) as server:
+    with ServedByThread([model()], [{"m": gate}]) as server:
         first, others = behind_a_gate(server, gate, 5)
         assert not first.cancel()
         assert others[1].cancel() and others[3].cancel()
@@ -207,34 +225,34 @@ def test_what_is_cancelled_does_not_run():
 
 
 def test_a_batch_that_takes_too_long_is_given_up_and_its_device_comes_back(monkeypatch):
-    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", 0.05)
+    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.05)
     gate = Gate()
-    with ThreadedServer([model(slo=0.04)], [{"m": gate}]) as server:
+    with ServedByThread([model(slo=0.04)], [{"m": gate}]) as server:
         first, _ = behind_a_gate(server, gate, 0)
         assert finished([first]) == ["GPU_LOST"]
         gate.open.set()
         until(lambda: finished([server.submit("m", 3)]) == [6])
 
 
-def test_a_device_thread_that_fails_begins_anew(monkeypatch):
+def test_a_device_s_task_that_fails_begins_anew(monkeypatch):
     """Whatever is wrong in the server itself: the requests of that batch wait again."""
-    real, failures = threaded_server._call, iter([RuntimeError("broken"), None])
+    real, failures = async_server._call, iter([RuntimeError("broken"), None])
 
-    def broken(*arguments):
+    async def broken(*arguments):
         failure = next(failures, None)
         if failure:
             raise failure
-        return real(*arguments)
+        return await real(*arguments)
 
-    monkeypatch.setattr(threaded_server, "_call", broken)
-    with ThreadedServer([model()], [{"m": doubled}]) as server:
+    monkeypatch.setattr(async_server, "_call", broken)
+    with ServedByThread([model()], [{"m": doubled}]) as server:
         assert finished([server.submit("m", 1)]) == [2]
 
 
 @pytest.mark.parametrize("arrivals_before", [0, 1])
 def test_a_scheduler_that_fails_leaves_nobody_waiting(monkeypatch, arrivals_before):
     gate = Gate()
-    with ThreadedServer([model()], [{"m": gate}]) as server:
+    with ServedByThread([model()], [{"m": gate}]) as server:
         first, others = behind_a_gate(server, gate, arrivals_before)
         monkeypatch.setattr(Scheduler, "handle", lambda self, event, now: 1 // 0)
         others.append(server.submit("m", 7))
@@ -248,10 +266,10 @@ def test_a_callback_that_fails_or_asks_again_keeps_nobody_waiting():
 
     def ask(answer):
         again.append(server.submit("m", 10))
-        raise SystemExit("from a callback")
+        raise RuntimeError("from a callback")
 
     gate = Gate()
-    with ThreadedServer([model()], [{"m": gate}]) as server:
+    with ServedByThread([model()], [{"m": gate}]) as server:
         first, others = behind_a_gate(server, gate, 3)
         others[0].add_done_callback(ask)
         gate.open.set()
@@ -263,7 +281,7 @@ def test_a_callback_that_fails_or_asks_again_keeps_nobody_waiting():
 @pytest.mark.parametrize("seed", range(4))
 def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
     """Three callers, two models on two devices, functions that fail, cancellations, and a close in the middle."""
-    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", PATIENCE_S)
     ran: Counter = Counter()
     told: Counter = Counter()
     lock = threading.Lock()
@@ -278,7 +296,7 @@ def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
 
     functions = {"a": function, "b": function}
     models = [model(0.01, name="a", jitter=5e-3), model(0.02, 8, DEFERRED, "b", 5e-3)]
-    server = ThreadedServer(models, [functions, functions])
+    server = ServedByThread(models, [functions, functions])
     answers: dict[int, Future] = {}
 
     def note(value):
@@ -310,8 +328,8 @@ def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
     assert max(ran.values(), default=1) == 1
     values = zip(answers, outcomes, strict=True)
     assert all(one in (2 * value, "failed", "cancelled") or one in Reason.__members__ for value, one in values)
-    assert server.unanswered == 0
-    until(lambda: server._backlog.waiting == {"a": 0, "b": 0})
+    assert server.look("unanswered") == 0
+    until(lambda: server.look("_backlog").waiting == {"a": 0, "b": 0})
 
 
 def test_what_is_a_little_late_is_told_with_its_own_moment():
@@ -326,7 +344,7 @@ def test_what_is_a_little_late_is_told_with_its_own_moment():
 )
 def test_what_is_refused(devices, said):
     with pytest.raises(ServeError, match=said):
-        ThreadedServer([model()], devices)
+        ServedByThread([model()], devices)
 
 
 class Mortal:
@@ -344,33 +362,34 @@ class Mortal:
             raise DeviceLost("it was killed", self._return)
         return doubled(values)
 
-    def _return(self):
+    async def _return(self):
         self.waits.set()
-        self.lives = self.back.wait(0.01)
+        await asyncio.sleep(0.001)
+        self.lives = self.back.is_set()
         return self.lives
 
 
 def test_a_request_that_has_lost_two_devices_loses_no_third():
     devices = [Mortal(poison=0) for _ in range(3)]
-    with ThreadedServer([model()], [{"m": device} for device in devices]) as server:
+    with ServedByThread([model()], [{"m": device} for device in devices]) as server:
         assert finished([server.submit("m", 0)]) == ["LOST_TWICE"]
         assert finished([server.submit("m", 1)]) == [2]
-        assert server.unanswered == 0
+        assert server.look("unanswered") == 0
     assert [device.runs for device in devices] == [[[0]], [[0]], [[1]]]
 
 
 def test_a_server_ends_whose_device_does_not_come_back():
     device = Mortal(poison=0)
-    server = ThreadedServer([model()], [{"m": device}])
+    server = ServedByThread([model()], [{"m": device}])
     answer = server.submit("m", 0)
     assert device.waits.wait(PATIENCE_S)
     server.close()
     assert finished([answer]) == ["CLOSED"]
-    assert server.closed
+    assert server.look("closed")
 
 
 def test_an_input_whose_batch_never_ends_holds_two_devices_and_no_third(monkeypatch):
-    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", 0.05)
+    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.05)
     entered, ends = set(), threading.Event()
 
     def hangs(number):
@@ -381,7 +400,7 @@ def test_an_input_whose_batch_never_ends_holds_two_devices_and_no_third(monkeypa
 
         return {"m": run}
 
-    with ThreadedServer([model()], [hangs(number) for number in range(4)]) as server:
+    with ServedByThread([model()], [hangs(number) for number in range(4)]) as server:
         assert finished([server.submit("m", 0)]) == ["LOST_TWICE"]
         assert len(entered) == 2
         ends.set()
@@ -389,7 +408,7 @@ def test_an_input_whose_batch_never_ends_holds_two_devices_and_no_third(monkeypa
 
 def test_each_batch_is_seen_once_with_what_its_requests_have_waited():
     gate, seen = Gate(), []
-    with ThreadedServer([model()], [{"m": gate}], seen.append) as server:
+    with ServedByThread([model()], [{"m": gate}], seen.append) as server:
         first, behind = behind_a_gate(server, gate, 3)
         gate.open.set()
         assert finished([first, *behind]) == [0, 2, 4, 6]
@@ -399,57 +418,61 @@ def test_each_batch_is_seen_once_with_what_its_requests_have_waited():
 
 
 def test_an_idle_device_that_is_lost_gets_no_batch_until_it_is_back(monkeypatch):
-    monkeypatch.setattr(threaded_server, "IDLE_S", 0.001)
+    monkeypatch.setattr(async_server, "IDLE_S", 0.001)
     there, back, runs = threading.Event(), threading.Event(), []
     there.set()
 
-    def look(number):
+    async def is_back():
+        await asyncio.sleep(0.001)
+        return back.is_set()
+
+    def look():
         if not there.is_set():
-            raise DeviceLost("it does not answer", lambda: back.wait(0.001))
+            raise DeviceLost("it does not answer", is_back)
 
     def counted(values):
         runs.append(values)
         return doubled(values)
 
-    with ThreadedServer([model()], [{"m": counted}], idle=look) as server:
-        assert server.able == 1
+    with ServedByThread([model()], [Looked(counted, look)]) as server:
+        assert server.look("able") == 1
         there.clear()
-        until(lambda: server.able == 0)
+        until(lambda: server.look("able") == 0)
         answer = server.submit("m", 1)
         time.sleep(0.01)
-        assert (server.unanswered, runs) == (1, [])
+        assert (server.look("unanswered"), runs) == (1, [])
         there.set()
         back.set()
         assert finished([answer]) == [2]
-        assert server.able == 1
+        assert server.look("able") == 1
 
 
 def test_a_batch_that_was_given_up_while_its_device_was_looked_at_does_not_end_the_device(monkeypatch):
-    monkeypatch.setattr(threaded_server, "IDLE_S", 0.001)
-    monkeypatch.setattr(threaded_server, "LEAST_PATIENCE_S", 0.01)
+    monkeypatch.setattr(async_server, "IDLE_S", 0.001)
+    monkeypatch.setattr(async_server, "LEAST_PATIENCE_S", 0.01)
     looks, go_on = threading.Event(), threading.Event()
 
-    def look(number):
+    def look():
         looks.set()
         go_on.wait(PATIENCE_S)
 
-    with ThreadedServer([model()], [{"m": doubled}], idle=look) as server:
+    with ServedByThread([model()], [Looked(doubled, look)]) as server:
         assert looks.wait(PATIENCE_S)
         answer = server.submit("m", 1)
-        until(lambda: server.able == 0)
+        until(lambda: server.look("able") == 0)
         go_on.set()
         assert finished([answer]) == [2]
-        assert server.able == 1
+        assert server.look("able") == 1
 
 
 def test_a_device_whose_look_fails_goes_on(monkeypatch):
-    monkeypatch.setattr(threaded_server, "IDLE_S", 0.001)
+    monkeypatch.setattr(async_server, "IDLE_S", 0.001)
     looks = []
 
-    def look(number):
-        looks.append(number)
+    def look():
+        looks.append(0)
         raise ValueError("a fault")
 
-    with ThreadedServer([model()], [{"m": doubled}], idle=look) as server:
+    with ServedByThread([model()], [Looked(doubled, look)]) as server:
         until(lambda: len(looks) > 2)
         assert finished([server.submit("m", 1)]) == [2]

@@ -1,0 +1,140 @@
+"""The front door: uvicorn on one address, with limits on what connections may hold before a request is there.
+
+A request's own limits are in `intake`. Here are those of a connection: how many there are, the seconds and bytes until
+a request's head is complete, the seconds that an idle one stays, and those that a client takes to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+#: Connections at once, if the process may open twice as many files; else half of its files.
+MOST_CONNECTIONS = 10_000
+#: Seconds until a request's head is there, and its bytes. Source: Apache's `RequestReadTimeout header=20-40`, and the
+#: 32 KiB that nginx's `large_client_header_buffers` hold.
+HEAD_S, MOST_HEAD = 20.0, 32 << 10
+#: Seconds that a connection stays without a request. Source: nginx's `keepalive_timeout`.
+KEEP_ALIVE_S = 75
+#: Seconds until a client that reads too slowly has taken what is in the buffers. Source: nginx's `send_timeout`.
+WRITE_S = 60.0
+#: The answer to a connection too many.
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    b'Content-Length: 86\r\n\r\n{"error": "refused", "code": "too_many_connections", "reason": "too many connections"}'
+)
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. It is closed if a head, the rest of a body that nobody reads, or a reader takes too long."""
+
+    #: Closes it, unless what is due comes before.
+    _late: asyncio.TimerHandle | None = None
+    _slow: asyncio.TimerHandle | None = None
+    #: Bytes of a head that is not complete, and whether the body of the latest request is.
+    _fresh, _whole = 0, True
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > most_connections():
+            transport.write(_FULL)
+            transport.close()
+        else:
+            self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_more()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._late is not None and self._whole:
+            self._fresh += len(data)
+            if self._fresh > MOST_HEAD:
+                self.transport.close()
+
+    # The parser calls these.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._wait_no_more()
+        self._whole = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._whole = True
+        self._wait_no_more()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._whole:
+            self._wait()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._slow is None:
+            self._slow = self.loop.call_later(WRITE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _wait(self) -> None:
+        """Close in `HEAD_S`, unless what is waited for comes."""
+        self._fresh = 0
+        if self._late is None:
+            self._late = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _wait_no_more(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+def most_connections() -> int:
+    """How many connections this process takes."""
+    return min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+
+class Door:
+    """Serves an ASGI application at ``host``:``port``. It is made and closed on the event loop that runs it.
+
+    Raises OSError if the address cannot be had.
+    """
+
+    def __init__(self, app: Any, host: str, port: int):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        config = uvicorn.Config(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            proxy_headers=False,
+            server_header=False,
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._task = asyncio.get_running_loop().create_task(self._server.serve([self._socket]), name="serve-door")
+
+    async def close(self) -> None:
+        """Close the port, and the connections when their answers are sent."""
+        self._server.should_exit = True
+        await self._task
+        self._socket.close()

@@ -1,0 +1,88 @@
+"""The process of the front: a detached Ray actor with an event loop in a thread of its own. Ray restarts it.
+
+What a caller asks through Ray is carried to that loop. If the front can answer nothing any more, the process ends, and
+Ray starts the next one, which loads and measures anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fluidtune.serving.door import Door
+from fluidtune.serving.front import Front, Setting
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two looks whether the front can answer.
+LOOK_S = 1.0
+
+
+class Served:
+    """The front and its door, on their event loop. Raises OSError if the address cannot be had."""
+
+    def __init__(self, setting: Setting, host: str, port: int):
+        self.front = Front(setting)
+        self._door = Door(self.front, host, port)
+        self._watching = asyncio.create_task(self._watch(), name="serve-health")
+
+    async def close(self) -> None:
+        self._watching.cancel()
+        await self.front.stop()
+        await self._door.close()
+
+    async def _watch(self) -> None:
+        while not self.front.trouble:
+            await asyncio.sleep(LOOK_S)
+        logger.error("The front ends, and Ray starts another one: %s", self.front.trouble)
+        os._exit(1)
+
+
+class FrontActor:
+    """Serves ``setting`` at ``host``:``port``. Raises OSError if the address cannot be had.
+
+    It has no coroutines, so that Ray calls its methods in threads.
+    """
+
+    def __init__(self, setting: Setting, host: str, port: int):
+        self._loop = _new_loop()
+        threading.Thread(target=self._run, name="serve-front", daemon=True).start()
+        self._served = self._call(_awaited(lambda: Served(setting, host, port)))
+
+    def status(self) -> dict[str, Any]:
+        """As `Front.status`."""
+        return self._call(_awaited(self._served.front.status))
+
+    def minute(self) -> list[tuple[int, str, int, float, float]]:
+        """As `Front.minute`."""
+        return self._call(_awaited(self._served.front.minute))
+
+    def stop(self) -> None:
+        """Refuse, answer what runs, close the port, and keep what is to be kept."""
+        self._call(self._served.close())
+
+    def _call(self, asked: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(asked, self._loop).result()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            os._exit(1)  # Nothing can be answered any more.
+
+
+async def _awaited(ask: Callable[[], Any]) -> Any:
+    return ask()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """An event loop of uvloop, where that is installed: it costs a request half of asyncio's own time."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

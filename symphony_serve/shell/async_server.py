@@ -1,0 +1,524 @@
+"""The server of one event loop: carries out the scheduler's instructions on the real clock. All times are seconds.
+
+A request passes through `ask`, the scheduler, and the task of a device, which awaits the device with the inputs of a
+batch. All of it runs on one event loop, so that nothing needs a lock; `call_later` keeps the time. No code of a user
+runs on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from symphony_serve.backlog import Backlog
+from symphony_serve.errors import DeviceLost, Refused, ServeError
+from symphony_serve.messages import (
+    SAME_MOMENT_S,
+    BatchDone,
+    Cancelled,
+    Dispatch,
+    Event,
+    GpuJoined,
+    GpuLeaving,
+    GpuLost,
+    ProfileChanged,
+    Reason,
+    Refuse,
+    Request,
+    RequestArrived,
+    Server,
+    Suspect,
+    Tick,
+    WakeAt,
+)
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.seen_times import SeenTimes
+from symphony_serve.shell.device import Device, Waited
+
+logger = logging.getLogger(__name__)
+
+#: A batch that was not answered this many seconds after it was sent makes its device suspect, if it also took three
+#: times its time: a loaded machine, or Python's garbage collector, lets processes stand still for some 100 ms.
+LEAST_PATIENCE_S = 1.0
+#: A device that had no batch for this many seconds is looked at, by one call.
+IDLE_S = 1.0
+#: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. The rest is
+#: the time from a request's arrival to a decision about it.
+TRIED = 0.9
+
+
+class Answer(asyncio.Future):
+    """What becomes of a request: the model's output, the error that its function raised, or `Refused`.
+
+    `cancel` takes the request out of its queue. If its batch was sent, the batch runs, and its output is dropped.
+    """
+
+    def __init__(self, server: AsyncServer, model: str, number: int, value: Any):
+        super().__init__()
+        self.server, self.model, self.number, self.value = server, model, number, value
+        #: Whether its batch was sent once, and whether a device was lost that ran it.
+        self.sent = self.lost = False
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Do not want the answer any more. False: it is there."""
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self.server._forget(self)
+        return cancelled
+
+
+class BatchSeen(NamedTuple):
+    """A batch that a device has run.
+
+    sent: when it was sent, or had its turn, on `time.monotonic`. seconds: from then until its outputs were there.
+    waited: the seconds from the arrivals of its requests until ``sent``, added up.
+    """
+
+    device: int
+    model: str
+    size: int
+    sent: float
+    seconds: float
+    waited: float
+
+
+class _Slot:
+    """A device in the server. token: the scheduler's name for the time since it last joined.
+
+    leaves, lost: the scheduler gives it no batch, for ever, or until it joins again. ended: nothing more is to come.
+    """
+
+    def __init__(self, number: int, device: Device, token: int):
+        self.number, self.device, self.token = number, device, token
+        self.leaves = self.lost = self.ended = False
+        #: What was sent and is not run yet: batches, their answers, and when they were sent.
+        self.batches: deque[tuple[Dispatch, list[Answer], float]] = deque()
+        self.wakes = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        #: The answers of the batch that it runs.
+        self.running: list[Answer] = []
+
+    def put(self, batch: Dispatch, answers: list[Answer]) -> None:
+        self.batches.append((batch, answers, time.monotonic()))
+        self.wakes.set()
+
+    def end(self) -> None:
+        """Its task ends when it has run what was sent to it."""
+        self.ended = True
+        self.wakes.set()
+
+
+class AsyncServer:
+    """Answers requests to ``models``, each before its deadline, or refuses them.
+
+    models: with profiles and delays, mostly from `measuring.measure_models`. Their jitter is what the loop may wake too
+        late; with less, a batch that is deferred to its latest start is given up. devices: a mapping names them by
+        number, as `join` does. Each has all models.
+
+    Each request is answered or refused exactly once. What waits is refused before its deadline, so that no queue is
+    longer than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A
+    batch that takes three times its time, and `LEAST_PATIENCE_S`, is given up: its device is lost until `Device.run`
+    returns. An error that `run` raises is its batch's answer: each of the requests gets it. With `DeviceLost` the
+    device is lost until the error's ``back`` returns True. The batch's requests go to another device, or are refused;
+    one that has lost two devices is refused. ``watch`` is called with each batch after its requests were answered. A
+    device that had no batch for `IDLE_S` is asked `Device.check`. Devices come and go by `join` and `leave`. Use it as
+    an async context manager, or `close` it. It belongs to the event loop that runs when it is made. Raises ServeError
+    if a device lacks a model, or has one that is not in ``models``.
+
+    One thing: callers, timers and devices share the scheduler and its open requests.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        devices: Sequence[Device] | Mapping[int, Device],
+        watch: Callable[[BatchSeen], None] | None = None,
+    ):
+        if not devices:
+            raise ServeError("there are 0 devices, expected one at least")
+        self._slos = {model.name: model.slo for model in models}
+        numbered = dict(devices if isinstance(devices, Mapping) else enumerate(devices))
+        for number, device in numbered.items():
+            self._check(number, device)
+        self._loop = asyncio.get_running_loop()
+        self._watch = watch
+        self._scheduler = self._decides(models)
+        self._seen = {one.name: SeenTimes(one.profile, TRIED * one.budget) for one in models}
+        self._jitter = max(model.delays.jitter for model in models)
+        #: When the scheduler wants to be woken, and when the timer will.
+        self._wake = self._sleeps_until = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._numbers = itertools.count()
+        #: By number, what is neither answered nor refused.
+        self._open: dict[int, Answer] = {}
+        self._budgets = {model.name: model.budget for model in models}
+        self._backlog = Backlog({model.name: model.profile for model in models}, self._budgets)
+        self._closed = False
+        #: By number, the devices that are there; and of each that has left, its last token.
+        self._slots: dict[int, _Slot] = {}
+        self._left: dict[int, int] = {}
+        for number, device in numbered.items():
+            self.join(number, device)
+
+    def _check(self, number: int, device: Device) -> None:
+        if device.models != self._slos.keys():
+            raise ServeError(
+                f"device {number} has the models {sorted(device.models)}, expected {sorted(self._slos)}: "
+                "every device has each model"
+            )
+
+    def _decides(self, models: Sequence[Model]) -> Server:
+        """What decides; benchmarks put a baseline here."""
+        return Scheduler(models, least_patience=LEAST_PATIENCE_S)
+
+    # What users call.
+
+    def ask(self, model: str, value: Any, within: float = math.inf) -> Answer:
+        """Ask ``model`` about one input, and await the answer. What is refused raises `Refused` there, and not here.
+
+        within: seconds that are left for the request, if fewer than the model's SLO; the others were spent elsewhere.
+        """
+        arrival = time.monotonic()
+        number = next(self._numbers)
+        answer = self._open[number] = Answer(self, model, number, value)
+        self._backlog.waits(model)
+        if self._closed:
+            self._refuse(number, Reason.CLOSED)
+        else:
+            deadline = arrival + min(within, self._slos.get(model, 0.0))
+            self._handle(RequestArrived(Request(number, model, arrival, deadline)))
+        return answer
+
+    def hopeless(self, model: str, within: float = math.inf) -> bool:
+        """Whether a request would be refused, because what waits before it takes too long.
+
+        within: as for `ask`. Who asks this first need not read a request that is refused. See `backlog`.
+        """
+        there = [slot.number for slot in self._slots.values() if not slot.leaves]
+        if self._closed or not there:
+            return False  # `ask` says why, or waits for a device.
+        needed = self._backlog.seconds(model, there, time.monotonic())
+        return needed > self._budgets[model] - max(0.0, self._slos[model] - within)
+
+    def wait(self, model: str) -> float:
+        """Seconds at the least until a request to ``model`` that came now would be answered; its SLO if none can be."""
+        there = [slot.number for slot in self._slots.values() if not slot.leaves]
+        return min(self._slos[model], self._backlog.seconds(model, there, time.monotonic()))
+
+    def join(self, number: int, device: Device) -> None:
+        """A device comes. Its batches are taken to take the times that are known.
+
+        Raises ServeError if a device of that number is there, also one that leaves and still has a batch, or if it
+        lacks a model.
+        """
+        self._check(number, device)
+        if number in self._slots:
+            raise ServeError(f"device {number} is there already; let it leave first")
+        slot = self._slots[number] = _Slot(number, device, self._left.pop(number, 0) + 1)
+        if not self._closed:
+            slot.task = self._loop.create_task(self._serve(slot), name=f"serve-device-{number}")
+            self._handle(GpuJoined(number, slot.token))
+
+    def leave(self, number: int) -> None:
+        """A device goes: it gets no batch any more, and answers what was sent to it. `devices` says when it has gone.
+
+        Nothing happens if there is no device of that number.
+        """
+        slot = self._slots.get(number)
+        if slot is not None and not slot.leaves and not self._closed:
+            slot.leaves = True
+            self._handle(GpuLeaving(number, time.monotonic()))
+            slot.end()
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """The numbers of the devices that are there, with those that leave and still have a batch."""
+        return frozenset(self._slots)
+
+    @property
+    def able(self) -> int:
+        """How many devices can be given a batch: those that neither leave nor are lost."""
+        return sum(not slot.leaves and not slot.lost for slot in self._slots.values())
+
+    def profile(self, model: str) -> Profile:
+        """The model's profile as it is known now."""
+        return self._seen[model].profile
+
+    @property
+    def unanswered(self) -> int:
+        """How many requests are neither answered nor refused."""
+        return len(self._open)
+
+    @property
+    def closed(self) -> bool:
+        """Whether all requests are refused: after `close`, or because the scheduler has failed."""
+        return self._closed
+
+    async def close(self, timeout: float = 10.0) -> None:
+        """Refuse all requests that wait, and end.
+
+        Batches that were sent are answered if they end within ``timeout`` seconds; else their requests are refused.
+        """
+        for slot in self._slots.values():
+            slot.end()
+        self._refuse_all(waiting_only=True)
+        tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=timeout)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self._refuse_all(waiting_only=False)
+
+    async def __aenter__(self) -> AsyncServer:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    # The scheduler.
+
+    def _handle(self, event: Event) -> None:
+        """Let the scheduler handle what was due before the event, the event, and what it makes due at once."""
+        now = time.monotonic()
+        try:
+            self._catch_up(now)
+            self._carry_out(event, now)
+            self._catch_up(now)
+        except Exception:
+            logger.exception("The scheduler has failed; the server is closed")
+            self._refuse_all(waiting_only=False)
+        self._set_timer()
+
+    def _catch_up(self, now: float) -> None:
+        while self._wake <= now and not self._closed:
+            due, self._wake = self._wake, math.inf
+            moment = told_moment(due, now, self._jitter)
+            self._carry_out(Tick(), moment)
+            if self._wake <= moment:
+                self._wake = moment + SAME_MOMENT_S  # So that the clock goes on, whatever the scheduler wants.
+
+    def _carry_out(self, event: Event, now: float) -> None:
+        for instruction in self._scheduler.handle(event, now):
+            if isinstance(instruction, WakeAt):
+                self._wake = instruction.at
+            elif isinstance(instruction, Dispatch):
+                self._send(instruction)
+            elif isinstance(instruction, Refuse):
+                self._refuse(instruction.request.id, instruction.reason)
+            elif isinstance(instruction, Suspect):
+                slot = self._slots[instruction.gpu]
+                slot.token += 1  # It joins again when its batch returns.
+                slot.lost = True
+                logger.warning("Device %d does not answer; its batch is given up", slot.number)
+                for answer in _lost_again(slot.running):
+                    self._refuse(answer.number, Reason.LOST_TWICE)
+
+    def _set_timer(self) -> None:
+        """Wake when the scheduler wants it. A timer that wakes sooner stays."""
+        if self._wake < self._sleeps_until and not self._closed:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._sleeps_until = self._wake
+            self._timer = self._loop.call_later(max(0.0, self._wake - time.monotonic()), self._due)
+
+    def _due(self) -> None:
+        self._timer, self._sleeps_until = None, math.inf
+        try:
+            self._catch_up(time.monotonic())
+        except Exception:
+            logger.exception("The scheduler has failed; the server is closed")
+            self._refuse_all(waiting_only=False)
+        self._set_timer()
+
+    def _send(self, batch: Dispatch) -> None:
+        answers = []
+        for request in batch.requests:
+            answer = self._open.get(request.id)
+            if answer is not None:
+                if not answer.sent:
+                    self._backlog.waits_no_more(batch.model)
+                answer.sent = True
+                answers.append(answer)
+        self._backlog.sent(batch.gpu, batch.start + batch.seconds)
+        self._slots[batch.gpu].put(batch, answers)
+
+    def _refuse(self, number: int, reason: Reason) -> None:
+        answer = self._drop(number)
+        if answer is not None:
+            answer.set_exception(Refused(answer.model, reason))
+
+    def _drop(self, number: int) -> Answer | None:
+        """The request is answered, refused or cancelled. None: it was so already."""
+        answer = self._open.pop(number, None)
+        if answer is not None and not answer.sent:
+            self._backlog.waits_no_more(answer.model)
+        return answer
+
+    def _refuse_all(self, waiting_only: bool) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for number, answer in list(self._open.items()):
+            if not (waiting_only and answer.sent):
+                self._refuse(number, Reason.CLOSED)
+
+    def _forget(self, answer: Answer) -> None:
+        """The answer was cancelled."""
+        self._drop(answer.number)
+        if not self._closed:
+            self._handle(Cancelled(answer.model, answer.number))
+
+    # A device.
+
+    async def _serve(self, slot: _Slot) -> None:
+        """The task of a device."""
+        while True:
+            if not slot.batches and not slot.ended:
+                slot.wakes.clear()
+                try:
+                    await asyncio.wait_for(slot.wakes.wait(), IDLE_S)
+                except asyncio.TimeoutError:
+                    await self._look_at(slot)
+                continue
+            if not slot.batches:
+                self._gone(slot)
+                return
+            batch, answers, sent = slot.batches.popleft()
+            try:
+                await self._work(slot, batch, answers, sent)
+            except Exception:
+                logger.exception("The task of device %d has failed; it begins anew", slot.number)
+                self._lose(slot, answers)
+
+    async def _look_at(self, slot: _Slot) -> None:
+        """The device is idle: is it there?"""
+        token = slot.token
+        try:
+            await slot.device.check()
+        except DeviceLost as lost:
+            await self._wait_for(slot, token, [], lost)
+        except Exception:
+            logger.exception("A look at device %d has failed", slot.number)
+        if slot.lost:  # A batch was sent meanwhile, and given up.
+            self._join_again(slot)
+
+    def _join_again(self, slot: _Slot) -> None:
+        if not self._closed and not slot.leaves:
+            slot.lost = False
+            self._handle(GpuJoined(slot.number, slot.token))
+
+    def _gone(self, slot: _Slot) -> None:
+        """The device has left, or the server is closed."""
+        if not self._closed:
+            del self._slots[slot.number]
+            self._left[slot.number] = slot.token
+            self._handle(GpuLost(slot.number))  # What was sent to it since then goes to another one.
+
+    async def _work(self, slot: _Slot, batch: Dispatch, answers: list[Answer], sent: float) -> None:
+        if batch.token != slot.token:
+            return  # It was sent behind one that took too long, and given up with it.
+        slot.running = answers
+        try:
+            outputs, error, waited = await _call(slot.device, batch.model, answers)
+        except DeviceLost as lost:
+            await self._wait_for(slot, batch.token, answers, lost)
+            return
+        seconds = time.monotonic() - sent - waited
+        if batch.token == slot.token:
+            for answer, output in zip(answers, outputs, strict=True):
+                if self._drop(answer.number) is not None:
+                    answer.set_result(output) if error is None else answer.set_exception(error)
+            self._backlog.done(slot.number)
+            if not self._closed:
+                self._handle(BatchDone(batch.gpu, batch.token, batch.plan))
+        else:
+            self._join_again(slot)
+        if error is None and answers and not self._closed:
+            self._correct(batch, seconds, waited)
+        if self._watch is not None and answers:
+            sent += waited
+            queueing = sum([sent - request.arrival for request in batch.requests])
+            self._watch(BatchSeen(slot.number, batch.model, len(answers), sent, seconds, queueing))
+
+    async def _wait_for(self, slot: _Slot, token: int, answers: list[Answer], lost: DeviceLost) -> None:
+        """The device is gone with a batch of this token: give its requests back, and wait until it is there again."""
+        logger.warning("Device %d is lost (%s); its batch of %d requests is given up", slot.number, lost, len(answers))
+        ours = token == slot.token  # Else it was suspect, and its batch is given up already.
+        again = [] if not ours else list(answers) if self._closed else _lost_again(answers)
+        for answer in again:
+            self._refuse(answer.number, Reason.CLOSED if self._closed else Reason.LOST_TWICE)
+        if ours and not self._closed:
+            slot.token += 1
+            slot.lost = True
+            self._handle(GpuLost(slot.number))
+        for answer in answers:
+            if answer.done():  # The scheduler has put it back into its queue.
+                self._handle(Cancelled(answer.model, answer.number))
+        while not self._closed and not slot.leaves and not await lost.back():
+            pass
+        self._join_again(slot)
+
+    def _correct(self, batch: Dispatch, seconds: float, waited: float) -> None:
+        profile = self._seen[batch.model].add(len(batch.requests), seconds, waited)
+        if profile is not None:
+            self._backlog.set_profile(batch.model, profile)
+            self._handle(ProfileChanged(batch.model, profile))
+
+    def _lose(self, slot: _Slot, answers: list[Answer]) -> None:
+        if not self._closed:
+            slot.token += 1
+            self._handle(GpuLost(slot.number))
+            self._join_again(slot)
+        else:
+            for answer in answers:
+                self._refuse(answer.number, Reason.CLOSED)
+
+
+def _lost_again(answers: list[Answer]) -> list[Answer]:
+    """Record that a device was lost that ran these. Returns those that had lost one before."""
+    again = [answer for answer in answers if answer.lost]
+    for answer in answers:
+        answer.lost = True
+    return again
+
+
+def told_moment(due: float, now: float, jitter: float) -> float:
+    """The moment that the scheduler is told for something that was due at ``due``, when ``now`` has come.
+
+    The loop wakes a little late. The margin of a batch has ``jitter`` seconds for that. So what is late by less is told
+    with its own moment; else a batch that was to start at its latest start would be too late each time.
+    """
+    return max(due, now - jitter)
+
+
+def as_waited(returned: Sequence[Any] | Waited) -> Waited:
+    """What `Device.run` returned, with its seconds of waiting."""
+    return returned if isinstance(returned, Waited) else Waited(returned, 0.0)
+
+
+async def _call(device: Device, model: str, answers: list[Answer]) -> tuple[Sequence[Any], Exception | None, float]:
+    """The outputs for the answers, or the error that all of them get; and the seconds of waiting for its turn."""
+    nothing = [None] * len(answers)
+    if not answers:
+        return nothing, None, 0.0  # All were cancelled while the batch was on its way.
+    try:
+        found, waited = as_waited(await device.run(model, [answer.value for answer in answers]))
+        outputs = list(found)
+    except DeviceLost:
+        raise
+    except Exception as error:
+        return nothing, error, 0.0
+    if len(outputs) != len(answers):
+        said = f"the function of model {model} returned {len(outputs)} outputs for {len(answers)} inputs"
+        return nothing, ServeError(f"{said}; return as many"), waited
+    return outputs, None, waited

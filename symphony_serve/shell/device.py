@@ -1,0 +1,90 @@
+"""A device, as the server sees it: runs one batch of a model at a time. `LocalDevice` is a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from symphony_serve.errors import ServeError
+
+
+class Waited(NamedTuple):
+    """The outputs of a batch that has waited ``seconds`` for its turn, on a device that others use as well."""
+
+    outputs: Sequence[Any]
+    seconds: float
+
+
+class Device(Protocol):
+    """Runs batches. The server calls one method at a time, on its event loop."""
+
+    @property
+    def models(self) -> frozenset[str]:
+        """The names of the models that it can run."""
+
+    async def run(self, model: str, inputs: list[Any]) -> Sequence[Any] | Waited:
+        """An output for each input. Raises DeviceLost if the device is gone; any other error is the batch's answer."""
+
+    async def check(self) -> None:
+        """Look whether the device, which is idle, is there. Raises DeviceLost if it is not."""
+
+
+#: A model: takes a list of inputs, and returns an output for each. On a GPU it waits for them.
+Function = Callable[[list[Any]], Sequence[Any] | Waited]
+
+
+class LocalDevice:
+    """A device of this process: a thread that calls ``functions``, which are named by their models.
+
+    The thread is a daemon, so that a function that never returns does not keep the process from ending.
+    """
+
+    def __init__(self, functions: Mapping[str, Function]):
+        self.models = frozenset(functions)
+        self._functions = dict(functions)
+        self._work: SimpleQueue[tuple[str, list[Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, model: str, inputs: list[Any]) -> Sequence[Any] | Waited:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="serve-device", daemon=True)
+            self._thread.start()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._work.put((model, inputs, answer))
+        return await answer
+
+    async def check(self) -> None:
+        """It is there as long as its process."""
+
+    def close(self) -> None:
+        """End the thread when what it runs has ended."""
+        self._work.put(None)
+
+    def _serve(self) -> None:
+        while (work := self._work.get()) is not None:
+            model, inputs, answer = work
+            outputs, error = None, None
+            try:
+                outputs = self._functions[model](inputs)
+            except Exception as failed:
+                error = failed
+            except BaseException as failed:
+                error = ServeError(f"the function of model {model} wanted to end its thread by {failed!r}")
+            try:
+                answer.get_loop().call_soon_threadsafe(_give, answer, outputs, error)
+            except RuntimeError:
+                return  # The loop is closed: nobody waits.
+
+
+def _give(answer: asyncio.Future[Any], outputs: Any, error: Exception | None) -> None:
+    if answer.done():
+        return
+    if isinstance(error, StopIteration):  # A future does not take it.
+        error = ServeError(f"it raised {error!r}")
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(outputs)
