@@ -83,7 +83,8 @@ def _pb2() -> str | None:
 
 def _serve() -> str | None:
     # Found and not imported, which takes seconds.
-    missing = [name for name in ("starlette", "uvicorn", "httptools", "prometheus_client") if importlib.util.find_spec(name) is None]
+    needed = ("starlette", "uvicorn", "httptools", "prometheus_client")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     return f"{' and '.join(missing)} not installed: fluidtune[serve]" if missing else None
 
 

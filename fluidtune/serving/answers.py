@@ -65,7 +65,7 @@ def route(method: str, path: str, trials: Sequence[str]) -> str:
     """What is asked for: a path of this module, "/", or the name of a trial. Raises `Said` for what there is not."""
     name = path.strip("/")
     if path in ("/", LIVE, READY, METRICS):
-        allowed = ("GET", "HEAD", "POST") if path == "/" else ("GET", "HEAD")
+        allowed: tuple[str, ...] = ("GET", "HEAD", "POST") if path == "/" else ("GET", "HEAD")
         asked = trials[0] if path == "/" and method == "POST" else path
     elif name in trials:
         allowed, asked = ("POST",), name

@@ -1,10 +1,10 @@
 """Trials are served over HTTP under load while processes are killed.
 
 ``python -m tests.faults.serving --rounds 50``. Each round kills one process by SIGKILL, in this order: the driver that
-has started the service (each time another service), a model process, the front. After each kill the service must
-answer again. Every request must get one response: the right output, or a refusal with its reason; only requests that
-were on their way when a front died may also get a closed connection. What the front has counted as answered is what the clients got, once each. In the end
-nothing is left.
+has started the service (each time another service), a model process, the front. After each kill the service must answer
+again. Every request must get one response: the right output, or a refusal with its reason; only requests that were on
+their way when a front died may also get a closed connection. What the front has counted as answered is what the clients
+got, once each. In the end nothing is left.
 
 No response takes longer than the SLO and the restart, except of requests that were on their way when a front
 died. The restart is measured: it lasts from the kill until the first answer to a request that was sent after it.

@@ -46,6 +46,27 @@ def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("error", "said"), [(TimeoutError(), "TimeoutError"), (RuntimeError("no\nsuch thing"), "such thing")]
+)
+def test_what_is_said_of_a_start_that_fails_is_one_line(monkeypatch, error, said):
+    class Actor:
+        def options(self, **given):
+            return self
+
+        def remote(self, *given):
+            return self
+
+    def fails(front):
+        raise error
+
+    monkeypatch.setattr(ray, "remote", lambda given: Actor())
+    monkeypatch.setattr(service, "_wait", fails)
+    monkeypatch.setattr(service, "_end", lambda front: None)
+    with pytest.raises(FluidTuneError, match=f"^the front did not start: {said}$"):
+        service._start(None, "127.0.0.1", 8000)
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"slo": 0.0}, "slo is 0.0, expected seconds above 0"),
