@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	# torch first and pinned: an unpinned torch pulls gigabytes of CUDA libraries.
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch
-	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev,serve]"
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev,serve,client]"
 	touch $@
 
 demo: $(STAMP)

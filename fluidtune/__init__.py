@@ -3,8 +3,8 @@
 `run` and `Tuner` take the parameters of Ray Tune's and let FluidTune execute the trials. `FluidExecutor` holds the
 settings. `FluidScheduler` brings the executor into a stock ``ray.tune.Tuner``. With `announce` the author of an
 algorithm names its TrialGroups. A training loop calls `fluidtune.elastic` to be resized while it trains. `serve` lets
-the best trials of a finished run answer requests. `forked` has Ray fork the processes of any program.
-`shared` loads a data set once a node.
+the best trials of a finished run answer requests, and `Client` asks them. `forked` has Ray fork the processes of
+any program. `shared` loads a data set once a node.
 
 The rooms, from pure to shell: `planning` (widths), `engine` (what each trial does next), `profiles` and `twin` (the
 engine on a virtual clock), `tune` and `ray_compat` (the edge to Ray Tune), `cluster` (devices and workers), `elastic`
@@ -23,9 +23,12 @@ from fluidtune import hash_seed
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncClient",
+    "Client",
     "FluidExecutor",
     "FluidScheduler",
     "FluidTuneError",
+    "ServiceError",
     "Tuner",
     "__version__",
     "announce",
@@ -40,9 +43,12 @@ hash_seed.provide()  # before a cluster is started
 
 #: Public name -> the module that defines it. Type checkers read __init__.pyi.
 _HOMES = {
+    "AsyncClient": "fluidtune.client",
+    "Client": "fluidtune.client",
     "FluidExecutor": "fluidtune.tune.executor",
     "FluidScheduler": "fluidtune.tune.scheduler",
     "FluidTuneError": "fluidtune.errors",
+    "ServiceError": "fluidtune.client",
     "Tuner": "fluidtune.tune.api",
     "announce": "fluidtune.tune.groups",
     "forked": "fluidtune.cluster.forks.forked",

@@ -1,5 +1,8 @@
 # The public names with their types: at run time each is imported when it is first used.
 from fluidtune import elastic as elastic
+from fluidtune.client import AsyncClient as AsyncClient
+from fluidtune.client import Client as Client
+from fluidtune.client import ServiceError as ServiceError
 from fluidtune.cluster.data.shared_data import shared as shared
 from fluidtune.cluster.forks.forked import forked as forked
 from fluidtune.errors import FluidTuneError as FluidTuneError

@@ -306,16 +306,19 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Who reaches this address may ask.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
 @click.option("--port", type=int, default=8000, show_default=True)
+@click.option("--token", type=click.File(), default=None, help="Who asks has what this file holds.  [anybody may ask]")
+@click.option("--cors", multiple=True, metavar="ORIGIN", help="Pages of this origin may ask.  [none]")
 @click.pass_obj
-def serve_start(address: str, run_dir: str, load: str, shared: bool, **settings: Any) -> None:
+def serve_start(address: str, run_dir: str, load: str, shared: bool, token: Any, **settings: Any) -> None:
     """Serve the best trials of the run in RUN_DIR, until `fluidtune serve stop`."""
     sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
     _connect(address)
     from fluidtune.serving.service import loader, serve
 
-    served = serve(run_dir, loader(load), arbiter="auto" if shared else None, **settings)
+    secret = token.read().strip() if token is not None else None
+    served = serve(run_dir, loader(load), arbiter="auto" if shared else None, token=secret, **settings)
     click.echo(f"trial {', '.join(served.trials)}: POST an input to {served.url}, or to {served.url}TRIAL")
     log = served.status()["log"]
     click.echo(

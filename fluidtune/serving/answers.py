@@ -1,6 +1,7 @@
 """What the front says over HTTP when it is not an output: a status, a code for programs, and a text for people.
 
-Whatever is refused or wrong is raised as `Said`, wherever it is found out. `route` is the table of paths and methods.
+Whatever is refused or wrong is raised as `Said`, wherever it is found out. `route` is the table of paths and methods,
+`wire` that of the codes.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from typing import Any
 
 from starlette.responses import Response
 
-from symphony_serve.errors import Refused
+from fluidtune.serving.inference_protocol import ProtocolError, Route
+from fluidtune.serving.inference_protocol import route as protocol_route
+from fluidtune.serving.openapi import DOCUMENT, PAGE
+from symphony_serve.errors import Refused, ServeError
 
 #: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
 #: can answer, and Prometheus' name for what it scrapes.
 LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
+#: The version of each trial.
+VERSION = "1"
 #: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
 
@@ -64,7 +70,7 @@ def of_server(error: Refused, retry_s: float) -> Said:
 def route(method: str, path: str, trials: Sequence[str]) -> str:
     """What is asked for: a path of this module, "/", or the name of a trial. Raises `Said` for what there is not."""
     name = path.strip("/")
-    if path in ("/", LIVE, READY, METRICS):
+    if path in ("/", LIVE, READY, METRICS, DOCUMENT, PAGE):
         allowed: tuple[str, ...] = ("GET", "HEAD", "POST") if path == "/" else ("GET", "HEAD")
         asked = trials[0] if path == "/" and method == "POST" else path
     elif name in trials:
@@ -75,6 +81,21 @@ def route(method: str, path: str, trials: Sequence[str]) -> str:
         said = f"{method} {path} is not served; POST an input, or GET /"
         raise Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
     return asked
+
+
+def inference(method: str, path: str, trials: Sequence[str]) -> Route:
+    """What is asked for by the Open Inference Protocol. Raises `Said` for what there is not."""
+    try:
+        return protocol_route(method, path, dict.fromkeys(trials, (VERSION,)))
+    except ProtocolError as error:
+        raise bad(error) from None
+
+
+def bad(error: ServeError) -> Said:
+    """The answer to a request that is none."""
+    if isinstance(error, ProtocolError):
+        return Said(error.status, error.code, str(error), headers=error.headers)
+    return Said(400, "bad_input", str(error))
 
 
 def unknown(name: str, trials: Sequence[str]) -> str:

@@ -7,11 +7,16 @@ seconds.
 from __future__ import annotations
 
 import asyncio
+import functools
+import hmac
 import json
 import logging
 import os
 import platform
 import time
+import uuid
+from asyncio import FIRST_COMPLETED
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,18 +30,35 @@ from starlette.responses import Response
 import fluidtune
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.report import this_machine
-from fluidtune.serving.answers import AGAIN_S, LIVE, METRICS, READY, Said, as_json, of_server, refused, route
+from fluidtune.serving.answers import (
+    AGAIN_S,
+    LIVE,
+    METRICS,
+    READY,
+    VERSION,
+    Said,
+    as_json,
+    bad,
+    inference,
+    of_server,
+    refused,
+    route,
+)
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
+from fluidtune.serving.inference_protocol import Interface, Route, server_metadata
 from fluidtune.serving.intake import Intake, collect_seldom, largest_body
 from fluidtune.serving.model_process import Loading
+from fluidtune.serving.openapi import DOCUMENT, Described, document, page
 from fluidtune.serving.remote_devices import Measured, OwnDevices, RemoteDevice, ServedDevices
 from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, exposition
+from fluidtune.serving.wire import REQUEST_ID, TIMEOUT, timeout_s
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import Model, StartPolicy
 from symphony_serve.profiles import check_slo, profiles_to_json
+from symphony_serve.reading import PIECE
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.measuring import measure_models
 
@@ -47,15 +69,19 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a stop waits for what runs. A batch that takes longer is late anyhow.
 STOP_S = 1.0
+#: Characters of a request's id that are kept, and inputs of one request. Judgement: an id of any tracer, and several of
+#: the largest batches.
+MOST_ID, MOST_INPUTS = 128, 1024
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is served, and how.
+    """What is served, to whom, and how.
 
     run: the directory of the run. resources: Ray's options for a model process. devices: how many there are; 0: they
     are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None: they are
-    not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples.
+    not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever asks has
+    it; None: anybody may. cors: origins of pages that may ask.
     """
 
     run: str
@@ -68,6 +94,8 @@ class Setting:
     policy: StartPolicy
     modules: tuple[str, ...] | None
     leasing: Leasing | None = None
+    token: str | None = None
+    cors: tuple[str, ...] = ()
 
 
 class Front:
@@ -75,7 +103,7 @@ class Front:
 
     ``POST /`` asks the best trial, ``POST /TRIAL`` another one, ``GET /`` says what there is, ``GET /healthz`` whether
     the front lives, ``GET /readyz`` whether a model process can answer (503: none can), and ``GET /metrics`` has the
-    counts for Prometheus.
+    counts for Prometheus. ``/v2`` is the Open Inference Protocol. ``GET /openapi.json`` and ``GET /docs`` describe all.
 
     The body of a request is one input as a JSON value, that of an answer one output. Other answers are `Said`: a
     status, a code and a text. 400: the input is none. 404, 405: no such trial, no such method. 413: the body is too
@@ -93,6 +121,9 @@ class Front:
         #: By trial, the form of its inputs, and how many bytes the body of one may have.
         self._forms: dict[str, Form] = {}
         self._most: dict[str, int] = {}
+        #: By trial, its tensors; and the OpenAPI document of all.
+        self._interfaces: dict[str, Interface] = {}
+        self._document: dict[str, Any] = {}
         self._devices: ServedDevices | None = None
         self._forks: ForkedActors | None = None
         self._intake = Intake(setting.slo)
@@ -112,64 +143,97 @@ class Front:
         """Answer one HTTP request."""
         arrival = time.monotonic()
         request = Request(scope, receive)
+        number = request.headers.get(REQUEST_ID) or uuid.uuid4().hex
         try:
-            response = await self._respond(request, arrival)
+            self._check_token(request)
+            response = await self._respond(request, arrival, number)
         except Said as said:
             response = said.response()
+        response.headers[REQUEST_ID] = number[:MOST_ID]
         await response(scope, receive, send)
 
-    async def _respond(self, request: Request, arrival: float) -> Response:
+    async def _respond(self, request: Request, arrival: float, number: str) -> Response:
         """Raises `Said`."""
-        asked = route(request.method, request.url.path, self._names)
-        if asked == "/":
-            return as_json(200, self._shown())
-        if asked == LIVE:
-            return as_json(200, {"state": self._doing})
-        if asked == READY:
-            self._check_ready()
-            return as_json(200, {"state": self._doing})
-        if asked == METRICS:
-            return Response(exposition(self._books), media_type=CONTENT_TYPE_LATEST)
+        path = request.scope["path"]
+        asked = inference(request.method, path, self._names) if path.startswith("/v2") else None
+        name = asked.model if asked is not None else route(request.method, path, self._names)
+        if request.method != "POST":
+            return self._shown(name, asked)
         try:
-            status, text = await self._ask(request, asked, arrival)
-            return Response(text, status, media_type="application/json")
+            until = arrival + timeout_s(request.headers.get(TIMEOUT), self._setting.slo)
+            with self._intake.one() as holding:
+                server = self._check_there()
+                if server.hopeless(name, until - arrival):
+                    raise Refused(name, Reason.QUEUE_FULL)  # To read it costs more than to refuse it.
+                if asked is None:
+                    value = await self._intake.read(request, self._forms[name], self._most[name], until, holding)
+                    ((status, text),) = await self._ask(server, request, name, [value], until)
+                    if status != 200:
+                        logger.warning("Request %s: %s", number[:MOST_ID], text)
+                    return Response(text, status, media_type="application/json")
+                body = await self._intake.read_tensors(request, self._most[name], until, holding)
+                return await self._infer(server, request, asked, body, until)
         except Refused as error:
-            said = of_server(error, self._server.wait(asked) if self._server is not None else self._setting.slo)
-            self._count(asked, said)
+            said = of_server(error, self._server.wait(name) if self._server is not None else self._setting.slo)
+            self._count(name, said)
+            raise said from None
+        except ServeError as error:
+            said = bad(error)
+            self._count(name, said)
             raise said from None
         except Said as said:
-            self._count(asked, said)
+            self._count(name, said)
             raise
 
-    async def _ask(self, request: Request, name: str, arrival: float) -> tuple[int, str]:
-        """The status and the body of the answer of the model ``name``. Raises `Said` and Refused."""
-        with self._intake.one() as holding:
-            server = self._check_there()
-            if server.hopeless(name):
-                raise Refused(name, Reason.QUEUE_FULL)  # To read it costs more than to refuse it.
-            until = arrival + self._setting.slo
-            value = await self._intake.read(request, self._forms[name], self._most[name], until, holding)
-            answer = server.ask(name, value, until - time.monotonic())
-            gone = asyncio.ensure_future(_disconnected(request))
-            try:
-                await asyncio.wait([answer, gone], timeout=until - time.monotonic(), return_when="FIRST_COMPLETED")
-            finally:
-                gone.cancel()
-                answer.cancel()
-            if not answer.cancelled():
-                return self._answered(name, answer)
-            if gone.done() and not gone.cancelled():
-                self._books.count(name, "cancelled")
-                raise Said(400, "disconnected", "the client has gone")
-            raise Refused(name, Reason.OVERDUE)
+    async def _infer(self, server: AsyncServer, request: Request, asked: Route, body: bytes, until: float) -> Response:
+        """The answer to a batch of inputs as tensors. Raises `Said`, ServeError and Refused."""
+        interface, headers = self._interfaces[asked.model], request.headers
+        decode = functools.partial(interface.decode, headers, body, MOST_INPUTS)
+        # A large one in a thread: what checks it is Python, which lets the loop go on meanwhile.
+        batch = decode() if len(body) <= PIECE else await asyncio.to_thread(decode)
+        if batch.timeout_s is not None:
+            until = min(until, time.monotonic() + batch.timeout_s)
+        outcomes = await self._ask(server, request, asked.model, batch.inputs, until)
+        for status, text in outcomes:
+            if status != 200:
+                return Response(text, status, media_type="application/json")
+        outputs = [json.loads(text) for _, text in outcomes]
+        answer, described = interface.encode(batch, asked.model, asked.version or VERSION, outputs)
+        return Response(answer, 200, described)
 
-    def _answered(self, name: str, answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
-        """Raises Refused."""
+    async def _ask(
+        self, server: AsyncServer, request: Request, name: str, values: Sequence[Any], until: float
+    ) -> list[tuple[int, str]]:
+        """The status and the text of each answer of the model ``name``. Raises `Said` and Refused."""
+        answers = [server.ask(name, value, until - time.monotonic()) for value in values]
+        gone = asyncio.ensure_future(_disconnected(request))
         try:
+            left = set(answers)
+            while left and not gone.done() and (wait_s := until - time.monotonic()) > 0:
+                done, left = await asyncio.wait({*left, gone}, timeout=wait_s, return_when=FIRST_COMPLETED)
+                left -= {gone}
+                if any(isinstance(one.exception(), Refused) for one in done - {gone}):
+                    break
+        finally:
+            for one in (gone, *answers):
+                one.cancel()
+        told = [one for one in answers if not one.cancelled()]
+        why = next((error for one in told if isinstance(error := one.exception(), Refused)), None)
+        if why is None and len(told) == len(answers):
+            return [self._outcome(name, one) for one in told]
+        if why is None and gone.done() and not gone.cancelled():
+            self._books.count(name, "cancelled", len(values))
+            raise Said(400, "disconnected", "the client has gone")
+        why = why or Refused(name, Reason.OVERDUE)
+        self._count(name, of_server(why, 0.0), len(values) - 1)
+        raise why
+
+    def _outcome(self, name: str, answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
+        """The status and the text of an answer that is there."""
+        error = answer.exception()
+        if error is None:
             status, text = answer.result()
-        except Refused:
-            raise
-        except Exception as error:
+        else:
             status, text = 500, json.dumps({"error": str(error), "code": "model_failed"})
         self._books.count(name, "failed" if status != 200 else "answered")
         return status, text
@@ -190,14 +254,42 @@ class Front:
         if not self._check_there().able:
             raise refused("no_model_process", "no model process answers")
 
-    def _count(self, name: str, said: Said) -> None:
+    def _count(self, name: str, said: Said, times: int = 1) -> None:
         if said.code != "disconnected":
             became = "late" if said.code == "overdue" else f"refused: {said.code}"
-            self._books.count(name, became if said.status == 503 else "bad")
+            self._books.count(name, became if said.status == 503 else "bad", times)
 
-    def _shown(self) -> dict[str, Any]:
-        trials = [{"trial": one.name, "value": one.value} for one in self._setting.loading.trials]
-        return {"state": self._doing, "slo_s": self._setting.slo, "trials": trials}
+    def _shown(self, name: str, asked: Route | None) -> Response:
+        """What needs no model: a state, a description, or counts. Raises `Said`."""
+        what = asked.what if asked is not None else name
+        if what in (READY, "ready", "model_ready"):
+            self._check_ready()
+        if what in (LIVE, READY, "live", "ready", "model_ready"):
+            return as_json(200, {"state": self._doing})
+        if what == METRICS:
+            return Response(exposition(self._books), media_type=CONTENT_TYPE_LATEST)
+        if what == "server":
+            return as_json(200, server_metadata())
+        if what == "/":
+            trials = [{"trial": one.name, "value": one.value} for one in self._setting.loading.trials]
+            return as_json(200, {"state": self._doing, "slo_s": self._setting.slo, "trials": trials})
+        if not self._document:
+            raise refused(self._state, f"the models are not there yet: {self._doing}")
+        if what == "model":
+            return as_json(200, self._interfaces[name].metadata(name, [VERSION]))
+        if what == DOCUMENT:
+            return as_json(200, self._document)
+        return Response(page(self._document), media_type="text/html")
+
+    def _check_token(self, request: Request) -> None:
+        """Raises `Said` for a request without the service's token. Probes need none."""
+        token = self._setting.token
+        if token is None or request.scope["path"] in (LIVE, READY, "/v2/health/live", "/v2/health/ready"):
+            return
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+            said = "the bearer token is missing or wrong; send the header Authorization: Bearer TOKEN"
+            raise Said(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
 
     @property
     def _doing(self) -> str:
@@ -302,11 +394,17 @@ class Front:
         held = self._devices = self._devices or await self._get_devices()
         devices, samples = await held.first()
         self._state = "measuring"
-        self._forms = {name: Form.of(some) for name, some in samples.items()}
-        self._most = {name: setting.max_body or largest_body(some) for name, some in samples.items()}
+        inputs = {name: some.inputs for name, some in samples.items()}
+        self._forms = {name: Form.of(some) for name, some in inputs.items()}
+        self._most = {name: setting.max_body or largest_body(some) for name, some in inputs.items()}
+        self._interfaces = {name: Interface.of(*some) for name, some in samples.items()}
+        described = {
+            name: Described(self._forms[name], some.inputs[0], Form.of(some.outputs)) for name, some in samples.items()
+        }
+        self._document = document(described, setting.slo, setting.token is not None)
         slos = dict.fromkeys(self._names, setting.slo)
         models = await measure_models(
-            [Measured(device) for device in devices.values()], samples, slos, setting.max_batch, None, setting.policy
+            [Measured(device) for device in devices.values()], inputs, slos, setting.max_batch, None, setting.policy
         )
         for model in models:
             check_slo(model.name, model.profile, model.slo, model.delays.smallest)

@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from starlette.middleware.cors import CORSMiddleware
+
 from fluidtune.serving.door import Door
 from fluidtune.serving.front import Front, Setting
 
@@ -27,7 +29,10 @@ class Served:
 
     def __init__(self, setting: Setting, host: str, port: int):
         self.front = Front(setting)
-        self._door = Door(self.front, host, port)
+        app: Any = self.front
+        if setting.cors:
+            app = CORSMiddleware(app, allow_origins=setting.cors, allow_methods=["GET", "POST"], allow_headers=["*"])
+        self._door = Door(app, host, port)
         self._watching = asyncio.create_task(self._watch(), name="serve-health")
 
     async def close(self) -> None:

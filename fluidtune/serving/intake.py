@@ -11,16 +11,18 @@ import contextlib
 import gc
 import json
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from fluidtune.serving.answers import Said, refused
+from fluidtune.serving.inference_protocol import JSON_SIZE
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 from symphony_serve.reading import PIECE, Reading
 
+T = TypeVar("T")
 #: Requests that are being read or wait for their answer: far more than a front answers within any SLO. Each holds its
 #: input, so without a limit a flood under a long SLO would need all memory.
 MOST_OPEN = 10_000
@@ -33,6 +35,9 @@ MOST_BYTES = 64 << 20
 #: The largest body divided by the longest of the samples, unless the caller says otherwise: lists and texts of any
 #: length differ from their samples.
 TIMES_SAMPLE = 64
+#: The body of a request with tensors, in bodies of one input; and bytes of its JSON, which is read in one go: 10 ms at
+#: the rate of `reading.PIECE`.
+MOST_TENSORS, MOST_JSON = 16, 256 << 10
 #: Collections of Python's middle generation before one of all objects (`gc.set_threshold`, whose default is 10). One of
 #: all holds the process for 100 ms and more while nested lists are read. With this there is one in 70 million objects.
 SELDOM = 10_000
@@ -85,6 +90,48 @@ class Intake:
         form: that it must have. most: bytes that it may have. until: when it must be read, on `time.monotonic`.
         Raises `Said`. Of a body that says that it is too large, nothing is read.
         """
+        return await self._body(request, self._read(request, form, most, holding), most, until, holding)
+
+    async def read_tensors(self, request: Request, most: int, until: float, holding: Holding) -> bytes:
+        """The body of a request with tensors, of `MOST_TENSORS` times ``most`` bytes. Otherwise as `read`.
+
+        Of its JSON, `MOST_JSON` bytes are taken: Python's parser holds the process until they are read.
+        """
+        text = request.headers.get(JSON_SIZE)
+        length = text if text is not None else request.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > MOST_JSON:
+            said = f"the JSON of the body has more than {MOST_JSON} bytes; send binary tensors, or fewer inputs"
+            raise Said(413, "too_large", said)
+        most *= MOST_TENSORS
+        body = await self._body(request, self._gather(request, most, holding), most, until, holding)
+        if text is None and len(body) > MOST_JSON:
+            said = f"the JSON of the body has more than {MOST_JSON} bytes; send binary tensors, or fewer inputs"
+            raise Said(413, "too_large", said)
+        return body
+
+    async def _body(
+        self, request: Request, read: Coroutine[Any, Any, T], most: int, until: float, holding: Holding
+    ) -> T:
+        try:
+            self._admit(request, most, holding)
+        except BaseException:
+            read.close()
+            raise
+        self.reading += 1
+        try:
+            return await asyncio.wait_for(read, until - time.monotonic())
+        except asyncio.TimeoutError:
+            said = "its body was not there and read at its deadline"
+            raise refused("body_late", said, self._slo, closes=True) from None
+        except ClientDisconnect:
+            raise Said(400, "disconnected", "the client has gone") from None
+        except ServeError as error:
+            raise Said(400, "bad_input", str(error)) from None
+        finally:
+            self.reading -= 1
+
+    def _admit(self, request: Request, most: int, holding: Holding) -> None:
+        """Raises `Said` for a body that is not even to be read."""
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("", "identity"):
             said = f"the body has the content encoding {encoding!r}; send it as it is"
@@ -96,18 +143,16 @@ class Intake:
             raise refused("too_many_bodies", f"{MOST_READ} bodies are being read already", self._slo)
         if length.isdecimal() and int(length) > PIECE:
             self._hold(holding, int(length))
-        self.reading += 1
-        try:
-            return await asyncio.wait_for(self._read(request, form, most, holding), until - time.monotonic())
-        except asyncio.TimeoutError:
-            said = "its body was not there and read at its deadline"
-            raise refused("body_late", said, self._slo, closes=True) from None
-        except ClientDisconnect:
-            raise Said(400, "disconnected", "the client has gone") from None
-        except ServeError as error:
-            raise Said(400, "bad_input", str(error)) from None
-        finally:
-            self.reading -= 1
+
+    async def _gather(self, request: Request, most: int, holding: Holding) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise _too_large(most)
+            if len(body) > max(PIECE, holding.bytes):
+                self._hold(holding, len(body))
+        return bytes(body)
 
     async def _read(self, request: Request, form: Form, most: int, holding: Holding) -> Any:
         reading, fresh, size = Reading(form), bytearray(), 0

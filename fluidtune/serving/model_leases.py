@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluidtune.cluster.devices.holding import SPARE_S
+from fluidtune.serving.model_process import Samples
 from fluidtune.serving.remote_devices import PAUSE_S, First, RemoteDevice
 from symphony_serve.errors import ServeError
 from symphony_serve.shell.async_server import AsyncServer
@@ -52,7 +53,7 @@ class _Leased:
     lease: Gained
     number: int
     device: RemoteDevice
-    samples: dict[str, list[Any]] | None = None
+    samples: dict[str, Samples] | None = None
     error: ServeError | None = None
     again: float = math.inf
     joined: bool = False

@@ -9,7 +9,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ray import cloudpickle
 
@@ -52,6 +52,13 @@ class Loading:
         return cls(pickled, tuple(sys.path), tuple(trials), beside)
 
 
+class Samples(NamedTuple):
+    """Inputs that a model can answer, and its outputs for them."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+
+
 class ModelProcess:
     """Loads the models at its start. It is a Ray actor without restarts: the front starts another one.
 
@@ -74,8 +81,8 @@ class ModelProcess:
         self._turn = Turn("service", served=True) if loading.beside else None
         self._samples = {name: _samples(name, model) for name, model in self._models.items()}
 
-    def ready(self) -> tuple[int, dict[str, list[Any]]]:
-        """This process' id, and of each model inputs that it can answer."""
+    def ready(self) -> tuple[int, dict[str, Samples]]:
+        """This process' id, and the samples of each model."""
         return os.getpid(), self._samples
 
     def alive(self) -> None:
@@ -138,7 +145,7 @@ def _loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Se
     return model
 
 
-def _samples(name: str, model: Any) -> list[Any]:
+def _samples(name: str, model: Any) -> Samples:
     samples = getattr(model, "samples", None)
     if not isinstance(samples, list | tuple | None):
         said = f"the samples of trial {name} are a {type(samples).__name__}, expected a list of inputs"
@@ -149,12 +156,12 @@ def _samples(name: str, model: Any) -> list[Any]:
         raise ServeError(f"{said}; set its attribute samples to a list of inputs, with which it is measured")
     Form.of(samples)
     try:
-        _outcomes(name, model, samples)
+        outcomes = _outcomes(name, model, samples)
     except ServeError:
         raise
     except Exception as error:
         raise ServeError(f"the model of trial {name} fails with its own samples: {error!r}; check load") from error
-    return samples
+    return Samples(samples, [json.loads(text) for _, text in outcomes])
 
 
 def _outcomes(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> list[Outcome]:

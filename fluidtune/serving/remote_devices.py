@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
-from fluidtune.serving.model_process import Loading, ModelProcess
+from fluidtune.serving.model_process import Loading, ModelProcess, Samples
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import Waited
@@ -84,7 +84,7 @@ class RemoteDevice:
         self._processes += 1
         self._worker = f"models-{self._number}-{self._processes}"
 
-    async def look(self, wait_s: float = LOOK_S) -> dict[str, list[Any]] | None:
+    async def look(self, wait_s: float = LOOK_S) -> dict[str, Samples] | None:
         """The samples of each model, if the process is there within ``wait_s`` seconds.
 
         Raises ServeError if a model cannot be loaded.
@@ -204,10 +204,10 @@ def _said(error: Exception) -> str:
 
 
 class First(NamedTuple):
-    """What there is when the models are loaded: devices by number, one at least, and inputs of each model."""
+    """What there is when the models are loaded: devices by number, one at least, and the samples of each model."""
 
     devices: dict[int, RemoteDevice]
-    samples: dict[str, list[Any]]
+    samples: dict[str, Samples]
 
 
 class Measured(NamedTuple):
@@ -277,7 +277,7 @@ class OwnDevices:
     async def first(self) -> First:
         for number in range(self.count):
             self._devices.append(self._start(number))
-        samples: dict[str, list[Any]] = {}
+        samples: dict[str, Samples] = {}
         for device in self._devices:
             while (found := await device.look()) is None:
                 pass

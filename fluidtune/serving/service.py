@@ -7,10 +7,11 @@ import importlib
 import importlib.util
 import logging
 import math
+import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral, Real
 from pathlib import Path
@@ -101,6 +102,8 @@ def serve(
     fork_server: bool = True,
     host: str = "127.0.0.1",
     port: int = 8000,
+    token: str | None = None,
+    cors: Sequence[str] = (),
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
 
@@ -126,14 +129,17 @@ def serve(
             the devices are the service's own.
         fork_server: processes of models are forked from one that has imported what this process has, where that is
             possible. False: they are started as Ray starts processes.
-        host, port: where HTTP is served. Every client that reaches this address may ask.
+        host, port: where HTTP is served.
+        token: whoever asks must send it as ``Authorization: Bearer TOKEN``, probes apart. None: every client that
+            reaches the address may ask.
+        cors: origins, such as "https://example.org", whose pages may ask from a browser. Default: none.
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
     """
     trials = winners(results, top, metric, mode)
     loading = Loading.of(load, trials, beside)
-    policy = _checked(slo, max_batch, max_body, port, starts)
+    policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
     _check_installed()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
@@ -148,12 +154,16 @@ def serve(
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
-    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
+    setting = Setting(
+        run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing, token, tuple(cors)
+    )
     _start(setting, host, port)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
 
-def _checked(slo: float, max_batch: int, max_body: int | None, port: int, starts: str) -> StartPolicy:
+def _checked(
+    slo: float, max_batch: int, max_body: int | None, port: int, starts: str, token: str | None, cors: Sequence[str]
+) -> StartPolicy:
     """The policy called ``starts``. Raises FluidTuneError if one of the settings is impossible."""
     if not isinstance(slo, Real) or not 0 < slo < math.inf:
         raise FluidTuneError(f"slo is {slo!r}, expected seconds above 0")
@@ -163,6 +173,12 @@ def _checked(slo: float, max_batch: int, max_body: int | None, port: int, starts
         raise FluidTuneError(f"max_body is {max_body!r}, expected bytes, 1 or more")
     if not isinstance(port, Integral) or not 1 <= port <= MOST_PORT:
         raise FluidTuneError(f"port is {port!r}, expected one of 1 to {MOST_PORT}")
+    if token is not None and not (isinstance(token, str) and re.fullmatch(r"[\x21-\x7e]{8,}", token)):
+        raise FluidTuneError("token is too short or has other than printable ASCII characters; give 8 or more of these")
+    if isinstance(cors, str) or not all(
+        isinstance(one, str) and re.fullmatch(r"\*|https?://[^/]+", one) for one in cors
+    ):
+        raise FluidTuneError(f'cors is {cors!r}, expected a list of origins such as "https://example.org", or "*"')
     return start_policy(starts)
 
 

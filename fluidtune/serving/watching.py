@@ -82,10 +82,10 @@ class Books:
         self._recent: deque[BatchSeen] = deque(maxlen=MOST)
         self._lock = threading.Lock()
 
-    def count(self, trial: str, became: str) -> None:
-        """A request of this trial got this outcome. One of a name that is no trial does not count."""
-        if trial in self._sums.requests:
-            self._sums.requests[trial][became] += 1
+    def count(self, trial: str, became: str, times: int = 1) -> None:
+        """Inputs to this trial got this outcome, ``times`` of them. A name that is no trial does not count."""
+        if trial in self._sums.requests and times:
+            self._sums.requests[trial][became] += times
 
     def batch(self, seen: BatchSeen) -> None:
         self._fresh.append(seen)

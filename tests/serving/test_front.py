@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from symphony_serve.delays import Delays
+from symphony_serve.errors import Refused
 from symphony_serve.forms import Form
+from symphony_serve.messages import Reason
 from symphony_serve.profiles import Profile
 
 pytestmark = pytest.mark.serve
@@ -27,7 +29,7 @@ class Server:
     def __init__(self, able=1, hopeless=False):
         self.able, self._hopeless, self.answers, self.withins = able, hopeless, [], []
 
-    def hopeless(self, name):
+    def hopeless(self, name, within):
         return self._hopeless
 
     def wait(self, name):
@@ -38,7 +40,7 @@ class Server:
         self.answers.append(asyncio.get_running_loop().create_future())
         return self.answers[-1]
 
-    async def close(self, timeout):
+    async def close(self, timeout=None):
         self.closed = True
         for answer in self.answers:
             answer.set_result((200, "1"))
@@ -48,10 +50,11 @@ class Server:
 def made():
     """Makes a front that serves trial "t", whose inputs are numbers."""
     from fluidtune.serving import front
+    from fluidtune.serving.inference_protocol import Interface
     from fluidtune.serving.intake import Intake
     from fluidtune.serving.watching import Books
 
-    def make(server=None, slo=0.5, count=1, waits=""):
+    def make(server=None, slo=0.5, count=1, waits="", token=None):
         async def nothing():
             """Nothing was started."""
 
@@ -59,7 +62,8 @@ def made():
         one._names, one._books, one._intake, one._state = ["t"], Books(["t"]), Intake(slo), "serving"
         one._server, one._stopping, one._watch, one._began = server, False, None, 0.0
         one._devices = SimpleNamespace(count=count, waits=waits, trouble="", close=nothing)
-        one._setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=[]))
+        one._setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=[]), token=token)
+        one._interfaces, one._document = {"t": Interface.of([1], [2])}, {}
         one._models, one._forms, one._most, one._kept = {}, {"t": Form.of([1])}, {"t": 100}, ""
         one._log = SimpleNamespace(write=lambda event, **fields: None, close=lambda: None)
         return one
@@ -67,7 +71,7 @@ def made():
     return make
 
 
-async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, gone=None):
+async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, gone=None, headers=()):
     """The status, the value and the headers of an answer. gone: an event; the client hangs up when it is set."""
     asked, sent = [], []
 
@@ -84,12 +88,12 @@ async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, 
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "server": ("h", 80)}
+    scope = {"type": "http", "method": method, "path": path, "headers": list(headers), "query_string": b""}
     await front(scope, receive, send)
     start, *rest = sent
-    headers = {name.decode().title(): value.decode() for name, value in start["headers"]}
+    said = {name.decode().title(): value.decode() for name, value in start["headers"]}
     text = b"".join(one.get("body", b"") for one in rest)
-    return start["status"], json.loads(text) if text else None, headers
+    return start["status"], json.loads(text) if text else None, said
 
 
 def answered(front, **given):
@@ -256,3 +260,58 @@ def test_metrics_are_in_the_text_format_of_prometheus(made):
     found = {one.name: one for one in text_string_to_metric_families(sent[1]["body"].decode())}
     (sample,) = found["fluidtune_serve_requests"].samples
     assert (sample.labels, sample.value) == ({"trial": "t", "outcome": "refused: queue_full"}, 1.0)
+
+
+async def answering(front, count, answers, **given):
+    """The answer to a request, when the model has given ``answers`` to the first of its ``count`` inputs."""
+    asked = asyncio.ensure_future(ask(front, **given))
+    while len(front._server.answers) < count:
+        await asyncio.sleep(0)
+    for answer, told in zip(front._server.answers, answers, strict=False):
+        answer.set_exception(told) if isinstance(told, Exception) else answer.set_result(told)
+    return await asked
+
+
+def test_a_request_names_itself_and_its_own_deadline(made):
+    front = made(Server(), slo=PATIENCE_S)
+    headers = [(b"x-request-id", b"mine"), (b"request-timeout-ms", b"20000")]
+    status, value, said = asyncio.run(answering(front, 1, [(200, "2")], headers=headers))
+    assert (status, value, said["X-Request-Id"]) == (200, 2, "mine")
+    assert 0 < front._server.withins[0] <= 20
+    assert len(answered(front, method="GET", path="/healthz")[2]["X-Request-Id"]) == 32
+    status, said, _ = answered(front, headers=[(b"request-timeout-ms", b"soon")])
+    assert status == 400 and "Request-Timeout-Ms is 'soon'" in said["error"]
+
+
+def test_whoever_has_not_the_token_is_told_so_and_probes_need_none(made):
+    front = made(Server(), token="secret-token", slo=0.01)
+    status, said, headers = answered(front, body=None)
+    assert (status, said["code"], headers["Www-Authenticate"]) == (401, "unauthorized", "Bearer")
+    assert answered(front, body=None, headers=[(b"authorization", "Bearer sécret".encode("latin-1"))])[0] == 401
+    assert answered(front, method="GET", path="/metrics", body=None)[0] == 401
+    assert answered(front, method="GET", path="/healthz", body=None)[0] == 200
+    assert answered(front, headers=[(b"authorization", b"Bearer secret-token")])[1]["code"] == "overdue"
+
+
+def test_a_batch_of_tensors_is_answered_whole_or_refused(made):
+    front = made(Server(), slo=PATIENCE_S)
+    body = json.dumps({"inputs": [{"name": "input", "shape": [2], "datatype": "INT64", "data": [1, 2]}]}).encode()
+    given = {"path": "/v2/models/t/infer", "body": body}
+    status, value, _ = asyncio.run(answering(front, 2, [(200, "2"), (200, "4")], **given))
+    assert (status, value["outputs"][0]["data"], value["model_version"]) == (200, [2, 4], "1")
+    front._server.answers.clear()
+    refused = Refused("t", Reason.LATE)
+    status, value, _ = asyncio.run(answering(front, 2, [refused], **given))
+    assert (status, value["code"]) == (503, "late")
+    assert front._server.answers[1].cancelled()
+    assert front._books.requests("t") == {"answered": 2, "refused: late": 2}
+    assert answered(front, path="/v2/models/u/infer")[0] == 404
+    assert answered(front, path="/v2/models/t/infer", body=b"{}")[1]["code"] == "bad_input"
+
+
+@pytest.mark.parametrize("headers", [[(b"inference-header-content-length", b"999999")], []])
+def test_json_with_tensors_is_bounded_because_it_is_read_in_one_go(made, headers):
+    front = made(Server(), slo=PATIENCE_S)
+    front._most = {"t": 1 << 20}
+    status, said, _ = answered(front, path="/v2/models/t/infer", body=b" " * (257 << 10), headers=headers)
+    assert (status, said["code"]) == (413, "too_large") and "send binary tensors" in said["error"]

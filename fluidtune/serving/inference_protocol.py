@@ -1,0 +1,435 @@
+"""The Open Inference Protocol (version 2) over HTTP: batches of inputs and outputs as tensors, without a server.
+
+Source: github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md. Binary tensors are those of
+Triton's extension ``binary_tensor_data``, which its public client uses by default.
+
+The first dimension of each tensor is the number of inputs in the request. An object is one tensor for each of its keys.
+Any other input is the tensor "input", any other output is "output". A value that is no tensor (null, a list of objects,
+lists of different lengths) is an element of BYTES that holds its JSON text, and the tensor says so in its parameters.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import struct
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fluidtune import __version__
+from symphony_serve.errors import ServeError
+from symphony_serve.forms import Form
+
+#: The header that says how many bytes of the body are JSON; the binary tensors follow. Source: Triton's extension.
+JSON_SIZE = "Inference-Header-Content-Length"
+#: The parameter of a tensor whose elements are JSON texts.
+JSON_TEXT = {"content_type": "application/json"}
+#: Datatype -> numpy's name for it; BYTES has none. Source: "Tensor Data Types"; binary data is little-endian.
+_NUMPY = {
+    **{"BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8"},
+    **{"INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"},
+}
+#: By numpy's kind of a datatype, Python's types of its elements in JSON.
+_PYTHON: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
+_PATH = re.compile(
+    r"/v2(?:/health/(?P<health>live|ready)"
+    r"|/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<what>ready|infer))?)?/?"
+)
+_OBJECT = frozenset({"object"})
+_LIST = frozenset({"list"})
+
+
+class ProtocolError(ServeError):
+    """A request that is answered with ``{"error": TEXT}``. headers: of this answer."""
+
+    def __init__(self, text: str, status: int = 400, code: str = "bad_input", headers: Mapping[str, str] | None = None):
+        super().__init__(text)
+        self.status, self.code, self.headers = status, code, dict(headers or {})
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a path asks for: "server", "live", "ready", or of a model "model", "model_ready", "infer"."""
+
+    what: str
+    model: str = ""
+    #: "": the path names none.
+    version: str = ""
+
+
+def route(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Route:
+    """What is asked for. versions: of each model. Raises ProtocolError for what there is not."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        raise ProtocolError(f"there is no {path}; GET /v2 or /v2/models/MODEL", 404, "not_found")
+    what, model, version = found["what"] or "", found["model"] or "", found["version"] or ""
+    if model and model not in versions:
+        raise ProtocolError(f"no model {model!r} is served; there are {', '.join(versions)}", 404, "not_found")
+    if version and version not in versions[model]:
+        there = ", ".join(versions[model])
+        raise ProtocolError(f"model {model!r} has no version {version!r}; there are {there}", 404, "not_found")
+    allowed = ("POST",) if what == "infer" else ("GET", "HEAD")
+    if method not in allowed:
+        allow = {"Allow": ", ".join(allowed)}
+        raise ProtocolError(f"{method} {path} is not served; send {allowed[0]}", 405, "method_not_allowed", allow)
+    if not model:
+        return Route(found["health"] or "server")
+    return Route({"": "model", "ready": "model_ready", "infer": "infer"}[what], model, version)
+
+
+def server_metadata() -> dict[str, Any]:
+    return {"name": "fluidtune", "version": __version__, "extensions": ["binary_tensor_data"]}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """What a client must know of a tensor. shape: without the batch; -1: any length. texts: elements are JSON texts."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] = ()
+    texts: bool = False
+
+    def metadata(self) -> dict[str, Any]:
+        parameters = {"parameters": JSON_TEXT} if self.texts else {}
+        return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape], **parameters}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An inference request.
+
+    inputs: one for each of the batch. outputs: the tensors that are wanted -> whether as binary data; empty: all, and
+    ``binary`` says how. timeout_s: seconds in which the client wants the answer, from Triton's parameter "timeout".
+    """
+
+    id: str | None
+    inputs: list[Any]
+    outputs: Mapping[str, bool]
+    binary: bool = False
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The tensors of a model, and how requests and answers have them. outputs: empty, if none was seen yet."""
+
+    form: Form
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, samples: Sequence[Any], outputs: Sequence[Any] = ()) -> Interface:
+        """That of a model with these sample inputs, and these outputs for them as far as they are known."""
+        tensors = [
+            tuple(_tensor(name, values, ragged=True)[0] for name, values in columns.items())
+            for columns in (_columns(samples, "input"), _columns(outputs, "output") if outputs else {})
+        ]
+        return cls(Form.of(samples), *tensors)
+
+    def metadata(self, model: str, versions: Sequence[str]) -> dict[str, Any]:
+        inputs, outputs = ([tensor.metadata() for tensor in some] for some in (self.inputs, self.outputs))
+        about = {"name": model, "versions": list(versions), "platform": "fluidtune_python"}
+        return {**about, "inputs": inputs, "outputs": outputs}
+
+    def decode(self, headers: Mapping[str, str], body: bytes, most: int) -> Asked:
+        """The request in a body. most: inputs that it may have. Raises ProtocolError.
+
+        headers: by names in small letters, or whatever their letters. The time is linear in the bytes of the body.
+        """
+        request, binary = _parts(headers.get(JSON_SIZE.lower()), body)
+        parameters = _parameters(request, "the request")
+        _refuse(parameters, "the request", "sequence_id", "send each input for itself, without a sequence")
+        columns = self._decode_inputs(_objects(request, "inputs"), binary, most)
+        if self.form.words == _OBJECT and self.form.keys:
+            inputs = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        else:
+            inputs = columns["input"]
+        trouble = Form(_LIST, self.form).trouble(inputs, "the batch")
+        if trouble is not None:
+            raise ProtocolError(trouble)
+        wants_binary = _flag(parameters, "binary_data_output", False)
+        named = _objects(request, "outputs") if request.get("outputs") else []
+        wanted = dict(self._wanted(one, wants_binary) for one in named)
+        return Asked(_text(request, "id"), inputs, wanted, wants_binary, _timeout_s(parameters))
+
+    def encode(
+        self, asked: Asked, model: str, version: str | None, outputs: Sequence[Any]
+    ) -> tuple[bytes, dict[str, str]]:
+        """The answer with these outputs, one for each input: its body and headers. Raises ProtocolError."""
+        columns = _columns(outputs, "output")
+        wanted = asked.outputs or dict.fromkeys(columns, asked.binary)
+        _known(wanted, columns)
+        described, binary = [], []
+        for name, as_binary in wanted.items():
+            declared = next((each for each in self.outputs if each.name == name), None)
+            tensor, elements = _tensor(name, columns[name], declared)
+            one = {**tensor.metadata(), "shape": [len(outputs), *tensor.shape]}
+            if as_binary:
+                binary.append(_to_bytes(tensor.datatype, elements))
+                one["parameters"] = {**one.get("parameters", {}), "binary_data_size": len(binary[-1])}
+            else:
+                one["data"] = elements
+            described.append(one)
+        about = {"model_name": model, "model_version": version, "id": asked.id}
+        head = {name: value for name, value in about.items() if value is not None}
+        text = json.dumps({**head, "outputs": described}).encode()
+        if not binary:
+            return text, {"Content-Type": "application/json"}
+        return b"".join([text, *binary]), {"Content-Type": "application/octet-stream", JSON_SIZE: str(len(text))}
+
+    def _decode_inputs(self, given: list[dict[str, Any]], binary: bytes, most: int) -> dict[str, list[Any]]:
+        """The values of each tensor, as many as the batch has inputs."""
+        expected = {tensor.name: tensor for tensor in self.inputs}
+        columns: dict[str, list[Any]] = {}
+        at = 0
+        for one in given:
+            name = _text(one, "name")
+            if name not in expected or name in columns:
+                wrong = "the input {} is there twice" if name in columns else "the model has no input {}"
+                what = wrong.format(_said(name))
+                raise ProtocolError(f"{what}; send {' and '.join(map(repr, expected))} once each")
+            columns[name], size = _decode(one, expected[name], binary, at, most)
+            at += size
+        if len(columns) < len(expected):
+            raise ProtocolError(f"the input {min(expected.keys() - columns.keys())!r} is missing")
+        if at != len(binary):
+            raise ProtocolError(f"{len(binary)} bytes follow the JSON, and binary_data_size says {at} for all inputs")
+        if len({len(values) for values in columns.values()}) > 1:
+            numbers = ", ".join(f"{name} {len(values)}" for name, values in columns.items())
+            raise ProtocolError(f"the first dimension, the number of inputs, differs: {numbers}")
+        return {name: columns[name] for name in expected}
+
+    def _wanted(self, one: dict[str, Any], binary: bool) -> tuple[str, bool]:
+        name = _text(one, "name")
+        if name is None:
+            raise ProtocolError("an output has no name")
+        if self.outputs:
+            _known([name], [tensor.name for tensor in self.outputs])
+        parameters = _parameters(one, f"the output {_said(name)}")
+        _refuse(parameters, f"the output {_said(name)}", "classification", "ask for the tensor itself")
+        _refuse(parameters, f"the output {_said(name)}", "shared_memory_region", "let it come in the body")
+        return name, _flag(parameters, "binary_data", binary)
+
+
+def _known(names: Sequence[str] | Mapping[str, bool], there: Sequence[str] | Mapping[str, Any]) -> None:
+    for name in names:
+        if name not in there:
+            raise ProtocolError(f"the model has no output {_said(name)}; it has {' and '.join(map(repr, there))}")
+
+
+# The request's JSON.
+
+
+def _parts(size: str | None, body: bytes) -> tuple[dict[str, Any], bytes]:
+    """The request's JSON object, and the binary data behind it."""
+    if size is None:
+        end = len(body)
+    elif size.isascii() and size.isdecimal() and len(size) < 20 and int(size) <= len(body):
+        end = int(size)
+    else:
+        raise ProtocolError(f"{JSON_SIZE} is {_said(size)}, expected the bytes of the JSON, {len(body)} at most")
+    try:
+        request = json.loads(body[:end])
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the request is no JSON: {error}") from None
+    if not isinstance(request, dict):
+        raise ProtocolError('the request is no JSON object; send {"inputs": [...]}')
+    return request, body[end:]
+
+
+def _objects(request: dict[str, Any], field: str) -> list[dict[str, Any]]:
+    found = request.get(field)
+    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+        raise ProtocolError(f"{field} is no list of objects; send one for each tensor")
+    return found
+
+
+def _parameters(one: dict[str, Any], where: str) -> dict[str, Any]:
+    found = one.get("parameters") or {}
+    if not isinstance(found, dict):
+        raise ProtocolError(f"parameters of {where} are no object")
+    return found
+
+
+def _text(one: dict[str, Any], field: str) -> str | None:
+    found = one.get(field)
+    if found is not None and not isinstance(found, str):
+        raise ProtocolError(f"{field} is a {type(found).__name__}, expected a text")
+    return found
+
+
+def _flag(parameters: dict[str, Any], field: str, default: bool) -> bool:
+    found = parameters.get(field, default)
+    if not isinstance(found, bool):
+        raise ProtocolError(f"the parameter {field} is no truth value")
+    return found
+
+
+def _refuse(parameters: dict[str, Any], where: str, field: str, remedy: str) -> None:
+    if field in parameters:
+        raise ProtocolError(f"{where} has the parameter {field}, which is not served; {remedy}")
+
+
+def _timeout_s(parameters: dict[str, Any]) -> float | None:
+    found = parameters.get("timeout")
+    if found is None or found == 0:
+        return None
+    if type(found) is not int or not 0 < found < 1 << 63:
+        raise ProtocolError("the parameter timeout is no whole number of microseconds, 1 or more")
+    return found / 1e6
+
+
+def _said(value: Any) -> str:
+    """What a client has sent, short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+# From tensors to values.
+
+
+def _decode(one: dict[str, Any], tensor: Tensor, binary: bytes, at: int, most: int) -> tuple[list[Any], int]:
+    """The values of a tensor of a request, and how many bytes of ``binary`` it has from ``at`` on."""
+    name = tensor.name
+    parameters = _parameters(one, f"the input {name!r}")
+    _refuse(parameters, f"the input {name!r}", "shared_memory_region", "send the data in the body")
+    shape, datatype = _shape(one, tensor, most), _text(one, "datatype") or ""
+    numbers = tensor.datatype in ("INT64", "FP64") and datatype in _NUMPY and datatype != "BOOL"
+    if datatype != tensor.datatype and not numbers:
+        raise ProtocolError(f"datatype of {name!r} is {_said(datatype)}, expected {tensor.datatype!r}")
+    count, size = math.prod(shape), parameters.get("binary_data_size")
+    if (size is None) != ("data" in one):
+        raise ProtocolError(f"the input {name!r} needs either data or the parameter binary_data_size")
+    if size is None:
+        array = _from_json(one["data"], shape, count, datatype, name)
+    elif type(size) is not int or not 0 <= size <= len(binary) - at:
+        left = len(binary) - at
+        said = f"expected the bytes of its data, {left} at most"
+        raise ProtocolError(f"binary_data_size of {name!r} is {_said(size)}, {said}")
+    elif datatype == "BYTES":
+        array = np.array(list(_texts(binary[at : at + size], count, name)), object)
+    elif size != count * np.dtype(_NUMPY[datatype]).itemsize:
+        raise ProtocolError(f"binary_data_size of {name!r} is {size}; its shape {list(shape)} has {count} {datatype}")
+    else:
+        array = np.frombuffer(binary, _NUMPY[datatype], count, at)
+    values = array.reshape(shape).tolist()
+    return [_from_text(text, name) for text in values] if tensor.texts else values, size or 0
+
+
+def _shape(one: dict[str, Any], tensor: Tensor, most: int) -> list[int]:
+    shape: Any = one.get("shape")
+    expected = [-1, *tensor.shape]
+    fits = isinstance(shape, list) and len(shape) == len(expected) and all(type(length) is int for length in shape)
+    if not fits or not all(is_ > 0 and want in (-1, is_) for is_, want in zip(shape, expected, strict=True)):
+        said = "-1 being a length of 1 or more, the first one the number of inputs"
+        raise ProtocolError(f"shape of {tensor.name!r} is {_said(shape)}, expected {expected}, {said}")
+    if shape[0] > most:
+        raise ProtocolError(f"shape of {tensor.name!r} has more than {most} inputs; send them in several requests")
+    return shape
+
+
+def _from_json(data: Any, shape: list[int], count: int, datatype: str, name: str) -> np.ndarray:
+    """data: nested as the shape says, or flat."""
+    if not isinstance(data, list):
+        raise ProtocolError(f"data of {name!r} is no list")
+    flat = data
+    if flat and isinstance(flat[0], list) and len(flat) == shape[0]:
+        for length in shape[1:]:
+            if not all(type(inner) is list and len(inner) == length for inner in flat):
+                raise ProtocolError(f"data of {name!r} is nested in another way than its shape {shape}")
+            flat = list(itertools.chain.from_iterable(flat))
+    if len(flat) != count:
+        raise ProtocolError(f"data of {name!r} has {len(flat)} elements; its shape {shape} has {count}")
+    dtype: np.dtype[Any] = np.dtype(_NUMPY.get(datatype, object))
+    wrong = set(map(type, flat)) - _PYTHON[dtype.kind]
+    if wrong:
+        raise ProtocolError(f"data of {name!r} has a {min(one.__name__ for one in wrong)}, which is no {datatype}")
+    if dtype.kind in "iu" and not np.iinfo(dtype).min <= min(flat) <= max(flat) <= np.iinfo(dtype).max:
+        raise ProtocolError(f"data of {name!r} has an integer that {datatype} cannot hold")
+    try:
+        with np.errstate(over="ignore"):  # infinite ones are refused by the form
+            return np.array(flat, dtype)
+    except OverflowError:
+        raise ProtocolError(f"data of {name!r} has an integer that {datatype} cannot hold") from None
+
+
+def _texts(binary: bytes, count: int, name: str) -> Iterator[str]:
+    """The elements of BYTES: each has its length before it, 4 bytes."""
+    at = found = 0
+    while at < len(binary) and found < count:
+        (length,) = struct.unpack_from("<I", binary, at) if at + 4 <= len(binary) else (len(binary),)
+        text, at, found = binary[at + 4 : at + 4 + length], at + 4 + length, found + 1
+        try:
+            yield text.decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise ProtocolError(f"an element of {name!r} is no text in UTF-8: {error.reason}") from None
+    if at != len(binary) or found != count:
+        said = "each has its length in 4 bytes before it"
+        raise ProtocolError(f"the binary data of {name!r} is not {count} elements of BYTES; {said}")
+
+
+def _from_text(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"an element of {name!r} is no JSON text: {error}") from None
+
+
+# From values to tensors.
+
+
+def _columns(values: Sequence[Any], name: str) -> dict[str, list[Any]]:
+    """The values of each tensor. name: of the only one, if the values are not all objects with the same keys."""
+    first = values[0]
+    objects = all(isinstance(one, dict) for one in values)
+    if objects and first and all(one.keys() == first.keys() for one in values):
+        return {key: [one[key] for one in values] for key in first}
+    return {name: list(values)}
+
+
+def _tensor(
+    name: str, values: list[Any], declared: Tensor | None = None, ragged: bool = False
+) -> tuple[Tensor, list[Any]]:
+    """The tensor that has these values, and its elements, the last dimension fastest.
+
+    declared: as what clients expect it. ragged: lists of different lengths are a length of -1; else they are no tensor.
+    """
+    elements, shape = values, []
+    while elements and all(type(one) is list for one in elements):
+        lengths = {len(one) for one in elements}
+        shape.append(lengths.pop() if len(lengths) == 1 else -1)
+        elements = list(itertools.chain.from_iterable(elements))
+    datatype = _datatype(elements)
+    if datatype == "INT64" and declared is not None and declared.datatype == "FP64":
+        datatype = "FP64"
+    tensor = Tensor(name, datatype or "BYTES", tuple(shape))
+    if not datatype or (-1 in shape and not ragged) or (declared is not None and declared.texts):
+        return replace(tensor, datatype="BYTES", shape=(), texts=True), [json.dumps(one) for one in values]
+    return tensor, elements
+
+
+def _datatype(elements: list[Any]) -> str | None:
+    """That which holds all the elements; None: there is none."""
+    kinds = set(map(type, elements))
+    if kinds in ({bool}, {str}):
+        return "BOOL" if bool in kinds else "BYTES"
+    if not kinds or not kinds <= {int, float}:
+        return None
+    least, most = min(elements), max(elements)
+    if kinds == {int} and least >= -(1 << 63) and most < 1 << 63:
+        return "INT64"
+    return "FP64" if -sys.float_info.max <= least and most <= sys.float_info.max else None
+
+
+def _to_bytes(datatype: str, elements: list[Any]) -> bytes:
+    if datatype != "BYTES":
+        return np.array(elements, _NUMPY[datatype]).tobytes()
+    texts = [text.encode("utf-8", "surrogatepass") for text in elements]
+    return b"".join(part for text in texts for part in (struct.pack("<I", len(text)), text))

@@ -1,0 +1,259 @@
+"""What a service answers over HTTP, as an OpenAPI 3.1 document, and that document as a page for people.
+
+Source: spec.openapis.org/oas/v3.1.0. The form of an input comes from the samples of its model, the errors from `wire`.
+The page needs no script and nothing from elsewhere: it is the document in HTML, with a command for each path.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from fluidtune import __version__
+from fluidtune.serving.inference_protocol import JSON_SIZE
+from fluidtune.serving.wire import CODES, REQUEST_ID, TIMEOUT
+from symphony_serve.forms import Form
+
+#: Where the document and its page are. Source: the names that FastAPI has made usual.
+DOCUMENT, PAGE = "/openapi.json", "/docs"
+#: The word of a form -> the type of JSON Schema.
+_TYPES = {
+    **{"number": "number", "text": "string", "truth value": "boolean", "null": "null"},
+    **{"list": "array", "object": "object"},
+}
+_TENSORS = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": 1},
+        "datatype": {"type": "string"},
+        "parameters": {"type": "object"},
+        "data": {"type": "array"},
+    },
+}
+_SCHEMAS = {
+    "Error": {
+        "type": "object",
+        "description": "An answer that is no output. A 503 has its text in reason, the others in error.",
+        "required": ["error", "code"],
+        "properties": {
+            "error": {"type": "string"},
+            "code": {"type": "string", "enum": list(CODES)},
+            "reason": {"type": "string"},
+        },
+    },
+    "State": {"type": "object", "required": ["state"], "properties": {"state": {"type": "string"}}},
+    "Tensor": _TENSORS,
+    "InferenceRequest": {
+        "type": "object",
+        "required": ["inputs"],
+        "properties": {
+            "id": {"type": "string"},
+            "parameters": {"type": "object"},
+            "inputs": {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Tensor"}},
+            "outputs": {"type": "array", "items": {"type": "object", "required": ["name"]}},
+        },
+    },
+    "InferenceResponse": {
+        "type": "object",
+        "required": ["model_name", "outputs"],
+        "properties": {
+            "model_name": {"type": "string"},
+            "model_version": {"type": "string"},
+            "id": {"type": "string"},
+            "outputs": {"type": "array", "items": {"$ref": "#/components/schemas/Tensor"}},
+        },
+    },
+}
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<style>body {{ font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }}
+pre {{ background: #f4f4f4; padding: .6em; overflow-x: auto }} th {{ text-align: left; padding-right: 1em }}</style>
+</head><body><h1>{title}</h1><p>{about}</p><p><a href="{document}">The same as an OpenAPI document</a></p>
+{operations}</body></html>
+"""
+
+
+@dataclass(frozen=True)
+class Described:
+    """What is known of a trial: the form of its inputs, one of them, and the form of its outputs if one was seen."""
+
+    form: Form
+    sample: Any
+    output: Form | None = None
+
+
+def schema(form: Form) -> dict[str, Any]:
+    """The JSON Schema of the values of this form."""
+    types = sorted(_TYPES[word] for word in form.words)
+    found: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
+    if form.items is not None:
+        found["items"] = schema(form.items)
+    if "list" in form.words and form.length is not None:
+        found |= {"minItems": form.length, "maxItems": form.length}
+    if "object" in form.words:
+        inside = {key: schema(one) for key, one in form.keys.items()}
+        found |= {"properties": inside, "required": list(inside), "additionalProperties": False}
+    return found
+
+
+def document(trials: Mapping[str, Described], slo: float, token: bool) -> dict[str, Any]:
+    """The document of a service. trials: by name, the best one first. slo: seconds. token: a bearer token is wanted."""
+    said = _Operations(trials, slo, token)
+    paths: dict[str, Any] = {"/": {"get": said.get("what is served, and its state", "State"), "post": said.ask(0)}}
+    paths |= {f"/{quote(name, safe='')}": {"post": said.ask(number)} for number, name in enumerate(trials)}
+    for live, ready in (("/healthz", "/readyz"), ("/v2/health/live", "/v2/health/ready")):
+        paths[live] = {"get": said.probe("whether the service lives", [])}
+        paths[ready] = {"get": said.probe("whether a model process can answer", [503])}
+    paths["/metrics"] = {"get": said.get("gauges and counters for Prometheus", media="text/plain")}
+    paths["/v2"] = {"get": said.get("name, version and extensions of the server")}
+    for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        paths[model] = {"get": said.get("the tensors of a trial", errors=[404])}
+        paths[f"{model}/ready"] = {"get": said.get("whether a trial can answer", errors=[404, 503])}
+        paths[f"{model}/infer"] = {"post": said.infer()}
+        named: list[Any] = [_parameter("path", "model", {"enum": list(trials)}, required=True)]
+        if "version" in model:
+            named.append(_parameter("path", "version", {"type": "string"}, required=True))
+        for suffix in ("", "/ready", "/infer"):
+            paths[model + suffix]["parameters"] = named
+    for path, one in paths.items():
+        for method, operation in one.items():
+            if method != "parameters":
+                operation["operationId"] = f"{method} {path}"
+    components: dict[str, Any] = {"schemas": said.schemas, "responses": _failures()}
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "FluidTune", "version": __version__, "description": said.about},
+        "paths": paths,
+        "components": components,
+    }
+    if token:
+        components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"bearer": []}]
+    return found
+
+
+class _Operations:
+    """The operations of a service, as far as they differ by its trials."""
+
+    def __init__(self, trials: Mapping[str, Described], slo: float, token: bool):
+        self._trials = list(trials.items())
+        self._unasked = [401] if token else []
+        self.about = (
+            f"Each request is answered or refused within {slo:g} s, or within its own {TIMEOUT} if that is less."
+        )
+        self.schemas = dict(_SCHEMAS)
+        for number, (name, trial) in enumerate(self._trials):
+            self.schemas[f"Input{number}"] = {"title": f"an input of trial {name}", **schema(trial.form)}
+            output = schema(trial.output) if trial.output is not None else {}
+            self.schemas[f"Output{number}"] = {"title": f"an output of trial {name}", **output}
+
+    def get(
+        self, about: str, name: str = "", media: str = "application/json", errors: Sequence[int] = ()
+    ) -> dict[str, Any]:
+        content = {media: {"schema": _ref("schemas", name) if name else {}}}
+        return {"summary": about, "responses": self._responses(content, errors)}
+
+    def probe(self, about: str, errors: Sequence[int]) -> dict[str, Any]:
+        """Without a token: whoever sends probes has none."""
+        content = {"application/json": {"schema": {"type": "object"}}}
+        failures = {str(status): _ref("responses", f"Status{status}") for status in errors}
+        responses = {"200": {"description": "yes", "content": content}, **failures}
+        return {"summary": about, "security": [], "responses": responses}
+
+    def ask(self, number: int) -> dict[str, Any]:
+        name, trial = self._trials[number]
+        body = {"schema": _ref("schemas", f"Input{number}"), "example": trial.sample}
+        content = {"application/json": {"schema": _ref("schemas", f"Output{number}")}}
+        about = f"the output of trial {name} for an input"
+        return self._post(about, {"application/json": body}, content, [400, 413, 415, 500, 503])
+
+    def infer(self) -> dict[str, Any]:
+        about = f"the outputs of a trial for a batch of inputs; with the header {JSON_SIZE} tensors are binary"
+        binary: dict[str, Any] = {"application/octet-stream": {}}
+        asked = {"application/json": {"schema": _ref("schemas", "InferenceRequest")}}
+        content = {"application/json": {"schema": _ref("schemas", "InferenceResponse")}}
+        return self._post(about, asked | binary, content | binary, [400, 404, 413, 415, 500, 503])
+
+    def _post(self, about: str, body: Any, content: Any, errors: Sequence[int]) -> dict[str, Any]:
+        parameters = [
+            _parameter("header", TIMEOUT, {"type": "integer", "minimum": 1, "maximum": 9_999_999_999}),
+            _parameter("header", REQUEST_ID, {"type": "string"}),
+        ]
+        responses = self._responses(content, errors)
+        responses["200"]["headers"] = {REQUEST_ID: {"schema": {"type": "string"}}}
+        request = {"required": True, "content": body}
+        return {"summary": about, "parameters": parameters, "requestBody": request, "responses": responses}
+
+    def _responses(self, content: Any, errors: Sequence[int]) -> dict[str, Any]:
+        failures = {str(status): _ref("responses", f"Status{status}") for status in [*self._unasked, *errors]}
+        return {"200": {"description": "answered", "content": content}, **failures}
+
+
+def _failures() -> dict[str, Any]:
+    """By status, what is answered with it."""
+    found: dict[str, Any] = {}
+    for name, code in CODES.items():
+        one = found.setdefault(f"Status{code.status}", {"description": ""})
+        one["description"] += f"{name}: {code.meaning}\n"
+        one["content"] = {"application/json": {"schema": _ref("schemas", "Error")}}
+        if code.status == 503:
+            seconds = {"type": "integer", "description": "seconds after which the request may be sent again"}
+            one["headers"] = {"Retry-After": {"schema": seconds}}
+    return found
+
+
+def _ref(kind: str, name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/{kind}/{name}"}
+
+
+def _parameter(where: str, name: str, values: dict[str, Any], required: bool = False) -> dict[str, Any]:
+    return {"in": where, "name": name, "required": required, "schema": values}
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The document as HTML."""
+    operations = "\n".join(
+        _operation(found, method, path, one)
+        for path, methods in found["paths"].items()
+        for method, one in methods.items()
+        if method != "parameters"
+    )
+    info = found["info"]
+    title = f"{info['title']} {info['version']}"
+    return _PAGE.format(
+        title=html.escape(title), about=html.escape(info["description"]), document=DOCUMENT[1:], operations=operations
+    )
+
+
+def _operation(found: Mapping[str, Any], method: str, path: str, one: Mapping[str, Any]) -> str:
+    token = " -H 'Authorization: Bearer TOKEN'" if "security" in found and "security" not in one else ""
+    command = f"curl{token} http://HOST:PORT{path}"
+    parts = [f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(one['summary'])}</p>"]
+    body = one.get("requestBody", {}).get("content", {}).get("application/json")
+    if body is not None:
+        command += f" -d {shlex.quote(json.dumps(body['example']))}" if "example" in body else " -d @request.json"
+        form = found["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]
+        parts.append(f"<details><summary>The form of the body</summary>{_pre(json.dumps(form, indent=2))}</details>")
+    rows = "".join(
+        f"<tr><th>{status}</th><td>{html.escape(_meaning(found, answer))}</td></tr>"
+        for status, answer in one["responses"].items()
+    )
+    return "".join([parts[0], _pre(command), *parts[1:], f"<table>{rows}</table>"])
+
+
+def _meaning(found: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    if "$ref" in answer:
+        answer = found["components"]["responses"][answer["$ref"].rpartition("/")[2]]
+    return str(answer["description"]).strip().replace("\n", "; ")
+
+
+def _pre(text: str) -> str:
+    return f"<pre>{html.escape(text)}</pre>"

@@ -1,0 +1,391 @@
+"""The Open Inference Protocol: what requests mean, what is refused, and what its public client reads."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fluidtune.serving.inference_protocol import JSON_SIZE, Asked, Interface, ProtocolError, route, server_metadata
+
+MOST = 1000
+IMAGES = Interface.of([[[0, 0.5], [1, 0]]], [{"label": "two", "odds": [0.1, 0.9]}])
+PAIRS = Interface.of([{"count": 1, "word": "a"}], [1.5])
+ALL = Asked(None, [], {})
+
+
+def request(*inputs, **others):
+    return json.dumps({"inputs": list(inputs), **others}).encode()
+
+
+def tensor(name="input", shape=(1, 2, 2), datatype="FP32", **others):
+    return {"name": name, "shape": list(shape), "datatype": datatype, **others}
+
+
+def decode(interface, body, binary=b""):
+    headers = {JSON_SIZE.lower(): str(len(body))} if binary else {}
+    return interface.decode(headers, body + binary, MOST)
+
+
+# What there is.
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "what"),
+    [
+        ("GET", "/v2", ("server", "", "")),
+        ("GET", "/v2/", ("server", "", "")),
+        ("HEAD", "/v2/health/live", ("live", "", "")),
+        ("GET", "/v2/health/ready", ("ready", "", "")),
+        ("GET", "/v2/models/best", ("model", "best", "")),
+        ("GET", "/v2/models/best/ready", ("model_ready", "best", "")),
+        ("GET", "/v2/models/best/versions/2", ("model", "best", "2")),
+        ("POST", "/v2/models/best/versions/2/infer", ("infer", "best", "2")),
+    ],
+)
+def test_what_a_path_asks_for(method, path, what):
+    found = route(method, path, {"best": ["1", "2"]})
+    assert (found.what, found.model, found.version) == what
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2/models", 404),
+        ("GET", "/v2/models/worst", 404),
+        ("GET", "/v2/models/best/versions/3", 404),
+        ("GET", "/v2/models/best/config", 404),
+        ("GET", "/v2/models/best/infer", 405),
+        ("POST", "/v2", 405),
+    ],
+)
+def test_what_there_is_not(method, path, status):
+    with pytest.raises(ProtocolError) as found:
+        route(method, path, {"best": ["1", "2"]})
+    assert found.value.status == status
+    assert ("Allow" in found.value.headers) == (status == 405)
+
+
+def test_metadata_names_the_tensors_of_samples_and_outputs():
+    assert server_metadata()["extensions"] == ["binary_tensor_data"]
+    found = IMAGES.metadata("best", ["1"])
+    assert found["inputs"] == [{"name": "input", "datatype": "FP64", "shape": [-1, 2, 2]}]
+    assert found["outputs"] == [
+        {"name": "label", "datatype": "BYTES", "shape": [-1]},
+        {"name": "odds", "datatype": "FP64", "shape": [-1, 2]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("samples", "datatype", "shape", "texts"),
+    [
+        ([1, 2], "INT64", [-1], False),
+        ([1, 2.5], "FP64", [-1], False),
+        ([True], "BOOL", [-1], False),
+        (["a"], "BYTES", [-1], False),
+        ([[1], [1, 2]], "INT64", [-1, -1], False),
+        ([[[1], [1, 2]]], "INT64", [-1, 2, -1], False),
+        ([None, 1], "BYTES", [-1], True),
+        ([[]], "BYTES", [-1], True),
+        ([{}], "BYTES", [-1], True),
+        ([[{"a": 1}]], "BYTES", [-1], True),
+        ([1 << 70], "FP64", [-1], False),
+        ([10**400], "BYTES", [-1], True),
+    ],
+)
+def test_a_sample_has_a_tensor_or_is_json_text(samples, datatype, shape, texts):
+    (found,) = Interface.of(samples).inputs
+    about = found.metadata()
+    assert (about["datatype"], about["shape"], "parameters" in about) == (datatype, shape, texts)
+
+
+# Requests.
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3, 4, 5, 6, 7, 8], [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]])
+def test_flat_and_nested_data_are_the_same_inputs(data):
+    asked = decode(IMAGES, request(tensor(shape=[2, 2, 2], data=data), id="7"))
+    assert (asked.id, asked.inputs) == ("7", [[[1, 2], [3, 4]], [[5, 6], [7, 8]]])
+
+
+def test_an_object_has_a_tensor_for_each_key_in_json_and_binary_together():
+    words = tensor("word", [2], "BYTES", data=["a", "é"])
+    counts = tensor("count", [2], "INT8", parameters={"binary_data_size": 2})
+    asked = decode(PAIRS, request(words, counts), b"\x05\xff")
+    assert asked.inputs == [{"count": 5, "word": "a"}, {"count": -1, "word": "é"}]
+
+
+def test_what_the_client_wants_of_the_answer_is_found():
+    outputs = [{"name": "odds", "parameters": {"binary_data": False}}, {"name": "label"}]
+    parameters = {"binary_data_output": True, "timeout": 1500}
+    asked = decode(IMAGES, request(tensor(data=[0, 0, 0, 1]), outputs=outputs, parameters=parameters))
+    assert (asked.outputs, asked.binary, asked.timeout_s) == ({"odds": False, "label": True}, True, 0.0015)
+
+
+GOOD = tensor(data=[0, 0, 0, 1])
+BINARY = {"binary_data_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("body", "binary", "said"),
+    [
+        (b"", b"", "no JSON"),
+        (b"[" * 100_000, b"", "no JSON"),
+        (b"\xff", b"", "no JSON"),
+        (b"[]", b"", "no JSON object"),
+        (b'{"inputs": 5}', b"", "no list of objects"),
+        (request(), b"", "no list of objects"),
+        (request(GOOD, GOOD), b"", "twice"),
+        (request(tensor("x", data=[0, 0, 0, 1])), b"", "no input 'x'; send 'input'"),
+        (request(tensor("x" * 1000, data=[0, 0, 0, 1])), b"", r"x\.\.\.; send"),
+        (request(GOOD, id=5), b"", "id is a int, expected a text"),
+        (request(GOOD, outputs=[{"name": "x"}]), b"", "no output 'x'; it has 'label' and 'odds'"),
+        (request(GOOD, outputs=[{}]), b"", "no name"),
+        (request(GOOD, parameters=[5]), b"", "parameters of the request are no object"),
+        (request(GOOD, parameters={"timeout": -1}), b"", "timeout is no whole number"),
+        (request(GOOD, parameters={"sequence_id": 1}), b"", "sequence_id, which is not served"),
+        (request(GOOD, outputs=[{"name": "odds", "parameters": {"classification": 1}}]), b"", "classification"),
+        (request(tensor(parameters={"shared_memory_region": "x"})), b"", "send the data in the body"),
+        (request(tensor(datatype="BYTES", data=["a"])), b"", "datatype of 'input' is 'BYTES', expected 'FP64'"),
+        (request(tensor(datatype=None, data=[1])), b"", "datatype of 'input' is ''"),
+        (request(tensor(shape=[2, 2], data=[0, 0, 0, 1])), b"", r"expected \[-1, 2, 2\]"),
+        (request(tensor(shape=[1, 2, -2], data=[])), b"", r"expected \[-1, 2, 2\]"),
+        (request(tensor(shape=[0, 2, 2], data=[])), b"", "a length of 1 or more"),
+        (request(tensor(shape=[1.0, 2, 2], data=[])), b"", "shape of"),
+        (request(tensor(shape=[MOST + 1, 2, 2], data=[])), b"", "more than 1000 inputs"),
+        (request(tensor(shape=[1 << 80, 2, 2], data=[])), b"", "more than 1000 inputs"),
+        (request(tensor(data=[0, 0, 0])), b"", "has 3 elements"),
+        (request(tensor(data=[[[0, 0], [0]]])), b"", "nested in another way"),
+        (request(tensor(data=0)), b"", "data of 'input' is no list"),
+        (request(tensor(data=[0, 0, 0, "1"])), b"", "a str, which is no FP32"),
+        (request(tensor(data=[0, 0, 0, True])), b"", "a bool, which is no FP32"),
+        (request(tensor(data=[0, 0, 0, [1]])), b"", "a list, which is no FP32"),
+        (request(tensor(data=[0, 0, 0, 1e300])), b"", "no finite number"),
+        (request(tensor(data=[0, 0, 0, float("nan")])), b"", "no finite number"),
+        (request(tensor(datatype="UINT8", data=[0, 0, 0, 256])), b"", "UINT8 cannot hold"),
+        (request(tensor(datatype="FP64", data=[0, 0, 0, 10**400])), b"", "FP64 cannot hold"),
+        (request(tensor()), b"", "either data or the parameter"),
+        (request(tensor(data=[0, 0, 0, 1], parameters=BINARY)), bytes(16), "either data or the parameter"),
+        (request(tensor(parameters=BINARY)), bytes(15), "15 at most"),
+        (request(tensor(parameters=BINARY)), bytes(17), "17 bytes follow"),
+        (request(tensor(parameters={"binary_data_size": -4})), bytes(16), "16 at most"),
+        (request(tensor(parameters={"binary_data_size": 12})), bytes(12), "has 4 FP32"),
+        (request(tensor(parameters=BINARY)), b"\0\0\x80\x7f" * 4, "no finite number"),
+    ],
+)
+def test_a_bad_request_is_refused_with_its_field(body, binary, said):
+    with pytest.raises(ProtocolError, match=said) as found:
+        decode(IMAGES, body, binary)
+    assert found.value.status == 400
+    assert len(str(found.value)) < 400
+
+
+@pytest.mark.parametrize("size", ["-1", "1e3", "99999", "9" * 30, "²", ""])
+def test_a_bad_length_of_the_json_is_refused(size):
+    with pytest.raises(ProtocolError, match=JSON_SIZE):
+        IMAGES.decode({JSON_SIZE.lower(): size}, request(GOOD), MOST)
+
+
+@pytest.mark.parametrize(
+    "binary",
+    [b"\0\0\0", b"\x05\0\0\0abc", b"\xff\xff\xff\xffabc", b"\x01\0\0\0ab", b"\x01\0\0\0\xff", b"\0\0\0\0" * 2, b"\0"],
+)
+def test_binary_texts_that_do_not_end_where_they_should_are_refused(binary):
+    sent = request(tensor(shape=[1], datatype="BYTES", parameters={"binary_data_size": len(binary)}))
+    with pytest.raises(ProtocolError, match="'input'"):
+        decode(Interface.of(["a"]), sent, binary)
+
+
+def test_tensors_of_one_request_have_the_same_number_of_inputs():
+    with pytest.raises(ProtocolError, match="the number of inputs, differs: count 1, word 2"):
+        decode(PAIRS, request(tensor("count", [1], "INT64", data=[1]), tensor("word", [2], "BYTES", data=["a", "b"])))
+    with pytest.raises(ProtocolError, match="'word' is missing"):
+        decode(PAIRS, request(tensor("count", [1], "INT64", data=[1])))
+
+
+#: Half of a character, which JSON may have, among them.
+TEXT = st.text("aé€\0\ud800", max_size=3)
+NAMES = st.sampled_from(["input", "name", "shape", "datatype", "data", "parameters", "binary_data_size", "id"])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.sampled_from(["input", "FP32"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(
+    fields=st.dictionaries(st.sampled_from([*GOOD, "parameters"]), JSON),
+    others=st.dictionaries(st.sampled_from(["outputs", "parameters", "id"]), JSON),
+    binary=st.binary(max_size=20),
+)
+def test_whatever_is_sent_is_read_or_refused(fields, others, binary):
+    with contextlib.suppress(ProtocolError):
+        decode(IMAGES, request({**GOOD, **fields}, **others), binary)
+
+
+# Answers.
+
+ELEMENTS = {
+    "int": st.integers(-(1 << 63), (1 << 63) - 1),
+    "float": st.floats(allow_nan=False, allow_infinity=False),
+    "bool": st.booleans(),
+    "text": TEXT,
+    "null": st.none() | st.integers(),
+}
+
+
+@st.composite
+def batches(draw):
+    """Values of one form, as many as a batch has inputs."""
+    number = draw(st.integers(1, 3))
+    keys = draw(st.lists(TEXT, max_size=2, unique=True))
+    columns = [arrays(draw, number) for _ in keys or [""]]
+    return [dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)] if keys else columns[0]
+
+
+def arrays(draw, number):
+    shape = [number, *draw(st.lists(st.integers(1, 3), max_size=2))]
+    count = math.prod(shape)
+    flat = draw(st.lists(ELEMENTS[draw(st.sampled_from(list(ELEMENTS)))], min_size=count, max_size=count))
+    return np.array(flat, object).reshape(shape).tolist()
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(values=batches(), binary=st.booleans(), known=st.booleans())
+def test_what_is_encoded_is_decoded_to_the_same_values(values, binary, known):
+    """An answer is turned into a request, whose tensors have the same form."""
+    interface = Interface.of(values, values if known else ())
+    asked = Asked("7", [], {}, binary=binary)
+    body, headers = interface.encode(asked, "best", "1", values)
+    size = int(headers.get(JSON_SIZE, len(body)))
+    head = json.loads(body[:size])
+    assert (head.pop("model_name"), head.pop("model_version"), head["id"]) == ("best", "1", "7")
+    inputs = head.pop("outputs")
+    if len(interface.inputs) == 1 and inputs[0]["name"] == "output":
+        inputs[0]["name"] = interface.inputs[0].name
+    found = decode(interface, request(*inputs, **head), body[size:])
+    assert found.inputs == values
+
+
+def test_outputs_of_different_lengths_are_json_texts():
+    body, _ = Interface.of([1], [[1]]).encode(ALL, "best", None, [[1], [2, 3]])
+    (one,) = json.loads(body)["outputs"]
+    assert (one["datatype"], one["shape"], one["data"]) == ("BYTES", [2], ["[1]", "[2, 3]"])
+    assert one["parameters"] == {"content_type": "application/json"}
+
+
+def test_an_output_that_is_known_keeps_its_datatype():
+    body, _ = PAIRS.encode(ALL, "best", None, [1, 2])
+    assert json.loads(body)["outputs"][0]["datatype"] == "FP64"
+
+
+def test_an_output_that_the_answer_lacks_is_refused():
+    asked = Asked(None, [], {"odds": True})
+    with pytest.raises(ProtocolError, match="no output 'odds'; it has 'output'"):
+        Interface.of([1]).encode(asked, "best", None, [1])
+
+
+# The public client.
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        np.arange(8, dtype=dtype).reshape(2, 2, 2)
+        for dtype in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8")
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_tritonclient_sends_and_reads_numbers(sent, binary):
+    from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+    from tritonclient.utils import np_to_triton_dtype
+
+    given = InferInput("input", list(sent.shape), np_to_triton_dtype(sent.dtype))
+    given.set_data_from_numpy(sent, binary_data=binary)
+    wanted = [InferRequestedOutput("odds", binary_data=binary)]
+    body, size = InferenceServerClient.generate_request_body([given], outputs=wanted, request_id="7", timeout=5_000_000)
+    asked = IMAGES.decode({} if size is None else {JSON_SIZE.lower(): str(size)}, body, MOST)
+    assert (asked.inputs, asked.timeout_s) == (sent.tolist(), 5.0)
+    outputs = [{"label": "one", "odds": [0.5, 0.25]}, {"label": "two", "odds": [1.0, 0.0]}]
+    answer, headers = IMAGES.encode(asked, "best", "1", outputs)
+    found = InferenceServerClient.parse_response_body(answer, header_length=headers.get(JSON_SIZE))
+    assert found.as_numpy("odds").tolist() == [[0.5, 0.25], [1.0, 0.0]]
+    assert (found.get_response()["id"], found.get_output("label")) == ("7", None)
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_tritonclient_sends_and_reads_texts_and_truth_values(binary):
+    from tritonclient.http import InferenceServerClient, InferInput
+
+    interface = Interface.of([{"word": "a", "yes": True}], [["a"]])
+    given = [InferInput("word", [2], "BYTES"), InferInput("yes", [2], "BOOL")]
+    given[0].set_data_from_numpy(np.array(["é", ""], object), binary_data=binary)
+    given[1].set_data_from_numpy(np.array([True, False]), binary_data=binary)
+    body, size = InferenceServerClient.generate_request_body(given)
+    asked = interface.decode({} if size is None else {JSON_SIZE.lower(): str(size)}, body, MOST)
+    assert asked.inputs == [{"word": "é", "yes": True}, {"word": "", "yes": False}]
+    answer, headers = interface.encode(asked, "best", "1", [["a", "é"], ["", "b"]])
+    found = InferenceServerClient.parse_response_body(answer, header_length=headers.get(JSON_SIZE))
+    assert found.as_numpy("output").tolist() == [[b"a", "é".encode()], [b"", b"b"]]
+
+
+class Service(http.server.BaseHTTPRequestHandler):
+    """Answers with `IMAGES`, as a front would."""
+
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        try:
+            found = route(self.command, self.path, {"best": ["1"]})
+            status, headers, answer = 200, {}, b"{}"
+            if found.what == "infer":
+                asked = IMAGES.decode(self.headers, body, MOST)
+                outputs = [{"label": "é", "odds": [float(np.sum(one)), 0.0]} for one in asked.inputs]
+                answer, headers = IMAGES.encode(asked, found.model, "1", outputs)
+            elif found.what in ("server", "model"):
+                said = server_metadata() if found.what == "server" else IMAGES.metadata("best", ["1"])
+                answer = json.dumps(said).encode()
+        except ProtocolError as error:
+            status, headers, answer = error.status, error.headers, json.dumps({"error": str(error)}).encode()
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(answer))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, *said):
+        pass
+
+
+def test_tritonclient_asks_a_server_for_all_that_the_protocol_has():
+    from tritonclient.http import InferenceServerClient, InferenceServerException, InferInput
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        with InferenceServerClient(f"127.0.0.1:{server.server_port}") as client:
+            assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("best", "1")
+            assert not client.is_model_ready("worst")
+            assert client.get_server_metadata()["name"] == "fluidtune"
+            about = client.get_model_metadata("best")["inputs"][0]
+            sent = np.array([[[0, 0.5], [1, 0]]] * 3)
+            given = InferInput(about["name"], [3, *about["shape"][1:]], about["datatype"]).set_data_from_numpy(sent)
+            found = client.infer("best", [given], request_id="7")
+            assert found.as_numpy("odds").tolist() == [[1.5, 0.0]] * 3
+            assert found.as_numpy("label").tolist() == ["é".encode()] * 3
+            with pytest.raises(InferenceServerException, match="no model 'worst' is served; there are best"):
+                client.infer("worst", [given])
+        server.shutdown()
+        thread.join()
