@@ -7,6 +7,7 @@ a request's head is complete, the seconds that an idle one stays, and those that
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import socket
 from typing import Any
@@ -23,6 +24,9 @@ HEAD_S, MOST_HEAD = 20.0, 32 << 10
 KEEP_ALIVE_S = 75
 #: Seconds until a client that reads too slowly has taken what is in the buffers. Source: nginx's `send_timeout`.
 WRITE_S = 60.0
+#: In a head, the wish to speak something else. It is not granted, and so the parser must not see it: it would take the
+#: body for what is spoken then. (llhttp has no switch for that.)
+_UPGRADE = re.compile(rb"(?i)\A((?:(?!\r\n\r\n)[\s\S])*?\r\n)upgrade(?=:)")
 #: The answer to a connection too many.
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -53,6 +57,8 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._whole:
+            data = _UPGRADE.sub(rb"\1X-Asked", data)
         super().data_received(data)
         if self._late is not None and self._whole:
             self._fresh += len(data)

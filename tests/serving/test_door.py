@@ -1,0 +1,139 @@
+"""What a connection may hold before a request is there, with a real uvicorn and an application of the test."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from benchmarks.common import free_ports
+from benchmarks.served_by_thread import LoopThread
+
+pytestmark = pytest.mark.serve
+
+PATIENCE_S = 100.0
+
+
+async def app(scope, receive, send):
+    """``/late`` answers when the body is there, ``/large`` with 8 MB, others at once."""
+    while scope["path"] == "/late" and (await receive()).get("more_body"):
+        pass
+    body = b"x" * (8 << 20) if scope["path"] == "/large" else b"ok"
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def door():
+    """The port of a door, and its connections."""
+    from fluidtune.serving.door import Door
+
+    thread, (port,) = LoopThread(), free_ports(1)
+    made = thread.call(lambda: Door(app, "127.0.0.1", port))
+    while not made._server.started:
+        thread.run(asyncio.sleep(0.001))
+    yield port, made._server.server_state.connections
+    thread.run(made.close())
+    thread.end()
+
+
+def connected(port, text=b""):
+    one = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    one.sendall(text)
+    return one
+
+
+def rest(one):
+    """All that comes until the connection ends."""
+    said = b""
+    while more := one.recv(1 << 16):
+        said += more
+    return said
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\nA: "])
+def test_a_head_that_does_not_come_is_not_waited_for(door, monkeypatch, begun):
+    from fluidtune.serving import door as doors
+
+    monkeypatch.setattr(doors, "HEAD_S", 0.05)
+    with connected(door[0], begun) as one:
+        assert rest(one) == b""
+
+
+def test_a_head_without_end_is_cut_off(door):
+    with connected(door[0], b"GET / HTTP/1.1\r\n") as one, pytest.raises(ConnectionError):
+        for number in range(10_000):
+            one.sendall(b"A%d: %s\r\n" % (number, b"b" * 1000))
+
+
+def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for(door, monkeypatch):
+    from fluidtune.serving import door as doors
+
+    monkeypatch.setattr(doors, "HEAD_S", 0.05)
+    with connected(door[0], b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1") as one:
+        assert rest(one).endswith(b"\r\n\r\nok")
+
+
+def test_a_body_that_is_read_takes_its_time_and_the_next_request_follows(door, monkeypatch):
+    from fluidtune.serving import door as doors
+
+    monkeypatch.setattr(doors, "HEAD_S", 0.3)
+    with connected(door[0], b"POST /late HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n") as one:
+        for _ in range(4):
+            asyncio.run(asyncio.sleep(0.2))  # longer than a head may take, all together
+            one.sendall(b"1")
+        one.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert rest(one).count(b"\r\n\r\nok") == 2
+
+
+def test_requests_that_come_at_once_are_answered_in_turn(door):
+    with connected(door[0], 3 * b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET / HTTP/1.0\r\n\r\n") as one:
+        assert rest(one).count(b"200 OK") == 4
+
+
+@pytest.mark.parametrize("name", [b"Upgrade", b"uPGRADE"])
+def test_a_body_is_read_whatever_else_its_client_would_rather_speak(door, name):
+    """Java's HttpClient asks for HTTP/2 with each first request."""
+    head = b"POST /late HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n%s: h2c\r\nContent-Length: 1\r\n\r\n" % name
+    with connected(door[0], head + b"5" + b"GET / HTTP/1.0\r\n\r\n") as one:
+        assert rest(one).count(b"\r\n\r\nok") == 2
+
+
+def test_a_reader_that_stands_still_is_cut_off(door, monkeypatch):
+    from fluidtune.serving import door as doors
+
+    monkeypatch.setattr(doors, "WRITE_S", 0.05)
+    port, connections = door
+    with connected(port, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n") as one:
+        one.recv(1)
+
+        async def gone():
+            while connections:
+                await asyncio.sleep(0.001)
+
+        asyncio.run(asyncio.wait_for(gone(), PATIENCE_S))
+
+
+def test_more_connections_than_the_limit_are_told_so(door, monkeypatch):
+    from fluidtune.serving import door as doors
+
+    monkeypatch.setattr(doors, "MOST_CONNECTIONS", 2)
+    port, _ = door
+    some = [connected(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(2)]
+    for one in some:
+        one.recv(1)
+    with connected(port) as one:
+        assert b'"too_many_connections"' in rest(one)
+    for one in some:
+        one.close()
+
+    async def ask():
+        while True:
+            with connected(port, b"GET / HTTP/1.0\r\n\r\n") as one:
+                if rest(one).endswith(b"ok"):
+                    return
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(ask(), PATIENCE_S))

@@ -1,0 +1,74 @@
+"""Public clients ask a real service: tritonclient, `fluidtune.Client`, and a reader of OpenAPI documents."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from openapi_spec_validator import validate
+
+import fluidtune
+from benchmarks.common import free_ports
+from tests.serving.runs import FAILS, load
+
+pytestmark = [pytest.mark.ray, pytest.mark.serve]
+
+TOKEN = "a-token-of-the-test"
+
+
+@pytest.fixture(scope="module")
+def served(finished):
+    with fluidtune.serve(finished, load, 20.0, top=2, port=free_ports(1)[0], token=TOKEN) as served:
+        yield served
+
+
+def test_tritonclient_reads_what_there_is_and_infers(served):
+    import tritonclient.http as triton
+
+    best, other = served.trials
+
+    def asked():  # (The client writes into the headers that it gets.)
+        return {"headers": {"Authorization": f"Bearer {TOKEN}"}}
+
+    with triton.InferenceServerClient(urlsplit(served.url).netloc) as client:
+        assert client.is_server_live() and client.is_server_ready()
+        assert client.is_model_ready(best, **asked())
+        assert client.get_server_metadata(**asked())["name"] == "fluidtune"
+        (tensor,) = client.get_model_metadata(other, "1", **asked())["inputs"]
+        assert (tensor["datatype"], tensor["shape"]) == ("FP64", [-1])
+        for binary in (True, False):
+            given = triton.InferInput("input", [3], "FP32")
+            given.set_data_from_numpy(np.array([1, 2.5, 4], np.float32), binary_data=binary)
+            wanted = triton.InferRequestedOutput("output", binary_data=binary)
+            answer = client.infer(other, [given], outputs=[wanted], request_id="7", **asked())
+            assert answer.as_numpy("output").tolist() == [2, 5, 8]
+            assert answer.get_response()["id"] == "7"
+
+
+def test_our_own_client_asks(served):
+    with fluidtune.Client(served.url, token=TOKEN) as client:
+        assert (client(5), client(5, trial=served.trials[1], deadline_s=15.0)) == (15, 10)
+        assert client.ready() and client.trials() == served.trials
+        with pytest.raises(fluidtune.ServiceError, match="bad_input"):
+            client([1])
+        with pytest.raises(fluidtune.ServiceError, match="model_failed"):
+            client(FAILS)
+    with fluidtune.Client(served.url) as client, pytest.raises(fluidtune.ServiceError, match="unauthorized"):
+        client(5)
+
+
+def test_the_document_is_valid_and_its_page_has_every_path(served):
+    url = urlsplit(served.url)
+
+    def get(path):
+        connection = http.client.HTTPConnection(url.netloc)
+        connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
+        return connection.getresponse().read().decode()
+
+    document = json.loads(get("/openapi.json"))
+    validate(document)
+    page = get("/docs")
+    assert all(path in page for path in document["paths"])
