@@ -1,9 +1,9 @@
 """A real model over HTTP under open-loop load: `fluidtune serve` against Ray Serve's own `@serve.batch`.
 
 ``python -m benchmarks.serve_http --json [--quick] [--repeats N] [--only SIDE ...] [--seconds S] [--seed N]``. Needs
-``fluidtune[serve]``. The model is the network of `benchmarks.serve_real`, loaded from the checkpoint of a trial, on one
-core. Both sides have Ray Serve's HTTP proxy in front and the same requests; the client is a process of its own. It
-takes about 16 minutes on a quiet machine of two cores: 6 for the search of settings, and 3 for each repeat.
+``fluidtune[dev,serve]``. The model is the network of `benchmarks.serve_real`, loaded from the checkpoint of a trial, on
+one core. Both sides have the same requests; the client is a process of its own. It takes about 16 minutes on a quiet
+machine of two cores: 6 for the search of settings, and 3 for each repeat.
 
 - ``deferred``, ``eager``: `fluidtune.serve` with these starts. One process has the scheduler, another one the model.
 - ``serve_batch``: one replica with the model, whose method is decorated with ``@serve.batch``. It has its best setting

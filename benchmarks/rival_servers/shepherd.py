@@ -52,7 +52,7 @@ class Shepherd(CentralServer):
     """A free GPU takes the largest batch of all models. A batch that is much larger stops one that runs.
 
     heads: a model's batch begins with its earliest deadline, as large as that allows. Otherwise it is the largest batch
-    that can be made, and what is before it waits for another GPU. The first is better (docs/serving.md).
+    that can be made, and what is before it waits for another GPU. The first is better (docs/serving-figures.md).
     """
 
     def __init__(self, models: Iterable[Model], heads: bool = True):

@@ -105,7 +105,7 @@ class VaryingProfile:
 
     sources: source -> the distribution of the time of one of its requests alone.
     weights: source -> how often it takes a place, relative to the others; None: all the same, as in the paper. They
-        change little (docs/serving.md has the figures).
+        change little (docs/serving-figures.md has them).
     enough: whether enough was measured to say how long a batch may take at the most.
 
     Raises ServeError if there is no source, if the weights are not those of the sources, or if a larger batch is

@@ -1,7 +1,7 @@
 """Batches of at least a target size: the heads that would keep a batch smaller are given up (Nexus' sliding window).
 
 This is the default of Symphony's public code. The paper calls it and `benchmarks.rival_servers.fifo` equally good;
-they are not (docs/serving.md has the figures).
+they are not (docs/serving-figures.md has them).
 """
 
 from __future__ import annotations
