@@ -1,8 +1,8 @@
 """Serving: requests to the models that a search found are answered in batches, each before its deadline.
 
 Decided here: which requests form a batch (`batching`), when it starts, and on which GPU. The inputs are profiles, which
-say how long a batch takes, and requests with deadlines. The rules are those of the paper Symphony; docs/serving-decisions.md has
-the decisions.
+say how long a batch takes, and requests with deadlines. The rules are those of the paper Symphony;
+docs/serving-decisions.md has the decisions.
 
 Start reading with `messages`, then `profiles` and `batching`. What decides is pure: it needs nothing but Python
 (`partition`: HiGHS), and has no clock but the moments that it is told. `shell` has the real clock, on an event loop.
