@@ -82,27 +82,6 @@ def measure(port: int, front: psutil.Process, seconds: float) -> tuple[int, floa
     return sum(each.value for each in counts), spent, took
 
 
-def run() -> None:
-        end = time.monotonic() + seconds
-        answered.value = sum(await asyncio.gather(*[one(end) for _ in range(CONNECTIONS)]))
-
-    asyncio.run(run())
-
-
-def measure(port: int, front: psutil.Process, seconds: float) -> tuple[list[int], float, float]:
-    """Answered and refused requests, the front's seconds of CPU time, and the seconds that it took."""
-    context = multiprocessing.get_context("spawn")
-    counts = [context.Array("q", 2) for _ in range(PROCESSES)]
-    processes = [context.Process(target=ask, args=(port, seconds, QUICK, each)) for each in counts]
-    before, begin = sum(front.cpu_times()[:2]), time.monotonic()
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    spent, took = sum(front.cpu_times()[:2]) - before, time.monotonic() - begin
-    return [sum(each[place] for each in counts) for place in (0, 1)], spent, took
-
-
 def run(seconds: float) -> dict[str, Any]:
     """The benchmark's JSON object."""
     import ray
