@@ -31,7 +31,7 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--kills", type=int, default=5, help="how often tests/faults kills a driver and a node (5), and workers: twice"
+        "--kills", type=int, default=3, help="how often tests/faults kills a driver and a node; workers twice as often"
     )
 
 

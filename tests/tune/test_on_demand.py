@@ -119,6 +119,7 @@ class TestBesideTrials:
         names = [event["event"] for event in events]
         assert names.count("device_returned") == 2 and "device_lost" not in names and "worker_lost" not in names
 
+    @pytest.mark.newest
     def test_a_trial_that_follows_another_takes_its_device(self, tmp_path: Path) -> None:
         space = {"x": tune.grid_search([1, 2, 3, 4])}
         fit("fluid", several, space, tmp_path, executor=ON_DEMAND, max_concurrent_trials=1)
@@ -127,6 +128,7 @@ class TestBesideTrials:
         gained = [event for event in events if event["event"] == "device_gained"]
         assert started == [[0]] * 4 and len(events[0]["devices"]) + len(gained) == 1
 
+    @pytest.mark.newest
     def test_a_reserved_job_holds_all_devices(self, tmp_path: Path) -> None:
         space = {"x": tune.grid_search([1])}
         results = fit("fluid", lasting, space, tmp_path, executor=FluidExecutor(reserve=True))
@@ -169,6 +171,7 @@ def test_a_trial_that_has_grown_gives_a_device_to_others_that_wait(tmp_path: Pat
     assert names.count("device_returned") == 1 and not {"device_lost", "worker_lost"} & set(names)
 
 
+@pytest.mark.newest
 @pytest.mark.usefixtures("no_ray")
 def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(tmp_path: Path) -> None:
     from ray.cluster_utils import Cluster
@@ -213,19 +216,19 @@ def test_ray_data_finds_the_cores_that_trials_do_not_use(tmp_path: Path) -> None
     assert [result.metrics["score"] for result in results] == [90.0]
 
 
-@pytest.mark.timeout(600)  # each of the nine trials starts three processes, one after the other
+@pytest.mark.timeout(600)  # each of the five trials starts three processes, one after the other
 @pytest.mark.usefixtures("no_ray")
 def test_train_v2_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # docs/bugs.md, 130. Ray 2.44 has Train V2 where this is set. A Ray of its own, whose processes find it set, too.
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "1")
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    space = {"x": tune.grid_search(list(range(8))), "storage": str(tmp_path / "train")}
+    space = {"x": tune.grid_search(list(range(4))), "storage": str(tmp_path / "train")}
     # Half of the cores for the trials, so that there is one for each worker: as in Ray's guide.
     results = fit("fluid", training, space, tmp_path, executor=ON_DEMAND, max_concurrent_trials=2)
-    assert not results.errors and outcome(results) == [(x, 2, 2.0 * x) for x in range(8)]
+    assert not results.errors and outcome(results) == [(x, 2, 2.0 * x) for x in range(4)]
     # A trial's results do not depend on how many others there are.
-    last = fit("stock", training, {**space, "x": 7}, tmp_path)
-    assert not last.errors and outcome(last) == outcome(results)[7:]
+    last = fit("stock", training, {**space, "x": 3}, tmp_path)
+    assert not last.errors and outcome(last) == outcome(results)[3:]
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -236,6 +239,7 @@ def test_two_tuners_in_two_tasks_of_one_job(tmp_path: Path) -> None:
     assert ray.get(tasks) == [[(0, 1, 0.0), (1, 1, 1.0)]] * 2
 
 
+@pytest.mark.newest
 @pytest.mark.usefixtures("no_ray")
 def test_a_job_of_gpus_starts_on_a_cluster_that_gets_them_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

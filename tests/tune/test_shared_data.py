@@ -12,7 +12,7 @@ from ray import tune
 
 import fluidtune
 
-pytestmark = [pytest.mark.ray]
+pytestmark = [pytest.mark.ray, pytest.mark.newest]
 
 
 @pytest.mark.core

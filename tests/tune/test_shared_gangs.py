@@ -22,7 +22,7 @@ from themis_bridge.bids import Valuation
 from themis_bridge.shell import control
 from themis_bridge.shell.tenant import Tenant
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_gpus")]
+pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.usefixtures("ray_gpus")]
 
 
 class Neighbour:
