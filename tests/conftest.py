@@ -256,6 +256,21 @@ def no_ray(one_ray: OneRay) -> Iterator[None]:
 
 
 @pytest.fixture
+def one_node(no_ray: None) -> Iterator[Any]:
+    """A Ray cluster of one node with one CPU. Ray lets it add nodes in the main thread only."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
 def kept_parameters(ray2: None, one_ray: OneRay) -> Iterator[None]:
     """For ``tune.with_parameters``, whose objects stock Tune keeps until the driver leaves the cluster."""
     yield

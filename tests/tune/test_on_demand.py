@@ -172,30 +172,20 @@ def test_a_trial_that_has_grown_gives_a_device_to_others_that_wait(tmp_path: Pat
 
 
 @pytest.mark.newest
-@pytest.mark.usefixtures("no_ray")
-def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(tmp_path: Path) -> None:
-    from ray.cluster_utils import Cluster
-
+def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(one_node: Any, tmp_path: Path) -> None:
     def said(what: str) -> list[dict[str, Any]]:
         return events_of(tmp_path, what) if (tmp_path / "fluid" / EVENT_LOG_NAME).exists() else []
 
     (tmp_path / "notes").mkdir()
     space = {"x": 3.0, "iterations": 2000, "step": 0.05, "notes": str(tmp_path / "notes")}
     run = {"stop": lambda trial, result: sum(event["width"] == 2 for event in said("trial_result")) >= 5}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        ray.init(address=cluster.address, log_to_driver=False)
-        # Ray's Cluster starts nodes in the main thread only.
-        with ThreadPoolExecutor(1) as thread:
-            settings = {"executor": ON_DEMAND, "metric": "value", "mode": "min", "run": run}
-            job = thread.submit(fit, "fluid", jobs.elastic, space, tmp_path, **settings)
-            while len(said("trial_result")) < 3 and not job.done():
-                time.sleep(0.1)
-            cluster.add_node(num_cpus=1)
-            results = job.result()
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with ThreadPoolExecutor(1) as thread:
+        settings = {"executor": ON_DEMAND, "metric": "value", "mode": "min", "run": run}
+        job = thread.submit(fit, "fluid", jobs.elastic, space, tmp_path, **settings)
+        while len(said("trial_result")) < 3 and not job.done():
+            time.sleep(0.1)
+        one_node.add_node(num_cpus=1)
+        results = job.result()
     assert not results.errors and not said("worker_lost")
     there = [*said("run_started")[0]["devices"], *said("device_gained")]
     nodes = {device["device"]: device["node"] for device in there}
@@ -240,31 +230,21 @@ def test_two_tuners_in_two_tasks_of_one_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.newest
-@pytest.mark.usefixtures("no_ray")
 def test_a_job_of_gpus_starts_on_a_cluster_that_gets_them_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    one_node: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        ray.init(address=cluster.address, log_to_driver=False)
-        # Ray's Cluster starts nodes in the main thread only.
-        with ThreadPoolExecutor(1) as thread:
-            job = thread.submit(
-                fit,
-                "fluid",
-                tune.with_resources(on_a_gpu, {"cpu": 1, "gpu": 1}),
-                {"x": tune.grid_search([1, 2])},
-                tmp_path,
-                executor=ON_DEMAND,
-            )
-            while len(placement_groups()) < 2 and not job.done():
-                time.sleep(0.05)  # what waits is what an autoscaler sees
-            cluster.add_node(num_cpus=1, num_gpus=1)
-            results = job.result()
-        assert not results.errors and [result.metrics["groups"] for result in results] == [2, 1]
-        assert "no node of the Ray cluster has that; its trials wait" in caplog.text
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with ThreadPoolExecutor(1) as thread:
+        job = thread.submit(
+            fit,
+            "fluid",
+            tune.with_resources(on_a_gpu, {"cpu": 1, "gpu": 1}),
+            {"x": tune.grid_search([1, 2])},
+            tmp_path,
+            executor=ON_DEMAND,
+        )
+        while len(placement_groups()) < 2 and not job.done():
+            time.sleep(0.05)  # what waits is what an autoscaler sees
+        one_node.add_node(num_cpus=1, num_gpus=1)
+        results = job.result()
+    assert not results.errors and [result.metrics["groups"] for result in results] == [2, 1]
+    assert "no node of the Ray cluster has that; its trials wait" in caplog.text

@@ -143,7 +143,6 @@ class TestCPUs:
         assert len(warnings) == 1
         assert together(results) <= 2
 
-
     def test_a_later_trial_that_asks_for_more_cores_has_them_in_its_process(self, tmp_path: Path) -> None:
         def asks(config: dict[str, Any]) -> None:
             import torch
@@ -197,25 +196,6 @@ class TestGPUs:
         events = events_of(tmp_path)
         assert {e["kind"] for e in events if e["event"] == "kind_found"} == {"elastic"}
         assert not [e for e in events if e["event"].startswith("resize")]
-
-
-@pytest.mark.newest
-@pytest.mark.usefixtures("no_ray")
-def test_devices_of_two_nodes(tmp_path: Path) -> None:
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        cluster.add_node(num_cpus=1)
-        ray.init(address=cluster.address, log_to_driver=False)
-        results = run(tmp_path, {"cpu": 1}, trials=4, meeting=True)
-        assert together(results) == 2
-        events = events_of(tmp_path)
-        there = [*events[0]["devices"], *(e for e in events if e["event"] == "device_gained")]
-        assert len({device["node"] for device in there}) == 2
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def test_a_later_trial_of_several_bundles_runs_as_under_stock(tmp_path: Path) -> None:
