@@ -136,7 +136,7 @@ def test_a_trial_that_was_told_to_leave_is_refused_with_its_old_token(directory)
     table = SeatTable(directory)
     gate = seat(table, "a", token=1)
     with gate.iteration(), table.lock():
-        # It is told within an iteration, which it ends.
+        # The word to leave comes within an iteration, which it ends.
         assert gate._turns.pause(0, time.monotonic()) == []
     with pytest.raises(StaleToken, match="token 1"), gate.iteration():
         pytest.fail("passed")

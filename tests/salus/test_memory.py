@@ -78,11 +78,11 @@ def test_which_errors_are_about_memory() -> None:
     assert [is_out_of_memory(no_handle, free) for free in (None, 4 << 30, 1 << 20)] == [False, False, True]
 
 
-# A trial with a meter that says what it is told
+# A trial with a meter whose readings the test sets
 
 
 class Told:
-    """A meter that is told what to say."""
+    """A meter whose readings the test sets."""
 
     def __init__(self) -> None:
         self.usage = Usage(0, 100, 200)

@@ -149,7 +149,7 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
 
 @pytest.mark.newest
 def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, ray2: None) -> None:
-    """The second trial is told to be two wide when it starts; until the other worker is there it has one device."""
+    """The engine starts the second trial at width two; until its other worker is there, the trial has one device."""
     (tmp_path / "notes").mkdir()
     space = {"x": tune.grid_search([1.0, 2.0]), "iterations": 40, "step": 0.06, "notes": str(tmp_path / "notes")}
     one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1, "run": {"stop": {"training_iteration": 40}}}

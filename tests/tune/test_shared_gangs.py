@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.usefixtures("ray_
 
 
 class Neighbour:
-    """A job of single GPUs that wants both, and leaves them when it is told to."""
+    """A job of single GPUs that wants both, and gives one back when its lease ends."""
 
     def __init__(self) -> None:
         self.tenant = Tenant("neighbour", self, {"GPU": 1.0}, "GPU")
