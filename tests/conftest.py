@@ -31,7 +31,7 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--kills", type=int, default=5, help="how often tests/faults kills a driver and a node (5), and workers: twice"
+        "--kills", type=int, default=3, help="how often tests/faults kills a driver and a node; workers twice as often"
     )
 
 
@@ -253,6 +253,21 @@ def no_ray(one_ray: OneRay) -> Iterator[None]:
     one_ray.stop()
     yield
     one_ray.stop()
+
+
+@pytest.fixture
+def one_node(no_ray: None) -> Iterator[Any]:
+    """A Ray cluster of one node with one CPU. Ray lets it add nodes in the main thread only."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 @pytest.fixture

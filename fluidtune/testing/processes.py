@@ -83,12 +83,13 @@ def peer_processes(n: int) -> Iterator[list[PeerProcess]]:
             peer.close()
 
 
-def until(condition: Callable[[], Any], timeout: float = 30.0) -> None:
-    """Wait for it; AssertionError after ``timeout`` seconds."""
+def until(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
+    """Wait until ``condition()`` is true, and return it. AssertionError after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {timeout} s: {condition}"
         time.sleep(0.005)
+    return found
 
 
 def _serve(end: Connection) -> None:

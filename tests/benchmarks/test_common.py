@@ -4,7 +4,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from benchmarks import common
 from benchmarks.algorithms import algorithm
 from benchmarks.job import digits_space
+from fluidtune.testing.processes import until
 
 
 def test_pbt_changes_nothing_that_a_checkpoint_depends_on():
@@ -48,10 +48,7 @@ def test_a_process_that_takes_too_long_is_killed_with_its_children():
     with pytest.raises(common.NotEnded, match="took more than") as raised:
         common.run_process([sys.executable, "-c", script], 3)
     child = int(str(raised.value).split()[-1])
-    deadline = time.monotonic() + 60
-    while _lives(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _lives(child)
+    until(lambda: not _lives(child))
 
 
 #: A process that starts others that sleep, four at a time; each in a session of its own, as Ray's may be.
@@ -73,8 +70,7 @@ def test_a_process_that_starts_others_all_the_time_leaves_none_when_it_is_killed
 
     process = subprocess.Popen([sys.executable, "-S", "-c", BREEDER, str(tmp_path)])
     try:
-        while len(bred()) < 5:
-            time.sleep(0.01)
+        until(lambda: len(bred()) >= 5)
     finally:
         common.kill_tree(process)
     left = bred()

@@ -16,12 +16,12 @@ import pytest
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.sharing import lanes
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneSettings, LaneTicket, is_lane_service
+from fluidtune.testing.processes import until
 from salus_share import Need, ServiceLost, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.memory import Usage
 from salus_share.seat_table import SeatTable, home
 from salus_share.turns import INSIDE
-from tests.salus.processes import until
 
 MB = 1 << 20
 CAPACITY = 4096 * MB
@@ -76,7 +76,7 @@ def test_it_joins_a_lane_when_its_device_is_shared_and_leaves_when_it_is_not(set
     assert member.settle(LaneTicket(None, 10.0, 0)) is None
     assert there(settings) == [f"a/{os.getpid()}"]
     turns(member)
-    # Promoted: the lane's policy is told.
+    # Promoted: the lane's policy gets the new rung.
     assert member.settle(LaneTicket(None, 10.0, 2)) is None
     assert [seat.rung for seat in SeatTable(home(settings.device)).seats()] == [2]
     member.settle(None)
@@ -85,7 +85,7 @@ def test_it_joins_a_lane_when_its_device_is_shared_and_leaves_when_it_is_not(set
 
 
 class Gpu:
-    """A meter of a GPU whose allocator keeps what it had until it is told to give it back."""
+    """A meter of a GPU whose allocator keeps what it had until `give_back`."""
 
     usage = Usage(0, 200 * MB, 2000 * MB)
 

@@ -158,7 +158,7 @@ def session_here() -> ElasticSession:
 
 
 def train(worker: Worker, iterations: int, commits: bool = True) -> list[dict[str, Any]]:
-    """The results of so many iterations, each of which a commit goes before if ``commits``."""
+    """The results of ``iterations`` iterations. If ``commits``, a commit goes before each of them."""
     store = session_here()._commits._store
     assert store is not None
     store._budget = 1e9 if commits else -1.0
@@ -272,7 +272,7 @@ def test_iterations_have_the_same_number_in_all_workers(tmp_path: Path) -> None:
 
 
 class Splitting(Counting):
-    """Its ``setup`` draws from the streams of Python, numpy and torch, and is told no seed."""
+    """Its ``setup`` draws from the streams of Python, numpy and torch, and gets no seed."""
 
     def setup(self, config: dict[str, Any]) -> None:
         import random

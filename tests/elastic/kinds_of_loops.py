@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.optim import lr_scheduler as lrs
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler, TensorDataset, random_split
@@ -166,6 +167,9 @@ OPTIMIZERS: dict[str, Callable[[list[Any]], torch.optim.Optimizer]] = {
     "two groups": lambda p: torch.optim.SGD([{"params": p[:1], "lr": 0.01}, {"params": p[1:]}], lr=0.05),
     "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "foreach": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, foreach=True),
+    # It decides by the loss that its closure returns, which is a worker's.
+    "line search": lambda p: torch.optim.LBFGS(p, lr=0.5, max_iter=4, line_search_fn="strong_wolfe"),
+    "rate in a tensor": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
 }
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -472,6 +476,7 @@ EXTRAS = (
     "saves its weights",
     "saves its model",
     "writes a history",
+    "prunes its weights",
 )
 
 
@@ -481,6 +486,8 @@ def trial(config: dict[str, Any], report: Callable[[float], None]) -> dict[str, 
     model = MODELS[mix.model]().double()
     if mix.extra == "learns from the second turn on":
         next(model.parameters()).requires_grad_(False)
+    if mix.extra == "prunes its weights":
+        prune.l1_unstructured(model.head, "weight", amount=0.1)
     known = list(model.parameters())
     optimizer = OPTIMIZERS[mix.optimizer](known[:-1] if mix.extra == "group added" else known)
     scheduler = SCHEDULES[mix.schedule](optimizer)
@@ -509,7 +516,8 @@ def _before_turn(run: Run) -> None:
     mix, epoch, optimizer = run.mix, run.epoch, run.optimizer
     if mix.schedule == "lr by hand":
         for group in optimizer.param_groups:
-            group["lr"] = 0.05 / (1 + epoch)
+            rate = 0.05 / (1 + epoch)
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], torch.Tensor) else rate
     if mix.extra == "learns from the second turn on" and epoch == 1:
         next(run.model.parameters()).requires_grad_(True)
     if mix.extra == "group added" and epoch == 1:
@@ -528,6 +536,8 @@ def _after_turn(run: Run, loss: float, folder: str) -> None:
         run.scheduler.step()
     if mix.extra == "best model kept" and loss < run.more.get("least", float("inf")):
         run.more["least"], run.more["best"] = loss, copy.deepcopy(run.model)
+    if mix.extra == "prunes its weights":
+        prune.l1_unstructured(run.model.head, "weight", amount=0.2)
     if mix.extra == "saves its weights":
         torch.save(run.model.state_dict(), os.path.join(folder, f"{run.epoch}.pt"))
     if mix.extra == "saves its model":

@@ -43,7 +43,7 @@ class StandInWork:
 
 
 class Communicator:
-    """One worker's end. ``store``: through it the ends reach each other; nobody is told when one of them is gone."""
+    """One worker's end. ``store``: through it the ends reach each other. No end hears that another one is gone."""
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self._store, self._rank, self._world = store, rank, world

@@ -277,7 +277,7 @@ class Operations(TorchDispatchMode):
 
 
 def counted(layers):
-    """What reducing the gradients of a model with so many layers takes, by name of the operation."""
+    """The operations that reducing the gradients of a model with ``layers`` layers takes, by name."""
     torch.manual_seed(2)
     model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(layers)))
     model = elastic.prepare(model.to(memory_format=torch.channels_last))

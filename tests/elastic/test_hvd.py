@@ -130,7 +130,7 @@ def test_callbacks_progress_and_the_place_of_a_joiner(pool):
 
 
 def grown(pool: list[Any], config: dict[str, Any], width: int) -> Driver:
-    """The script with so many workers, which then train without waiting."""
+    """The script with ``width`` workers, which then train without waiting."""
     driver = Driver(pool, scripted, config)
     driver.turn(1)
     driver.resize(width)

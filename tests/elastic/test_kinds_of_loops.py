@@ -79,6 +79,9 @@ TABLE = """
     channels last, adam, none, ragged, plain, nothing
     recurrent, fused, none, ragged, plain, nothing
     words, foreach, none, ragged, plain, nothing
+    mlp, line search, none, ragged, closure, nothing
+    mlp, rate in a tensor, lr by hand, ragged, plain, nothing
+    mlp, sgd, none, ragged, plain, prunes its weights
 """
 MIXES = [Mix(*(kind.strip() for kind in line.split(","))) for line in TABLE.strip().splitlines()]
 

@@ -173,7 +173,7 @@ def test_a_store_ends_with_its_session_and_not_as_garbage(pool):
         for worker in pool:
             worker.result()
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(address, timeout=5.0)
+            socket.create_connection(address, timeout=60.0)
     finally:
         for worker in pool:
             worker.call(gc.enable)

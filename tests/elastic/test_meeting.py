@@ -14,6 +14,7 @@ import pytest
 from fluidtune.elastic.transport.liveness import FollowerConnections, LeaderConnection
 from fluidtune.elastic.transport.rendezvous import Rendezvous
 from fluidtune.elastic.transport.signing import Signer
+from fluidtune.testing.processes import until
 
 SIGNER = Signer(b"the trial's secret")
 
@@ -35,22 +36,15 @@ def door(followers):
     return "127.0.0.1", int(followers.invitation.split()[0])
 
 
-def soon(look, expected):
-    deadline = time.monotonic() + 60
-    while look() is not expected:
-        assert time.monotonic() < deadline, look()
-        time.sleep(0.001)
-
-
 def test_a_follower_lives_as_long_as_its_connection(followers):
     assert followers.alive((1, 1)) is None
     first, second = (connected(followers) for _ in range(2))
     first.say_place((1, 1))
     second.say_place((1.001, 2))
-    soon(lambda: followers.alive((1, 1)), True)
-    soon(lambda: followers.alive((1.001, 2)), True)
+    until(lambda: followers.alive((1, 1)))
+    until(lambda: followers.alive((1.001, 2)))
     first.close()
-    soon(lambda: followers.alive((1, 1)), False)
+    until(lambda: followers.alive((1, 1)) is False)
     assert followers.alive((1.001, 2)) is True
     followers.forget(1.001)
     assert followers.alive((1, 1)) is None and followers.alive((1.001, 2)) is True
@@ -62,14 +56,14 @@ def test_a_stranger_at_the_door_does_no_harm(followers):
     with socket.create_connection(door(followers)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\n\xff\n\n")
         follower.say_place((1, 1))
-        soon(lambda: followers.alive((1, 1)), True)
+        until(lambda: followers.alive((1, 1)))
     follower.close()
 
 
 def test_a_place_counts_only_with_the_trials_signature(followers):
     stranger = connected(followers, Signer(b"another secret"))
     stranger.say_place((1, 1))
-    soon(lambda: followers.alive((1, 1)) is None and SIGNER.refused > 0, True)
+    until(lambda: followers.alive((1, 1)) is None and SIGNER.refused > 0)
     with pytest.raises(OSError):
         for rank in range(1000):
             stranger.say_place((2, rank))
@@ -90,7 +84,7 @@ def test_a_line_that_was_overheard_is_of_no_use_on_another_connection(followers)
     before = SIGNER.refused
     with socket.create_connection(door(followers)) as stranger:
         stranger.sendall(heard[0])
-        soon(lambda: followers.alive((1, 1)) is None and SIGNER.refused > before, True)
+        until(lambda: followers.alive((1, 1)) is None and SIGNER.refused > before)
         assert stranger.recv(1) == b""
     follower.close()
 
@@ -99,21 +93,21 @@ def test_a_stranger_that_never_ends_its_line_is_closed(followers):
     before = SIGNER.refused
     with socket.create_connection(door(followers)) as stranger:
         stranger.sendall(b"1" * 1000)
-        soon(lambda: followers.alive((1, 1)) is None and SIGNER.refused > before, True)
+        until(lambda: followers.alive((1, 1)) is None and SIGNER.refused > before)
 
 
 def test_a_follower_that_takes_another_place_never_looks_dead(followers):
     follower = connected(followers)
     follower.say_place((1, 2))
-    soon(lambda: followers.alive((1, 2)), True)
+    until(lambda: followers.alive((1, 2)))
     followers.move({(1, 2): (1.001, 1)})
     assert followers.alive((1.001, 1)) is True
     follower.say_place((1.001, 1))
     follower.say_place((2, 1))
-    soon(lambda: followers.alive((2, 1)), True)
+    until(lambda: followers.alive((2, 1)))
     assert followers.alive((1, 2)) is followers.alive((1.001, 1)) is True
     follower.close()
-    soon(lambda: followers.alive((2, 1)), False)
+    until(lambda: followers.alive((2, 1)) is False)
     assert followers.alive((1, 2)) is followers.alive((1.001, 1)) is False
 
 
@@ -133,7 +127,7 @@ def server():
 
 def ask(server, path, method="GET", data=None):
     request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", data=data, method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.read()
 
 
@@ -159,7 +153,7 @@ def test_a_rendezvous_that_is_called_off_answers_at_once_with_an_empty_address(s
 
 @pytest.mark.parametrize("length", [str(10**12), "-1", "many"])
 def test_nobody_fills_the_memory_of_a_rendezvous(server, length):
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as stranger:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as stranger:
         stranger.sendall(f"PUT /global/0 HTTP/1.1\r\nContent-Length: {length}\r\n\r\nxyz".encode())
         assert b" 413 " in stranger.recv(100)
     assert "/global/0" not in server.values

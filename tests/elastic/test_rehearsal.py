@@ -192,6 +192,23 @@ def new_layer():
         take_steps(model, optimizer, loader)
 
 
+def step_in_backward():
+    """As in the tutorial that fuses the optimizer's step into the backward pass."""
+    model = model_of()
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(p):
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in optimizers:
+        p.register_post_accumulate_grad_hook(step)
+    model, loader = elastic.prepare(model, DataLoader(Samples(), batch_size=9))
+    for _ in elastic.epochs(0, 2):
+        for x, y in loader:
+            mean(model, x, y).backward()
+
+
 def fetching_ahead():
     model, loader = elastic.prepare(model_of(), DataLoader(Samples(), batch_size=15))
     optimizer = elastic.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -218,6 +235,7 @@ BEYOND = {
     "sum": (loop(summed), "gradient of"),
     "by hand": (loop(mean, by_hand=True), "gradient of"),
     "local hook": (loop(mean, clip_locally), "gradient of"),
+    "step in backward": (step_in_backward, "off by"),
     "class": (lambda: Steps().run(weighted), "gradient of"),
     "new layer": (new_layer, "gradient of"),
     "ahead": (fetching_ahead, "drop_last=True"),

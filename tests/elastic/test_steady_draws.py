@@ -11,7 +11,7 @@ from torch.distributions import Beta, Categorical, Normal
 from fluidtune.elastic.checks.steady_draws import SteadyDraws
 from fluidtune.elastic.random_streams import capture_streams
 
-#: A draw for a batch of so many samples.
+#: A draw for a batch, by its number of samples.
 DRAWS: dict[str, Callable[[int], torch.Tensor]] = {
     "randn": lambda n: torch.randn(n, 3),
     "randn_like": lambda n: torch.randn_like(torch.zeros(n, 3)),

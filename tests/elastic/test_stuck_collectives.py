@@ -187,7 +187,7 @@ def test_the_others_go_on_when_one_dies_before_its_part_of_a_sum(pool, dying):
     time.sleep(0.3)
     pool[dying].kill()
     for worker in left:
-        said = worker.result(10)
+        said = worker.result()
         assert isinstance(said, str) and said.startswith("GroupLost"), said
         assert "has died" in said if dying else "is gone" in said
         assert noticed_in_time(worker, leads=worker is pool[0])
@@ -209,7 +209,7 @@ def test_an_error_over_what_an_aborted_sum_left_behind_is_a_lost_group(pool, lea
     pool[2].kill()
     if not leader:
         pool[0].send(summed)
-    assert worker.result(10) == said
+    assert worker.result() == said
     assert noticed_in_time(worker, leads=leader)
 
 
@@ -217,7 +217,7 @@ def test_a_worker_that_leaves_out_a_sum_is_named(pool):
     form(pool[:2], 1)
     pool[0].send(summed)
     pool[1].send(leave_out_a_step)
-    said = [pool[0].result(15), pool[1].result(15)]
+    said = [pool[0].result(), pool[1].result()]
     assert said[0].startswith("CannotDivide") and "left out a step" in said[0]
     assert all("the sum of gradients" in line and "the end of a group" in line for line in said)
 
@@ -226,8 +226,8 @@ def test_a_gpu_that_computes_for_long_is_waited_for(pool):
     form(pool[:2], 1)
     pool[0].send(summed, 8.0)
     pool[1].send(sum_and_do_not_look)
-    assert pool[0].result(30) == [2.0] * 4
-    assert pool[1].result(10) is None
+    assert pool[0].result() == [2.0] * 4
+    assert pool[1].result() is None
 
 
 def test_a_group_that_is_left_while_a_sum_runs_aborts_it_first(pool):
@@ -276,7 +276,7 @@ def test_the_others_go_on_when_one_dies_before_its_part_of_a_communicator(pool, 
     until(lambda: len(list(tmp_path.iterdir())) == 3)
     pool[dying].kill()
     for worker in left:
-        said = worker.result(20)
+        said = worker.result()
         assert said is not None and said.startswith("GroupLost"), said
         assert "has died" in said if dying else "is gone" in said
         assert noticed_in_time(worker, leads=worker is pool[0])
@@ -312,17 +312,17 @@ def test_a_communicator_that_is_not_made(pool, error, said):
     address = pool[0].call(ask, "serve")
     for rank in (0, 1):
         pool[rank].send(joined, address, rank)
-    assert pool[1].result(20).startswith(said)
+    assert pool[1].result().startswith(said)
     if said.startswith("GroupLost"):
         pool[1].kill()
-    assert pool[0].result(20).startswith(said.split(":")[0])
+    assert pool[0].result().startswith(said.split(":")[0])
 
 
 def test_a_failed_kernel_of_the_trial_is_no_lost_group(pool):
     form(pool[:2], 1)
     pool[0].send(summed)
     assert pool[1].call(meet_a_failed_kernel) == "RuntimeError: CUDA error: device-side assert triggered, lost: None"
-    assert "has died" in pool[0].result(20)
+    assert "has died" in pool[0].result()
 
 
 def test_a_sum_that_nccl_has_given_up_is_ended(pool):
@@ -330,7 +330,7 @@ def test_a_sum_that_nccl_has_given_up_is_ended(pool):
     pool[0].call(ask, "allreduce_", torch.ones(4))
     pool[0].call(break_connection)
     pool[0].send(synchronize)
-    assert "NCCL has given up the sum of gradients" in pool[0].result(20)
+    assert "NCCL has given up the sum of gradients" in pool[0].result()
 
 
 def test_the_watchdog_of_torch_never_ends_the_process(pool):

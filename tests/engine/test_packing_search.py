@@ -27,7 +27,7 @@ class Device:
         return out
 
     def until_suspended(self) -> str:
-        """Does iterations until a trial is told to leave. Returns its name."""
+        """Does iterations until the engine suspends a trial. Returns its name."""
         for _ in range(40):
             for instruction in self.turn():
                 if isinstance(instruction, m.Suspend):

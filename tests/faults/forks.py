@@ -59,7 +59,7 @@ def ours(mark: str) -> Iterator[psutil.Process]:
 
 
 def run(forks: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Start so many programs. Returns what came of them."""
+    """Start ``forks`` programs. Returns what came of them."""
     draw = random.Random(seed)
     mark = f"{os.getpid()}-{seed}"
     environment = {**os.environ, "FORKS_RUN": mark, "TMPDIR": str(folder), "PYTHONPATH": os.getcwd()}

@@ -23,8 +23,9 @@ from ray.tune import RunConfig
 
 import fluidtune
 
-#: What a job has written when ``fit`` returns; the last one once for each trial.
-FILES = ("fluid_events.jsonl", "summary.json", "timeline.png", "utilisation.png", "*/result.json")
+#: What a job has written when ``fit`` returns; the last four once for each trial.
+OF_A_TRIAL = ("*/result.json", "*/progress.csv", "*/params.json", "*/events.out.*")
+FILES = ("fluid_events.jsonl", "summary.json", "timeline.png", "utilisation.png", *OF_A_TRIAL)
 
 
 def loop(config: dict[str, Any]) -> None:

@@ -125,7 +125,7 @@ def test_iterations_after_a_change_have_lines_of_their_own():
     assert say("trial_started", trial="a", devices=[0], share=1.0, resumed=False) == []
     assert len(run(WHOLE_ITERATIONS)) == WHOLE_ITERATIONS
     assert run(50) == []
-    # A neighbour comes: what was before is told first, and the next ones by themselves.
+    # A neighbour comes: the line of the iterations before it comes first, and the later ones have their own.
     assert say("trial_started", trial="b", devices=[0], share=0.5, resumed=False) == [(150, 50)]
     assert run(WHOLE_AFTER_CHANGE + 2) == [(151, 1), (152, 1), (153, 1)]
     # One on another device changes nothing.

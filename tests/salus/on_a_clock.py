@@ -54,7 +54,7 @@ class _Thread:
 
     @property
     def token(self) -> int | None:
-        """None: it has no packet to read. Else the token of the admission that it is told of, 0 if of none."""
+        """None: it has no packet to read. Else the token of the admission in the packet, 0 if it has none."""
         if self.inbox is None or not has_packet(self.inbox):
             return None
         packet = self.inbox.recv(service.PACKET, socket.MSG_PEEK)

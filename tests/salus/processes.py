@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from fluidtune.testing.processes import until
 from salus_share import Need, StaleToken, service, turns
 from salus_share.client import LaneClient
 from salus_share.gate import Gate
@@ -25,17 +26,6 @@ from salus_share.turns import IDLE
 #: How long a test waits for what must happen, seconds. A failure takes this long, a success some milliseconds.
 PATIENCE_S = 60.0
 _spawn = multiprocessing.get_context("spawn")
-
-
-def until(what: Callable[[], Any], patience: float = PATIENCE_S) -> Any:
-    """Wait until ``what()`` is true. Returns what it returned."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        found = what()
-        if found:
-            return found
-        time.sleep(0.005)
-    raise AssertionError(f"did not happen within {patience} s")
 
 
 @contextlib.contextmanager

@@ -11,12 +11,13 @@ import time
 
 import pytest
 
+from fluidtune.testing.processes import until
 from salus_share import SalusError, StaleToken
 from salus_share import gate as gate_module
 from salus_share.packing import SEATS
 from salus_share.seat_table import SeatTable
 from salus_share.turns import READY
-from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, iterate_unhurried, seat, until
+from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, iterate_unhurried, seat
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_a_trial_that_was_told_to_leave_is_refused_with_its_old_token(directory)
     table = SeatTable(directory)
     gate = seat(table, "a", token=1)
     with gate.iteration(), table.lock():
-        # It is told within an iteration, which it ends.
+        # The word to leave comes within an iteration, which it ends.
         assert gate._turns.pause(0, time.monotonic()) == []
     with pytest.raises(StaleToken, match="token 1"), gate.iteration():
         pytest.fail("passed")

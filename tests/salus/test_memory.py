@@ -78,11 +78,11 @@ def test_which_errors_are_about_memory() -> None:
     assert [is_out_of_memory(no_handle, free) for free in (None, 4 << 30, 1 << 20)] == [False, False, True]
 
 
-# A trial with a meter that says what it is told
+# A trial with a meter whose readings the test sets
 
 
 class Told:
-    """A meter that is told what to say."""
+    """A meter whose readings the test sets."""
 
     def __init__(self) -> None:
         self.usage = Usage(0, 100, 200)
@@ -228,61 +228,6 @@ def test_memory_on_a_gpu_is_measured_and_limited() -> None:
         assert (usage.model, usage.ephemeral) == (64 * MB, 128 * MB)
         assert usage.framework > 100 * MB and held == 64 * MB and failed
         assert child.told() == 128 * MB
-
-
-def losses(directory, name: str, greedy: bool) -> list[float]:
-    """A small real training on a shared device of 2 GiB; ``greedy``: it allocates more at every step."""
-    import torch
-
-    torch.set_num_threads(1)
-    torch.manual_seed(7)
-    capacity = 2 << 30
-    client = LaneClient("device", name, capacity=capacity, directory=directory)
-    trial = SharedTrial(client, ResidentMeter(), capacity)
-    # It says 600 MiB; a greedy one lies.
-    trial.admit(Need(500 * MB, 100 * MB))
-    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    found, hoard = [], []
-    for _ in range(60):
-        with trial.iteration():
-            x = torch.randn(256, 32)
-            loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
-            if greedy:
-                while True:
-                    hoard.append(torch.ones(16 * MB // 4))
-    trial.leave()
-    return found
-
-
-def train(pipe, directory, name: str, greedy: bool) -> None:
-    """`losses`, in a process of its own."""
-    try:
-        pipe.send(losses(directory, name, greedy))
-    except (RuntimeError, MemoryError) as error:
-        pipe.send(is_out_of_memory(error))
-        raise SystemExit(3)
-
-
-@pytest.mark.faults
-def test_one_that_allocates_until_it_fails_dies_alone(directory) -> None:
-    with Child(train, directory, "alone", False) as alone:
-        expected = alone.told()
-    assert len(expected) == 60
-    with (
-        Child(train, directory, "a", False) as a,
-        Child(train, directory, "liar", True) as liar,
-        Child(train, directory, "b", False) as b,
-    ):
-        assert liar.told() is True
-        liar.process.join()
-        assert liar.process.exitcode == 3
-        assert a.told() == expected
-        assert b.told() == expected
 
 
 def test_a_forked_process_counts_its_part_of_what_it_shares():

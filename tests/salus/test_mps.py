@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from fluidtune.testing.processes import until
 from salus_share import SalusError, mps, telemetry
 from salus_share.mps import Mps
 from salus_share.seat_table import started
-from tests.salus.processes import Child, mps_server, until
+from tests.salus.processes import Child, mps_server
 
 STANDIN = str(Path(__file__).parent / "standin" / "nvidia-cuda-mps-control")
 UUID = "GPU-5a1u5"

@@ -13,10 +13,11 @@ import time
 
 import pytest
 
+from fluidtune.testing.processes import until
 from salus_share import Need, SalusError, StaleToken, policy, service
 from salus_share.client import LaneClient
 from salus_share.seat_table import FILE, RESIDENT, Seat, SeatTable
-from tests.salus.processes import PATIENCE_S, Child, home, kill_service, remove, seat, trial, until
+from tests.salus.processes import PATIENCE_S, Child, home, kill_service, remove, seat, trial
 
 
 def client(directory, name: str, **options) -> LaneClient:
@@ -284,11 +285,11 @@ def test_there_is_only_one_service_and_it_ends_by_itself(directory) -> None:
     until(lambda: _there(directory))
     with client(directory, "a") as a:
         a.admit(Need(1, 1))
-        assert subprocess.run(command, timeout=20).returncode == 0
+        assert subprocess.run(command, timeout=60).returncode == 0
         assert service.status(directory)["pid"] == first.pid
         time.sleep(0.8)
         assert first.poll() is None
-    assert first.wait(20) == 0
+    assert first.wait(60) == 0
     assert not {"board", "service"} & set(os.listdir(directory))
 
 

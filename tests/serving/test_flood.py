@@ -20,7 +20,7 @@ import pytest
 from benchmarks.common import free_ports
 from benchmarks.serve_real import quantile
 
-pytestmark = [pytest.mark.ray, pytest.mark.serve, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve, pytest.mark.slow]
 
 #: Seconds of the SLO, and numbers of an input.
 SLO_S, LENGTH = 0.5, 784

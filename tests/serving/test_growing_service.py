@@ -13,7 +13,7 @@ from benchmarks.common import free_ports
 from fluidtune.report import read_events
 from tests.faults.serving import Clients, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.serve]
+pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 
 #: Seconds: of a batch of 1, in which the model sleeps; and of the SLO. `Clients` are four, and one device answers three
 #: of them within the SLO at most.

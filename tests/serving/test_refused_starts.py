@@ -11,7 +11,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.serving.winners import winners
 from tests.serving.runs import load
 
-pytestmark = [pytest.mark.ray, pytest.mark.serve]
+pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 
 #: Seconds. No model is too slow for it.
 SLO_S = 200.0

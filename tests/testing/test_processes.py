@@ -39,4 +39,4 @@ def test_what_a_peer_started_is_gone_with_it():
         pids = [pid for peer in peers for pid in peer.call(open_loader)]
         peers[0].kill()  # as a test of faults does; its children are still to be ended
         assert len(pids) == 4 and not any(map(gone, pids[2:]))
-    until(lambda: all(map(gone, pids)), timeout=2.0)
+    until(lambda: all(map(gone, pids)))

@@ -69,7 +69,7 @@ class Driver:
     #: How many GPUs of one machine each of its jobs needs at once, see `messages.AppJoined`.
     together: int
     arrived: float
-    #: Whether it leaves a GPU when it is told to; otherwise it is killed there at the end of the lease.
+    #: Whether it leaves a GPU at the end of its lease; otherwise it is killed there.
     polite: bool
     world: World
     #: None while the process is dead.

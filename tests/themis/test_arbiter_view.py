@@ -1,4 +1,4 @@
-"""What an operator is told of each app."""
+"""What the arbiter's status says of each app to an operator."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_apps_that_come_and_go_for_ever_leave_nothing_behind(monkeypatch, tmp_pa
     numbers = itertools.count()
 
     def after(apps: int) -> tuple[int, int]:
-        """The objects that the arbiter reaches, and the length of its books, after so many more apps, long silent."""
+        """The objects that the arbiter reaches, and the length of its books, after ``apps`` more apps, long silent."""
         for number in itertools.islice(numbers, apps):
             name = f"app{number}"
             world.join(name, Job(2, 1e4))

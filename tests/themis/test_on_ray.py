@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from ray.exceptions import ActorPlacementGroupRemoved, ActorUnschedulableError, GetTimeoutError
 
+from fluidtune.testing.processes import until
 from themis_bridge import JobInfo, ThemisError
 from themis_bridge.agent import Gained, Lost
 from themis_bridge.bids import Valuation
@@ -40,15 +40,6 @@ def control(ray2):
     control.stop()
 
 
-def wait_for(what):
-    """The first true value of ``what()``."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (value := what()):
-        assert time.monotonic() < deadline, "nothing came"
-        time.sleep(0.05)
-    return value
-
-
 def gained(tenant, count):
     notices = []
 
@@ -56,7 +47,7 @@ def gained(tenant, count):
         notices.extend(tenant.poll())
         return sum(isinstance(notice, Gained) for notice in notices) >= count
 
-    wait_for(look)
+    until(look)
     return [notice for notice in notices if isinstance(notice, Gained)]
 
 
@@ -93,7 +84,7 @@ def test_leases_of_one_tenant(control):
             return None
         return found if found["pid"] != before["pid"] else None
 
-    after = wait_for(again)
+    after = until(again)
     tokens = {gpu: lease["token"] for gpu, lease in before["apps"]["a"]["leases"].items()}
     assert {gpu: lease["token"] for gpu, lease in after["apps"]["a"]["leases"].items()} == tokens
     assert not [notice for notice in tenant.poll() if isinstance(notice, Lost)]
@@ -109,7 +100,7 @@ def test_leases_of_one_tenant(control):
     with pytest.raises(ThemisError, match="leases single CPUs"):
         Tenant("b", Work(), {"GPU": 1.0}, "GPU")
     tenant.close()
-    wait_for(lambda: not reservations.found())
+    until(lambda: not reservations.found())
     assert control.stop()
     with pytest.raises(ThemisError, match="fluidtune arbiter start"):
         control.status()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
 
 import pytest
 import ray
 
+from fluidtune.testing.processes import until
 from themis_bridge import ThemisError
 from themis_bridge import messages as m
 from themis_bridge.shell import tenant
@@ -59,13 +59,6 @@ def cluster(monkeypatch):
     return there
 
 
-def wait_for(what):
-    deadline = time.monotonic() + 60.0
-    while not what():
-        assert time.monotonic() < deadline, "nothing came"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("dead", [False, True])
 def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
     job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
@@ -79,7 +72,7 @@ def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
         former.exchange.remote = gone
     else:
         job._arbiter = cluster.arbiter
-    wait_for(lambda: job._agent.refused)
+    until(lambda: job._agent.refused)
     with pytest.raises(ThemisError, match="leases single CPUs"):
         job.poll()
     job.close()
@@ -90,7 +83,7 @@ def test_a_job_names_its_user_whenever_it_joins(cluster):
     job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU", "anna")
     assert cluster.arbiter.users == {"a": "anna"}
     job._arbiter = cluster.arbiter = Arbiter("GPU")
-    wait_for(lambda: cluster.arbiter.users == {"a": "anna"})
+    until(lambda: cluster.arbiter.users == {"a": "anna"})
     job.close()
 
 
@@ -181,9 +174,9 @@ def test_whatever_ray_raises_the_agent_of_a_job_goes_on(error, cluster, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(tenant.control, "start", start)
         job._arbiter.exchange.remote = gone
-        wait_for(lambda: len(starts) > 2)
+        until(lambda: len(starts) > 2)
     cluster.arbiter = Arbiter("GPU")
-    wait_for(lambda: cluster.arbiter.apps == {"a"})
+    until(lambda: cluster.arbiter.apps == {"a"})
     cluster.arbiter.exchange.remote = gone
     job.close()  # nothing is raised
 
@@ -194,7 +187,7 @@ def test_a_job_shows_that_it_lives_until_it_ends(cluster):
     # The cluster took it for dead.
     cluster.gone.add("sign0")
     job._arbiter = cluster.arbiter = Arbiter("GPU")
-    wait_for(lambda: cluster.arbiter.apps)
+    until(lambda: cluster.arbiter.apps)
     assert cluster.arbiter.life == "sign1" and "sign1" not in cluster.gone
     job.close()
     assert "sign1" in cluster.gone

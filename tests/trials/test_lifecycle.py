@@ -258,6 +258,13 @@ def test_a_checkpoint_that_came_with_its_result_answers_one_save(waits: bool) ->
         assert kinds(driver.asked("save")) == ["CallLeader"]
 
 
+def test_a_checkpoint_that_came_with_an_earlier_result_answers_no_save() -> None:
+    driver = Driver().live()
+    driver.trained(1, saved="first")
+    driver.trained(2)
+    assert kinds(driver.asked("save")) == ["CallLeader"]
+
+
 def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -> None:
     driver = Driver().live()
     driver.asked()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import re
-import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,7 @@ import pytest
 from ray import tune
 
 import fluidtune
-from fluidtune.report import EVENT_LOG_NAME
-from fluidtune.tune import final_report
-from tests.tune.running import fit, outcome
+from tests.tune.running import outcome
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +28,7 @@ def run_module(*arguments: str, cwd: Path, **settings: Any) -> subprocess.Comple
     return done
 
 
+@pytest.mark.newest
 @pytest.mark.ray
 @pytest.mark.usefixtures("no_ray")
 def test_ray_is_started_and_stopped_around_three_jobs_of_one_process(tmp_path: Path) -> None:
@@ -44,25 +41,6 @@ def test_ray_is_started_and_stopped_around_three_jobs_of_one_process(tmp_path: P
 def loop(config: dict[str, Any]) -> None:
     for iteration in range(3):
         tune.report({"score": float(config["x"] * iteration)})
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray2")
-def test_a_folder_that_is_removed_right_after_fit_stays_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # docs/bugs.md, 141. Drawing takes longer than all else at the end of the job, as on a slow machine.
-    draw = final_report.write_report
-    monkeypatch.setattr(final_report, "write_report", lambda log: (time.sleep(2), draw(log)))
-    folder = tmp_path / "storage"
-    fit("fluid", loop, {"x": tune.grid_search([1, 2])}, folder)
-    experiment = {path.name for path in (folder / "fluid").iterdir()}
-    trials = [{path.name.split(".")[0] for path in (folder / "fluid").glob(f"*_x={x}_*/*")} for x in (1, 2)]
-    shutil.rmtree(folder)
-    assert {EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png"} <= experiment
-    assert all({"result", "progress", "params", "events"} <= written for written in trials), trials
-    time.sleep(3)
-    assert not folder.exists()
 
 
 @pytest.mark.ray

@@ -140,6 +140,7 @@ def test_a_class_that_cannot_be_pickled() -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.newest
 @pytest.mark.usefixtures("ray2")
 class TestWhatOnlyTheClusterKnows:
     @pytest.mark.parametrize(

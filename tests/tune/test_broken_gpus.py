@@ -83,6 +83,7 @@ def loses_its_gpu(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.newest
 @pytest.mark.timeout(300)
 def test_a_job_goes_on_without_a_gpu_that_falls_off_the_bus(
     tmp_path: Path, one_ray: Any, monkeypatch: pytest.MonkeyPatch

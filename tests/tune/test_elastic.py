@@ -117,7 +117,7 @@ def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_p
     "trainable, backend",
     [
         (jobs.elastic, "torch"),
-        (ElasticClass, "torch"),
+        pytest.param(ElasticClass, "torch", marks=pytest.mark.newest),
         pytest.param(jobs.elastic, "horovod", marks=pytest.mark.horovod),
         pytest.param(horovod_jobs.scripted, "horovod", marks=pytest.mark.horovod),
     ],
@@ -147,8 +147,9 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
 
 
+@pytest.mark.newest
 def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, ray2: None) -> None:
-    """The second trial is told to be two wide when it starts; until the other worker is there it has one device."""
+    """The engine starts the second trial at width two; until its other worker is there, the trial has one device."""
     (tmp_path / "notes").mkdir()
     space = {"x": tune.grid_search([1.0, 2.0]), "iterations": 40, "step": 0.06, "notes": str(tmp_path / "notes")}
     one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1, "run": {"stop": {"training_iteration": 40}}}
@@ -204,6 +205,7 @@ def outside_the_contract(config: dict[str, Any]) -> None:
         tune.report({"value": model.weight.item()})
 
 
+@pytest.mark.newest
 def test_loops_that_cannot_be_divided_go_on_alone(ray2: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLUIDTUNE_CHECK", "1")
 

@@ -111,6 +111,7 @@ def reports(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.newest
 @pytest.mark.usefixtures("ray2")
 def test_a_log_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As on a full disk. docs/bugs.md, 356."""

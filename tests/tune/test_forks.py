@@ -57,9 +57,8 @@ def train(config):
     found["state"] = its_library.configure(**({"precision": config["precision"]} if config["precision"] else {}))
     if config["index"] % 2:
         its_library.keep()
-    if config["actor"]:
-        counter = Counter.options(name="counter").remote()
-        found["counted"] = ray.get(counter.add.remote())
+    counter = Counter.options(name="counter").remote()
+    found["counted"] = ray.get(counter.add.remote())
     tune.report(found)
 
 REUSE = "reuse" in sys.argv
@@ -67,7 +66,6 @@ ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
 space = {
     "index": tune.grid_search(list(range(6))),
     "precision": tune.sample_from(lambda spec: None if REUSE else [None, "bf16", "no"][spec.config.index % 3]),
-    "actor": "actor" in sys.argv,
 }
 run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
 tune_config = tune.TuneConfig(reuse_actors=True) if REUSE else tune.TuneConfig()
@@ -100,9 +98,8 @@ def fit(tmp_path: Path, *args: str, fluid: bool = True) -> tuple[list[str], list
     return errors, rows
 
 
-@pytest.mark.parametrize("actor", [False, True])
-def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, actor: bool) -> None:
-    errors, rows = fit(tmp_path, *(["actor"] if actor else []))
+def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path) -> None:
+    errors, rows = fit(tmp_path)
     assert errors == []
     # A library that is not known may keep anything, so that each trial has a process of its own.
     assert len({row["pid"] for row in rows}) == 6 and sum(bool(row["forked"]) for row in rows) >= 4
@@ -110,8 +107,7 @@ def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, actor: bool
     asked = [{}, {"precision": "bf16"}, {"precision": "no"}] * 2
     assert [row["state"] for row in rows] == asked
     assert [row["logs"] for row in rows] == [[1, 20]] * 6
-    if actor:
-        assert [row["counted"] for row in rows] == [1] * 6
+    assert [row["counted"] for row in rows] == [1] * 6
     log = (tmp_path / "job" / "fluid_events.jsonl").read_text()
     events = [json.loads(line) for line in log.splitlines()]
     assert any(each["event"] == "spare_taken" for each in events)

@@ -285,7 +285,7 @@ def test_the_legacy_form(tmp_path: Path) -> None:
 
 
 class Counting(tune.search.Searcher):
-    """Suggests x = 0, 1, 2, ... and is told what came of them."""
+    """Suggests x = 0, 1, 2, ... and notes which of them completed."""
 
     def __init__(self) -> None:
         super().__init__(metric="score", mode="max")

@@ -15,7 +15,7 @@ from ray.tune import Checkpoint
 import fluidtune
 from tests.tune.running import Recorder, events_of, fit
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.timeout(150)]
 
 MB = 1 << 20
 

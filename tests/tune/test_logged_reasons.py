@@ -42,7 +42,11 @@ def test_a_trial_has_its_name_in_the_log(tried: Tried) -> None:
 
 def test_a_growth_whose_new_worker_is_late_says_so(tried: Tried) -> None:
     growing(tried)
-    tried.manager._shell.report_late(time.monotonic() + LATE_S + 60)
+    now = time.monotonic()
+    tried.manager._shell.report_late(now + LATE_S - 60)
+    assert not tried.logged("resize_failed")
+    for late in (LATE_S + 60, 3 * LATE_S):
+        tried.manager._shell.report_late(now + late)
     (failed,) = tried.logged("resize_failed")
     assert failed["trial"] == "a" and "has not come to its loop's first boundary in 600 s" in failed["reason"]
 

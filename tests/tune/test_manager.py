@@ -50,7 +50,7 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
 
 
 def reported(tried: Tried, saved: Any) -> tuple[TrialRun, list[Any]]:
-    """A trial's first result has come, and with it ``saved``. Returns the run, and what Tune is told from then on."""
+    """A trial's first result has come, and with it ``saved``. Returns the run and Tune's later callbacks."""
     run = tried.placed(1.0)
     tried.manager.step(0.0)
     told: list[Any] = []
@@ -75,15 +75,6 @@ def test_a_checkpoint_that_came_with_its_result_is_not_asked_for(tried: Tried) -
     assert told == [], "Tune is called back by its own loop"
     assert tried.manager.step(0.0) and told == ["first"]
     assert asked_to_save(tried, run, told)[2:] == ["save"], "a second checkpoint is an object of its own"
-
-
-def test_a_checkpoint_of_an_earlier_result_is_no_answer(tried: Tried) -> None:
-    run, told = reported(tried, saved="first")
-    tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda *_: None)
-    asked_to_save(tried, run, told)
-    reply = IterationReply({"training_iteration": 2, "score": 0.5}, "checkpointing", 2.0, 2)
-    tried.answered(run, reply)
-    assert asked_to_save(tried, run, told)[2:] == ["train", "save"] and told == []
 
 
 def test_an_algorithm_that_waits_for_checkpoints_gets_a_future(tried: Tried) -> None:
@@ -128,19 +119,6 @@ def test_a_dismissed_worker_is_not_watched_when_its_last_trial_loses_its_leader(
     assert not tried.watched
     tried.manager._advance()
     assert tried.written()[-3:] == ["worker_lost", "trial_suspended", "trial_started"]
-
-
-def test_a_new_worker_that_does_not_arrive_gives_its_device_back(tried: Tried) -> None:
-    run, _ = growing(tried)
-    now = time.monotonic()
-    tried.manager._shell.report_late(now + LATE_S - 60)
-    assert run.life.crew.change == "gathering" and 1 in run.life.crew.joining
-    tried.manager._shell.report_late(now + LATE_S + 60)
-    assert run.life.crew.change == "steady" and not run.life.crew.joining and run.life.place == "live"
-    assert run.life.crew.wanted == (0,)
-    assert tried.written()[-1] == "resize_failed"
-    tried.manager._shell.report_late(now + 3 * LATE_S)
-    assert run.life.crew.follower_errors == 1
 
 
 def test_a_late_answer_of_a_joiner_does_not_stop_the_clock_for_its_next_trial(tried: Tried) -> None:

@@ -119,6 +119,7 @@ class TestBesideTrials:
         names = [event["event"] for event in events]
         assert names.count("device_returned") == 2 and "device_lost" not in names and "worker_lost" not in names
 
+    @pytest.mark.newest
     def test_a_trial_that_follows_another_takes_its_device(self, tmp_path: Path) -> None:
         space = {"x": tune.grid_search([1, 2, 3, 4])}
         fit("fluid", several, space, tmp_path, executor=ON_DEMAND, max_concurrent_trials=1)
@@ -127,6 +128,7 @@ class TestBesideTrials:
         gained = [event for event in events if event["event"] == "device_gained"]
         assert started == [[0]] * 4 and len(events[0]["devices"]) + len(gained) == 1
 
+    @pytest.mark.newest
     def test_a_reserved_job_holds_all_devices(self, tmp_path: Path) -> None:
         space = {"x": tune.grid_search([1])}
         results = fit("fluid", lasting, space, tmp_path, executor=FluidExecutor(reserve=True))
@@ -169,30 +171,21 @@ def test_a_trial_that_has_grown_gives_a_device_to_others_that_wait(tmp_path: Pat
     assert names.count("device_returned") == 1 and not {"device_lost", "worker_lost"} & set(names)
 
 
-@pytest.mark.usefixtures("no_ray")
-def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(tmp_path: Path) -> None:
-    from ray.cluster_utils import Cluster
-
+@pytest.mark.newest
+def test_an_elastic_trial_grows_onto_a_node_that_comes_to_a_cluster_of_one(one_node: Any, tmp_path: Path) -> None:
     def said(what: str) -> list[dict[str, Any]]:
         return events_of(tmp_path, what) if (tmp_path / "fluid" / EVENT_LOG_NAME).exists() else []
 
     (tmp_path / "notes").mkdir()
     space = {"x": 3.0, "iterations": 2000, "step": 0.05, "notes": str(tmp_path / "notes")}
     run = {"stop": lambda trial, result: sum(event["width"] == 2 for event in said("trial_result")) >= 5}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        ray.init(address=cluster.address, log_to_driver=False)
-        # Ray's Cluster starts nodes in the main thread only.
-        with ThreadPoolExecutor(1) as thread:
-            settings = {"executor": ON_DEMAND, "metric": "value", "mode": "min", "run": run}
-            job = thread.submit(fit, "fluid", jobs.elastic, space, tmp_path, **settings)
-            while len(said("trial_result")) < 3 and not job.done():
-                time.sleep(0.1)
-            cluster.add_node(num_cpus=1)
-            results = job.result()
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with ThreadPoolExecutor(1) as thread:
+        settings = {"executor": ON_DEMAND, "metric": "value", "mode": "min", "run": run}
+        job = thread.submit(fit, "fluid", jobs.elastic, space, tmp_path, **settings)
+        while len(said("trial_result")) < 3 and not job.done():
+            time.sleep(0.1)
+        one_node.add_node(num_cpus=1)
+        results = job.result()
     assert not results.errors and not said("worker_lost")
     there = [*said("run_started")[0]["devices"], *said("device_gained")]
     nodes = {device["device"]: device["node"] for device in there}
@@ -213,19 +206,19 @@ def test_ray_data_finds_the_cores_that_trials_do_not_use(tmp_path: Path) -> None
     assert [result.metrics["score"] for result in results] == [90.0]
 
 
-@pytest.mark.timeout(600)  # each of the nine trials starts three processes, one after the other
+@pytest.mark.timeout(600)  # each of the five trials starts three processes, one after the other
 @pytest.mark.usefixtures("no_ray")
 def test_train_v2_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # docs/bugs.md, 130. Ray 2.44 has Train V2 where this is set. A Ray of its own, whose processes find it set, too.
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "1")
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    space = {"x": tune.grid_search(list(range(8))), "storage": str(tmp_path / "train")}
+    space = {"x": tune.grid_search(list(range(4))), "storage": str(tmp_path / "train")}
     # Half of the cores for the trials, so that there is one for each worker: as in Ray's guide.
     results = fit("fluid", training, space, tmp_path, executor=ON_DEMAND, max_concurrent_trials=2)
-    assert not results.errors and outcome(results) == [(x, 2, 2.0 * x) for x in range(8)]
+    assert not results.errors and outcome(results) == [(x, 2, 2.0 * x) for x in range(4)]
     # A trial's results do not depend on how many others there are.
-    last = fit("stock", training, {**space, "x": 7}, tmp_path)
-    assert not last.errors and outcome(last) == outcome(results)[7:]
+    last = fit("stock", training, {**space, "x": 3}, tmp_path)
+    assert not last.errors and outcome(last) == outcome(results)[3:]
 
 
 @pytest.mark.usefixtures("no_ray")
@@ -236,31 +229,22 @@ def test_two_tuners_in_two_tasks_of_one_job(tmp_path: Path) -> None:
     assert ray.get(tasks) == [[(0, 1, 0.0), (1, 1, 1.0)]] * 2
 
 
-@pytest.mark.usefixtures("no_ray")
+@pytest.mark.newest
 def test_a_job_of_gpus_starts_on_a_cluster_that_gets_them_later(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    one_node: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        ray.init(address=cluster.address, log_to_driver=False)
-        # Ray's Cluster starts nodes in the main thread only.
-        with ThreadPoolExecutor(1) as thread:
-            job = thread.submit(
-                fit,
-                "fluid",
-                tune.with_resources(on_a_gpu, {"cpu": 1, "gpu": 1}),
-                {"x": tune.grid_search([1, 2])},
-                tmp_path,
-                executor=ON_DEMAND,
-            )
-            while len(placement_groups()) < 2 and not job.done():
-                time.sleep(0.05)  # what waits is what an autoscaler sees
-            cluster.add_node(num_cpus=1, num_gpus=1)
-            results = job.result()
-        assert not results.errors and [result.metrics["groups"] for result in results] == [2, 1]
-        assert "no node of the Ray cluster has that; its trials wait" in caplog.text
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with ThreadPoolExecutor(1) as thread:
+        job = thread.submit(
+            fit,
+            "fluid",
+            tune.with_resources(on_a_gpu, {"cpu": 1, "gpu": 1}),
+            {"x": tune.grid_search([1, 2])},
+            tmp_path,
+            executor=ON_DEMAND,
+        )
+        while len(placement_groups()) < 2 and not job.done():
+            time.sleep(0.05)  # what waits is what an autoscaler sees
+        one_node.add_node(num_cpus=1, num_gpus=1)
+        results = job.result()
+    assert not results.errors and [result.metrics["groups"] for result in results] == [2, 1]
+    assert "no node of the Ray cluster has that; its trials wait" in caplog.text

@@ -12,7 +12,7 @@ from ray import tune
 
 import fluidtune
 
-pytestmark = [pytest.mark.ray]
+pytestmark = [pytest.mark.ray, pytest.mark.newest]
 
 
 @pytest.mark.core
@@ -38,31 +38,23 @@ def test_the_trials_of_a_job_load_once_and_the_next_job_loads_again(ray2, tmp_pa
         assert len(list(notes.iterdir())) == jobs
 
 
-def test_each_node_of_a_cluster_loads_once(no_ray, tmp_path):
-    from ray.cluster_utils import Cluster
+def test_each_node_of_a_cluster_loads_once(one_node, tmp_path):
+    one_node.add_node(num_cpus=1)
+    loads = tmp_path / "loads"
+    loads.mkdir()
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        cluster.add_node(num_cpus=1)
-        ray.init(cluster.address)
-        loads = tmp_path / "loads"
-        loads.mkdir()
+    def load() -> np.ndarray:
+        (loads / f"{ray.get_runtime_context().get_node_id()}-{os.getpid()}").touch()
+        return np.ones(10)
 
-        def load() -> np.ndarray:
-            (loads / f"{ray.get_runtime_context().get_node_id()}-{os.getpid()}").touch()
-            return np.ones(10)
+    def train(config: dict) -> None:
+        data = fluidtune.shared(load)
+        time.sleep(1)
+        tune.report({"total": data.sum(), "node": ray.get_runtime_context().get_node_id()})
 
-        def train(config: dict) -> None:
-            data = fluidtune.shared(load)
-            time.sleep(1)
-            tune.report({"total": data.sum(), "node": ray.get_runtime_context().get_node_id()})
-
-        run = tune.RunConfig(storage_path=str(tmp_path / "runs"))
-        grid = fluidtune.Tuner(train, param_space={"n": tune.grid_search(list(range(6)))}, run_config=run).fit()
-        assert not grid.errors
-        nodes = [each.metrics["node"] for each in grid]
-        assert len(set(nodes)) == 2
-        assert sorted(each.name.split("-")[0] for each in loads.iterdir()) == sorted(set(nodes))
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    run = tune.RunConfig(storage_path=str(tmp_path / "runs"))
+    grid = fluidtune.Tuner(train, param_space={"n": tune.grid_search(list(range(6)))}, run_config=run).fit()
+    assert not grid.errors
+    nodes = [each.metrics["node"] for each in grid]
+    assert len(set(nodes)) == 2
+    assert sorted(each.name.split("-")[0] for each in loads.iterdir()) == sorted(set(nodes))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from ray import tune
 
 from fluidtune import FluidExecutor
+from fluidtune.testing.processes import until
 from tests.tune.running import events_of, fit
 from tests.tune.trainables import began_at, report_saved
 from themis_bridge import JobInfo
@@ -22,11 +22,11 @@ from themis_bridge.bids import Valuation
 from themis_bridge.shell import control
 from themis_bridge.shell.tenant import Tenant
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_gpus")]
+pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.usefixtures("ray_gpus")]
 
 
 class Neighbour:
-    """A job of single GPUs that wants both, and leaves them when it is told to."""
+    """A job of single GPUs that wants both, and gives one back when its lease ends."""
 
     def __init__(self) -> None:
         self.tenant = Tenant("neighbour", self, {"GPU": 1.0}, "GPU")
@@ -59,10 +59,7 @@ class Neighbour:
 def neighbour() -> Iterator[Neighbour]:
     control.start("GPU", lease_s=8.0, notice_s=2.0, pace_s=0.5)
     there = Neighbour()
-    deadline = time.monotonic() + 60
-    while len(there.held) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: len(there.held) == 2)
     yield there
     there.close()
     control.stop()

@@ -48,6 +48,7 @@ def sleepy(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.newest
 @pytest.mark.usefixtures("ray2")
 def test_a_trial_that_stops_reporting_is_seen_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -22,7 +22,7 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.faults import jobs
 from tests.tune.running import fit
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.newest]
 
 
 def eventful(config: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A request for a worker is served, waits, or is told that a worker died. No Ray runs here."""
+"""A request for a worker is served, waits, or hears of a death. No Ray runs here."""
 
 from __future__ import annotations
 

@@ -59,6 +59,7 @@ def messy(config: dict[str, Any]) -> None:
     tune.report({"score": 1.0, **found})
 
 
+@pytest.mark.newest
 def test_as_many_processes_start_at_a_time_as_there_are_cores(tmp_path: Path) -> None:
     space = {"x": tune.grid_search(list(range(6)))}
     results = fit("fluid", messy, space, tmp_path, executor=FluidExecutor(devices="emulated:6", max_packing=1))
@@ -145,6 +146,7 @@ def test_a_trainable_that_cleans_up_for_seven_seconds_comes_to_its_end(tmp_path:
     assert not results.errors and note.read_text() == "cleaned up"
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("said", ["fresh_workers=True", "reuse_actors=False"])
 def test_fresh_workers_are_new_processes(said: str, tmp_path: Path) -> None:
     executor = FluidExecutor(devices="cpu:1", fresh_workers=said == "fresh_workers=True")
@@ -156,6 +158,7 @@ def test_fresh_workers_are_new_processes(said: str, tmp_path: Path) -> None:
     assert reasons == [f"{said}: a new process for each trial"] * 2
 
 
+@pytest.mark.newest
 def test_pictures_and_summary_of_a_complete_event_log(tmp_path: Path) -> None:
     from tests.tune.trainables import with_checkpoints
 
@@ -189,6 +192,7 @@ def test_pictures_and_summary_of_a_complete_event_log(tmp_path: Path) -> None:
         assert (directory / name).stat().st_size > 100
 
 
+@pytest.mark.newest
 def test_a_worker_imports_ray_tune_with_few_collections_of_garbage() -> None:
     # Classes of a function go to their processes by value, so that these import nothing else.
     class Looking(Worker):

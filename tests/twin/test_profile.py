@@ -92,7 +92,7 @@ def result(t: float, trial: str, seconds: float) -> dict:
 def test_iterations_are_measured_by_the_trials_that_trained_there():
     events = [started(0, "a", 0)]
     events += [result(float(t), "a", 1.0) for t in (1, 2, 3)]
-    # b is told to start at 3 s and loads until 5 s. Until then a has the device to itself.
+    # The engine starts b at 3 s, and b loads until 5 s. Until then a has the device to itself.
     events += [started(3, "b", 0), result(4, "a", 1.0), result(5, "a", 1.0)]
     events += [result(6.5, "b", 1.5), result(6.6, "a", 1.5)]
     events += [result(8.0, "b", 1.5), result(8.1, "a", 1.5), ended(8.2, "b")]

@@ -26,7 +26,7 @@ from fluidtune.errors import FluidTuneError
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 ROOT = Path(__file__).parents[3]
-#: A process of a trial: it asks for data, says so, and holds it until it is told to go on. PLACE: a folder for notes.
+#: A process of a trial: it asks for data, says so, and holds it until the test goes on. PLACE: a folder for notes.
 PROCESS = """
 import os, sys, time
 import numpy, psutil

@@ -18,9 +18,10 @@ import pytest
 from fluidtune.cluster.forks import fork_server
 from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer
 from fluidtune.cluster.forks.forked import with_server_in
+from fluidtune.testing.processes import until
 from salus_share.seat_table import home
 from tests.cluster.forks.conftest import plainly
-from tests.salus.processes import mps_server, until
+from tests.salus.processes import mps_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -317,10 +318,10 @@ def test_the_process_ends_with_its_launcher_and_the_launcher_with_its_process(pa
     launcher.wait()
     launcher, pid = started(served, tmp_path)
     os.kill(pid, signal.SIGKILL)
-    assert launcher.wait(10) == 128 + signal.SIGKILL
+    assert launcher.wait(60) == 128 + signal.SIGKILL
     launcher, pid = started(served, tmp_path)
     launcher.send_signal(signal.SIGTERM)
-    assert launcher.wait(10) == 128 + signal.SIGTERM and until(lambda: not running(pid))
+    assert launcher.wait(60) == 128 + signal.SIGTERM and until(lambda: not running(pid))
 
 
 def test_a_client_of_mps_is_ended_under_its_daemon_before_the_server_kills_it(packages, serve, tmp_path):
@@ -352,7 +353,7 @@ def test_processes_outlive_a_server_that_is_killed_and_later_ones_are_plain(pack
     assert running(pid) and launcher.poll() is None
     assert served.run("print(2)", tmp_path).stdout == "2\n"
     os.kill(pid, signal.SIGTERM)
-    assert launcher.wait(10) == 0 and not running(pid)
+    assert launcher.wait(60) == 0 and not running(pid)
 
 
 def test_a_server_ends_when_the_process_that_holds_it_is_killed(packages, tmp_path):
