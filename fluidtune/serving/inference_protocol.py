@@ -351,6 +351,7 @@ def _from_json(data: Any, shape: list[int], count: int, datatype: str, name: str
     wrong = set(map(type, flat)) - _PYTHON[dtype.kind]
     if wrong:
         raise ProtocolError(f"data of {name!r} has a {min(one.__name__ for one in wrong)}, which is no {datatype}")
+    # numpy 1 wraps such integers around.
     if dtype.kind in "iu" and not np.iinfo(dtype).min <= min(flat) <= max(flat) <= np.iinfo(dtype).max:
         raise ProtocolError(f"data of {name!r} has an integer that {datatype} cannot hold")
     try:
