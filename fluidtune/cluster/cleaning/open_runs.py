@@ -17,7 +17,7 @@ def end_open_runs() -> None:
     mlflow: Any = sys.modules.get("mlflow")
     if wandb is not None:
         with suppress(Exception):
-            wandb.finish(quiet=True)
+            wandb.finish()
     if mlflow is not None:
         with suppress(Exception):
             while mlflow.active_run() is not None:
@@ -30,5 +30,3 @@ def end_trackers() -> None:
     if wandb is not None:
         with suppress(Exception):
             wandb.teardown()
-
-
