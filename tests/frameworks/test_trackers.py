@@ -1,4 +1,4 @@
-"""Runs of Weights & Biases, MLflow and TensorBoard that trials open: one finished run a trial, followers log nothing."""
+"""Runs of W&B, MLflow and TensorBoard that trials open: one finished run a trial, and none of a follower."""
 
 from __future__ import annotations
 

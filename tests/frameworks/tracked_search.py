@@ -7,7 +7,7 @@ of the trials at once. ``reused``: the script asks for used processes. ``grown``
 import sys
 import time
 
-import torch
+import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
@@ -32,8 +32,8 @@ def train(config):
     start, width = time.monotonic(), 1
     for epoch in elastic.epochs(0, 400 if config["grown"] else EPOCHS):
         steps.steps += 1
-        for log in (lambda value: run.log({"x": value}), lambda value: mlflow.log_metric("x", value, step=epoch)):
-            log(float(config["x"]))
+        run.log({"x": config["x"]})
+        mlflow.log_metric("x", config["x"], step=epoch)
         board.add_scalar("x", config["x"], epoch)
         width = max(width, elastic.width())
         tune.report({"loss": config["x"], "width": width, "steps": steps.steps})
@@ -46,7 +46,7 @@ def train(config):
 def main(folder, what):
     import mlflow
 
-    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")  # the first one to come makes the tables
     mlflow.set_experiment("search")
     asha = ASHAScheduler(max_t=EPOCHS, grace_period=1, reduction_factor=3)
     config = tune.TuneConfig(
@@ -63,10 +63,12 @@ def main(folder, what):
         run_config=tune.RunConfig(name="search", storage_path=f"{folder}/tune", verbose=0),
         executor=fluidtune.FluidExecutor(devices="cpu:2", reserve=grown),
     )
+    ray.init(num_cpus=2, include_dashboard=False)
     found = tuner.fit()
     assert not found.errors, found.errors
     assert not grown or found[0].metrics["width"] == 2, "the trial has not grown"
-    print("reports", sum(each.metrics["training_iteration"] for each in found), torch.__version__)
+    ray.shutdown()
+    print("reports", sum(each.metrics["training_iteration"] for each in found))
 
 
 if __name__ == "__main__":
