@@ -20,10 +20,10 @@ Outside FluidTune the same file runs unchanged.
 
 Every worker runs the function, and only the leader's side effects are seen: its reports and checkpoints, what it
 prints, and files below its working directory. Each follower has a working directory of its own, empty and removed
-when the follower ends; its log files are there. Ray's ``setup_wandb`` and ``setup_mlflow`` and a plain ``wandb.init``
-record nothing in a follower. What remains is done once a worker: files at absolute paths, databases, requests to a
-server, other trackers. Put these under `is_leader`. With ``RAY_CHDIR_TO_TRIAL_DIR=0`` the workers of one machine share
-the directory of the script.
+when the follower ends; its log files are there. Weights & Biases, MLflow and TensorBoard record nothing of a follower
+(docs/trackers.md). What remains is done once a worker: files at absolute paths, databases, requests to a server, other
+trackers. Put these under `is_leader`. With ``RAY_CHDIR_TO_TRIAL_DIR=0`` the workers of one machine share the directory
+of the script.
 
 What cannot be divided so (weights of classes, contrastive losses) is listed at `prepare`; `rehearsal` finds most of it
 before a trial grows, and `common_batches` compares each new worker with the leader.

@@ -1,8 +1,8 @@
 """A follower in its worker process: it runs the trial's code beside the leader's, and nothing of it is seen.
 
 A trial's side effects are its leader's alone. So a follower gets a new working directory, which is removed when
-the follower ends; its log files are there, too. What it prints goes nowhere, its reports are dropped, and trackers that
-ask for a rank or for ``WANDB_MODE`` do not start. What remains is said in `fluidtune.elastic`.
+the follower ends; its log files are there, too. What it prints goes nowhere, its reports are dropped, and trackers
+record nothing (`silent_trackers`). What remains is said in `fluidtune.elastic`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune.cluster.hosting.silent_trackers import silent
 from fluidtune.elastic import LoopThread, Reform, current
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.elastic.errors import CannotDivide, Refused
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 #: How long the end of a follower's loop is waited for, seconds.
 END_S = 5.0
-#: The environment of a follower: W&B's documented switch for a run that records nothing.
-_ENVIRONMENT = {"WANDB_MODE": "disabled"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class FollowerHost:
         """
         folder = self._unseen.enter_context(_own_directory())
         self._unseen.enter_context(_silence())
-        os.environ.update(_ENVIRONMENT)  # the process' baseline is restored when the worker is unloaded
+        self._unseen.enter_context(silent(folder))
         if kwargs.get("storage") is not None:
             kwargs = dict(kwargs, storage=_storage_in(folder, kwargs["storage"]))
         creator = kwargs.get("logger_creator")

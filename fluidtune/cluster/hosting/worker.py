@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from fluidtune import startup
+from fluidtune.cluster.cleaning.open_runs import end_open_runs, end_trackers
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.forks.shelf import is_forked
 from fluidtune.cluster.hosting import few_collections  # noqa: F401 (before what imports Ray Tune)
@@ -184,6 +185,8 @@ class Worker:
         if self._spec is not None:
             drop_session(emulated)
         self._spec = None
+        if again:
+            end_open_runs()
         kept = keep and trainable is not None
         del trainable, session, leading, leader, follower
         trouble = trouble or fresh
@@ -207,4 +210,5 @@ class Worker:
         signal.setitimer(signal.ITIMER_REAL, max(within, 1e-3))
         with contextlib.suppress(Exception):
             self._kept.stop()
+        end_trackers()
         ray.actor.exit_actor()

@@ -1,0 +1,75 @@
+"""A search whose trials open a run of Weights & Biases, one of MLflow and a TensorBoard writer, and end none of them.
+
+``python tracked_search.py FOLDER [stopped|reused|grown]``: the trackers write into FOLDER. ``stopped``: ASHA stops most
+of the trials at once. ``reused``: the script asks for used processes. ``grown``: one trial gets a second worker.
+"""
+
+import sys
+import time
+
+import ray
+from ray import tune
+from ray.tune.schedulers import ASHAScheduler
+
+import fluidtune
+from fluidtune import elastic
+
+TRIALS, EPOCHS = 6, 4
+
+
+def train(config):
+    import mlflow
+    import wandb
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder = config["folder"]
+    run = wandb.init(mode="offline", project="search", dir=folder, name=f"trial{config['x']}")
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")
+    mlflow.set_experiment("search")
+    mlflow.start_run()
+    board = SummaryWriter(f"{folder}/board{config['x']}")
+    steps = elastic.state(steps=0)
+    start, width = time.monotonic(), 1
+    for epoch in elastic.epochs(0, 400 if config["grown"] else EPOCHS):
+        steps.steps += 1
+        run.log({"x": config["x"]})
+        mlflow.log_metric("x", config["x"], step=epoch)
+        board.add_scalar("x", config["x"], epoch)
+        width = max(width, elastic.width())
+        tune.report({"loss": config["x"], "width": width, "steps": steps.steps})
+        if config["grown"]:
+            if elastic.agreed(width > 1 or time.monotonic() - start > 90, by="any"):
+                break
+            time.sleep(0.05)
+
+
+def main(folder, what):
+    import mlflow
+
+    mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")  # the first one to come makes the tables
+    mlflow.set_experiment("search")
+    asha = ASHAScheduler(max_t=EPOCHS, grace_period=1, reduction_factor=3)
+    config = tune.TuneConfig(
+        metric="loss",
+        mode="min",
+        scheduler=asha if what == "stopped" else None,
+        reuse_actors=True if what == "reused" else None,
+    )
+    grown = what == "grown"
+    tuner = fluidtune.Tuner(
+        train,
+        param_space={"x": tune.grid_search(list(range(1 if grown else TRIALS))), "folder": folder, "grown": grown},
+        tune_config=config,
+        run_config=tune.RunConfig(name="search", storage_path=f"{folder}/tune", verbose=0),
+        executor=fluidtune.FluidExecutor(devices="cpu:2", reserve=grown),
+    )
+    ray.init(num_cpus=2, include_dashboard=False)
+    found = tuner.fit()
+    assert not found.errors, found.errors
+    assert not grown or found[0].metrics["width"] == 2, "the trial has not grown"
+    ray.shutdown()
+    print("reports", sum(each.metrics["training_iteration"] for each in found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
