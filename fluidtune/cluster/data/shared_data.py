@@ -208,20 +208,6 @@ def _tensor(storage: Any, dtype: Any, offset: int, shape: tuple[int, ...], strid
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
 
 
-class _Nowhere(io.BytesIO):
-    """A file that keeps nothing."""
-
-    def write(self, data: Any) -> int:
-        return memoryview(data).nbytes
-
-
-def tensor_bytes(value: Any) -> int:
-    """The memory of the dense CPU tensors in it. An object that cannot be pickled raises what pickle does."""
-    pickler = _Pickler(_Nowhere(), [])
-    pickler.dump(value)
-    return sum(array.nbytes for array in pickler.of_torch)
-
-
 def _written(value: Any, name: str) -> int:
     """A file in memory with the value, which nobody can change any more."""
     stream, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
