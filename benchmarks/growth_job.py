@@ -11,6 +11,7 @@ An epoch is one step. Each step of the first worker adds a line to a file: when 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -168,7 +169,7 @@ def figures(place: Path, ordered: float) -> dict[str, float]:
     found = await_width(place, 2, 2)
     first = next(when for when, width in found if width == 2)
     times = [when for when, _ in found if when <= first]
-    pause = max(after - before for before, after in zip(times, times[1:], strict=False) if after > ordered)
+    pause = max(after - before for before, after in itertools.pairwise(times) if after > ordered)
     return {"grow": first - ordered, "stall": pause}
 
 

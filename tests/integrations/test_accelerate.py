@@ -47,6 +47,20 @@ def test_a_stream_keeps_one_worker_and_says_why(pool: list[PeerProcess], tmp_pat
     TRIALS.stays_plain(pool, "stream", tmp_path, "IterableDataset")
 
 
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP", "MULTI_CPU"])
+def test_a_loop_over_processes_keeps_one_worker_and_says_why(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """What an Accelerator says of itself then: there is one process in this test."""
+    from accelerate.utils import DistributedType
+
+    from fluidtune.integrations.accelerate import ElasticAccelerator
+
+    monkeypatch.setattr(ElasticAccelerator, "distributed_type", getattr(DistributedType, kind))
+    with pytest.raises(TypeError, match=rf"in its own way over processes or devices \({kind}\)"):
+        ElasticAccelerator(cpu=True)._refuse()
+
+
 @pytest.mark.parametrize("kind", ["seeded", "normed"])
 def test_a_rehearsal_finds_that_a_loop_can_be_divided(kind: str, tmp_path: Path, one_thread: None) -> None:
     found = rehearse(lambda: _trial()({"kind": kind, "folder": str(tmp_path)}, lambda _: None))

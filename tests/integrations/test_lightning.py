@@ -82,6 +82,35 @@ def test_what_cannot_be_divided_stays_a_plain_trial_and_says_why(
     TRIALS.stays_plain(pool, kind, tmp_path, lightning_trials.REFUSED[kind][1])
 
 
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"devices": 2}, "the Trainer has 2 devices on 1 nodes: give it devices=1"),
+        ({"plugins": "FSDPPrecision"}, "FSDPPrecision is for models that are divided themselves"),
+        ({"plugins": "DeepSpeedPrecision"}, "DeepSpeedPrecision is for models that are divided themselves"),
+        ({"callbacks": "LearningRateFinder"}, "LearningRateFinder changes what the Trainer trains with"),
+    ],
+)
+def test_a_trainer_that_divides_in_its_own_way_keeps_one_worker(told: dict[str, Any], why: str) -> None:
+    import lightning.pytorch as pl
+    from lightning.pytorch import callbacks, plugins
+
+    from fluidtune.integrations.lightning import ElasticStrategy
+    from fluidtune.integrations.lightning.elastic_strategy import plain_because
+
+    from . import lightning_trials
+
+    made = {
+        "plugins": lambda name: [getattr(plugins, name)("bf16-mixed")],
+        "callbacks": lambda name: [getattr(callbacks, name)()],
+        "devices": int,
+    }
+    told = {"devices": 1, **{key: made[key](value) for key, value in told.items()}}
+    trainer = pl.Trainer(accelerator="cpu", strategy=ElasticStrategy(), logger=False, **told)
+    trainer.strategy.connect(lightning_trials.Module("plain"))
+    assert why in str(plain_because(trainer))
+
+
 def test_a_second_fit_is_a_second_loop(pool: list[PeerProcess]) -> None:
     from . import lightning_trials
 

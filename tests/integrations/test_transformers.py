@@ -88,15 +88,35 @@ def test_what_cannot_be_divided_stays_a_plain_trial_and_says_why(
     TRIALS.stays_plain(pool, kind, tmp_path, transformers_trials.REFUSED[kind][1])
 
 
-def test_an_optimizer_that_steps_early_keeps_one_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "changed", "why"),
+    [
+        ({"optim": "adalomo"}, {}, "the optimizer adalomo takes its steps during the backward pass"),
+        ({"torch_compile": True}, {}, "torch_compile makes a step"),
+        ({}, {"accelerator.distributed_type": "DEEPSPEED"}, "in its own way over processes or devices (DEEPSPEED)"),
+        ({}, {"accelerator.distributed_type": "FSDP"}, "in its own way over processes or devices (FSDP)"),
+        ({}, {"accelerator.num_processes": 2}, "in its own way over processes or devices"),
+        ({}, {"is_model_parallel": True}, "the model is divided itself"),
+    ],
+)
+def test_a_trainer_that_divides_in_its_own_way_keeps_one_worker(
+    told: dict[str, Any], changed: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a Trainer says of itself where DeepSpeed or several processes are: neither is there in this test."""
+    from accelerate.utils import DistributedType
+
     from fluidtune.integrations.transformers.elastic_trainer import plain_because
 
     from . import transformers_trials
 
     config = {"kind": "padded", "folder": str(tmp_path)}
     assert plain_because(transformers_trials.made(config, print)) is None
-    why = plain_because(transformers_trials.made({**config, "told": {"optim": "adalomo"}}, print))
-    assert why == "the optimizer adalomo takes its steps during the backward pass"
+    trainer = transformers_trials.made({**config, "told": told}, print)
+    for name, value in changed.items():
+        *owner, attribute = name.split(".")
+        of = type(trainer.accelerator) if owner else trainer
+        monkeypatch.setattr(of, attribute, getattr(DistributedType, value) if isinstance(value, str) else value)
+    assert why in str(plain_because(trainer))
 
 
 def test_a_second_training_is_a_second_loop(pool: list[PeerProcess], tmp_path: Path) -> None:
