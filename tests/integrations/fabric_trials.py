@@ -47,11 +47,8 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
     """Accumulates two batches, clips, evaluates, reduces and gathers. Kinds: see the branches."""
     kind, folder = config["kind"], Path(config["folder"])
     told: dict[str, Any] = {"accelerator": "cpu", "precision": "64-true" if kind == "double" else "32-true"}
-    if kind == "processes":
-        told["strategy"] = "ddp"
     logger = CSVLogger(folder / "logs", flush_logs_every_n_steps=1)
     fabric = (Fabric if config.get("stock") else ElasticFabric)(devices=1, loggers=logger, **told)
-    fabric.launch()
     fabric.seed_everything(3, verbose=False)
     middle = [nn.BatchNorm1d(16)] if kind == "double" else []
     model: Any = nn.Sequential(nn.Linear(6, 16, bias=not middle), *middle, nn.Tanh(), nn.Linear(16, 1))
@@ -80,7 +77,7 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
                     scheduler.step()
             rows = fabric.all_gather(y)
             count += len(rows)
-            total += float(fabric.all_reduce(loss)) * len(rows)
+            total += float(fabric.all_reduce(loss.detach())) * len(rows)
             largest = max(largest, float(fabric.all_reduce(x.max(), reduce_op="max")))
             seen += float(fabric.all_gather({"sum": fabric.all_reduce(y.sum(), reduce_op="sum")})["sum"])
             if kind == "joined" and number == 1:

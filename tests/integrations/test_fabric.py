@@ -59,17 +59,19 @@ def test_a_rehearsal_finds_that_a_loop_can_be_divided(kind: str, tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [
-        ("stream", "IterableDataset"),
-        ("processes", "DDPStrategy trains in its own way"),
-        ("compiled", "a compiled model"),
-        ("joined", "all_gather(sync_grads=True)"),
-    ],
+    [("stream", "IterableDataset"), ("compiled", "a compiled model"), ("joined", "all_gather(sync_grads=True)")],
 )
 def test_what_cannot_be_divided_stays_a_plain_trial_and_says_why(
     pool: list[PeerProcess], kind: str, why: str, tmp_path: Path
 ) -> None:
-    TRIALS.stays_plain(pool, kind, tmp_path, f"Fabric: {why}" if kind != "stream" else why)
+    TRIALS.stays_plain(pool, kind, tmp_path, why)
+
+
+def test_a_loop_over_processes_keeps_one_worker_and_says_why() -> None:
+    from fluidtune.integrations.lightning import ElasticFabric
+
+    why = ElasticFabric(accelerator="cpu", devices=1, strategy="ddp")._plain_because()
+    assert why == "DDPStrategy trains in its own way over processes or devices"
 
 
 @pytest.mark.parametrize("kind", ["plain", "sampler"])

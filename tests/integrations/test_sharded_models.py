@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import distribute_module
 
 from fluidtune.integrations.sharded_models import sharded_because
 
@@ -25,18 +28,17 @@ def model() -> nn.Module:
 
 
 def fsdp() -> nn.Module:
-    return distributed.fsdp.FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
+    return FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
 
 
 def fsdp2() -> nn.Module:
     whole = model()
-    distributed.fsdp.fully_shard(whole[0], mesh=distributed.device_mesh.init_device_mesh("cpu", (1,)))
+    fully_shard(whole[0], mesh=init_device_mesh("cpu", (1,)))
     return whole
 
 
 def tensor_parallel() -> nn.Module:
-    mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
-    return distributed.tensor.distribute_module(model(), mesh)
+    return distribute_module(model(), init_device_mesh("cpu", (1,)))
 
 
 @pytest.mark.parametrize(

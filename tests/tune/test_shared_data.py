@@ -40,7 +40,7 @@ def test_the_trials_of_a_job_load_once_and_the_next_job_loads_again(ray2, tmp_pa
         assert len(list(notes.iterdir())) == jobs
 
 
-def test_trials_have_a_tensor_of_with_parameters_once_and_each_its_own_changes(ray2, tmp_path):
+def test_trials_have_a_tensor_of_with_parameters_once_and_each_its_own_changes(kept_parameters, tmp_path):
     """What holds no tensors stays in Ray's object store."""
 
     def train(config: dict, tensors=None, array=None, word=None) -> None:
