@@ -107,7 +107,9 @@ def test_a_trainer_that_divides_in_its_own_way_keeps_one_worker(told: dict[str, 
     }
     told = {"devices": 1, **{key: made[key](value) for key, value in told.items()}}
     trainer = pl.Trainer(accelerator="cpu", strategy=ElasticStrategy(), logger=False, **told)
-    trainer.strategy.connect(lightning_trials.Module("plain"))
+    module = lightning_trials.Module("plain")
+    module.trainer = trainer
+    trainer.strategy.connect(module)
     assert why in str(plain_because(trainer))
 
 
