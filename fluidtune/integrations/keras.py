@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import keras
 from ray import tune
+
+from .metric_names import MetricNames, reported
 
 __all__ = ["ReportCallback", "restored"]
 
@@ -33,15 +35,11 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         ValueError: ``every`` is less than 1; at the end of an epoch: Keras has not logged one of ``metrics``.
     """
 
-    def __init__(
-        self, metrics: str | Sequence[str] | Mapping[str, str] | None = None, *, every: int = 1, checkpoint: bool = True
-    ) -> None:
+    def __init__(self, metrics: MetricNames = None, *, every: int = 1, checkpoint: bool = True) -> None:
         super().__init__()
         if every < 1:
             raise ValueError(f"every={every}: give a number of epochs, at least 1")
-        names = [metrics] if isinstance(metrics, str) else metrics
-        self._names = dict(names) if isinstance(names, Mapping) else {name: name for name in names or ()}
-        self._every, self._checkpoint = every, checkpoint
+        self._metrics, self._every, self._checkpoint = metrics, every, checkpoint
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keras calls it. ``epoch`` counts from 0."""
@@ -58,7 +56,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             tune.report(found, checkpoint=tune.Checkpoint.from_directory(folder))
 
     def _reported(self, logs: dict[str, Any]) -> dict[str, float]:
-        names = self._names or {name: name for name in logs}
+        names = reported(self._metrics, logs)
         missing = [name for name in names.values() if name not in logs]
         if missing:
             logged = ", ".join(logs) or "nothing"

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import ray
 from ray.train._internal.checkpoint_manager import _TrainingResult as TrainingResult
 from ray.train._internal.session import get_session
 from ray.tune import Trainable
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
+from ray.tune.registry import _ParameterRegistry
 from ray.tune.result import (
     EPISODES_TOTAL,
     EXPR_PROGRESS_FILE,
@@ -104,3 +106,8 @@ def finish_report(timeout: float, busy: Callable[[], bool]) -> None:
         threading.Thread.join(thread, _LOOK_S)
     with contextlib.suppress(queue.Empty):
         session.error_queue.get_nowait()
+
+
+def get_parameters_by(get: Callable[[ray.ObjectRef], Any]) -> None:
+    """From now on the trials of this process get what ``tune.with_parameters`` has put into the object store by it."""
+    _ParameterRegistry.get = lambda registry, name: get(registry.references[name])

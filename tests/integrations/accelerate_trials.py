@@ -54,12 +54,14 @@ def trial(config: dict[str, Any], report: Report) -> dict[str, Any]:
             n = len(accelerator.gather_for_metrics(x))
             losses += accelerator.gather(loss.detach().repeat(len(x))).tolist()
             total = float(accelerator.reduce(x.sum()))
+            average = float(accelerator.reduce({"y": y.mean()}, "mean")["y"] + accelerator.gather(y.mean()))
         model.eval()
         with torch.no_grad():
             wrong = [(model(x) - y).square() for x, y in validation]
         validated = float(torch.cat(accelerator.gather_for_metrics(wrong)).mean())
         rate = scheduler.get_last_lr()[0]
-        report({"loss": sum(losses) / len(losses), "val": validated, "rate": rate, "total": total, "last": float(n)})
+        counted = {"total": total, "last": float(n), "mean": average}  # of the last batch, whose parts differ in size
+        report({"loss": sum(losses) / len(losses), "val": validated, "rate": rate, **counted})
         accelerator.save_state(str(folder / "state"))
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,90 +5,69 @@ Needs Transformers and Accelerate: ``make test-frameworks``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fluidtune.elastic.checks.rehearsal import rehearse
-from fluidtune.testing.processes import PeerProcess, peer_processes
-from tests.elastic import trials
-from tests.elastic.driving import Driver, run
+from fluidtune.testing.processes import PeerProcess
 
-from .test_transformers import same
+from .at_widths import WIDTHS, AtWidths, same, same_weights
 
 pytestmark = [pytest.mark.transformers, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[list[PeerProcess]]:
-    with peer_processes(3) as processes:
-        yield processes
-
-
-def alone(kind: str, folder: Path) -> tuple[list[dict[str, float]], dict[str, Any]]:
+def _trial() -> Any:
     from . import accelerate_trials
 
-    return trials.plain(accelerate_trials.trial, {"kind": kind, "folder": str(folder / "alone"), "stock": True})
+    return accelerate_trials.trial
 
 
-@pytest.mark.parametrize("widths", [(1, 1, 1), (2, 2, 2), (1, 2, 1), (3, 2, 3)])
+TRIALS = AtWidths(_trial)
+
+
+@pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("kind", ["seeded", "normed"])
 def test_losses_and_what_is_gathered_do_not_depend_on_the_width(
     pool: list[PeerProcess], kind: str, widths: tuple[int, ...], tmp_path: Path
 ) -> None:
-    from . import accelerate_trials
-
-    expected, ending = alone(kind, tmp_path)
-    config = {"kind": kind, "folder": str(tmp_path / "ours")}
-    reports, endings = run(pool, accelerate_trials.trial, config, widths)
+    expected, ending = TRIALS.alone(kind, tmp_path)
+    reports, endings = TRIALS.run(pool, kind, tmp_path, widths)
     same(reports, expected, rel=0 if set(widths) == {1} else 1e-5)
-    for name, value in ending["weights"].items():
-        assert torch.allclose(endings[0]["weights"][name], value, rtol=1e-4, atol=1e-5), name
+    same_weights(endings[0], ending)
     assert [ours["leader"] for ours in endings] == [True] + [False] * (widths[-1] - 1)
 
 
 def test_without_a_session_it_is_an_accelerator(tmp_path: Path, one_thread: None) -> None:
-    from . import accelerate_trials
-
-    expected, _ = alone("seeded", tmp_path)
-    assert trials.plain(accelerate_trials.trial, {"kind": "seeded", "folder": str(tmp_path)})[0] == expected
+    assert TRIALS.plain("seeded", tmp_path / "ours")[0] == TRIALS.alone("seeded", tmp_path)[0]
 
 
 def test_a_stream_keeps_one_worker_and_says_why(pool: list[PeerProcess], tmp_path: Path) -> None:
-    from . import accelerate_trials
+    TRIALS.stays_plain(pool, "stream", tmp_path, "IterableDataset")
 
-    expected, _ = alone("stream", tmp_path)
-    config = {"kind": "stream", "folder": str(tmp_path / "ours"), "free": True}
-    pool[0].call(trials.start, accelerate_trials.trial, config, True, "w0")
-    assert pool[0].call(trials.outcome)[0] == "returned"
-    assert "IterableDataset" in pool[0].call(trials.refused)[1]
-    same(pool[0].call(trials.reports), expected, rel=1e-6)
+
+@pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP", "MULTI_CPU"])
+def test_a_loop_over_processes_keeps_one_worker_and_says_why(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    """What an Accelerator says of itself then: there is one process in this test."""
+    from accelerate.utils import DistributedType
+
+    from fluidtune.integrations.accelerate import ElasticAccelerator
+
+    monkeypatch.setattr(ElasticAccelerator, "distributed_type", getattr(DistributedType, kind))
+    with pytest.raises(TypeError, match=rf"in its own way over processes or devices \({kind}\)"):
+        ElasticAccelerator(cpu=True)._refuse()
 
 
 @pytest.mark.parametrize("kind", ["seeded", "normed"])
 def test_a_rehearsal_finds_that_a_loop_can_be_divided(kind: str, tmp_path: Path, one_thread: None) -> None:
-    from . import accelerate_trials
-
-    found = rehearse(lambda: accelerate_trials.trial({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
+    found = rehearse(lambda: _trial()({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
     assert found.kind == "same", found
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_a_loop_goes_on_from_its_commit(pool: list[PeerProcess], tmp_path: Path) -> None:
     """In the order of the epochs that are left, which a seeded sampler counts itself."""
-    from . import accelerate_trials
-
-    expected, _ = alone("seeded", tmp_path)
-    config = {"kind": "seeded", "folder": str(tmp_path / "ours"), "commits": str(tmp_path / "commits")}
-    driver = Driver(pool, accelerate_trials.trial, config)
-    driver.turn(1)
-    pool[0].call(trials.allow)
-    driver.turn(2)
-    pool[0].call(trials.leave)
-    pool[0].call(trials.allow)
-    assert pool[0].call(trials.outcome)[0] == "left"
-    reports, _ = run(pool, accelerate_trials.trial, config, (2,))
-    same(reports, expected[2:])
+    TRIALS.goes_on(pool, "seeded", tmp_path, stopped=2)

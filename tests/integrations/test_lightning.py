@@ -5,17 +5,17 @@ Needs Lightning: ``make test-frameworks``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fluidtune.elastic.checks.rehearsal import rehearse
-from fluidtune.testing.processes import PeerProcess, peer_processes
+from fluidtune.testing.processes import PeerProcess
 from tests.elastic import trials
-from tests.elastic.driving import Driver, run
+from tests.elastic.driving import run
+
+from .at_widths import WIDTHS, AtWidths, same, same_weights
 
 pytestmark = [pytest.mark.lightning, pytest.mark.slow]
 
@@ -24,27 +24,13 @@ KINDS = ("plain", "batch norm", "double", "stopping", "two optimizers", "two loa
 REFUSED = ("stream", "iterable", "sparse", "metric", "averaged", "reloaded", "counted otherwise")
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[list[PeerProcess]]:
-    with peer_processes(3) as processes:
-        yield processes
-
-
-def same(got: list[dict[str, float]], expected: list[dict[str, float]], rel: float = 1e-5) -> None:
-    """All values of all reports are equal, as far as sums in another order let them."""
-    assert len(got) == len(expected)
-    for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
-        assert ours.keys() == theirs.keys()
-        for name, value in theirs.items():
-            assert ours[name] == pytest.approx(value, rel=rel), f"{name} of epoch {number}"
-
-
-def alone(kind: str, folder: Path, **config: Any) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """What Lightning's own strategy gives in this process."""
+def _trial() -> Any:
     from . import lightning_trials
 
-    told = {"kind": kind, "folder": str(folder / "alone"), "stock": True, **config}
-    return trials.plain(lightning_trials.trial, told)
+    return lightning_trials.trial
+
+
+TRIALS = AtWidths(_trial)
 
 
 def test_the_kinds_are_those_of_the_trials() -> None:
@@ -56,30 +42,24 @@ def test_the_kinds_are_those_of_the_trials() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trial_of_one_worker_is_lightning_alone(kind: str, tmp_path: Path, one_thread: None) -> None:
     """Outside a session: under stock Ray Tune and in plain Python."""
-    from . import lightning_trials
-
-    expected, ending = alone(kind, tmp_path)
-    reports, ours = trials.plain(lightning_trials.trial, {"kind": kind, "folder": str(tmp_path / "ours")})
+    expected, ending = TRIALS.alone(kind, tmp_path)
+    reports, ours = TRIALS.plain(kind, tmp_path / "ours")
     assert reports == expected
     assert ours["files"] == ending["files"] and ours["log"] == ending["log"]
 
 
-@pytest.mark.parametrize("widths", [(1, 1, 1), (2, 2, 2), (1, 2, 1), (3, 2, 3)])
+@pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_and_decisions_do_not_depend_on_the_width(
     pool: list[PeerProcess], kind: str, widths: tuple[int, ...], tmp_path: Path
 ) -> None:
-    from . import lightning_trials
-
-    expected, ending = alone(kind, tmp_path)
-    config = {"kind": kind, "folder": str(tmp_path / "ours")}
-    reports, endings = run(pool, lightning_trials.trial, config, widths[: len(expected) - 1])
+    expected, ending = TRIALS.alone(kind, tmp_path)
+    reports, endings = TRIALS.run(pool, kind, tmp_path, widths[: len(expected) - 1])
     same(reports, expected)
     assert endings[0]["widths"] == [1, *widths][: len(expected)]
     for ours in endings:
         assert ours["epochs"] == ending["epochs"] and ours["best"] == ending["best"]
-        for name, value in ending["weights"].items():
-            assert torch.allclose(ours["weights"][name], value, rtol=1e-4, atol=1e-5), name
+        same_weights(ours, ending)
     assert endings[0]["files"] == ending["files"]
     rows = [line.count(",") for line in endings[0]["log"].splitlines()]
     assert rows == [line.count(",") for line in ending["log"].splitlines()]
@@ -87,10 +67,8 @@ def test_losses_and_decisions_do_not_depend_on_the_width(
 
 
 def test_mixed_precision_rounds_otherwise_and_is_divided(pool: list[PeerProcess], tmp_path: Path) -> None:
-    from . import lightning_trials
-
-    expected, _ = alone("mixed", tmp_path)
-    reports, endings = run(pool, lightning_trials.trial, {"kind": "mixed", "folder": str(tmp_path)}, (2, 1, 2))
+    expected, _ = TRIALS.alone("mixed", tmp_path)
+    reports, endings = TRIALS.run(pool, "mixed", tmp_path, (2, 1, 2))
     same(reports, expected, rel=0.02)
     assert endings[0]["widths"] == [1, 2, 1, 2]
 
@@ -101,12 +79,38 @@ def test_what_cannot_be_divided_stays_a_plain_trial_and_says_why(
 ) -> None:
     from . import lightning_trials
 
-    expected, _ = alone(kind, tmp_path)
-    config = {"kind": kind, "folder": str(tmp_path / "ours"), "free": True}
-    pool[0].call(trials.start, lightning_trials.trial, config, True, "w0")
-    assert pool[0].call(trials.outcome)[0] == "returned"
-    assert lightning_trials.REFUSED[kind][1] in pool[0].call(trials.refused)[1]
-    same(pool[0].call(trials.reports), expected, rel=1e-6)
+    TRIALS.stays_plain(pool, kind, tmp_path, lightning_trials.REFUSED[kind][1])
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"devices": 2}, "the Trainer has 2 devices on 1 nodes: give it devices=1"),
+        ({"plugins": "FSDPPrecision"}, "FSDPPrecision is for models that are divided themselves"),
+        ({"plugins": "DeepSpeedPrecision"}, "DeepSpeedPrecision is for models that are divided themselves"),
+        ({"callbacks": "LearningRateFinder"}, "LearningRateFinder changes what the Trainer trains with"),
+    ],
+)
+def test_a_trainer_that_divides_in_its_own_way_keeps_one_worker(told: dict[str, Any], why: str) -> None:
+    import lightning.pytorch as pl
+    from lightning.pytorch import callbacks, plugins
+
+    from fluidtune.integrations.lightning import ElasticStrategy
+    from fluidtune.integrations.lightning.elastic_strategy import plain_because
+
+    from . import lightning_trials
+
+    made = {
+        "plugins": lambda name: [getattr(plugins, name)("bf16-mixed")],
+        "callbacks": lambda name: [getattr(callbacks, name)()],
+        "devices": int,
+    }
+    told = {"devices": 1, **{key: made[key](value) for key, value in told.items()}}
+    trainer = pl.Trainer(accelerator="cpu", strategy=ElasticStrategy(), logger=False, **told)
+    module = lightning_trials.Module("plain")
+    module.trainer = trainer
+    trainer.strategy.connect(module)
+    assert why in str(plain_because(trainer))
 
 
 def test_a_second_fit_is_a_second_loop(pool: list[PeerProcess]) -> None:
@@ -120,52 +124,22 @@ def test_a_second_fit_is_a_second_loop(pool: list[PeerProcess]) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "batch norm", "two optimizers"])
 def test_a_rehearsal_finds_that_a_trial_can_be_divided(kind: str, tmp_path: Path, one_thread: None) -> None:
-    from . import lightning_trials
-
-    found = rehearse(lambda: lightning_trials.trial({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
+    found = rehearse(lambda: _trial()({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
     assert found.kind == "same", found
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_rehearsal_finds_a_loss_that_cannot_be_divided(tmp_path: Path, one_thread: None) -> None:
     """Clipping makes its gradients look alike."""
-    from . import lightning_trials
-
-    found = rehearse(lambda: lightning_trials.trial({"kind": "summed", "folder": str(tmp_path)}, print))
+    found = rehearse(lambda: _trial()({"kind": "summed", "folder": str(tmp_path)}, print))
     assert found.kind == "differs" and "off by" in found.reason
 
 
 @pytest.mark.parametrize("stopped", [1, 3])
 def test_a_trial_goes_on_from_its_commit(pool: list[PeerProcess], stopped: int, tmp_path: Path) -> None:
-    from . import lightning_trials
-
-    expected, ending = alone("plain", tmp_path)
-    config = {"kind": "plain", "folder": str(tmp_path / "ours"), "commits": str(tmp_path / "commits")}
-    driver = Driver(pool, lightning_trials.trial, config)
-    for turn in range(1, stopped + 1):
-        driver.turn(turn)
-        if turn == 1:
-            driver.resize(2)
-        if turn == stopped:
-            pool[0].call(trials.leave)
-        pool[0].call(trials.allow)
-    assert pool[0].call(trials.outcome)[0] == "left"
-    reports, endings = run(pool, lightning_trials.trial, config, (2, 2) if stopped == 1 else ())
-    same(reports, expected[stopped:])
+    ending, *endings = TRIALS.goes_on(pool, "plain", tmp_path, stopped)
     assert all(ours["epochs"] == ending["epochs"] for ours in endings)
 
 
-def test_a_worker_that_dies_is_no_error_of_the_script(pool: list[PeerProcess], tmp_path: Path) -> None:
-    """The leader's loop ends with the loss of its group, through Lightning's own handling of exceptions."""
-    from . import lightning_trials
-
-    config = {"kind": "plain", "folder": str(tmp_path), "stop": 6}
-    with peer_processes(2) as workers:
-        driver = Driver(workers, lightning_trials.trial, config)
-        driver.turn(1)
-        driver.resize(2)
-        workers[0].call(trials.allow)
-        driver.turn(2)
-        workers[1].kill()
-        workers[0].call(trials.allow, 6)
-        assert workers[0].call(trials.outcome)[0] == "lost"
+def test_a_worker_that_dies_is_no_error_of_the_script(tmp_path: Path) -> None:
+    TRIALS.loses_a_worker("plain", tmp_path)

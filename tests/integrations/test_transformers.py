@@ -5,17 +5,15 @@ Needs Transformers and Accelerate: ``make test-frameworks``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fluidtune.elastic.checks.rehearsal import rehearse
-from fluidtune.testing.processes import PeerProcess, peer_processes
-from tests.elastic import trials
-from tests.elastic.driving import Driver, run
+from fluidtune.testing.processes import PeerProcess
+
+from .at_widths import WIDTHS, AtWidths, same, same_weights
 
 pytestmark = [pytest.mark.transformers, pytest.mark.slow]
 
@@ -24,27 +22,13 @@ KINDS = ("padded", "clipped", "classes", "smoothed", "own loss", "by length", "b
 REFUSED = ("stream", "finds its batch size", "integers")
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[list[PeerProcess]]:
-    with peer_processes(3) as processes:
-        yield processes
-
-
-def same(got: list[dict[str, float]], expected: list[dict[str, float]], rel: float = 1e-5) -> None:
-    """All values of all reports are equal, as far as sums in another order let them."""
-    assert len(got) == len(expected)
-    for number, (ours, theirs) in enumerate(zip(got, expected, strict=True)):
-        assert ours.keys() == theirs.keys()
-        for name, value in theirs.items():
-            assert ours[name] == pytest.approx(value, rel=rel), f"{name} of report {number}"
-
-
-def alone(kind: str, folder: Path, **config: Any) -> tuple[list[dict[str, float]], dict[str, Any]]:
-    """What a Trainer that was not prepared gives in this process."""
+def _trial() -> Any:
     from . import transformers_trials
 
-    told = {"kind": kind, "folder": str(folder / "alone"), "stock": True, **config}
-    return trials.plain(transformers_trials.trial, told)
+    return transformers_trials.trial
+
+
+TRIALS = AtWidths(_trial)
 
 
 def test_the_kinds_are_those_of_the_trials() -> None:
@@ -70,30 +54,24 @@ def test_what_is_used_of_the_trainer_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_trial_of_one_worker_is_the_trainer_alone(kind: str, tmp_path: Path, one_thread: None) -> None:
     """Outside a session: under stock Ray Tune and in plain Python."""
-    from . import transformers_trials
-
-    expected, ending = alone(kind, tmp_path)
-    reports, ours = trials.plain(transformers_trials.trial, {"kind": kind, "folder": str(tmp_path / "ours")})
+    expected, ending = TRIALS.alone(kind, tmp_path)
+    reports, ours = TRIALS.plain(kind, tmp_path / "ours")
     assert reports == expected
     assert ours["files"] == ending["files"] and ours["log"] == ending["log"] and ours["flos"] == ending["flos"]
 
 
-@pytest.mark.parametrize("widths", [(1, 1, 1), (2, 2, 2), (1, 2, 1), (3, 2, 3)])
+@pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_losses_and_decisions_do_not_depend_on_the_width(
     pool: list[PeerProcess], kind: str, widths: tuple[int, ...], tmp_path: Path
 ) -> None:
-    from . import transformers_trials
-
-    expected, ending = alone(kind, tmp_path)
-    config = {"kind": kind, "folder": str(tmp_path / "ours")}
-    reports, endings = run(pool, transformers_trials.trial, config, widths[: len(expected) - 1])
+    expected, ending = TRIALS.alone(kind, tmp_path)
+    reports, endings = TRIALS.run(pool, kind, tmp_path, widths[: len(expected) - 1])
     same(reports, expected, rel=0 if set(widths) == {1} else 1e-5)
     for ours in endings:
         assert ours["step"] == ending["step"] and ours["epoch"] == ending["epoch"]
         assert ours["best"] == pytest.approx(ending["best"], rel=1e-5)
-    for name, value in ending["weights"].items():
-        assert torch.allclose(endings[0]["weights"][name], value, rtol=1e-3, atol=1e-3), name
+    same_weights(endings[0], ending, 1e-3)
     assert endings[0]["loss"] == pytest.approx(ending["loss"], rel=1e-5)
     assert endings[0]["flos"] == pytest.approx(ending["flos"], rel=0.1)
     assert endings[0]["log"] == ending["log"]
@@ -107,72 +85,66 @@ def test_what_cannot_be_divided_stays_a_plain_trial_and_says_why(
 ) -> None:
     from . import transformers_trials
 
-    expected, _ = alone(kind, tmp_path)
-    config = {"kind": kind, "folder": str(tmp_path / "ours"), "free": True}
-    pool[0].call(trials.start, transformers_trials.trial, config, True, "w0")
-    assert pool[0].call(trials.outcome)[0] == "returned"
-    assert transformers_trials.REFUSED[kind][1] in pool[0].call(trials.refused)[1]
-    same(pool[0].call(trials.reports), expected, rel=1e-6)
+    TRIALS.stays_plain(pool, kind, tmp_path, transformers_trials.REFUSED[kind][1])
 
 
-def test_an_optimizer_that_steps_early_keeps_one_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("told", "changed", "why"),
+    [
+        ({"optim": "adalomo"}, {}, "the optimizer adalomo takes its steps during the backward pass"),
+        ({"torch_compile": True}, {}, "torch_compile makes a step"),
+        ({}, {"accelerator.distributed_type": "DEEPSPEED"}, "in its own way over processes or devices (DEEPSPEED)"),
+        ({}, {"accelerator.distributed_type": "FSDP"}, "in its own way over processes or devices (FSDP)"),
+        ({}, {"accelerator.num_processes": 2}, "in its own way over processes or devices"),
+        ({}, {"is_model_parallel": True}, "the model is divided itself"),
+    ],
+)
+def test_a_trainer_that_divides_in_its_own_way_keeps_one_worker(
+    told: dict[str, Any], changed: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a Trainer says of itself where DeepSpeed or several processes are: neither is there in this test."""
+    from accelerate.utils import DistributedType
+
     from fluidtune.integrations.transformers.elastic_trainer import plain_because
 
     from . import transformers_trials
 
     config = {"kind": "padded", "folder": str(tmp_path)}
     assert plain_because(transformers_trials.made(config, print)) is None
-    why = plain_because(transformers_trials.made({**config, "told": {"optim": "adalomo"}}, print))
-    assert why == "the optimizer adalomo takes its steps during the backward pass"
+    trainer = transformers_trials.made({**config, "told": told}, print)
+    for name, value in changed.items():
+        *owner, attribute = name.split(".")
+        of = type(trainer.accelerator) if owner else trainer
+        monkeypatch.setattr(of, attribute, getattr(DistributedType, value) if isinstance(value, str) else value)
+    assert why in str(plain_because(trainer))
 
 
 def test_a_second_training_is_a_second_loop(pool: list[PeerProcess], tmp_path: Path) -> None:
-    from . import transformers_trials
-
-    config = {"kind": "padded", "folder": str(tmp_path), "stop": 2, "trainings": 2}
-    expected, ending = alone("padded", tmp_path, stop=2, trainings=2)
-    reports, endings = run(pool, transformers_trials.trial, config, (2, 1, 2))
+    told = {"stop": 2, "trainings": 2}
+    expected, ending = TRIALS.alone("padded", tmp_path, **told)
+    reports, endings = TRIALS.run(pool, "padded", tmp_path, (2, 1, 2), **told)
     same(reports, expected)
     assert [ours["loss"] for ours in endings] == pytest.approx([ending["loss"]] * 2, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["padded", "clipped", "classes", "smoothed", "own loss"])
 def test_a_rehearsal_finds_that_a_trial_can_be_divided(kind: str, tmp_path: Path, one_thread: None) -> None:
-    from . import transformers_trials
-
-    found = rehearse(lambda: transformers_trials.trial({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
+    found = rehearse(lambda: _trial()({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
     assert found.kind == "same", found
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_a_rehearsal_finds_a_mean_over_the_tokens_of_a_part(tmp_path: Path, one_thread: None) -> None:
     """Of a Trainer whose `compute_loss` leaves the number of items out, where texts have several lengths."""
-    from . import transformers_trials
-
     config = {"kind": "padded", "folder": str(tmp_path), "mean": True}
-    found = rehearse(lambda: transformers_trials.trial(config, lambda _: None))
+    found = rehearse(lambda: _trial()(config, lambda _: None))
     assert found.kind == "differs" and "gradient of" in str(found), found
 
 
 @pytest.mark.parametrize("stopped", [1, 3])
 @pytest.mark.parametrize("kind", ["padded", "clipped", "steps"])
 def test_a_trial_goes_on_from_its_commit(pool: list[PeerProcess], kind: str, stopped: int, tmp_path: Path) -> None:
-    from . import transformers_trials
-
-    expected, ending = alone(kind, tmp_path)
-    stopped = min(stopped, len(expected) - 1)
-    config = {"kind": kind, "folder": str(tmp_path / "ours"), "commits": str(tmp_path / "commits")}
-    driver = Driver(pool, transformers_trials.trial, config)
-    for turn in range(1, stopped + 1):
-        driver.turn(turn)
-        if turn == 1:
-            driver.resize(2)
-        if turn == stopped:
-            pool[0].call(trials.leave)
-        pool[0].call(trials.allow)
-    assert pool[0].call(trials.outcome)[0] == "left"
-    reports, endings = run(pool, transformers_trials.trial, config, (2,) * (len(expected) - stopped - 1))
-    same(reports, expected[stopped:])
+    ending, *endings = TRIALS.goes_on(pool, kind, tmp_path, stopped)
     assert all(ours["step"] == ending["step"] for ours in endings)
     assert endings[0]["loss"] == pytest.approx(ending["loss"], rel=1e-5)
 
@@ -180,28 +152,13 @@ def test_a_trial_goes_on_from_its_commit(pool: list[PeerProcess], kind: str, sto
 @pytest.mark.parametrize("saved", ["checkpoint-7", "checkpoint-10"])
 def test_a_trial_that_resumes_from_a_checkpoint_grows(pool: list[PeerProcess], saved: str, tmp_path: Path) -> None:
     """After an epoch, and amid one."""
-    from . import transformers_trials
-
-    told = {"save_strategy": "steps", "save_steps": 1}
-    alone("padded", tmp_path, told=told)
+    TRIALS.alone("padded", tmp_path, told={"save_strategy": "steps", "save_steps": 1})
     resume = {"saved": str(tmp_path / "alone" / saved)}
-    expected, ending = alone("padded", tmp_path, **resume)
-    config = {"kind": "padded", "folder": str(tmp_path / "ours"), **resume}
-    reports, endings = run(pool, transformers_trials.trial, config, (2, 2))
+    expected, ending = TRIALS.alone("padded", tmp_path, **resume)
+    reports, endings = TRIALS.run(pool, "padded", tmp_path, (2, 2), **resume)
     same(reports, expected)
     assert [ours["step"] for ours in endings] == [ending["step"]] * 2
 
 
-def test_a_worker_that_dies_is_no_error_of_the_script(pool: list[PeerProcess], tmp_path: Path) -> None:
-    from . import transformers_trials
-
-    config = {"kind": "padded", "folder": str(tmp_path), "stop": 6}
-    with peer_processes(2) as workers:
-        driver = Driver(workers, transformers_trials.trial, config)
-        driver.turn(1)
-        driver.resize(2)
-        workers[0].call(trials.allow)
-        driver.turn(2)
-        workers[1].kill()
-        workers[0].call(trials.allow, 6)
-        assert workers[0].call(trials.outcome)[0] == "lost"
+def test_a_worker_that_dies_is_no_error_of_the_script(tmp_path: Path) -> None:
+    TRIALS.loses_a_worker("padded", tmp_path)

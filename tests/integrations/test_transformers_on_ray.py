@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.tune import tuning_job
 from tests.integrations.on_ray import ROOT, OnRay, assert_three_lines_changed, run_both_ways
 from tests.tune.test_elastic import Restless
@@ -61,9 +62,12 @@ def test_the_example_runs_both_ways(no_ray: None, tmp_path: Path) -> None:
     assert float(stock) == pytest.approx(float(ours), abs=0.02), (stock, ours)
 
 
-def test_a_hyperparameter_search_runs_both_ways(no_ray: None, tmp_path: Path) -> None:
+def test_a_hyperparameter_search_runs_both_ways_and_its_trials_grow(no_ray: None, tmp_path: Path) -> None:
     """`Trainer.hyperparameter_search(backend="ray")` of a prepared Trainer, which is sent to the workers."""
     script = [str(ROOT / "tests" / "integrations" / "transformers_search.py")]
     found = run_both_ways(script, lambda name: [str(tmp_path / name)], r"objectives (.*)", 280)
     stock, ours = ([float(value) for value in line.split()] for line in found)
     assert ours == pytest.approx(stock, rel=1e-4)
+    events = list(read_events(tmp_path / "ours" / "search" / EVENT_LOG_NAME))
+    assert 2 in [len(e["devices"]) for e in events if e["event"] == "resized"]
+    assert not [e for e in events if e["event"] in ("worker_lost", "growth_ended")]

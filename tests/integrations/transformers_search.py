@@ -1,14 +1,18 @@
 """Searches the learning rate of a tiny language model with `Trainer.hyperparameter_search`; prints each objective.
 
+The trial with the larger rate trains four times as long: it can have both cores then.
+
     python tests/integrations/transformers_search.py STORAGE
 """
 
 import sys
+import time
 
 import ray
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
+from fluidtune import elastic
 from fluidtune.integrations.transformers import prepare_trainer
 
 
@@ -22,11 +26,21 @@ def model():
     return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=16, n_embd=16, n_layer=1, n_head=2, **told))
 
 
+class Slow(TrainerCallback):
+    def on_step_end(self, args, state, control, **_):
+        time.sleep(0.2 / elastic.width())
+
+
+def space(_):
+    rates = ray.tune.grid_search([0.003, 0.01])
+    epochs = ray.tune.sample_from(lambda config: 6 if config["learning_rate"] < 0.005 else 24)
+    return {"learning_rate": rates, "num_train_epochs": epochs}
+
+
 def main():
     ray.init(num_cpus=2, include_dashboard=False)
     args = TrainingArguments(
         output_dir=f"{sys.argv[1]}/trainer",
-        num_train_epochs=6,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         eval_strategy="epoch",
@@ -37,9 +51,10 @@ def main():
         use_cpu=True,
         seed=7,
     )
-    trainer = Trainer(model_init=model, args=args, train_dataset=texts(61, 0), eval_dataset=texts(21, 1))
+    data = {"train_dataset": texts(61, 0), "eval_dataset": texts(21, 1)}
+    trainer = Trainer(model_init=model, args=args, callbacks=[Slow()], **data)
     best = prepare_trainer(trainer).hyperparameter_search(
-        hp_space=lambda _: {"learning_rate": ray.tune.grid_search([0.003, 0.01])},
+        hp_space=space,
         backend="ray",
         n_trials=1,
         storage_path=sys.argv[1],

@@ -18,7 +18,7 @@ from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.autoscaler.v2 import sdk
 from ray.remote_function import RemoteFunction
 from ray.train._internal import checkpoint_manager, session
-from ray.tune import Trainable, Tuner, result
+from ray.tune import Trainable, Tuner, registry, result
 from ray.tune.execution import class_cache
 from ray.tune.execution.tune_controller import TrialRunnerWrapper, TuneController
 from ray.tune.impl.tuner_internal import TunerInternal
@@ -60,10 +60,11 @@ CLASSES: dict[str, type] = {
         TunerInternal,
         worker.Worker,
         _Bracket,
+        registry._ParameterRegistry,
         session._TrainSession,
     )
 }
-MODULES: dict[str, Any] = {"class_cache": class_cache, "result": result, "worker": worker}
+MODULES: dict[str, Any] = {"class_cache": class_cache, "registry": registry, "result": result, "worker": worker}
 NAMES: dict[str, Any] = {
     "TrackedActor": TrackedActor,
     "_TrainingResult": checkpoint_manager._TrainingResult,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
+import torch
 from ray import tune
 
 import fluidtune
@@ -36,6 +38,27 @@ def test_the_trials_of_a_job_load_once_and_the_next_job_loads_again(ray2, tmp_pa
         ).fit()
         assert sorted(each.metrics["total"] for each in grid) == [((1 << 20) - 1) * (1 << 19) + n for n in range(4)]
         assert len(list(notes.iterdir())) == jobs
+
+
+def test_trials_have_a_tensor_of_with_parameters_once_and_each_its_own_changes(kept_parameters, tmp_path):
+    """What holds no tensors stays in Ray's object store."""
+
+    def train(config: dict, tensors=None, array=None, word=None) -> None:
+        tensors["x"] += config["number"]
+        mapped = "memfd:fluidtune-shared" in Path("/proc/self/maps").read_text()
+        found = {"mapped": mapped, "view": not array.flags.writeable, "word": word}
+        tune.report({"total": int(tensors["x"].sum()), **found})
+
+    size = 16 << 20
+    parameters = {"tensors": {"x": torch.ones(size, dtype=torch.uint8)}, "array": np.ones(size, np.uint8), "word": "x"}
+    grid = fluidtune.Tuner(
+        tune.with_parameters(train, **parameters),
+        param_space={"number": tune.grid_search([0, 1, 2, 3])},
+        run_config=tune.RunConfig(storage_path=str(tmp_path)),
+    ).fit()
+    assert sorted(each.metrics["total"] for each in grid) == [size * (n + 1) for n in range(4)]
+    for each in grid:
+        assert each.metrics["mapped"] and each.metrics["view"] and each.metrics["word"] == "x"
 
 
 def test_each_node_of_a_cluster_loads_once(one_node, tmp_path):

@@ -18,6 +18,7 @@ import ray
 from fluidtune import startup
 from fluidtune.cluster.cleaning.open_runs import end_open_runs, end_trackers
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
+from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.shelf import is_forked
 from fluidtune.cluster.hosting import few_collections  # noqa: F401 (before what imports Ray Tune)
 from fluidtune.cluster.hosting.commit_stores import fingerprint, follower_commit_store
@@ -46,6 +47,7 @@ class Worker:
 
     def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
         adopt_environment(environment)
+        ray_trainable.get_parameters_by(fetched)
         self._cores = TrialCores()
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name

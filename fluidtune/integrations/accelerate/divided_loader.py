@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,22 +14,22 @@ from torch.utils.data import IterableDataset
 
 from fluidtune import elastic
 
+from ..written_loop import WrittenLoop
+
 
 class DividedLoader(DataLoaderShard):
     """What ``accelerator.prepare`` has made of a DataLoader, with its attributes, divided by `elastic.prepare`.
 
     Where a trial has one worker it is Accelerate's own iterator, which fetches one batch ahead. Where it has several
     nothing is fetched ahead. ``parts``: what this worker has of the batches that were yielded and not worked on, in
-    their order (see `elastic.parts`); empty where batches are not divided. ``says_itself``: the reader takes them from
-    there and says which it works on. ``whole``: asked when a pass begins, whether each worker reads all of it.
+    their order (see `elastic.parts`); empty where batches are not divided. ``loop``: of the script that reads it; None:
+    the reader takes the parts from there and says which it works on.
 
     Raises:
         TypeError: it cannot be divided; the message says why.
     """
 
-    def __init__(
-        self, loader: Any, accelerator: Accelerator, says_itself: bool, whole: Callable[[], bool] | None = None
-    ) -> None:
+    def __init__(self, loader: Any, accelerator: Accelerator, loop: WrittenLoop | None = None) -> None:
         why = undivided_because(loader)
         if why is not None:
             raise TypeError(why)
@@ -39,14 +39,13 @@ class DividedLoader(DataLoaderShard):
             # It would make one when it is first read: a joiner's has not been. It seeds it for each epoch.
             sampler.generator = torch.Generator().manual_seed(sampler.initial_seed)
         self._undivided, self._accelerator = loader, accelerator
-        self._whole = whole
+        self._loop = loop
         self.base_dataloader = elastic.prepare(loader.base_dataloader)
         self.parts: deque[Any] = deque()
-        self.says_itself = says_itself
 
     def __iter__(self) -> Iterator[Any]:
         self.parts.clear()
-        if self._whole is not None and self._whole():
+        if self._loop is not None and not self._loop.trains:
             yield from self._undivided
             self.iteration = self._undivided.iteration
             return
@@ -56,13 +55,15 @@ class DividedLoader(DataLoaderShard):
             return
         self.begin()
         self.set_epoch(self.iteration)
-        if self.says_itself:
+        if self._loop is None:
             batches = elastic.parts(self.base_dataloader)
         else:
             batches = ((batch, None) for batch in self.base_dataloader)
         for number, (batch, part) in enumerate(batches, start=1):
             if self.device is not None:
                 batch = send_to_device(batch, self.device, non_blocking=self._accelerator.non_blocking)
+            if self._loop is not None:
+                self._loop.read(batch)
             self.end_of_dataloader = number == len(self)
             if part is not None:
                 self.parts.append(part)

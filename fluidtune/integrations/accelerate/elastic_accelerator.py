@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 
 from fluidtune import elastic
 
+from ..sharded_models import sharded_because
+from ..written_loop import WrittenLoop
 from .divided_loader import DividedLoader
 
 
@@ -30,25 +32,23 @@ class ElasticAccelerator(Accelerator):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._plain: str | None = None
-        self._progress: _Progress | None = None
-        self._trained: list[torch.nn.Module] = []
+        self._loop = WrittenLoop("Accelerate")
+        self._begun = False
 
     def epochs(self, start: int, stop: int) -> Iterable[int]:
         """Yield start .. stop-1. Before each of them the trial can be resized; see `fluidtune.elastic.epochs`."""
-        return range(start, stop) if self._plain is not None else elastic.epochs(start, stop)
+        return self._loop.epochs(start, stop)
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
         prepared = super().prepare(*args, device_placement=device_placement)
-        if elastic.current() is None or self._plain is not None:
+        if elastic.current() is None or self._loop.plain:
             return prepared
         parts = prepared if isinstance(prepared, tuple) else (prepared,)
         try:
             self._refuse()
             parts = tuple(self._divided(part) for part in parts)
         except TypeError as error:
-            self._plain = str(error)
-            elastic.one_worker(f"Accelerate: {error}")
+            self._loop.keep_one_worker(error)
             return prepared
         return parts if isinstance(prepared, tuple) else parts[0]
 
@@ -58,55 +58,41 @@ class ElasticAccelerator(Accelerator):
             raise TypeError(f"Accelerate trains in its own way over processes or devices ({kind})")
         if self.device.type not in ("cpu", "cuda"):
             raise TypeError(f"the loop trains on {self.device}, and not on a CPU or a CUDA GPU")
-        if self._progress is None:
-            self._progress = _Progress(self)
-            elastic.prepare(*([] if self.scaler is None else [self.scaler]), self._progress)
+        if not self._begun:
+            self._begun = True
+            elastic.prepare(*([] if self.scaler is None else [self.scaler]), self._loop, _Steps(self))
 
     def _divided(self, part: Any) -> Any:
-        assert self._progress is not None
         if isinstance(part, AcceleratedOptimizer):
             elastic.prepare(part.optimizer)
         elif isinstance(part, AcceleratedScheduler):
             elastic.prepare(part.scheduler)
         elif isinstance(part, DataLoader):
-            part = DividedLoader(part, self, says_itself=False, whole=lambda: not self._trains())
-            self._progress.loaders.append(part)
+            part = DividedLoader(part, self, self._loop)
+            self._loop.loaders.append(part)
         elif isinstance(part, torch.nn.Module):
             if is_compiled_module(part):
                 raise TypeError("a compiled model makes a step of which FluidTune sees no parts")
+            if why := sharded_because(part):
+                raise TypeError(why)
             elastic.prepare(part)
-            self._trained.append(part)
+            self._loop.models.append(part)
         return part
-
-    def _trains(self) -> bool:
-        return torch.is_grad_enabled() and any(model.training for model in self._trained)
 
     # -- what is over all processes, where there is one --
 
     def gather(self, tensor: Any) -> Any:
-        return recursively_apply(_of_all, tensor) if self._together else super().gather(tensor)
+        return recursively_apply(self._loop.gathered, tensor) if self._loop.together else super().gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        if self._together and use_gather_object:
-            elastic.one_worker("Accelerate: gather_for_metrics(use_gather_object=True) is called in training mode")
+        if self._loop.together and use_gather_object:
+            self._loop.cannot("gather_for_metrics(use_gather_object=True) is called in training mode")
         return super().gather_for_metrics(input_data, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        if not self._together or reduction == "none":
+        if not self._loop.together or reduction == "none":
             return super().reduce(tensor, reduction, scale)
-        counts = elastic.samples(1)
-
-        def reduced(each: torch.Tensor) -> torch.Tensor:
-            if reduction == "max":
-                return elastic.reduce(each, "max")
-            total = elastic.reduce(each if counts else torch.zeros_like(each))
-            return total / elastic.reduce(torch.tensor(float(counts))).item() if reduction == "mean" else total
-
-        return recursively_apply(reduced, tensor)
-
-    @property
-    def _together(self) -> bool:
-        return elastic.width() > 1 and self._trains()
+        return recursively_apply(self._loop.reduced, tensor, reduction)
 
     # -- what one process does for all --
 
@@ -138,26 +124,14 @@ class ElasticAccelerator(Accelerator):
         return super().save_state(output_dir, *args, **kwargs) if elastic.is_leader() else output_dir
 
 
-class _Progress:
-    """Where an accelerator stands between the epochs of a loop: its steps of accumulation, its loaders' passes."""
+class _Steps:
+    """How many batches an accelerator has accumulated: a part of the trial's state."""
 
     def __init__(self, accelerator: ElasticAccelerator) -> None:
         self._accelerator = accelerator
-        self.loaders: list[Any] = []
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"step": self._accelerator.step, "passes": [loader.iteration for loader in self.loaders]}
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self._accelerator.step}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self._accelerator.step = state["step"]
-        for loader, passes in zip(self.loaders, state["passes"], strict=True):
-            loader.iteration = passes
-
-
-def _of_all(tensor: torch.Tensor) -> torch.Tensor:
-    """The rows of all workers that count, in the order of the batch; a number is a row."""
-    rows = tensor.detach().unsqueeze(0) if tensor.dim() == 0 else tensor.detach()
-    sizes = elastic.gather(torch.tensor(len(rows) if elastic.samples(1) else 0))
-    padded = rows.new_zeros((int(sizes.max()), *rows.shape[1:]))
-    padded[: min(len(rows), len(padded))] = rows[: len(padded)]
-    return torch.cat([each[:size] for each, size in zip(elastic.gather(padded), sizes.tolist(), strict=True)])

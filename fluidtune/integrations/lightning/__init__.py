@@ -16,9 +16,12 @@ epochs, and the elastic session divides beneath them what `elastic.prepare` divi
 
 Validation, test and prediction are not divided: each worker does all of it, so that metrics and what a module collects
 are whole. What cannot be divided keeps the trial at one worker, and a line of the event log says why.
+
+A loop of Fabric has an `ElasticFabric` in the place of its `Fabric` (`elastic_fabric`).
 """
 
+from .elastic_fabric import ElasticFabric
 from .elastic_strategy import ElasticStrategy
 from .report_callback import ReportCallback
 
-__all__ = ["ElasticStrategy", "ReportCallback"]
+__all__ = ["ElasticFabric", "ElasticStrategy", "ReportCallback"]

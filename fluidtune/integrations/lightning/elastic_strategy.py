@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from fluidtune import elastic
 
+from ..sharded_models import sharded_because
 from .late_iterators import LateLoader
 from .trainer_epochs import EpochBoundaries
 from .whole_values import WholeValues
@@ -151,11 +152,8 @@ def plain_because(trainer: Trainer) -> str | None:
         return f"the Trainer trains on {strategy.root_device}, and not on a CPU or a CUDA GPU"
     if isinstance(precision, FSDPPrecision | DeepSpeedPrecision | XLAPrecision):
         return f"{type(precision).__name__} is for models that are divided themselves"
-    for part in trainer.lightning_module.modules():
-        if any(kind.__name__ in ("FullyShardedDataParallel", "FSDPModule") for kind in type(part).__mro__):
-            return f"{type(part).__name__} divides the model itself"
-    if any(type(parameter.data).__name__ == "DTensor" for parameter in trainer.lightning_module.parameters()):
-        return "the model has distributed tensors, which divide it themselves"
+    if why := sharded_because(trainer.lightning_module):
+        return why
     if trainer.reload_dataloaders_every_n_epochs:
         return "reload_dataloaders_every_n_epochs makes DataLoaders while the trial runs, which a new worker lacks"
     for callback in trainer.callbacks:

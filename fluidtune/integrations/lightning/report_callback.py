@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from ray import tune
+
+from ..metric_names import MetricNames, reported
 
 #: The file of the checkpoint, as Ray's own callbacks for Lightning call it.
 CHECKPOINT_NAME = "checkpoint.ckpt"
@@ -26,14 +27,13 @@ class ReportCallback(Callback):
             ``step``, the optimizer steps so far, are always in it.
     """
 
-    def __init__(self, metrics: str | Sequence[str] | Mapping[str, str] | None = None) -> None:
-        names = [metrics] if isinstance(metrics, str) else metrics
-        self._metrics = names if names is None or isinstance(names, Mapping) else {name: name for name in names}
+    def __init__(self, metrics: MetricNames = None) -> None:
+        self._metrics = metrics
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         found = trainer.callback_metrics
-        wanted = {name: name for name in found} if self._metrics is None else self._metrics
-        report: dict[str, Any] = {name: found[of].item() for name, of in wanted.items() if of in found}
+        wanted = reported(self._metrics, found).items()
+        report: dict[str, Any] = {name: found[of].item() for name, of in wanted if of in found}
         report.update(epoch=trainer.current_epoch, step=trainer.global_step)
         with tempfile.TemporaryDirectory() as folder:
             trainer.save_checkpoint(os.path.join(folder, CHECKPOINT_NAME))

@@ -58,9 +58,7 @@ class EpochBoundaries(Callback):
             raise StopIteration  # the loop over the epochs ends at that, as at its last epoch
         self.in_epoch = True
         for loader in self.loaders:  # Lightning did so for the epoch that this worker began with
-            for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-                if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-                    set_epoch(reached)
+            set_epoch(loader, reached)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.batch, self._counts = batch, None
@@ -140,3 +138,10 @@ class TrainerState:
 
     def _callbacks(self) -> list[Callback]:
         return [callback for callback in self._trainer.callbacks if not isinstance(callback, EpochBoundaries)]
+
+
+def set_epoch(loader: DataLoader, epoch: int) -> None:
+    """Say to the samplers that are seeded by an epoch which one begins."""
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        if callable(say := getattr(sampler, "set_epoch", None)):
+            say(epoch)

@@ -14,6 +14,7 @@ from transformers import Trainer
 from fluidtune import elastic
 
 from ..accelerate.divided_loader import DividedLoader
+from ..sharded_models import sharded_because
 from .epoch_boundaries import EpochBoundaries
 from .followers import as_follower
 
@@ -76,7 +77,7 @@ class ElasticTrainer:
         why = plain_because(self._trainer)
         if why is None:
             try:
-                self._loader = DividedLoader(loader, self._trainer.accelerator, says_itself=True)
+                self._loader = DividedLoader(loader, self._trainer.accelerator)
             except TypeError as error:
                 why = str(error)
         if why is not None:
@@ -216,9 +217,9 @@ def plain_because(trainer: Trainer) -> str | None:
         return "auto_find_batch_size begins the training again when memory is short, in one worker alone"
     if any(name in str(args.optim.value) for name in _STEP_EARLY):
         return f"the optimizer {args.optim.value} takes its steps during the backward pass"
+    if why := sharded_because(trainer.model):
+        return why
     for name, parameter in trainer.model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor":
-            return f"parameter {name} is a distributed tensor, which divides the model itself"
         if not parameter.is_floating_point():
             return f"parameter {name} is quantized ({parameter.dtype}), and has no gradient to sum"
     return None
