@@ -90,10 +90,10 @@ What an actor has created (`descent`). Ray's public list needs the dashboard, an
 
 - ``GlobalStateAccessor``, ``state.gcs_options``: the tables of actors and placement groups, and the address to ask.
 - ``ActorTableData.FromString``, ``ActorTableData.DEAD``, ``PlacementGroupTableData.FromString``,
-  ``PlacementGroupTableData.REMOVED``: their rows.
+  ``PlacementGroupTableData.REMOVED``, ``PlacementGroupTableData.PENDING``: their rows.
 - ``ActorHandle._actor_id``: the id of a worker that has died.
-- ``CoreWorker.kill_actor``, ``CoreWorker.deserialize_and_register_actor_handle``, ``core_worker_pb2.ActorHandle``: kill an
-  actor whose handle only the process has that has created it.
+- ``CoreWorker.kill_actor``, ``CoreWorker.deserialize_and_register_actor_handle``, ``core_worker_pb2.ActorHandle``: an
+  actor is killed whose handle only the process has that has created it.
 
 The cluster (`cluster_state`):
 

@@ -37,49 +37,54 @@ def end_made_by(actor: Any = None) -> None:
 
     A client of Ray Client cannot look at Ray's tables; there this does nothing.
     """
-    if state.gcs_options is None:
-        return
-    tables = GlobalStateAccessor(state.gcs_options)
-    tables.connect()
-    context = ray.get_runtime_context()
-    creator = bytes.fromhex(context.get_actor_id() or "") if actor is None else actor._actor_id.binary()
-    job = ray.JobID(bytes.fromhex(context.get_job_id()))
     deadline = time.monotonic() + _PATIENCE_S
     while True:
-        actors, groups = _made(tables, job, creator)
+        actors, groups = _made_by(actor)
         if not actors and not groups:
             return
         if time.monotonic() > deadline:
-            left = [f"actor {each.class_name}" for each in actors] + [f"placement group {each.hex()}" for each in groups]
-            logger.warning("FluidTune: a trial has left in Ray what does not end: %s", ", ".join(left))
+            names = sorted(each.class_name for each in actors)
+            logger.warning("FluidTune: what a trial has created in Ray does not end: %s, %d groups", names, len(groups))
             return
         for each in actors:
             _kill(each)
         for group in groups:
-            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group)))
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(group.placement_group_id)))
         time.sleep(_PAUSE_S)
 
 
-def _made(tables: Any, job: Any, creator: bytes) -> tuple[list[Any], list[bytes]]:
-    """The living actors and the ids of the placement groups that are to end."""
+def waits_for(actor: Any) -> list[dict[str, float]]:
+    """The bundles of placement groups that the actor has created, or what it has created, and that have no room."""
+    waiting = [group for group in _made_by(actor)[1] if group.state == PlacementGroupTableData.PENDING]
+    return [dict(bundle.unit_resources) for group in waiting for bundle in group.bundles]
+
+
+def _made_by(actor: Any) -> tuple[list[Any], list[Any]]:
+    """The living actors and the placement groups that the actor has created, or what it has created."""
+    if state.gcs_options is None:
+        return [], []
+    tables = GlobalStateAccessor(state.gcs_options)
+    tables.connect()
+    context = ray.get_runtime_context()
+    creator = bytes.fromhex(context.get_actor_id() or "") if actor is None else actor._actor_id.binary()
     by_owner: dict[bytes, list[Any]] = {}
     process = b""
-    for row in tables.get_actor_table(job, None):
-        actor = ActorTableData.FromString(row)
-        by_owner.setdefault(actor.owner_address.worker_id, []).append(actor)
-        if actor.actor_id == creator:
-            process = actor.address.worker_id
+    for row in tables.get_actor_table(ray.JobID(bytes.fromhex(context.get_job_id())), None):
+        other = ActorTableData.FromString(row)
+        by_owner.setdefault(other.owner_address.worker_id, []).append(other)
+        if other.actor_id == creator:
+            process = other.address.worker_id
     creators, living, processes = {creator}, [], [process]
     while processes:
-        for actor in by_owner.pop(processes.pop(), ()):
-            if not actor.is_detached or actor.class_name in _HELPERS:
-                creators.add(actor.actor_id)
-                processes.append(actor.address.worker_id)
-                if actor.state != ActorTableData.DEAD:
-                    living.append(actor)
+        for other in by_owner.pop(processes.pop(), ()):
+            if not other.is_detached or other.class_name in _HELPERS:
+                creators.add(other.actor_id)
+                processes.append(other.address.worker_id)
+                if other.state != ActorTableData.DEAD:
+                    living.append(other)
     groups = map(PlacementGroupTableData.FromString, tables.get_placement_group_table())
     return living, [
-        group.placement_group_id
+        group
         for group in groups
         if group.creator_actor_id in creators
         and not group.is_detached
@@ -94,4 +99,5 @@ def _kill(actor: Any) -> None:
     ).SerializeToString()
     with contextlib.suppress(AssertionError):  # it is known from now on, and has no class from which to make an object
         global_worker.core_worker.deserialize_and_register_actor_handle(handle, ray.ObjectRef.nil(), True)
-    global_worker.core_worker.kill_actor(ray.ActorID(actor.actor_id), True)
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):  # the next look sees whether it lives
+        global_worker.core_worker.kill_actor(ray.ActorID(actor.actor_id), True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import ray
 from ray.actor import ActorClass
 from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
@@ -43,11 +44,11 @@ def owned() -> str | None:
 
 
 def end_owned() -> None:
-    """End what this process, an actor's, has created in Ray, which creates no actor and no task any more.
+    """End what this actor's process has created in Ray, if anything. It creates no actor and no task any more.
 
     Its tasks end when it does.
     """
     global _over
-    _over = True
-    if _owned:
+    if _owned and ray.get_runtime_context().get_actor_id():
+        _over = True
         end_made_by()
