@@ -24,16 +24,26 @@ def watch() -> None:
         _watching = True
         ActorClass._remote = _noting(ActorClass._remote, "an actor")  # type: ignore[method-assign]
         RemoteFunction._remote = _noting(RemoteFunction._remote, "a task")  # type: ignore[method-assign]
-        PlacementGroup.__init__ = _noting(PlacementGroup.__init__, "a placement group")  # type: ignore[method-assign]
+        PlacementGroup.__init__ = _noting_group(PlacementGroup.__init__)  # type: ignore[method-assign]
 
 
 def _noting(create: Any, words: str) -> Any:
     @functools.wraps(create)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _over and words != "a placement group":
+        if _over:
             raise RuntimeError(f"the trial is over, and creates {words} in Ray")
         _owned.add(words)
         return create(self, *args, **kwargs)
+
+    return noting
+
+
+def _noting_group(init: Any) -> Any:
+    @functools.wraps(init)
+    def noting(self: Any, id: Any, *args: Any, **kwargs: Any) -> None:
+        if not id.is_nil():  # Ray makes one without an id for each actor that is in no group
+            _owned.add("a placement group")
+        init(self, id, *args, **kwargs)
 
     return noting
 
