@@ -46,6 +46,7 @@ PUBLIC_MODULES = frozenset(
         "ray.serve",
         "ray.serve.deployment",
         "ray.train",
+        "ray.train.torch",
         "ray.train.v2.api.data_parallel_trainer",
         "ray.tune",
         "ray.tune.experiment",

@@ -28,6 +28,7 @@ from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.new_processes import NewProcesses, PooledWorker, Use
 from fluidtune.cluster.sharing.mps import MpsSettings
+from fluidtune.ray_compat.descent import end_made_by
 from salus_share.mps import ANSWER_S, end_client
 
 #: A worker that cleans up is waited for this long before another process is started, seconds.
@@ -227,7 +228,7 @@ class WorkerPool:
     def forget_worker(self, worker: PooledWorker) -> None:
         """A worker has died."""
         self._forget(worker)
-        ray.kill(worker.actor)
+        _kill(worker.actor)
 
     def _forget(self, worker: PooledWorker) -> None:
         self.workers.pop(worker.name, None)
@@ -350,7 +351,7 @@ class Killing:
         """
         node = _whole(self._devices.nodes.get(worker.device)) if worker.in_mps else None
         if node is None:
-            ray.kill(worker.actor)
+            _kill(worker.actor)
             return
         there = NodeAffinitySchedulingStrategy(node, soft=False)
         task = ray.remote(_end_and_kill).options(num_cpus=0, scheduling_strategy=there)
@@ -361,7 +362,7 @@ class Killing:
         if self._under_way:
             ray.wait(list(self._under_way), num_returns=len(self._under_way), timeout=KILLED_S)
         for worker in self._under_way.values():
-            ray.kill(worker.actor)
+            _kill(worker.actor)
         self._under_way.clear()
 
 
@@ -374,4 +375,10 @@ def _whole(node: str | None) -> str | None:
 def _end_and_kill(pid: int, actor: Any) -> None:
     with suppress(OSError):
         end_client(pid)
+    _kill(actor)
+
+
+def _kill(actor: Any) -> None:
+    """Kill the actor, and end what it has created in Ray."""
     ray.kill(actor)
+    end_made_by(actor)

@@ -3,9 +3,10 @@
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
 `entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`: what
-Ray runs as a worker. `ownership`: what a process has created in Ray. `job_metadata`: what a job says of itself. This
-package decides nothing and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when code
-elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
+Ray runs as a worker. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn.
+`job_metadata`: what a job says of itself. This package decides nothing and imports no other room but `errors`.
+``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or
+DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
 this package uses something that has no entry.
@@ -84,8 +85,17 @@ replaced as well, for a trial over several devices of cores):
 What a process owns (`ownership`):
 
 - ``ActorClass._remote``, ``RemoteFunction._remote``: the functions by which all actors are created and all tasks are
-  submitted, whatever options they have. A process that a trial has used them in ends with the trial: Ray ends them when
-  the process that has created them ends. Ray has no public list of them.
+  submitted, whatever options they have. A process that a trial has used them in ends with the trial. (A placement
+  group is noticed by its public class.)
+
+What an actor has created (`descent`). Ray's public list needs the dashboard, and names no creators:
+
+- ``GlobalStateAccessor``, ``state.gcs_options``: the tables of actors and placement groups, and the address to ask.
+- ``ActorTableData.FromString``, ``ActorTableData.DEAD``, ``PlacementGroupTableData.FromString``,
+  ``PlacementGroupTableData.REMOVED``, ``PlacementGroupTableData.PENDING``: their rows.
+- ``ActorHandle._actor_id``: the id of a worker that has died.
+- ``CoreWorker.kill_actor``, ``CoreWorker.deserialize_and_register_actor_handle``, ``core_worker_pb2.ActorHandle``: an
+  actor is killed whose handle only the process has that has created it.
 
 The cluster (`cluster_state`):
 

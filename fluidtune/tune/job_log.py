@@ -201,16 +201,19 @@ class JobLog:
         self._iterations.inc(1, {"job": self._job})
         self._report.prepare()  # the first processes have started by now, and the driver mostly waits
 
-    def silent(self, silent: SilentTrial) -> None:
-        """The trial has not reported for long: warn the user."""
+    def silent(self, silent: SilentTrial, waits_for: list[dict[str, float]]) -> None:
+        """The trial has not reported for long: warn the user. ``waits_for``: bundles that its devices' trials lack."""
         usual = f"its iterations took up to {silent.usual:.3g} s" if silent.usual else "nothing was reported yet"
         logger.warning(
-            "FluidTune: trial %s has not reported for %.0f s (%s). It keeps devices %s; look at its logs, and stop "
-            "it if it hangs",
+            "FluidTune: trial %s has not reported for %.0f s (%s). It keeps devices %s; %s",
             silent.trial,
             silent.seconds,
             usual,
             list(self._engine.held_devices().get(silent.trial, ())),
+            f"workers that trials there start in Ray wait for {waits_for}: let fewer trials run at a time, by "
+            "TuneConfig(max_concurrent_trials=...)"
+            if waits_for
+            else "look at its logs, and stop it if it hangs",
         )
         self.write("trial_silent", trial=silent.trial, seconds=silent.seconds, usual=silent.usual)
 

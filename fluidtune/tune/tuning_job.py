@@ -31,6 +31,7 @@ from fluidtune.ray_compat.controller import (
     storage,
     was_restored,
 )
+from fluidtune.ray_compat.descent import waits_for
 from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import CommitCleanup
 from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_up_devices
@@ -252,7 +253,9 @@ class TuningJob:
     def do_periodic_work(self, cleaning: bool) -> None:
         """Name trials that fell silent, and clean up commits. ``cleaning``: a worker still cleans up after a trial."""
         for silent in self.stall_detector.newly_silent(time.monotonic()):
-            self.log.silent(silent)
+            devices = self.engine.held_devices().get(silent.trial, ())
+            workers = [worker for worker in self.pool.workers.values() if worker.device in devices and worker.busy]
+            self.log.silent(silent, [bundle for worker in workers for bundle in waits_for(worker.actor)])
         self._commit_cleanup.save_and_delete(cleaning)
 
     # --- the end

@@ -66,6 +66,7 @@ def pool(monkeypatch):
     killed, ended, seen = [], [], []
     monkeypatch.setattr(NewProcesses, "start", start)
     monkeypatch.setattr(pool_module.ray, "kill", killed.append)
+    monkeypatch.setattr(pool_module, "end_made_by", lambda actor: None)
     monkeypatch.setattr(pool_module.ray, "wait", wait)
     nodes = [{"NodeID": "one-node", "Resources": {"CPU": 3.0}}, {"NodeID": "other", "Resources": {}}]
     monkeypatch.setattr(pool_module.ray, "nodes", lambda: nodes)

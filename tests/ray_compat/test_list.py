@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray._private import worker
-from ray._raylet import CoreWorker
-from ray.actor import ActorClass
+from ray._private import state, worker
+from ray._raylet import CoreWorker, GlobalStateAccessor
+from ray.actor import ActorClass, ActorHandle
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.autoscaler.v2 import sdk
+from ray.core.generated import core_worker_pb2, gcs_pb2
 from ray.remote_function import RemoteFunction
 from ray.train._internal import checkpoint_manager, session
 from ray.tune import Trainable, Tuner, registry, result
@@ -42,6 +43,7 @@ CLASSES: dict[str, type] = {
     cls.__name__: cls
     for cls in (
         ActorClass,
+        ActorHandle,
         AsyncHyperBandScheduler,
         CombinedStopper,
         CoreWorker,
@@ -64,8 +66,18 @@ CLASSES: dict[str, type] = {
         session._TrainSession,
     )
 }
-MODULES: dict[str, Any] = {"class_cache": class_cache, "registry": registry, "result": result, "worker": worker}
+MODULES: dict[str, Any] = {
+    "ActorTableData": gcs_pb2.ActorTableData,
+    "PlacementGroupTableData": gcs_pb2.PlacementGroupTableData,
+    "class_cache": class_cache,
+    "core_worker_pb2": core_worker_pb2,
+    "registry": registry,
+    "result": result,
+    "state": state.state,
+    "worker": worker,
+}
 NAMES: dict[str, Any] = {
+    "GlobalStateAccessor": GlobalStateAccessor,
     "TrackedActor": TrackedActor,
     "_TrainingResult": checkpoint_manager._TrainingResult,
     "get_cluster_resource_state": sdk.get_cluster_resource_state,
@@ -126,6 +138,8 @@ def test_nothing_is_used_that_is_not_listed() -> None:
     lacking = {name: where for name, where in used.items() if name.rpartition(".")[2] not in names}
     # Classes and modules that hold what is listed.
     assert set(lacking) == {
+        "ray.core.generated.gcs_pb2.ActorTableData",
+        "ray.core.generated.gcs_pb2.PlacementGroupTableData",
         "ray.tune.execution.tune_controller.TuneController",
         "ray.remote_function.RemoteFunction",
     }

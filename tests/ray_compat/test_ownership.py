@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
 
 from fluidtune.ray_compat import ownership
 
@@ -41,6 +42,7 @@ def of(name: str) -> Callable[[], Any]:
         "get_if_exists": lambda: ray.remote(Counter).options(name="a counter", get_if_exists=True).remote(),
         "task": lambda: ray.get(ray.remote(one).remote()),
         "task with options": lambda: ray.get(ray.remote(one).options(num_cpus=0).remote()),
+        "placement group": lambda: remove_placement_group(placement_group([{"CPU": 1}])),
         "an object": lambda: ray.get(ray.put(1)),
         "another's actor": ask_another,
     }[name]
@@ -65,6 +67,7 @@ class Trial:
     [
         *((each, "an actor") for each in ("remote", "options", "decorated", "named", "detached", "get_if_exists")),
         *((each, "a task") for each in ("task", "task with options")),
+        ("placement group", "a placement group"),
         *((each, None) for each in ("an object", "another's actor")),
     ],
 )

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from ray import tune
+from ray.util.placement_group import placement_group
 
 from fluidtune.tune import stall_detector
 from fluidtune.tune.stall_detector import FIRST_S, LEAST_S, TIMES, SilentTrial, StallDetector
+from tests.conftest import placement_groups
 from tests.tune.running import events_of, fit
 
 
@@ -61,3 +63,20 @@ def test_a_trial_that_stops_reporting_is_seen_and_named(
     slow = next(result.metrics["trial_id"] for result in results if result.config["x"] == 1)
     assert [event["trial"] for event in said] == [slow]
     assert f"trial {slow} has not reported for" in caplog.text
+
+
+def asking(config: dict[str, Any]) -> None:
+    placement_group([{"CPU": 100}]).wait(8.0)
+    tune.report({"score": 0})
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+def test_what_a_silent_trial_waits_for_in_ray_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stall_detector, "FIRST_S", 2.0)
+    with caplog.at_level(logging.WARNING, "fluidtune"):
+        fit("fluid", asking, {}, tmp_path)
+    assert "wait for [{'CPU': 100.0}]: let fewer trials run at a time" in caplog.text
+    assert not placement_groups()

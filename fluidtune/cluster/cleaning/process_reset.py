@@ -46,7 +46,6 @@ class ProcessBaseline:
         self._looked_at = [(each, each.value()) for each in looked_at(find)]
         self._calls = NotedCalls(find("torch"))
         self._patches = Patches(self._known, find)
-        ownership.watch()
         #: The first trial has left, and what there was then is not looked at by the collector any more.
         self._frozen = False
 

@@ -32,6 +32,7 @@ from fluidtune.cluster.sharing.lanes import Lack, LaneTicket
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
 from fluidtune.elastic import Reform
 from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.ray_compat import ownership
 from fluidtune.ray_compat import trainable as ray_trainable
 from fluidtune.ray_compat.accelerators import adopt_environment
 
@@ -48,6 +49,7 @@ class Worker:
     def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
         adopt_environment(environment)
         ray_trainable.get_parameters_by(fetched)
+        ownership.watch()
         self._cores = TrialCores()
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
@@ -197,6 +199,8 @@ class Worker:
             baseline = self._baseline
             trouble = "it is no fork: it serves one trial" if baseline is None else baseline.restore(memory_free)
         self._clean = trouble is None and not kept
+        if trouble is not None:
+            ownership.end_owned()
         return trouble
 
     def is_clean(self) -> bool:
@@ -213,4 +217,6 @@ class Worker:
         with contextlib.suppress(Exception):
             self._kept.stop()
         end_trackers()
+        with contextlib.suppress(Exception):
+            ownership.end_owned()
         ray.actor.exit_actor()
