@@ -73,7 +73,10 @@ def test_each_event_leads_where_the_table_says(state, event):
 
 def test_what_the_table_leaves_out_cannot_come():
     """Gradients are compared of common batches only, and in states "first" and "divided" none is common."""
-    assert {state for (state, event), said in TABLE.items() if said == "-" and event == "compared"} == {"divided", "first"}
+    assert {state for (state, event), said in TABLE.items() if event == "compared" and said == "-"} == {
+        "divided",
+        "first",
+    }
     assert not CommonBatches().are_common
 
 

@@ -5,9 +5,9 @@ after a growth every worker gets whole batches at first, with the leader's rando
 alone, and the others compare theirs. Once a gradient at weights that such a step has made is the same in all workers,
 batches are divided: "first" until a turn with such batches has ended, "divided" from then on.
 
-What differs may begin later, as samples do that come once more from the third epoch on. So further turns begin with such
-a comparison: "again" until one gradient was compared, "agreed" until a batch is divided. The turns after a growth do
-whose loop divides within a turn (`EACH_TURN`), later ones as often as that costs less than `SHARE` of the batches.
+What differs may begin later, as samples do that come once more from the third epoch on. So later turns begin with such
+a comparison, too: "again" until one gradient was compared, "agreed" until a batch is divided. It is the next turns
+after a growth if the loop divides within a turn (`EACH_TURN`), and later ones as often as `SHARE` of the batches allow.
 
 The machine has no tensors and no group. An event may have two answers:
 
@@ -49,6 +49,8 @@ class CommonBatches:
         self._learned = False
         #: Turns since workers joined in which batches were divided; batches of the last comparison, and since it began.
         self._turns = self._took = self._since = 0
+        #: Comparisons so far.
+        self.comparisons = 0
         #: After a comparison the rest of its turn was divided.
         self._within_turn = False
 
@@ -74,6 +76,7 @@ class CommonBatches:
         self.state = "unproven" if joiners else "divided" if agree else "first"
         self.had_common = self.had_divided = False
         if joiners:
+            self.comparisons += 1
             self._turns = self._took = self._since = 0
             self._within_turn = False
 
@@ -114,6 +117,7 @@ class CommonBatches:
         """The next turn begins with a comparison, as the leader has found it due at this boundary."""
         if self.state in ("divided", "again", "agreed"):
             self.state = "again"
+            self.comparisons += 1
             self._took = self._since = 0
 
     def turn_ended(self) -> None:

@@ -112,10 +112,10 @@ class Likeness:
         return rows[0] if self._common.whole_turn else rows.sum(0)
 
     def computes_apart(self, what: str) -> None:
-        """Of a batch that all have whole, with the same weights, a worker does not make what the leader makes: ``what``.
+        """With the same weights and batch a worker does not compute what the leader does, in ``what``.
 
-        It differs in what the loop keeps for itself. That of the leader is what it is alone only if the leader has got
-        no part of a batch so far.
+        It differs in what the loop keeps for itself. The leader has that as it would alone only if it has got no part
+        of a batch so far: then it goes on alone. Else the trial begins anew.
         """
         if self._common.has_divided and self._common.state != "differed":
             self._begin_anew(f"its workers do not compute the same any more: {what}; {_REMEDY}")

@@ -19,8 +19,9 @@ from ..alike.likeness import Likeness
 from ..commits.commit_policy import CommitPolicy
 from ..commits.committable import CommittableState, TrialPosition
 from ..data.attribution import BatchesAtHand
-from ..data.group_view import GroupView, refuse_left_out
+from ..data.group_view import GroupView, refuse_kept, refuse_left_out
 from ..data.loop_draws import LeadersStreams, seed_of, seed_streams
+from ..data.outputs import Outputs
 from ..errors import CannotDivide, GroupLost, Left, Refused
 from ..random_streams import Streams
 from ..transport.base import CollectiveBackend
@@ -40,8 +41,9 @@ class BoundaryOrder:
 
     ``kind``: "go" on; "reform" the group; "stop", because the host has asked the trial to; or "end", because the
     leader's function has returned. ``epoch``: the epoch that the leader stands before. ``weights``: all compare theirs
-    now. ``again``: the next turn begins with a batch that all compute whole. ``reform``: with "reform", the group to form. ``note``: what a follower must know of the leader's last `save`
-    to inherit the trial. ``streams``: the leader's random streams, if its followers have others.
+    now. ``again``: the next turn begins with a batch that all compute whole. ``reform``: with "reform", the group to
+    form. ``note``: what a follower must know of the leader's last `save` to inherit the trial. ``streams``: the
+    leader's random streams, if its followers have others.
     """
 
     kind: Literal["go", "reform", "stop", "end"]
@@ -102,6 +104,7 @@ class GroupMember(GroupView):
         resume = commits.resume
         self.position = TrialPosition(loop=-1, epoch=0, iteration=0 if resume is None else resume.iteration)
         self.batches = BatchesAtHand()
+        self.outputs = Outputs()
         self.common = CommonBatches()
         self.draws = LeadersStreams(str(backend.device) if backend.device.type == "cuda" else "cuda")
         #: The loop has called `prepare`, or has come to a boundary.
@@ -196,8 +199,10 @@ class GroupMember(GroupView):
         self.position.epoch = epoch
         if self.width > 1:
             refuse_left_out(self, "boundary")
+            refuse_kept(self)
             self.likeness.part_if_due()
         self.batches.next_turn()
+        self.outputs.stop()
         order = self._agree(closing)
         if order.kind == "end":
             self._group.dissolve(orderly=True)
