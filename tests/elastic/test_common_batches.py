@@ -116,3 +116,29 @@ def test_a_failure_may_come_of_the_first_turn_that_is_divided_after_workers_join
             turn(*common)
     why = "divided among 2 workers the loop fails: ValueError('4 is\\nnot 8')"
     assert found == [None, why, None, None, None, None, None, why, None]
+
+
+def test_turns_begin_with_a_comparison_again_three_times_after_a_growth_and_then_for_their_price():
+    batches = CommonBatches()
+    batches.formed(joiners=True)
+    asked = []
+    for turn in range(12):
+        for each in range(20):
+            batches.got(each < 2 if turn == 0 else batches.state == "again" and each == 0)
+        asked.append(batches.again_due)
+        batches.state = "first" if turn == 0 else batches.state
+        batches.turn_ended()
+        if asked[-1]:
+            batches.ask_again()
+    assert [turn for turn, due in enumerate(asked, start=1) if due] == [1, 2, 3, 8]
+
+
+def test_a_loop_whose_turns_are_not_divided_once_they_are_common_is_compared_again_for_its_price_only():
+    batches = CommonBatches()
+    batches.formed(joiners=True)
+    for turn in range(50):
+        for _ in range(20):
+            batches.got(turn == 0)
+        assert not batches.again_due
+        batches.state = "first"
+        batches.turn_ended()
