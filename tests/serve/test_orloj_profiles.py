@@ -137,7 +137,7 @@ class TestProfiler:
 def test_a_long_batch_of_a_model_whose_times_vary_is_no_lost_gpu() -> None:
     """One request of twenty takes five times the expected 36 ms."""
     profile = VaryingProfile(BatchMap({1: (0.0, 1.0)}), {"a": SHORT, "b": LONG}, weights={"a": 0.95, "b": 0.05})
-    model = Model("m", Profile.from_seconds([0.1]), 5.0, lambda *_: Orloj(profile), EAGER)
+    model = Model("m", Profile.from_seconds([0.1]), 5.0, lambda *_: Orloj([profile]), EAGER)
     scheduler = Scheduler([model])
     scheduler.handle(GpuJoined(0, 1), 0.0)
     scheduler.handle(RequestArrived(Request(1, "m", 0.0, 5.0)), 0.0)
