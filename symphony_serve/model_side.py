@@ -182,7 +182,7 @@ class ModelSide:
         self._learned = LearnedTimes(self.model.profile, TRIED * self.model.budget)
         for sources, (_, stretch) in zip(self._sources, self._times.latest, strict=True):
             self._learned.add(sources, stretch)
-        return Orloj(self._learned.profiles(self._times.wait), self.model.delays, "fastest")
+        return Orloj(self._learned.profiles(self._times.wait), self.model.delays)
 
     @property
     def batching(self) -> Batching:

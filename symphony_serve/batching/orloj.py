@@ -11,9 +11,8 @@ that are known as distributions only. Where to read on:
 
 A request is feasible for a size k while ``start <= deadline - E[L_k]``. The batch has one of the sizes that can be
 filled with requests that are feasible for it: the largest (as algorithm 4.1 is printed), or the one whose requests have
-the earliest deadline, of several the largest (as its text says), or the one with the most requests a second. With size
-1 among the sizes a batch is always there while a request is. Without it, the smallest size runs partly filled when its
-earliest request could not wait longer.
+the earliest deadline, of several the largest (as its text says). With size 1 among the sizes a batch is always there
+while a request is. Without it, the smallest size runs partly filled when its earliest request could not wait longer.
 
 The paper has one distribution for all requests. Where requests name their sources, one long request among short ones
 makes them all wait. So there may be several *classes*, each with a profile: the first has the sources with the shortest
@@ -29,7 +28,7 @@ from typing import Literal, NamedTuple
 
 from symphony_serve.batching import BatchFormer, Candidate
 from symphony_serve.batching.orloj_histograms import Largest
-from symphony_serve.batching.orloj_profiles import VaryingProfile
+from symphony_serve.batching.orloj_profiles import SeenProfile, VaryingProfile, fetched
 from symphony_serve.batching.orloj_queues import Pending
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.errors import ServeError
@@ -39,18 +38,14 @@ from symphony_serve.messages import SAME_MOMENT_S, Reason, Refuse, Request
 #: paper, b = 1e-4 per ms. With it the score is nearly cost * P(the batch ends in time) / E[L].
 ANTICIPATED_DELAY_RATE = 0.1
 #: Which of the sizes that can be filled is taken.
-Choice = Literal["largest", "earliest", "fastest"]
+Choice = Literal["largest", "earliest"]
 
 
 class _Class(NamedTuple):
-    """Requests that may be in one batch: those of these sources, or all (None).
-
-    sizes: of its batches, those first that are taken first if they can be filled.
-    """
+    """Requests that may be in one batch: those of these sources, or all (None)."""
 
     sources: frozenset[str] | None
     pending: Pending
-    sizes: tuple[int, ...]
 
 
 class _Batch(NamedTuple):
@@ -72,19 +67,19 @@ class Orloj(BatchFormer):
     A candidate's deadline is the earliest of all requests that are feasible for its size, also if that request does not
     score high enough to be in the batch: which ones do changes with time, this deadline does not.
 
-    Raises ServeError if ``choice`` is none, or if ``b`` is not above 0.
+    Raises ServeError if ``choice`` is neither, or if ``b`` is not above 0.
     """
 
     def __init__(
         self,
-        profiles: Sequence[VaryingProfile],
+        profiles: Sequence[VaryingProfile | SeenProfile],
         delays: Delays = NO_DELAYS,
         choice: Choice = "largest",
         b: float = ANTICIPATED_DELAY_RATE,
         pending: Callable[[Mapping[int, Largest], float], Pending] = Pending,
     ) -> None:
-        if choice not in ("largest", "earliest", "fastest"):
-            raise ServeError(f"batch choice {choice!r}: give 'largest', 'earliest' or 'fastest'")
+        if choice not in ("largest", "earliest"):
+            raise ServeError(f"batch choice {choice!r}: give 'largest' or 'earliest'")
         self._choice = choice
         self._delays = delays
         self._make = lambda times: pending(times, b)
@@ -129,19 +124,18 @@ class Orloj(BatchFormer):
                 never = request.deadline - self._delays.margin - smallest < request.arrival
                 self._refused.append(Refuse(request, Reason.LATE_ON_ARRIVAL if never else Reason.LATE))
         self._batch, self._changes = None, math.inf
-        found = [batch for one in self._classes if (batch := self._of_class(one, start)) is not None]
+        found = [batch for one in self._classes if (batch := self._of_class(one.pending, start)) is not None]
         self._batch = max(found, key=lambda batch: batch.candidate.size / batch.candidate.seconds, default=None)
         return self._batch.candidate if self._batch is not None else None
 
-    def _of_class(self, given: _Class, start: float) -> _Batch | None:
+    def _of_class(self, pending: Pending, start: float) -> _Batch | None:
         """The batch that the class could run. It notes the last moment at which neither this changes nor one is late."""
-        pending = given.pending
         smallest, first = next(iter(pending.times.items()))
         head = pending.earliest(smallest, start)
         if head is None:
             return None
         given_up = head[0] - first.mean
-        size = self._filled(given, start)
+        size = self._filled(pending, start)
         if size is None:
             last = given_up - SAME_MOMENT_S
             if start < last:
@@ -152,11 +146,11 @@ class Orloj(BatchFormer):
         self._changes = min(self._changes, given_up, candidate.deadline - candidate.seconds)
         return _Batch(candidate, pending, size)
 
-    def _filled(self, given: _Class, start: float) -> int | None:
+    def _filled(self, pending: Pending, start: float) -> int | None:
         """The size of the batch, of those that can be filled."""
-        pending, most = given.pending, len(given.pending)
-        sizes = (size for size in given.sizes if size <= most and pending.count(size, start) >= size)
-        if self._choice != "earliest":
+        most = len(pending)
+        sizes = (size for size in reversed(pending.times) if size <= most and pending.count(size, start) >= size)
+        if self._choice == "largest":
             return next(sizes, None)
         return min(sizes, key=lambda size: pending.earliest(size, start) or (), default=None)
 
@@ -192,16 +186,13 @@ class Orloj(BatchFormer):
     def set_rate(self, rate: float) -> None:
         """Does nothing: no decision depends on the rate."""
 
-    def set_profile(self, profiles: Sequence[VaryingProfile]) -> None:
+    def set_profile(self, profiles: Sequence[VaryingProfile | SeenProfile]) -> None:
         self._enough = profiles[-1].enough
         self._classes = []
         for profile in profiles:
-            times = profile.fetched(self._delays.data)
-            sizes = sorted(times, reverse=True)
-            if self._choice == "fastest":
-                sizes.sort(key=lambda size: times[size].mean / size)
+            times = fetched(profile.times, self._delays.data)
             named = None if profile is profiles[-1] else frozenset(profile.sources)
-            self._classes.append(_Class(named, self._make(times), tuple(sizes)))
+            self._classes.append(_Class(named, self._make(times)))
         for request in self._requests.values():
             self._insert(request)
         self._batch: _Batch | None = None

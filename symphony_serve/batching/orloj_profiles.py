@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from symphony_serve.batching.orloj_histograms import Histogram, Largest, largest, mixture
 from symphony_serve.errors import ServeError
@@ -83,9 +84,17 @@ class VaryingProfile:
         """What says the longest time alone in a batch of a size."""
         return partial(largest, mixture(list(self.sources.values()), [weights[one] for one in self.sources]))
 
-    def fetched(self, data: float) -> Mapping[int, Largest]:
-        """The times of batches whose inputs take ``data`` seconds each to fetch before the batch."""
-        return {
-            size: Largest(time.histogram.mapped(data * size, 1.0), data * size + time.mean)
-            for size, time in self.times.items()
-        }
+
+class SeenProfile(NamedTuple):
+    """The times of batches of requests of ``sources``, as they were seen. times, enough: as of `VaryingProfile`."""
+
+    sources: frozenset[str]
+    times: Mapping[int, Largest]
+    enough: bool
+
+
+def fetched(times: Mapping[int, Largest], data: float) -> Mapping[int, Largest]:
+    """The times of batches whose inputs take ``data`` seconds each to fetch before the batch."""
+    return {
+        size: Largest(time.histogram.mapped(data * size, 1.0), data * size + time.mean) for size, time in times.items()
+    }
