@@ -19,7 +19,7 @@ from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.matching import Offer
 from symphony_serve.messages import SAME_MOMENT_S, Request
 from symphony_serve.profiles import Profile, check_slo
-from symphony_serve.seen_times import EVERY, RECENT, SeenTimes
+from symphony_serve.seen_times import ENOUGH_TO_VARY, EVERY, RECENT, SeenTimes
 
 #: A model's rate is the mean of this many samples of this many seconds. Source: the public code's rps meter.
 SAMPLES, SAMPLE_S = 100, 0.05
@@ -126,6 +126,8 @@ class ModelSide:
         #: Of the latest batches, the source of each request.
         self._sources: deque[list[str]] = deque(maxlen=RECENT)
         self._batches = 0
+        #: Orloj keeps the requests until so many batches were seen; 0: it never had them.
+        self._stays_until = 0
         self._rate = RateMeter()
         self._last_rate: float | None = None
         if isinstance(model.batching, Batching):
@@ -148,11 +150,9 @@ class ModelSide:
         corrected = self._times.add(len(sources), seconds, waited)
         self._sources.append(sources)
         self._batches += 1
-        if self.model.batching is Batching.AUTO and self._batches % EVERY == 0:
-            vary = self._times.variation()
-            if vary > VARY if self._learned is None else vary < STEADY:
-                self._change_over()
-                return True
+        if self.model.batching is Batching.AUTO and self._batches % EVERY == 0 and self._wants_other():
+            self._change_over()
+            return True
         if self._learned is None:
             if corrected is not None:
                 self.former.set_profile(corrected)
@@ -162,6 +162,18 @@ class ModelSide:
         if due:
             self.former.set_profile(self._learned.profiles(self._times.wait))
         return due
+
+    def _wants_other(self) -> bool:
+        """Whether the other former should have the requests.
+
+        Full batches of several sources all take as long as the longest source, so they do not show that times vary. So
+        where sources are named, Orloj has the requests for `RECENT` batches once.
+        """
+        variation = self._times.variation()
+        if self._learned is not None:
+            return variation < STEADY and self._batches >= self._stays_until
+        untried = not self._stays_until and self._batches >= ENOUGH_TO_VARY
+        return variation > VARY or (untried and len({one for sources in self._sources for one in sources}) > 1)
 
     def _change_over(self) -> None:
         """Hand all that waits over to the other former. What the one before gave up was told already."""
@@ -179,6 +191,7 @@ class ModelSide:
 
     def _orloj(self) -> BatchFormer:
         """Learns first from the batches that were seen so far."""
+        self._stays_until = self._batches + RECENT
         self._learned = LearnedTimes(self.model.profile, TRIED * self.model.budget)
         for sources, (_, stretch) in zip(self._sources, self._times.latest, strict=True):
             self._learned.add(sources, stretch)
