@@ -87,6 +87,12 @@ class LearnedTimes:
         self._before, self._seconds = self._batches, 0.0
         return True
 
+    @property
+    def spread(self) -> float:
+        """By how many times the longest known source is longer than the shortest, as of the last `profiles`."""
+        levels = self._levels.values()
+        return math.exp(max(levels) - min(levels)) if levels else 1.0
+
     def profiles(self, wait: float = 0.0) -> list[SeenProfile]:
         """The profiles of the classes of sources, the shortest first. Each batch first waits ``wait`` for its turn."""
         self._fit()
