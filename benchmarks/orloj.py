@@ -11,8 +11,6 @@ alone. Parts:
 - ``b``: the three-modal workload by the rate of the anticipated delay, per ms.
 - ``tasks``: log-normal times with mean and P99 of table 4.1, at twice the rate that batches of one can answer.
 - ``places``: skewed sources, with equal weights, with the true ones, and by product.
-- ``profiling``: nothing known at first, and times that grow by a half midway; a request that runs again alone is taken
-  to cost nothing.
 - ``queue``: microseconds of insert, remove and top(16), by implementation and by requests that wait.
 - ``overhead``: milliseconds of a decision with 1,000 requests that wait; times scaled down to a P99 of 20 ms, without
   and with that cost.
@@ -28,7 +26,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import mean, median
-from typing import Any, cast
+from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.orloj_cases import Case, Load, load, modal
@@ -37,9 +35,9 @@ from benchmarks.orloj_naive import NaivePending
 from benchmarks.orloj_product import ProductProfile
 from benchmarks.orloj_worker import SIDES, Worker
 from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
-from symphony_serve.batching.orloj_profiles import Profiler, VaryingProfile, VaryingRequest
+from symphony_serve.batching.orloj_profiles import VaryingProfile
 from symphony_serve.batching.orloj_queues import Pending
-from symphony_serve.messages import Dispatch, Request
+from symphony_serve.messages import Request
 
 #: The SLO by the 99th percentile of the times alone (section 4.5.2).
 MULTIPLES = (1.5, 2.0, 3.0, 4.0, 5.0)
@@ -151,7 +149,7 @@ def accepts_b(found: Mapping[str, Sequence[float]]) -> bool:
 
 def with_b(b: float) -> Make:
     """Orloj with this rate of the anticipated delay, per second."""
-    return lambda case, load, profile: Worker(case, load, Orloj(profile, b=b))
+    return lambda case, load, profile: Worker(case, load, Orloj([profile], b=b))
 
 
 def by_b(runs: Runs) -> dict[str, Any]:
@@ -171,7 +169,7 @@ def tasks(runs: Runs) -> dict[str, Any]:
 
 def with_places(kind: type[VaryingProfile], weights: Mapping[str, float] | None = None) -> Make:
     """Orloj with other places of the sources in a batch."""
-    return lambda case, load, profile: Worker(case, load, Orloj(kind(profile.batches, profile.sources, weights)))
+    return lambda case, load, profile: Worker(case, load, Orloj([kind(profile.batches, profile.sources, weights)]))
 
 
 def places(runs: Runs) -> dict[str, Any]:
@@ -190,36 +188,6 @@ def places(runs: Runs) -> dict[str, Any]:
             kind: runs.shown(f"short {shares[0]:g} {kind}", case, make) for kind, make in kinds.items()
         }
     return found
-
-
-def profiled(given: Load, case: Case, first: VaryingProfile | None) -> Worker:
-    """Orloj with a profiler that begins with ``first``, or with nothing."""
-    profiler = Profiler(case.batches(), None if first is None else first.sources)
-
-    def observe(batch: Dispatch, seconds: float, now: float) -> VaryingProfile | None:
-        again = profiler.finished(cast("Sequence[VaryingRequest]", batch.requests), seconds, now)
-        if again is not None:
-            profiler.ran_alone(again.source, given.alone[again.id], now)
-        return profiler.picked_up(now)
-
-    return Worker(case, given, Orloj(profiler.profile()), observe)
-
-
-def grown(given: Load) -> Load:
-    """The same requests. Those of the second half take half as long again."""
-    late = len(given.alone) // 2
-    return replace(given, alone={one: time * (1.5 if one >= late else 1.0) for one, time in given.alone.items()})
-
-
-def profiling(runs: Runs) -> dict[str, Any]:
-    """Cold start and drift, with the true profile, with a profiler, and (drift) with the profile of the beginning."""
-    makers: dict[str, Make] = {
-        "known": SIDES["orloj"],
-        "cold": lambda case, load, profile: profiled(load, case, None),
-        "drift_fixed": lambda case, load, profile: SIDES["orloj"](case, grown(load), profile),
-        "drift": lambda case, load, profile: profiled(grown(load), case, profile),
-    }
-    return {name: runs.shown(name, modal(2), make) for name, make in makers.items()}
 
 
 def microseconds(work: Callable[[int], object], times: int) -> float:
@@ -263,7 +231,7 @@ def operations(kind: type[Pending], count: int) -> dict[str, float]:
 
 def overhead(runs: Runs) -> dict[str, Any]:
     """The time of a decision, and what it costs where times are short."""
-    former, rng = Orloj(modal(3).profile(1)), random.Random(1)
+    former, rng = Orloj([modal(3).profile(1)]), random.Random(1)
     for number in range(1000):
         former.add(Request(number, "model", 0.0, rng.uniform(0.3, 3.0)))
 
@@ -279,7 +247,7 @@ def overhead(runs: Runs) -> dict[str, Any]:
     case = base.scaled(0.020 / p99)
     free = runs.shown("P99 of 20 ms", case, SIDES["orloj"])
     dear = runs.shown(
-        "P99 of 20 ms, with the cost", case, lambda case, load, known: Worker(case, load, Orloj(known), cost=spent)
+        "P99 of 20 ms, with the cost", case, lambda case, load, known: Worker(case, load, Orloj([known]), cost=spent)
     )
     return {"milliseconds": round(1e3 * spent, 3), "free": free, "dear": dear}
 
@@ -289,7 +257,7 @@ def scale(workers: int) -> dict[str, Any]:
     case, profile = modal(2), modal(2).profile(1)
     loads = [load(case, 3.0, seed, 40) for seed in range(workers)]
     began = time.process_time()
-    good = sum(Worker(case, one, Orloj(profile)).run().good for one in loads)
+    good = sum(Worker(case, one, Orloj([profile])).run().good for one in loads)
     rate = round(40 * workers / (time.process_time() - began))
     return {"workers": workers, "requests_per_second": rate, "finish_rate": good / (40 * workers)}
 
@@ -297,7 +265,7 @@ def scale(workers: int) -> dict[str, Any]:
 def main() -> None:
     """The command."""
     arguments = parser((__doc__ or "").splitlines()[0])
-    parts = ("columns", "b", "tasks", "places", "profiling", "queue", "overhead", "scale")
+    parts = ("columns", "b", "tasks", "places", "queue", "overhead", "scale")
     arguments.add_argument("--seeds", type=int, default=5, help="seeds of each row (5)")
     arguments.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
     options = arguments.parse_args()
@@ -307,7 +275,6 @@ def main() -> None:
         "b": lambda: by_b(runs),
         "tasks": lambda: tasks(runs),
         "places": lambda: places(runs),
-        "profiling": lambda: profiling(runs),
         "queue": lambda: queue((10, 100) if options.quick else (10, 100, 1000, 10_000)),
         "overhead": lambda: overhead(runs),
         "scale": lambda: scale(20 if options.quick else 1000),

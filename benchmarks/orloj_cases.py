@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from symphony_serve.batching.orloj_histograms import Histogram, common_edges
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile, VaryingRequest
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
+from symphony_serve.messages import Request
 
 #: The batch sizes that a model supports (section "The model" of the specification).
 SIZES = (1, 2, 4, 8, 16)
@@ -100,7 +101,7 @@ def modal(count: int, spread: float | None = None) -> Case:
 class Load:
     """The requests of one run, by arrival, and their times alone (never shown to a former)."""
 
-    requests: Sequence[VaryingRequest]
+    requests: Sequence[Request]
     alone: Mapping[int, float]
     slo: float
 
@@ -114,5 +115,5 @@ def load(case: Case, multiple: float, seed: int, count: int) -> Load:
     now, requests = 0.0, []
     for number, source in enumerate(sources):
         now += rng.gammavariate(case.shape, 1 / (case.shape * case.rate))
-        requests.append(VaryingRequest(number, "model", now, now + slo, source=str(source)))
+        requests.append(Request(number, "model", now, now + slo, source=str(source)))
     return Load(requests, dict(enumerate(alone)), slo)

@@ -239,7 +239,6 @@ class _Place:
     """Where a request is in the hull of one batch size."""
 
     deadline: float
-    cost: float
     interval: int
     alpha: float
     entry: Entry
@@ -260,9 +259,9 @@ class _SizeHull:
         #: The same requests by deadline, to find those that are not feasible any more.
         self._deadlines: list[Key] = []
 
-    def insert(self, deadline: float, number: int, cost: float, now: float) -> None:
+    def insert(self, deadline: float, number: int, now: float) -> None:
         heapq.heappush(self._deadlines, (deadline, number))
-        self._put(deadline, number, cost, now)
+        self._put(deadline, number, now)
 
     def remove(self, number: int) -> None:
         place = self.places.pop(number, None)
@@ -278,22 +277,21 @@ class _SizeHull:
             place = self.places.get(number)
             if place is not None and self._milestone(place) == milestone:
                 self.remove(number)
-                self._put(place.deadline, number, place.cost, now)
+                self._put(place.deadline, number, now)
 
     def top(self, now: float) -> int | None:
         """The request with the highest score."""
         found = self.hull.top(math.exp(self.b * (now - self.base)))
         return None if found is None else found[1][2]
 
-    def _put(self, deadline: float, number: int, cost: float, now: float) -> None:
+    def _put(self, deadline: float, number: int, now: float) -> None:
         table = self._table
         interval = table.interval(deadline - now)
         # A milestone that rounding has put before now has passed.
         while interval >= 0 and deadline - table.edges[interval] < now:
             interval -= 1
         alpha, beta = _line(table, deadline, interval, self.base)
-        alpha, beta = cost * alpha, cost * beta
-        place = _Place(deadline, cost, interval, alpha, (-beta, deadline, number))
+        place = _Place(deadline, interval, alpha, (-beta, deadline, number))
         self.places[number] = place
         self.hull.insert(alpha, place.entry)
         if interval >= 0:
@@ -333,11 +331,11 @@ class HullPending(Pending):
         """How many nodes of hulls were visited so far."""
         return self._visits_before + sum(one.hull.visits for one in self._hulls.values())
 
-    def insert(self, deadline: float, number: int, cost: float = 1.0) -> None:
-        super().insert(deadline, number, cost)
+    def insert(self, deadline: float, number: int) -> None:
+        super().insert(deadline, number)
         for one in self._hulls.values():
             if deadline - one.time.mean >= self._now:
-                one.insert(deadline, number, cost, self._now)
+                one.insert(deadline, number, self._now)
 
     def remove(self, number: int) -> None:
         super().remove(number)
@@ -363,8 +361,7 @@ class HullPending(Pending):
             chosen.append(number)
             one.remove(number)
         for number in chosen:
-            deadline, cost = self.costs[number]
-            one.insert(deadline, number, cost, now)
+            one.insert(self.deadlines[number], number, now)
         return chosen
 
     def _build(self) -> None:
@@ -372,7 +369,7 @@ class HullPending(Pending):
         now = self._now
         self._visits_before = self.visits
         self._hulls = {size: _SizeHull(time, self.b, now) for size, time in self.times.items()}
-        for number, (deadline, cost) in self.costs.items():
+        for number, deadline in self.deadlines.items():
             for one in self._hulls.values():
                 if deadline - one.time.mean >= now:
-                    one.insert(deadline, number, cost, now)
+                    one.insert(deadline, number, now)

@@ -25,7 +25,7 @@ def saving(histogram: Histogram, slack: float, b: float) -> float:
 
 
 def score(time: Largest, slack: float, b: float) -> float:
-    """The score of a request of cost 1 with ``slack`` seconds to its deadline in a batch that takes ``time``."""
+    """The score of a request with ``slack`` seconds to its deadline in a batch that takes ``time``."""
     return saving(time.histogram, slack, b) / time.mean
 
 
@@ -34,8 +34,6 @@ class NaivePending(Pending):
 
     def best(self, size: int, now: float) -> list[int]:
         time = self.times[size]
-        scored = []
-        for cost, keys in self.by_cost.items():
-            for deadline, number in keys[first_feasible(keys, now, time.mean) :]:
-                scored.append((-cost * score(time, deadline - now, self.b), deadline, number))
+        feasible = self.keys[first_feasible(self.keys, now, time.mean) :]
+        scored = [(-score(time, deadline - now, self.b), deadline, number) for deadline, number in feasible]
         return [number for _, _, number in sorted(scored)[:size]]

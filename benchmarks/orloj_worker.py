@@ -48,8 +48,7 @@ class EdfPending(Pending):
 
     def best(self, size: int, now: float) -> list[int]:
         mean = self.times[size].mean
-        found = sorted(key for keys in self.by_cost.values() for key in keys[first_feasible(keys, now, mean) :][:size])
-        return [number for _, number in found[:size]]
+        return [number for _, number in self.keys[first_feasible(self.keys, now, mean) :][:size]]
 
 
 class Worker:
@@ -182,11 +181,11 @@ def _all_sizes(case: Case, profile: VaryingProfile) -> VaryingProfile:
 
 #: Side -> what makes its worker from the workload, the requests and what is known of the times.
 SIDES: dict[str, Callable[[Case, Load, VaryingProfile], Worker]] = {
-    "orloj": lambda case, load, profile: Worker(case, load, Orloj(profile)),
-    "orloj_earliest": lambda case, load, profile: Worker(case, load, Orloj(profile, choice="earliest")),
-    "orloj_all": lambda case, load, profile: Worker(case, load, Orloj(_all_sizes(case, profile))),
-    "orloj_deferred": lambda case, load, profile: Worker(case, load, Orloj(profile), policy=DEFERRED),
-    "edf": lambda case, load, profile: Worker(case, load, Orloj(profile, pending=EdfPending)),
+    "orloj": lambda case, load, profile: Worker(case, load, Orloj([profile])),
+    "orloj_earliest": lambda case, load, profile: Worker(case, load, Orloj([profile], choice="earliest")),
+    "orloj_all": lambda case, load, profile: Worker(case, load, Orloj([_all_sizes(case, profile)])),
+    "orloj_deferred": lambda case, load, profile: Worker(case, load, Orloj([profile]), policy=DEFERRED),
+    "edf": lambda case, load, profile: Worker(case, load, Orloj([profile], pending=EdfPending)),
     "fifo": lambda case, load, profile: Worker(case, load, Fifo(expected(case, profile), load.slo, NO_DELAYS)),
     "window": lambda case, load, profile: Worker(case, load, Window(expected(case, profile), load.slo, NO_DELAYS)),
     "nexus": lambda case, load, profile: Worker(case, load, Nexus(by_mean(case, profile), load.slo, NO_DELAYS)),

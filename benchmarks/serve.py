@@ -210,7 +210,7 @@ def figure_10(trial: Trial) -> dict[str, int]:
     sides: dict[str, tuple[MakeServer, Model]] = {
         "deferred": (ours, one),
         "eager": (ours, replace(one, policy=EAGER)),
-        "eager_fifo": (ours, replace(one, policy=EAGER, gathering=Fifo)),
+        "eager_fifo": (ours, replace(one, policy=EAGER, batching=Fifo)),
         "nexus": (Nexus, one),
         "clockwork": (lambda models, rates: Clockwork(models), one),
         "shepherd": (lambda models, rates: Shepherd(models), one),

@@ -46,12 +46,14 @@ class Request:
 
     id: names the request; smaller ids go first among equal deadlines.
     arrival: when it came. deadline: when its answer must be there (an answer at the deadline is in time).
+    source: where times vary, requests of one source take times of one distribution; empty: nobody named one.
     """
 
     id: int
     model: str
     arrival: float
     deadline: float
+    source: str = ""
 
 
 class Event:
@@ -90,6 +92,20 @@ class ProfileChanged(Event):
 
     model: str
     profile: Any
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTook(Event):
+    """A batch of a model took ``seconds``, after it had ``waited`` for its turn.
+
+    Comes for each batch whose outputs are there, after its `BatchDone`. It also comes for a batch that was given up:
+    otherwise nobody would learn that batches have become so long.
+    """
+
+    model: str
+    requests: tuple[Request, ...]
+    seconds: float
+    waited: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

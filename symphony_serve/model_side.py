@@ -1,25 +1,47 @@
-"""One model: its requests, its rate, and the offer that it makes to the matching. It sees no other model and no GPU."""
+"""One model: its requests, its rate, and the offer that it makes to the matching. It sees no other model and no GPU.
+
+Which former holds its requests is decided here, too, by how much the times of batches vary that were seen.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from symphony_serve.batching import BatchFormer, Candidate
+from symphony_serve.batching.orloj import Orloj
+from symphony_serve.batching.orloj_learned import LearnedTimes
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.matching import Offer
 from symphony_serve.messages import SAME_MOMENT_S, Request
 from symphony_serve.profiles import Profile, check_slo
+from symphony_serve.seen_times import ENOUGH_TO_VARY, EVERY, RECENT, SeenTimes
 
 #: A model's rate is the mean of this many samples of this many seconds. Source: the public code's rps meter.
 SAMPLES, SAMPLE_S = 100, 0.05
 
+#: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. The rest is
+#: the time from a request's arrival to a decision about it.
+TRIED = 0.9
+#: The times of a model vary if `SeenTimes.variation` is above the first value, and do not any more if it is below the
+#: second. Judgement: log-normal times of 1 to 10 ms have 1.5 to 2, constant ones 1.01 (`benchmarks.serve_varying`).
+VARY, STEADY = 1.5, 1.25
+
 #: Makes a former from a profile, the SLO in seconds, and the delays.
 Gathering = Callable[[Profile, float, Delays], BatchFormer]
+
+
+class Batching(str, Enum):
+    """Which former has the requests of a model."""
+
+    #: `Orloj` while the times of batches of one size vary, else `Window`.
+    AUTO = "auto"
+    WINDOW = "window"
+    ORLOJ = "orloj"
 
 
 class StartPolicy(str, Enum):
@@ -42,14 +64,14 @@ DEFERRED, EAGER = StartPolicy.DEFERRED, StartPolicy.EAGER
 class Model:
     """A model that is served.
 
-    slo: seconds within which its requests are to be answered. gathering: makes its `BatchFormer`.
+    slo: seconds within which its requests are to be answered. batching: its `BatchFormer`, or what makes another one.
     policy: when its batches start. Raises ServeError if a batch of 1 cannot be answered within the SLO.
     """
 
     name: str
     profile: Profile
     slo: float
-    gathering: Gathering = Window
+    batching: Batching | Gathering = Batching.AUTO
     policy: StartPolicy = DEFERRED
     delays: Delays = NO_DELAYS
 
@@ -99,16 +121,93 @@ class ModelSide:
 
     def __init__(self, model: Model):
         self.model = model
-        self.former = model.gathering(model.profile, model.slo, model.delays)
+        self._times = SeenTimes(model.profile, TRIED * model.budget)
+        self._learned: LearnedTimes | None = None
+        #: Of the latest batches, the source of each request.
+        self._sources: deque[list[str]] = deque(maxlen=RECENT)
+        self._batches = 0
+        #: Orloj keeps the requests until so many batches were seen; 0: it never had them.
+        self._stays_until = 0
         self._rate = RateMeter()
+        self._last_rate: float | None = None
+        if isinstance(model.batching, Batching):
+            self.former: BatchFormer = self._orloj() if model.batching is Batching.ORLOJ else self._window()
+        else:
+            self.former = model.batching(model.profile, model.slo, model.delays)
         self._control, self._data = model.delays.control, model.delays.data
 
     def add(self, request: Request, now: float) -> None:
         """A request came. Raises ServeError if the former does not take it."""
         rate = self._rate.hit(now)
         if rate is not None:
+            self._last_rate = rate
             self.former.set_rate(rate)
         self.former.add(request)
+
+    def took(self, requests: Sequence[Request], seconds: float, waited: float) -> bool:
+        """A batch took ``seconds``. Returns whether the next batches are formed in another way because of that."""
+        sources = [request.source for request in requests]
+        corrected = self._times.add(len(sources), seconds, waited)
+        self._sources.append(sources)
+        self._batches += 1
+        if self.model.batching is Batching.AUTO and self._batches % EVERY == 0 and self._wants_other():
+            self._change_over()
+            return True
+        if self._learned is None:
+            if corrected is not None:
+                self.former.set_profile(corrected)
+            return corrected is not None
+        self._learned.add(sources, self._times.latest[-1][1])
+        due = self._learned.due(seconds)
+        if due:
+            self.former.set_profile(self._learned.profiles(self._times.wait))
+        return due
+
+    def _wants_other(self) -> bool:
+        """Whether the other former should have the requests.
+
+        Full batches of several sources all take as long as the longest source, so they do not show that times vary. So
+        where sources are named, Orloj has the requests for `RECENT` batches once, and keeps them if the sources differ.
+        """
+        variation = self._times.variation()
+        if self._learned is not None:
+            return max(variation, self._learned.spread) < STEADY and self._batches >= self._stays_until
+        untried = not self._stays_until and self._batches >= ENOUGH_TO_VARY
+        return variation > VARY or (untried and len({one for sources in self._sources for one in sources}) > 1)
+
+    def _change_over(self) -> None:
+        """Hand all that waits over to the other former. What the one before gave up was told already."""
+        waiting = self.former.waiting()
+        self.former = self._orloj() if self._learned is None else self._window()
+        for request in waiting:
+            self.former.add(request)
+
+    def _window(self) -> BatchFormer:
+        self._learned = None
+        former = Window(self._times.profile, self.model.slo, self.model.delays)
+        if self._last_rate is not None:
+            former.set_rate(self._last_rate)
+        return former
+
+    def _orloj(self) -> BatchFormer:
+        """Learns first from the batches that were seen so far."""
+        self._stays_until = self._batches + RECENT
+        self._learned = LearnedTimes(self.model.profile, TRIED * self.model.budget)
+        for sources, (_, stretch) in zip(self._sources, self._times.latest, strict=True):
+            self._learned.add(sources, stretch)
+        return Orloj(self._learned.profiles(self._times.wait), self.model.delays)
+
+    @property
+    def batching(self) -> Batching:
+        """The former that has the requests now. (One of a benchmark counts as `Batching.WINDOW`.)"""
+        return Batching.WINDOW if self._learned is None else Batching.ORLOJ
+
+    @property
+    def profile(self) -> Profile:
+        """The seconds of batches by which is decided now: under Orloj those that are expected."""
+        if self._learned is None:
+            return self._times.profile
+        return self._learned.expected
 
     def offer(self, now: float) -> Offer | None:
         start = now + self._control

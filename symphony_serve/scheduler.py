@@ -14,6 +14,7 @@ from symphony_serve.gpu_table import GpuTable
 from symphony_serve.matching import Expired, Matching, Offer
 from symphony_serve.messages import (
     BatchDone,
+    BatchTook,
     Cancelled,
     Dispatch,
     Event,
@@ -29,7 +30,8 @@ from symphony_serve.messages import (
     Tick,
     WakeAt,
 )
-from symphony_serve.model_side import Model, ModelSide
+from symphony_serve.model_side import Batching, Model, ModelSide
+from symphony_serve.profiles import Profile
 
 _NONE: frozenset[int] = frozenset()
 
@@ -66,6 +68,7 @@ class Scheduler:
             GpuLeaving: self._gpu_leaving,
             GpuLost: self._gpu_lost,
             BatchDone: self._batch_done,
+            BatchTook: self._batch_took,
             Tick: self._tick,
         }
 
@@ -134,6 +137,11 @@ class Scheduler:
             self._open.difference_update([request.id for request in over[-1].requests])
             self._take_back(over[:-1], now, out)
 
+    def _batch_took(self, event: BatchTook, now: float, out: list[Instruction]) -> None:
+        side = self._sides[event.model]
+        if event.requests and side.took(event.requests, event.seconds, event.waited):
+            self._offer(side, side.offer(now), now, out)
+
     def _tick(self, event: Tick, now: float, out: list[Instruction]) -> None:
         self._wake = math.inf  # A tick that came a little too early uses its WakeAt up as well: ask for it again.
         for gpu in self._gpus.suspects(now):
@@ -182,6 +190,14 @@ class Scheduler:
     def _refuse(self, refuse: Refuse, out: list[Instruction]) -> None:
         self._open.discard(refuse.request.id)
         out.append(refuse)
+
+    def batching(self, model: str) -> Batching:
+        """The former that the model has now: `Batching.WINDOW` or `Batching.ORLOJ`."""
+        return self._sides[model].batching
+
+    def profile(self, model: str) -> Profile:
+        """The seconds of the model's batches as they are known now; where times vary, the expected ones."""
+        return self._sides[model].profile
 
     @property
     def unanswered(self) -> frozenset[int]:

@@ -6,6 +6,8 @@ times a high quantile of the latest stretches of about that size.
 
 On a device that others use as well, a batch first waits for its turn. How long does not depend on its size. So the
 longest of the latest waits is added to each size: a batch that is to start at some moment is sent that much sooner.
+
+The stretches also say by how much the times of batches of about one size vary, see `SeenTimes.variation`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ RECENT = 256
 WAIT_QUANTILE = 0.99
 #: A size range of which fewer than this were seen has the stretch of all sizes together.
 ENOUGH = 10
+#: It is not said to vary when fewer were seen: five of them are then the tenth that takes longer. Judgement.
+ENOUGH_TO_VARY = 50
 #: The profile is made anew after this many batches, or seconds of batches. The 0.1 ms of work are then at most 6 us a
 #: batch, or 0.2 % of the time.
 EVERY, EVERY_S = 16, 0.05
@@ -46,7 +50,8 @@ class SeenTimes:
     def __init__(self, first: Profile, slowest: float):
         self._first = self.profile = first
         self._slowest = slowest
-        self._seen: deque[tuple[int, float]] = deque(maxlen=RECENT)
+        #: (size, stretch) of the latest batches.
+        self.latest: deque[tuple[int, float]] = deque(maxlen=RECENT)
         self._waits: deque[float] = deque(maxlen=RECENT)
         self._batches, self._seconds = 0, 0.0
 
@@ -55,7 +60,7 @@ class SeenTimes:
 
         Returns the new profile if it has changed, else None.
         """
-        self._seen.append((size, seconds / self._first.seconds(size)))
+        self.latest.append((size, seconds / self._first.seconds(size)))
         self._waits.append(waited)
         seconds += waited
         self._batches += 1
@@ -72,14 +77,30 @@ class SeenTimes:
 
     def _corrected(self) -> Profile:
         """The first profile, each range of sizes from one power of two to the next with its own stretch."""
-        ranges: dict[int, list[float]] = {}
-        for size, stretch in self._seen:
-            ranges.setdefault(size.bit_length(), []).append(stretch)
-        of_all = high_quantile([stretch for _, stretch in self._seen], QUANTILE)
-        known = {bits: high_quantile(some, QUANTILE) for bits, some in ranges.items() if len(some) >= ENOUGH}
-        wait = high_quantile(list(self._waits), WAIT_QUANTILE)
-        table = [0.0]
+        of_all = high_quantile([stretch for _, stretch in self.latest], QUANTILE)
+        known = {bits: high_quantile(some, QUANTILE) for bits, some in self._ranges().items() if len(some) >= ENOUGH}
+        wait, table = self.wait, [0.0]
         for size in range(1, self._first.max_batch + 1):
             seconds = self._first.seconds(size) * known.get(size.bit_length(), of_all) + wait
             table.append(max(seconds, table[-1]) if size > 1 else min(seconds, self._slowest))
         return Profile((*table, float("inf")))
+
+    def _ranges(self) -> dict[int, list[float]]:
+        """By range of sizes from one power of two to the next, its stretches."""
+        ranges: dict[int, list[float]] = {}
+        for size, stretch in self.latest:
+            ranges.setdefault(size.bit_length(), []).append(stretch)
+        return ranges
+
+    @property
+    def wait(self) -> float:
+        """The longest of the latest waits; 0 if there was no batch."""
+        return high_quantile(list(self._waits), WAIT_QUANTILE) if self._waits else 0.0
+
+    def variation(self) -> float:
+        """By how much batches of about one size vary: the 90th percentile of their seconds over the median.
+
+        That of the range of sizes in which it is largest. 1: they do not vary, or too few were seen.
+        """
+        some = [stretches for stretches in self._ranges().values() if len(stretches) >= ENOUGH_TO_VARY]
+        return max([high_quantile(one, 0.9) / max(high_quantile(one, 0.5), 1e-12) for one in some], default=1.0)

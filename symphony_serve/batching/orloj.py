@@ -4,7 +4,8 @@ Algorithm 4.1 of Orloj (chapter 4 of the dissertation "Salus, Fluid, Orloj"), fo
 that are known as distributions only. Where to read on:
 
 - `orloj_histograms`: distributions, and the largest of k times;
-- `orloj_profiles`: the time of a batch by its size, and how measurements become a profile;
+- `orloj_profiles`: the time of a batch by its size;
+- `orloj_learned`: how the batches that were seen become profiles;
 - `orloj_scores`: the score, equation 4.2;
 - `orloj_queues`: which requests score highest.
 
@@ -12,18 +13,24 @@ A request is feasible for a size k while ``start <= deadline - E[L_k]``. The bat
 filled with requests that are feasible for it: the largest (as algorithm 4.1 is printed), or the one whose requests have
 the earliest deadline, of several the largest (as its text says). With size 1 among the sizes a batch is always there
 while a request is. Without it, the smallest size runs partly filled when its earliest request could not wait longer.
+
+The paper has one distribution for all requests. Where requests name their sources, one long request among short ones
+makes them all wait. So there may be several *classes*, each with a profile: the first has the sources with the shortest
+times, each other one has those of the class before it and longer ones, and the last has all. Each class has a batch
+that it could run. The one with the most requests a second is run, of equal ones that with the shorter sources. But first
+goes a batch that would be too late after it, if it loses nothing by that.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from symphony_serve.batching import BatchFormer, Candidate
 from symphony_serve.batching.orloj_histograms import Largest
-from symphony_serve.batching.orloj_profiles import VaryingProfile, VaryingRequest
-from symphony_serve.batching.orloj_queues import Key, Pending
+from symphony_serve.batching.orloj_profiles import SeenProfile, VaryingProfile, fetched
+from symphony_serve.batching.orloj_queues import Pending
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import SAME_MOMENT_S, Reason, Refuse, Request
@@ -35,12 +42,28 @@ ANTICIPATED_DELAY_RATE = 0.1
 Choice = Literal["largest", "earliest"]
 
 
+class _Class(NamedTuple):
+    """Requests that may be in one batch: those of these sources, or all (None)."""
+
+    sources: frozenset[str] | None
+    pending: Pending
+
+
+class _Batch(NamedTuple):
+    """The candidate, the class that it comes from, and the size of the batch, of which places may stay empty."""
+
+    candidate: Candidate
+    pending: Pending
+    size: int
+
+
 class Orloj(BatchFormer):
     """A `BatchFormer` for requests whose times vary.
 
-    profile: the times. delays: a batch must end ``delays.margin`` before its first deadline, and fetching the inputs
-    counts as a part of its time. choice: "largest" or "earliest". b: the rate of the anticipated delay, per second; see
-    `orloj_scores`. pending: how the best requests are found (benchmarks have others).
+    profiles: the times of each class, the shortest first. Requests of a source that none but the last one names are in
+    the last one only. delays: a batch must end ``delays.margin`` before its first deadline, and fetching the inputs
+    counts as a part of its time. b: the rate of the anticipated delay, per second; see `orloj_scores`. pending: how the
+    best requests are found (benchmarks have others).
 
     A candidate's deadline is the earliest of all requests that are feasible for its size, also if that request does not
     score high enough to be in the batch: which ones do changes with time, this deadline does not.
@@ -50,7 +73,7 @@ class Orloj(BatchFormer):
 
     def __init__(
         self,
-        profile: VaryingProfile,
+        profiles: Sequence[VaryingProfile | SeenProfile],
         delays: Delays = NO_DELAYS,
         choice: Choice = "largest",
         b: float = ANTICIPATED_DELAY_RATE,
@@ -60,15 +83,12 @@ class Orloj(BatchFormer):
             raise ServeError(f"batch choice {choice!r}: give 'largest' or 'earliest'")
         self._choice = choice
         self._delays = delays
-        self._enough = profile.enough
-        self._pending = pending(profile.fetched(delays.data), b)
+        self._make = lambda times: pending(times, b)
         self._requests: dict[int, Request] = {}
         self._start = -math.inf
-        self._candidate: Candidate | None = None
-        #: The size of the candidate's batch, of which some places may stay empty.
-        self._size = 0
         self._changes = math.inf
         self._refused: list[Refuse] = []
+        self.set_profile(profiles)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -76,74 +96,98 @@ class Orloj(BatchFormer):
     def add(self, request: Request) -> None:
         if not math.isfinite(request.deadline):
             raise ServeError(f"request {request.id} has the deadline {request.deadline} s: give a finite time")
-        cost = request.cost if isinstance(request, VaryingRequest) else 1.0
-        self._pending.insert(request.deadline - self._delays.margin, request.id, cost)
+        self._insert(request)
         self._requests[request.id] = request
+
+    def _insert(self, request: Request) -> None:
+        for one in self._classes:
+            if one.sources is None or request.source in one.sources:
+                one.pending.insert(request.deadline - self._delays.margin, request.id)
 
     def remove(self, request_id: int) -> Request | None:
         request = self._requests.pop(request_id, None)
         if request is not None:
-            self._pending.remove(request_id)
+            self._drop(request_id)
         return request
+
+    def _drop(self, number: int) -> None:
+        for one in self._classes:
+            if number in one.pending:
+                one.pending.remove(number)
 
     def form(self, start: float) -> Candidate | None:
         self._start = start = max(start, self._start)
-        smallest = min(time.mean for time in self._pending.times.values())
-        for number in self._pending.late(start):
-            request = self._requests.pop(number)
-            never = request.deadline - self._delays.margin - smallest < request.arrival
-            self._refused.append(Refuse(request, Reason.LATE_ON_ARRIVAL if never else Reason.LATE))
-        self._candidate, self._changes = self._chosen(start)
-        return self._candidate
+        smallest = min(time.mean for time in self._classes[0].pending.times.values())
+        late = [number for one in self._classes for number in one.pending.late(start)]
+        for number in late:
+            if number in self._requests and not any(number in one.pending for one in self._classes):
+                request = self._requests.pop(number)
+                never = request.deadline - self._delays.margin - smallest < request.arrival
+                self._refused.append(Refuse(request, Reason.LATE_ON_ARRIVAL if never else Reason.LATE))
+        self._batch, self._changes = None, math.inf
+        found = [batch for one in self._classes if (batch := self._of_class(one.pending, start)) is not None]
+        if found:
+            self._batch = self._first(found, start)
+        return self._batch.candidate if self._batch is not None else None
 
-    def _chosen(self, start: float) -> tuple[Candidate | None, float]:
-        """The candidate, and the last moment at which neither it changes nor a request is given up."""
-        times = self._pending.times
-        smallest, first = next(iter(times.items()))
-        head = self._pending.earliest(smallest, start)
+    def _first(self, found: list[_Batch], start: float) -> _Batch:
+        fastest = max(found, key=lambda batch: batch.candidate.size / batch.candidate.seconds)
+        for batch in found:
+            seconds, longest = fastest.candidate.seconds, batch.pending.times[batch.size].histogram.edges[-1]
+            until, can_wait = batch.candidate.deadline - longest - seconds, _latest(fastest) - batch.candidate.seconds
+            if batch is fastest or start > can_wait:
+                continue
+            if start > until:
+                self._changes = min(self._changes, can_wait)
+                return batch
+            self._changes = min(self._changes, until)
+        return fastest
+
+    def _of_class(self, pending: Pending, start: float) -> _Batch | None:
+        """The batch that the class could run. It notes the last moment at which neither this changes nor one is late."""
+        smallest, first = next(iter(pending.times.items()))
+        head = pending.earliest(smallest, start)
         if head is None:
-            return None, math.inf
+            return None
         given_up = head[0] - first.mean
-        size = self._filled(start)
+        size = self._filled(pending, start)
         if size is None:
             last = given_up - SAME_MOMENT_S
             if start < last:
-                return None, math.nextafter(last, -math.inf)
+                self._changes = min(self._changes, math.nextafter(last, -math.inf))
+                return None
             size = smallest
-        candidate = self._of_size(size, start)
-        return candidate, min(given_up, candidate.deadline - candidate.seconds)
+        candidate = self._of_size(pending, size, start)
+        self._changes = min(self._changes, given_up, candidate.deadline - candidate.seconds)
+        return _Batch(candidate, pending, size)
 
-    def _filled(self, start: float) -> int | None:
+    def _filled(self, pending: Pending, start: float) -> int | None:
         """The size of the batch, of those that can be filled."""
-        pending = self._pending
-        sizes = (size for size in reversed(pending.times) if pending.count(size, start) >= size)
+        most = len(pending)
+        sizes = (size for size in reversed(pending.times) if size <= most and pending.count(size, start) >= size)
         if self._choice == "largest":
             return next(sizes, None)
-        return min(sizes, key=lambda size: self._head(size, start), default=None)
+        return min(sizes, key=lambda size: pending.earliest(size, start) or (), default=None)
 
-    def _head(self, size: int, start: float) -> Key:
-        head = self._pending.earliest(size, start)
+    def _of_size(self, pending: Pending, size: int, start: float) -> Candidate:
+        head = pending.earliest(size, start)
         assert head is not None, size
-        return head
-
-    def _of_size(self, size: int, start: float) -> Candidate:
-        pending = self._pending
-        deadline, _ = self._head(size, start)
         following = min((time.mean for other, time in pending.times.items() if other > size), default=math.inf)
-        self._size = size
         filled = min(size, pending.count(size, start))
         time = pending.times[size]
         longest = time.histogram.edges[-1] if self._enough else math.inf
-        return Candidate(filled, deadline, time.mean, following, longest)
+        return Candidate(filled, head[0], time.mean, following, longest)
 
     def changes_at(self) -> float:
         return self._changes
 
     def take(self) -> tuple[Request, ...]:
-        if self._candidate is None:
+        if self._batch is None:
             return ()
-        numbers = self._pending.take(self._size, self._start)
-        self._candidate = None
+        numbers = self._batch.pending.best(self._batch.size, self._start)
+        self._batch = None
+        for number in numbers:
+            self._drop(number)
         taken = [self._requests.pop(number) for number in numbers]
         return tuple(sorted(taken, key=_order))
 
@@ -157,18 +201,29 @@ class Orloj(BatchFormer):
     def set_rate(self, rate: float) -> None:
         """Does nothing: no decision depends on the rate."""
 
-    def set_profile(self, profile: VaryingProfile) -> None:
-        self._pending.replace(profile.fetched(self._delays.data))
-        self._enough = profile.enough
-        self._candidate = None
+    def set_profile(self, profiles: Sequence[VaryingProfile | SeenProfile]) -> None:
+        self._enough = profiles[-1].enough
+        self._classes = []
+        for profile in profiles:
+            times = fetched(profile.times, self._delays.data)
+            named = None if profile is profiles[-1] else frozenset(profile.sources)
+            self._classes.append(_Class(named, self._make(times)))
+        for request in self._requests.values():
+            self._insert(request)
+        self._batch: _Batch | None = None
 
     def validate(self) -> None:
-        assert len(self._pending) == len(self._requests)
-        assert all(number in self._pending for number in self._requests)
-        keys = [key for keys in self._pending.by_cost.values() for key in keys]
         margin = self._delays.margin
-        assert sorted(keys) == [(request.deadline - margin, request.id) for request in self.waiting()]
-        assert all(keys == sorted(keys) and keys for keys in self._pending.by_cost.values())
+        held = set[int]()
+        for one in self._classes:
+            assert one.pending.keys == sorted(one.pending.keys)
+            assert all(self._requests[number].deadline - margin == deadline for deadline, number in one.pending.keys)
+            held.update(one.pending.deadlines)
+        assert held == self._requests.keys()
+
+
+def _latest(batch: _Batch) -> float:
+    return batch.candidate.deadline - batch.candidate.seconds
 
 
 def _order(request: Request) -> tuple[float, int]:

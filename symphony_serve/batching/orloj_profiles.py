@@ -1,48 +1,18 @@
 """How long batches of a dynamic model take: the times of its requests alone, and a map from the longest to the batch.
 
-A `VaryingProfile` is what `Orloj` is made with. A `Profiler` makes it anew from measurements (the long-term
-feedback of section 4.3.2). All times are seconds.
+`Orloj` is made with one or more. `orloj_learned` makes them of the batches that were seen. All times are seconds.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
-from symphony_serve.batching.orloj_histograms import Histogram, Largest, common_edges, largest, mixture
+from symphony_serve.batching.orloj_histograms import Histogram, Largest, largest, mixture
 from symphony_serve.errors import ServeError
-from symphony_serve.messages import SAME_MOMENT_S, Request
-
-logger = logging.getLogger(__name__)
-
-#: Fewer samples of a source than this make no histogram: one for each bin.
-ENOUGH_SAMPLES = 20
-#: The newest samples of a source that are kept in each half of the window: 500 for each bin, 80 kB.
-MOST_SAMPLES = 10_000
-#: The profiler's memory in seconds, in two halves of which the older is forgotten at once. Azure's function traces,
-#: which the paper uses, change within minutes.
-WINDOW_S = 600.0
-#: Seconds between two new profiles. The tables of five batch sizes take some milliseconds to make.
-PICK_UP_S = 10.0
-#: One of this many finished requests is run again alone, and at most one in this many seconds that the worker was busy.
-ONE_OF, BUSY_S_FOR_ONE = 100, 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class VaryingRequest(Request):
-    """A request to a model whose times vary.
-
-    source: the application that it comes from. Requests of one source have times of one distribution.
-    cost: what missing its deadline costs, relative to other requests.
-    """
-
-    source: str = ""
-    cost: float = 1.0
-
 
 @dataclass(frozen=True)
 class BatchMap:
@@ -67,34 +37,6 @@ class BatchMap:
                     "scale above 0"
                 )
         object.__setattr__(self, "by_size", dict(sorted(self.by_size.items())))
-
-    @staticmethod
-    def fitted(measured: Iterable[tuple[int, float, float]]) -> BatchMap:
-        """Least squares for each size over (size, longest time alone, seconds of the batch).
-
-        A batch of one is by definition its time alone. Where all longest times of a size are equal, or where the line
-        falls or is not above 0 at the shortest of them, the map is a scale without offset. Raises ServeError if nothing
-        was measured or a time is not above 0.
-        """
-        by_size: dict[int, list[tuple[float, float]]] = {}
-        for size, longest, seconds in measured:
-            if not (0 < longest < math.inf and 0 < seconds < math.inf):
-                raise ServeError(f"a batch of {size} with {longest} s took {seconds} s: give finite times above 0")
-            by_size.setdefault(size, []).append((longest, seconds))
-        return BatchMap({size: (0.0, 1.0) if size == 1 else _fit(points) for size, points in by_size.items()})
-
-
-def _fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(offset, scale) of the line of least squares through (longest time alone, seconds)."""
-    count = len(points)
-    x, y = math.fsum(one for one, _ in points) / count, math.fsum(one for _, one in points) / count
-    spread = math.fsum((one - x) ** 2 for one, _ in points)
-    if spread > 1e-12 * count * x * x:
-        scale = math.fsum((one - x) * (two - y) for one, two in points) / spread
-        offset = y - scale * x
-        if scale > 0 and offset + scale * min(one for one, _ in points) > 0:
-            return offset, scale
-    return 0.0, math.fsum(one * two for one, two in points) / math.fsum(one * one for one, _ in points)
 
 
 @dataclass(frozen=True)
@@ -142,90 +84,17 @@ class VaryingProfile:
         """What says the longest time alone in a batch of a size."""
         return partial(largest, mixture(list(self.sources.values()), [weights[one] for one in self.sources]))
 
-    def fetched(self, data: float) -> Mapping[int, Largest]:
-        """The times of batches whose inputs take ``data`` seconds each to fetch before the batch."""
-        return {
-            size: Largest(time.histogram.mapped(data * size, 1.0), data * size + time.mean)
-            for size, time in self.times.items()
-        }
+
+class SeenProfile(NamedTuple):
+    """The times of batches of requests of ``sources``, as they were seen. times, enough: as of `VaryingProfile`."""
+
+    sources: frozenset[str]
+    times: Mapping[int, Largest]
+    enough: bool
 
 
-class Profiler:
-    """Keeps the times of requests that ran alone, and says which finished requests should run again alone.
-
-    batches: the map, as it was measured. given: distributions by source that are used until `ENOUGH_SAMPLES` of the
-    source are there.
-
-    A source with fewer samples has the distribution of all samples together. While there are fewer than
-    `ENOUGH_SAMPLES` in all and none were given, only the smallest batches are formed.
-    """
-
-    def __init__(self, batches: BatchMap, given: Mapping[str, Histogram] | None = None, now: float = 0.0) -> None:
-        self._batches = batches
-        self._given = dict(given or {})
-        self._halves: tuple[dict[str, deque[float]], dict[str, deque[float]]] = ({}, {})
-        self._half_began = now
-        self._picked_up = now
-        self._news = False
-        self._finished = 0
-        self._busy = 0.0
-
-    def finished(self, requests: Sequence[VaryingRequest], seconds: float, now: float) -> VaryingRequest | None:
-        """A batch has taken ``seconds``. Returns a request of it that should run again alone when the worker is idle.
-
-        A batch of one is itself a measurement.
-        """
-        self._busy += seconds
-        if len(requests) == 1:
-            self.ran_alone(requests[0].source, seconds, now)
-            return None
-        before, self._finished = self._finished, self._finished + len(requests)
-        if self._finished < ONE_OF or self._busy < BUSY_S_FOR_ONE:
-            return None
-        self._finished, self._busy = 0, 0.0
-        return requests[max(0, ONE_OF - 1 - before) % len(requests)]
-
-    def ran_alone(self, source: str, seconds: float, now: float) -> None:
-        """A request of the source took this long alone. Raises ServeError unless that is a finite time above 0."""
-        if not 0 < seconds < math.inf:
-            raise ServeError(f"a request of {source!r} took {seconds} s alone: give a finite time above 0")
-        if now - self._half_began >= WINDOW_S / 2:
-            self._halves = (self._halves[1], {})
-            self._half_began = now
-        self._halves[1].setdefault(source, deque(maxlen=MOST_SAMPLES)).append(seconds)
-        self._news = True
-
-    def picked_up(self, now: float) -> VaryingProfile | None:
-        """The new profile, at most once in `PICK_UP_S` and only if there are new measurements."""
-        if not self._news or now - self._picked_up < PICK_UP_S:
-            return None
-        try:
-            profile = self.profile()
-        except ServeError as error:
-            logger.warning("The profile stays as it is: %s", error)
-            profile = None
-        self._news, self._picked_up = False, now
-        return profile
-
-    def profile(self) -> VaryingProfile:
-        """What is known now."""
-        samples: dict[str, list[float]] = {source: [] for source in self._given}
-        for half in self._halves:
-            for source, newest in half.items():
-                samples.setdefault(source, []).extend(newest)
-        pool = [value for values in samples.values() for value in values]
-        edges = common_edges(pool) if pool else ()
-        sources = {}
-        for source, values in samples.items():
-            if len(values) >= ENOUGH_SAMPLES:
-                sources[source] = Histogram.of_samples(values, edges)
-            elif source in self._given:
-                sources[source] = self._given[source]
-            elif len(pool) >= ENOUGH_SAMPLES:
-                sources[source] = Histogram.of_samples(pool, edges)
-        if sources:
-            return VaryingProfile(self._batches, sources)
-        # An unknown time is taken for none, so that nothing is given up before its deadline.
-        alone = Histogram.of_samples(pool, edges) if pool else Histogram.point(SAME_MOMENT_S)
-        smallest = next(iter(self._batches.by_size.items()))
-        return VaryingProfile(BatchMap(dict([smallest])), {"": alone}, enough=False)
+def fetched(times: Mapping[int, Largest], data: float) -> Mapping[int, Largest]:
+    """The times of batches whose inputs take ``data`` seconds each to fetch before the batch."""
+    return {
+        size: Largest(time.histogram.mapped(data * size, 1.0), data * size + time.mean) for size, time in times.items()
+    }

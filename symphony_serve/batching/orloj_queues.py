@@ -1,6 +1,6 @@
 """The pending requests of one model, and which of them score highest for a batch size.
 
-Requests of a batch size k all have the same batch time L_k, so a request is its key (deadline, number) and its cost.
+Requests of a batch size k all have the same batch time L_k, so a request is its key (deadline, number).
 The queue Q_k of the paper is the pending requests that are feasible for k: with ``now <= deadline - E[L_k]``, so a
 queue is a tail of the requests in the order of their deadlines. The highest scores are found from the ends of the
 intervals of `ScoreTable`, between which the score only rises or only falls. (The paper's convex hulls are in
@@ -34,7 +34,7 @@ def first_feasible(keys: list[Key], now: float, mean: float) -> int:
 
 
 class Pending:
-    """The pending requests, in one list for each cost, by (deadline, number).
+    """The pending requests by (deadline, number).
 
     ``times``: the time of a batch by its size. ``b``: the rate of the anticipated delay, per second. Raises ServeError
     unless it is a finite number above 0.
@@ -45,35 +45,28 @@ class Pending:
             raise ServeError(f"b = {b}, the rate of the anticipated delay: give a finite number above 0")
         self.b = b
         self.times = dict(times)
-        #: cost -> its requests by (deadline, number). No list is empty.
-        self.by_cost: dict[float, list[Key]] = {}
-        #: number -> (deadline, cost), the same requests.
-        self.costs: dict[int, tuple[float, float]] = {}
+        self.keys: list[Key] = []
+        #: number -> deadline, the same requests.
+        self.deadlines: dict[int, float] = {}
         #: By batch size.
         self._tables: dict[int, ScoreTable] = {}
 
     def __len__(self) -> int:
-        return len(self.costs)
+        return len(self.keys)
 
     def __contains__(self, number: int) -> bool:
-        return number in self.costs
+        return number in self.deadlines
 
-    def insert(self, deadline: float, number: int, cost: float = 1.0) -> None:
-        """Take in a request. Raises ServeError if the number is pending already, or if the cost is none."""
-        if number in self.costs:
+    def insert(self, deadline: float, number: int) -> None:
+        """Take in a request. Raises ServeError if the number is pending already."""
+        if number in self.deadlines:
             raise ServeError(f"request {number} is pending already: give each request another number")
-        if not 0 < cost < math.inf:
-            raise ServeError(f"request {number} has the cost {cost}: give a finite number above 0")
-        self.costs[number] = (deadline, cost)
-        insort(self.by_cost.setdefault(cost, []), (deadline, number))
+        self.deadlines[number] = deadline
+        insort(self.keys, (deadline, number))
 
     def remove(self, number: int) -> None:
         """Forget a request. Raises KeyError if it is not pending."""
-        deadline, cost = self.costs.pop(number)
-        keys = self.by_cost[cost]
-        del keys[bisect_left(keys, (deadline, number))]
-        if not keys:
-            del self.by_cost[cost]
+        del self.keys[bisect_left(self.keys, (self.deadlines.pop(number), number))]
 
     def replace(self, times: Mapping[int, Largest]) -> None:
         """From now on batches take ``times``."""
@@ -82,26 +75,20 @@ class Pending:
 
     def count(self, size: int, now: float) -> int:
         """How many requests are feasible for this batch size."""
-        mean = self.times[size].mean
-        return sum(len(keys) - first_feasible(keys, now, mean) for keys in self.by_cost.values())
+        return len(self.keys) - first_feasible(self.keys, now, self.times[size].mean)
 
     def earliest(self, size: int, now: float) -> Key | None:
         """The request with the earliest deadline of those that are feasible for this size; None if there is none."""
-        mean = self.times[size].mean
-        heads = []
-        for keys in self.by_cost.values():
-            at = first_feasible(keys, now, mean)
-            if at < len(keys):
-                heads.append(keys[at])
-        return min(heads, default=None)
+        at = first_feasible(self.keys, now, self.times[size].mean)
+        return self.keys[at] if at < len(self.keys) else None
 
     def late(self, now: float) -> list[int]:
         """Remove the requests that are feasible for no batch size. Returns their numbers, by deadline."""
         mean = min(time.mean for time in self.times.values())
-        gone = [key for keys in self.by_cost.values() for key in keys[: first_feasible(keys, now, mean)]]
-        for _, number in gone:
+        gone = [number for _, number in self.keys[: first_feasible(self.keys, now, mean)]]
+        for number in gone:
             self.remove(number)
-        return [number for _, number in sorted(gone)]
+        return gone
 
     def take(self, size: int, now: float) -> list[int]:
         """Remove the ``size`` feasible requests with the highest scores. Returns their numbers, best first."""
@@ -116,13 +103,8 @@ class Pending:
         Merges the intervals of the score, each from its better end: O(K log n + k log K) for k of n requests and K
         bins.
         """
-        mean = self.times[size].mean
-        ends: list[tuple[float, float, int, Iterator[tuple[float, float, int]]]] = []
-        for cost, keys in self.by_cost.items():
-            low = first_feasible(keys, now, mean)
-            if low < len(keys):
-                for walk in self._intervals(size, cost, keys, low, now):
-                    ends.append((*next(walk), walk))
+        low = first_feasible(self.keys, now, self.times[size].mean)
+        ends = [(*next(walk), walk) for walk in self._intervals(size, low, now)]
         heapq.heapify(ends)
         chosen: list[int] = []
         while ends and len(chosen) < size:
@@ -135,10 +117,14 @@ class Pending:
                 heapq.heapreplace(ends, (*following, walk))
         return chosen
 
-    def _intervals(
-        self, size: int, cost: float, keys: list[Key], low: int, now: float
-    ) -> Iterator[Iterator[tuple[float, float, int]]]:
-        """For each interval of the slack that has requests: (-score, deadline, number) of them, the best first."""
+    def _intervals(self, size: int, low: int, now: float) -> Iterator[Iterator[tuple[float, float, int]]]:
+        """For each interval of the slack that has requests: (-score, deadline, number) of them, the best first.
+
+        Only the requests from the place ``low`` on count.
+        """
+        keys = self.keys
+        if low == len(keys):
+            return
         if size not in self._tables:
             self._tables[size] = ScoreTable.of(self.times[size], self.b)
         table = self._tables[size]
@@ -148,22 +134,22 @@ class Pending:
             after = interval + 1
             high = bisect_left(keys, (now + edges[after], -math.inf), low) if after < len(edges) else len(keys)
             if high > low:
-                yield _walk(table, interval, cost, keys, low, high, now)
+                yield _walk(table, interval, keys, low, high, now)
             low, interval = high, after
 
 
 def _walk(
-    table: ScoreTable, interval: int, cost: float, keys: list[Key], low: int, high: int, now: float
+    table: ScoreTable, interval: int, keys: list[Key], low: int, high: int, now: float
 ) -> Iterator[tuple[float, float, int]]:
     """The requests ``keys[low:high]`` of one interval, the best first, as (-score, deadline, number)."""
     if interval < 0 or table.falls[interval]:
         for deadline, number in keys[low:high]:
-            yield -cost * table.within(interval, deadline - now), deadline, number
+            yield -table.within(interval, deadline - now), deadline, number
         return
     while high > low:
         deadline = keys[high - 1][0]
         start = bisect_left(keys, (deadline, -math.inf), low, high)
-        value = -cost * table.within(interval, deadline - now)
+        value = -table.within(interval, deadline - now)
         for _, number in keys[start:high]:
             yield value, deadline, number
         high = start

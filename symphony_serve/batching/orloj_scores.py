@@ -20,7 +20,7 @@ from symphony_serve.batching.orloj_histograms import Largest
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """The score as a function of the slack, for batches of one size and requests of cost 1.
+    """The score as a function of the slack, for batches of one size.
 
     Interval i is ``[edges[i], edges[i + 1])``, the last one has no end. Below ``edges[0]`` the score is 0.
     """

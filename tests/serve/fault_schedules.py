@@ -75,7 +75,7 @@ RESTART_S, DETECTION_S = 4.0, 3.0
 def orloj(profile: Profile, slo: float, delays: Delays) -> BatchFormer:
     """The former for times that vary, here with requests that all take one second alone and so do not vary."""
     by_size = {size: (profile.seconds(size) - 1.0, 1.0) for size in range(1, profile.max_batch + 1)}
-    return Orloj(VaryingProfile(BatchMap(by_size), {"": Histogram.point(1.0)}), delays)
+    return Orloj([VaryingProfile(BatchMap(by_size), {"": Histogram.point(1.0)})], delays)
 
 
 class Violation(AssertionError):

@@ -15,7 +15,6 @@ from symphony_serve.batching.orloj_histograms import Histogram, Largest
 from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.orloj_queues import Pending
 
-COSTS = (1.0, 3.0, 0.5)
 #: Rates of the anticipated delay, per second: those of figure 4.13 are 1e-3 to 100.
 RATES = (1e-3, 0.1, 10.0, 100.0)
 
@@ -31,8 +30,7 @@ def times(seed: int, sizes: tuple[int, ...] = (1, 2, 4, 8), bins: int = 20) -> d
 
 def scored(pending: Pending, number: int, size: int, now: float) -> float:
     """The score of a pending request by its definition."""
-    deadline, cost = pending.costs[number]
-    return cost * score(pending.times[size], deadline - now, pending.b)
+    return score(pending.times[size], pending.deadlines[number] - now, pending.b)
 
 
 def run_beside_the_oracle(kind: type[Pending], seed: int, operations: int, b: float, most: int = 100) -> None:
@@ -47,11 +45,11 @@ def run_beside_the_oracle(kind: type[Pending], seed: int, operations: int, b: fl
         now += rng.expovariate(1) * 0.002
         if rng.random() < most / (most + len(oracle)):
             # Deadlines on a grid, so that several are equal.
-            deadline, cost = round(now, 3) + rng.randint(40, 1000) / 2000, rng.choice(COSTS)
-            ours.insert(deadline, number, cost)
-            oracle.insert(deadline, number, cost)
+            deadline = round(now, 3) + rng.randint(40, 1000) / 2000
+            ours.insert(deadline, number)
+            oracle.insert(deadline, number)
         elif rng.random() < 0.3 and len(oracle):
-            gone = rng.choice(list(oracle.costs))
+            gone = rng.choice(list(oracle.deadlines))
             ours.remove(gone)
             oracle.remove(gone)
         else:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.orloj_hull import HullPending
 from symphony_serve.batching.orloj import Choice, Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile, VaryingRequest
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import Reason, Request
@@ -26,7 +26,7 @@ class TestLargest(BatchFormerContract):
     by_deadline = False
 
     def orloj(self, profile: VaryingProfile) -> Orloj:
-        return Orloj(profile)
+        return Orloj([profile])
 
     @pytest.fixture
     def make(self):
@@ -36,13 +36,13 @@ class TestLargest(BatchFormerContract):
 @pytest.mark.slow
 class TestEarliest(TestLargest):
     def orloj(self, profile: VaryingProfile) -> Orloj:
-        return Orloj(profile, choice="earliest")
+        return Orloj([profile], choice="earliest")
 
 
 @pytest.mark.slow
 class TestOnTheHull(TestLargest):
     def orloj(self, profile: VaryingProfile) -> Orloj:
-        return Orloj(profile, pending=HullPending)
+        return Orloj([profile], pending=HullPending)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ class TestOnTheHull(TestLargest):
 )
 def test_golden_5(choice: Choice, wanted: list) -> None:
     """L_k is always 5 + 5k: 4 of 5 requests are in time, or 3."""
-    former = Orloj(constant({1: 10.0, 2: 15.0, 4: 25.0}), choice=choice)
+    former = Orloj([constant({1: 10.0, 2: 15.0, 4: 25.0})], choice=choice)
     for number, deadline in enumerate((12.0, 18.0, 30.0, 30.0, 30.0), 1):
         former.add(request(number, deadline))
     now, batches, refused = 0.0, [], []
@@ -75,7 +75,7 @@ def varying(sizes: tuple[int, ...]) -> VaryingProfile:
 
 def test_a_request_that_hardly_ends_in_time_makes_way() -> None:
     """A batch of one takes 40 to 60 or 90 to 110 ms: 75 expected, which ends in time for only half of the first."""
-    former = Orloj(varying((1,)))
+    former = Orloj([varying((1,))])
     former.add(request(1, 0.08))
     former.add(request(2, 0.2))
     candidate = former.form(0.0)
@@ -84,7 +84,7 @@ def test_a_request_that_hardly_ends_in_time_makes_way() -> None:
 
 
 def test_without_size_one_the_smallest_waits_for_company_as_long_as_it_can() -> None:
-    former = Orloj(constant({2: 0.1, 4: 0.2}))
+    former = Orloj([constant({2: 0.1, 4: 0.2})])
     former.add(request(1, 1.0))
     assert former.form(0.0) is None
     changes = former.changes_at()
@@ -96,7 +96,7 @@ def test_without_size_one_the_smallest_waits_for_company_as_long_as_it_can() -> 
 
 
 def test_late_on_arrival_is_told_apart() -> None:
-    former = Orloj(constant({1: 6.0}))
+    former = Orloj([constant({1: 6.0})])
     former.add(request(1, 5.0))
     former.add(request(2, 7.0))
     former.form(2.0)
@@ -107,7 +107,7 @@ def test_late_on_arrival_is_told_apart() -> None:
 
 
 def test_delays_shorten_the_deadline_and_lengthen_the_batch() -> None:
-    former = Orloj(constant({1: 6.0, 2: 8.0}), Delays(control=9.0, data=0.5, response=0.25, jitter=0.25))
+    former = Orloj([constant({1: 6.0, 2: 8.0})], Delays(control=9.0, data=0.5, response=0.25, jitter=0.25))
     former.add(request(1, 12.0))
     former.add(request(2, 13.0))
     candidate = former.form(0.0)
@@ -117,15 +117,15 @@ def test_delays_shorten_the_deadline_and_lengthen_the_batch() -> None:
 
 
 def test_new_times_count_from_the_next_form_on() -> None:
-    former = Orloj(constant({1: 6.0, 2: 8.0}))
+    former = Orloj([constant({1: 6.0, 2: 8.0})])
     for number in range(2):
         former.add(request(number, 12.0))
     candidate = former.form(0.0)
     assert candidate is not None and candidate.size == 2
-    former.set_profile(constant({1: 10.0, 2: 20.0}))
+    former.set_profile([constant({1: 10.0, 2: 20.0})])
     candidate = former.form(0.0)
     assert candidate is not None and (candidate.size, candidate.seconds) == (1, 10.0)
-    former.set_profile(constant({1: 13.0}))
+    former.set_profile([constant({1: 13.0})])
     assert former.form(0.0) is None and len(former.refused()) == 2
 
 
@@ -133,13 +133,11 @@ def test_new_times_count_from_the_next_form_on() -> None:
     "wrong, named",
     [
         (Request(1, "m", 0.0, math.nan), "deadline nan"),
-        (VaryingRequest(1, "m", 0.0, 12.0, cost=0.0), "cost"),
-        (VaryingRequest(1, "m", 0.0, 12.0, cost=math.nan), "cost"),
         (Request(0, "m", 0.0, 12.0), "request 0 is pending already"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused(wrong: Request, named: str) -> None:
-    former = Orloj(constant({1: 6.0}))
+    former = Orloj([constant({1: 6.0})])
     former.add(request(0, 12.0))
     with pytest.raises(ServeError, match=named):
         former.add(wrong)
@@ -149,4 +147,4 @@ def test_a_request_that_cannot_be_is_refused(wrong: Request, named: str) -> None
 
 def test_a_choice_that_is_none_is_refused() -> None:
     with pytest.raises(ServeError, match="batch choice 'smallest'"):
-        Orloj(constant({1: 6.0}), choice="smallest")  # type: ignore[arg-type]
+        Orloj([constant({1: 6.0})], choice="smallest")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile, VaryingRequest
+from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
@@ -44,7 +44,7 @@ def figure(gathering=Fifo, policy=DEFERRED, name="m", **options):
 
 def orloj(profile, slo, delays):
     """A former for times that vary; here a batch of one always takes what figure 4 says."""
-    return Orloj(VaryingProfile(BatchMap({1: (0.0, 1.0)}), {"": Histogram.point(profile.seconds(1))}), delays)
+    return Orloj([VaryingProfile(BatchMap({1: (0.0, 1.0)}), {"": Histogram.point(profile.seconds(1))})], delays)
 
 
 def driver(*models, **options):
@@ -254,7 +254,6 @@ class TestRequests:
             (Fifo, Request(2, "m", 0.0, math.nan)),
             (Window, Request(2, "m", 0.0, math.inf)),
             (orloj, Request(2, "m", 0.0, math.nan)),
-            (orloj, VaryingRequest(2, "m", 0.0, 12.0, cost=0.0)),
         ],
     )
     def test_a_request_that_cannot_be_changes_nothing(self, gathering, wrong):
