@@ -27,6 +27,7 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin import Simulation
 
+
 class VaryingSimulation(Simulation):
     """A `Simulation` in which a batch takes as long as ``takes`` says, with what passes before its inputs are there.
 

@@ -301,6 +301,7 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
 @click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
 @click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
+@click.option("--batching", default="auto", show_default=True, help='Or "window"; "orloj": times vary by the input.')
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
 @click.option("--max-body", type=int, default=None, help="Bytes of a request's body.  [64 times the longest sample]")
 @click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")

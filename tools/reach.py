@@ -68,11 +68,6 @@ CALLED_BY_OTHERS = {
 TESTS_FOR_OTHERS = ("fluidtune.testing",)
 #: Modules that later issues attach to what users start -> which issue.
 NOT_ATTACHED_YET = {
-    "symphony_serve.batching.orloj": "issue Q lets `fluidtune serve` form batches of requests whose times vary",
-    "symphony_serve.batching.orloj_histograms": "issue Q, with orloj",
-    "symphony_serve.batching.orloj_profiles": "issue Q, with orloj",
-    "symphony_serve.batching.orloj_queues": "issue Q, with orloj",
-    "symphony_serve.batching.orloj_scores": "issue Q, with orloj",
     "symphony_serve.partition": "issue L divides a service over sub-clusters",
 }
 

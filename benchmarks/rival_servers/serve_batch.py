@@ -9,9 +9,9 @@ from benchmarks.rival_servers.central import CentralServer, Choice
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import (
     SAME_MOMENT_S,
+    BatchTook,
     Event,
     Instruction,
-    ProfileChanged,
     Reason,
     Refuse,
     RequestArrived,
@@ -41,7 +41,7 @@ class ServeBatch(CentralServer):
     def handle(self, event: Event, now: float) -> list[Instruction]:
         if isinstance(event, RequestArrived) and len(self._queues[event.request.model]) == self._most:
             return [Refuse(event.request, Reason.MAKES_WAY)]
-        if isinstance(event, ProfileChanged):
+        if isinstance(event, BatchTook):
             return []  # No decision depends on how long a batch takes.
         out = super().handle(event, now)
         if isinstance(event, Tick) and self._idle:

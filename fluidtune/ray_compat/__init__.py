@@ -64,8 +64,8 @@ A trial's process (`trainable`):
 - ``_TrainSession.world_rank``: a follower's is 1, so that ``setup_wandb`` and ``setup_mlflow`` record nothing there.
 - ``_TrainSession.training_thread``, ``_TrainSession.continue_lock``, ``_TrainSession.result_queue``,
   ``_TrainSession.error_queue``: the loop of a trial that ends is allowed to go on from its report to its boundary.
-- ``registry._ParameterRegistry``, ``_ParameterRegistry.get``, ``_ParameterRegistry.references``: a trial gets there what
-  ``tune.with_parameters`` has put into Ray's object store. Each process would copy the tensors in it.
+- ``registry._ParameterRegistry``, ``_ParameterRegistry.get``, ``_ParameterRegistry.references``: a trial gets there
+  what ``tune.with_parameters`` has put into Ray's object store. Each process would copy the tensors in it.
 - ``get_session``: returns the process' session.
 - ``class_cache.ENV_VARS_TO_PROPAGATE``: the environment variables of the driver that Tune gives to trial processes.
 - ``result.TRIAL_INFO``, ``result.RESULT_DUPLICATE``, ``result.TRAINING_ITERATION``, ``result.TIME_TOTAL_S``,

@@ -51,12 +51,12 @@ from fluidtune.serving.model_process import Loading
 from fluidtune.serving.openapi import DOCUMENT, Described, document, page
 from fluidtune.serving.remote_devices import Measured, OwnDevices, RemoteDevice, ServedDevices
 from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, exposition
-from fluidtune.serving.wire import REQUEST_ID, TIMEOUT, timeout_s
+from fluidtune.serving.wire import REQUEST_ID, SOURCE, TIMEOUT, timeout_s
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
 from symphony_serve.messages import Reason
-from symphony_serve.model_side import Model, StartPolicy
+from symphony_serve.model_side import Batching, Model, StartPolicy
 from symphony_serve.profiles import check_slo, profiles_to_json
 from symphony_serve.reading import PIECE
 from symphony_serve.shell.async_server import AsyncServer
@@ -69,8 +69,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a stop waits for what runs. A batch that takes longer is late anyhow.
 STOP_S = 1.0
-#: Characters of a request's id that are kept, and inputs of one request. Judgement: an id of any tracer, and several of
-#: the largest batches.
+#: Characters of a request's id and of its source that are kept, and inputs of one request. Judgement: an id of any
+#: tracer, and several of the largest batches.
 MOST_ID, MOST_INPUTS = 128, 1024
 
 
@@ -96,6 +96,7 @@ class Setting:
     leasing: Leasing | None = None
     token: str | None = None
     cors: tuple[str, ...] = ()
+    batching: Batching = Batching.AUTO
 
 
 class Front:
@@ -205,7 +206,8 @@ class Front:
         self, server: AsyncServer, request: Request, name: str, values: Sequence[Any], until: float
     ) -> list[tuple[int, str]]:
         """The status and the text of each answer of the model ``name``. Raises `Said` and Refused."""
-        answers = [server.ask(name, value, until - time.monotonic()) for value in values]
+        source = request.headers.get(SOURCE, "")[:MOST_ID]
+        answers = [server.ask(name, value, until - time.monotonic(), source) for value in values]
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             left = set(answers)
@@ -330,6 +332,7 @@ class Front:
                 {
                     "trial": trial.name,
                     "value": trial.value,
+                    "batching": self._server.batching(trial.name) if self._server is not None else None,
                     "batch_1_s": profile.seconds(1) if profile is not None else None,
                     "requests": self._books.requests(trial.name),
                     "batches": {str(size): count for size, count in self._books.sizes(trial.name).items()},
@@ -404,7 +407,13 @@ class Front:
         self._document = document(described, setting.slo, setting.token is not None)
         slos = dict.fromkeys(self._names, setting.slo)
         models = await measure_models(
-            [Measured(device) for device in devices.values()], inputs, slos, setting.max_batch, None, setting.policy
+            [Measured(device) for device in devices.values()],
+            inputs,
+            slos,
+            setting.max_batch,
+            None,
+            setting.policy,
+            setting.batching,
         )
         for model in models:
             check_slo(model.name, model.profile, model.slo, model.delays.smallest)

@@ -28,7 +28,7 @@ from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.winners import run_directory, winners
-from symphony_serve.model_side import StartPolicy
+from symphony_serve.model_side import Batching, StartPolicy
 
 if TYPE_CHECKING:
     from fluidtune.serving.front import Setting
@@ -104,6 +104,7 @@ def serve(
     port: int = 8000,
     token: str | None = None,
     cors: Sequence[str] = (),
+    batching: str = "auto",
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
 
@@ -134,12 +135,16 @@ def serve(
             reaches the address may ask.
         cors: origins, such as "https://example.org", whose pages may ask from a browser. Default: none.
 
+        batching: which requests form a batch: "window", "orloj" for models whose times vary by the input, or "auto":
+            "orloj" while the times of batches of one size vary.
+
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
     """
     trials = winners(results, top, metric, mode)
     loading = Loading.of(load, trials, beside)
     policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
+    former = _former(batching)
     _check_installed()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
@@ -154,9 +159,8 @@ def serve(
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
-    setting = Setting(
-        run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing, token, tuple(cors)
-    )
+    sizes, asked = (max_batch, max_body), (token, tuple(cors), former)
+    setting = Setting(run, loading, slo, resources, count, *sizes, policy, modules, leasing, *asked)
     _start(setting, host, port)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
@@ -180,6 +184,13 @@ def _checked(
     ):
         raise FluidTuneError(f'cors is {cors!r}, expected a list of origins such as "https://example.org", or "*"')
     return start_policy(starts)
+
+
+def _former(batching: str) -> Batching:
+    try:
+        return Batching(batching)
+    except ValueError:
+        raise FluidTuneError(f"batching is {batching!r}, expected {', '.join(one.value for one in Batching)}") from None
 
 
 def _start(setting: Setting, host: str, port: int) -> None:
@@ -260,7 +271,8 @@ def status_text(found: dict[str, Any]) -> str:
         mean = sum(size * count for size, count in batches.items()) / max(1, sum(batches.values()))
         became = ", ".join(f"{count} {what}" for what, count in sorted(trial["requests"].items())) or "no request yet"
         alone = "not measured" if trial["batch_1_s"] is None else f"{1e3 * trial['batch_1_s']:.1f} ms alone"
-        lines.append(f"  {trial['trial']}: {became}; {alone}, {mean:.1f} requests in a batch")
+        formed = f", formed by {trial['batching']}" if trial["batching"] == "orloj" else ""
+        lines.append(f"  {trial['trial']}: {became}; {alone}, {mean:.1f} requests in a batch{formed}")
     return "\n".join(lines)
 
 

@@ -16,6 +16,9 @@ from symphony_serve.messages import Reason
 TIMEOUT = "Request-Timeout-Ms"
 #: Given by the client, or made by the service; it is in the log and in the answer.
 REQUEST_ID = "X-Request-ID"
+#: Where the times of a model's batches vary: names whom or what the request comes from. Requests of one source are
+#: taken to need times of one distribution.
+SOURCE = "Request-Source"
 
 
 class Code(NamedTuple):

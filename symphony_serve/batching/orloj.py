@@ -17,8 +17,8 @@ while a request is. Without it, the smallest size runs partly filled when its ea
 The paper has one distribution for all requests. Where requests name their sources, one long request among short ones
 makes them all wait. So there may be several *classes*, each with a profile: the first has the sources with the shortest
 times, each other one has those of the class before it and longer ones, and the last has all. Each class has a batch
-that it could run. The one with the most requests a second is run, of equal ones that with the shorter sources. But first
-goes a batch that would be too late after it, if it loses nothing by that.
+that it could run. The one with the most requests a second is run, of equal ones that with the shorter sources. But
+first goes a batch that would be too late after it, if it loses nothing by that.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Orloj(BatchFormer):
         return fastest
 
     def _of_class(self, pending: Pending, start: float) -> _Batch | None:
-        """The batch that the class could run. It notes the last moment at which neither this changes nor one is late."""
+        """The batch that the class could run. It notes the last moment at which neither it changes nor one is late."""
         smallest, first = next(iter(pending.times.items()))
         head = pending.earliest(smallest, start)
         if head is None:
@@ -210,7 +210,7 @@ class Orloj(BatchFormer):
             self._classes.append(_Class(named, self._make(times)))
         for request in self._requests.values():
             self._insert(request)
-        self._batch: _Batch | None = None
+        self._batch = None
 
     def validate(self) -> None:
         margin = self._delays.margin

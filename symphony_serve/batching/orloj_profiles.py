@@ -14,6 +14,7 @@ from typing import NamedTuple
 from symphony_serve.batching.orloj_histograms import Histogram, Largest, largest, mixture
 from symphony_serve.errors import ServeError
 
+
 @dataclass(frozen=True)
 class BatchMap:
     """The time of a batch of k is ``offset + scale * (its longest request's time alone)``, for each k of ``by_size``.

@@ -21,13 +21,13 @@ from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import (
     SAME_MOMENT_S,
     BatchDone,
+    BatchTook,
     Cancelled,
     Dispatch,
     Event,
     GpuJoined,
     GpuLeaving,
     GpuLost,
-    ProfileChanged,
     Reason,
     Refuse,
     Request,
@@ -40,7 +40,6 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.seen_times import SeenTimes
 from symphony_serve.shell.device import Device, Waited
 
 logger = logging.getLogger(__name__)
@@ -50,9 +49,6 @@ logger = logging.getLogger(__name__)
 LEAST_PATIENCE_S = 1.0
 #: A device that had no batch for this many seconds is looked at, by one call.
 IDLE_S = 1.0
-#: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. The rest is
-#: the time from a request's arrival to a decision about it.
-TRIED = 0.9
 
 
 class Answer(asyncio.Future):
@@ -151,7 +147,8 @@ class AsyncServer:
         self._loop = asyncio.get_running_loop()
         self._watch = watch
         self._scheduler = self._decides(models)
-        self._seen = {one.name: SeenTimes(one.profile, TRIED * one.budget) for one in models}
+        #: By model, its profile as it was known after the last batch.
+        self._profiles = {model.name: model.profile for model in models}
         self._jitter = max(model.delays.jitter for model in models)
         #: When the scheduler wants to be woken, and when the timer will.
         self._wake = self._sleeps_until = math.inf
@@ -160,7 +157,7 @@ class AsyncServer:
         #: By number, what is neither answered nor refused.
         self._open: dict[int, Answer] = {}
         self._budgets = {model.name: model.budget for model in models}
-        self._backlog = Backlog({model.name: model.profile for model in models}, self._budgets)
+        self._backlog = Backlog(self._profiles, self._budgets)
         self._closed = False
         #: By number, the devices that are there; and of each that has left, its last token.
         self._slots: dict[int, _Slot] = {}
@@ -181,10 +178,11 @@ class AsyncServer:
 
     # What users call.
 
-    def ask(self, model: str, value: Any, within: float = math.inf) -> Answer:
+    def ask(self, model: str, value: Any, within: float = math.inf, source: str = "") -> Answer:
         """Ask ``model`` about one input, and await the answer. What is refused raises `Refused` there, and not here.
 
         within: seconds that are left for the request, if fewer than the model's SLO; the others were spent elsewhere.
+        source: requests of one source take times of one distribution, where times vary.
         """
         arrival = time.monotonic()
         number = next(self._numbers)
@@ -194,7 +192,7 @@ class AsyncServer:
             self._refuse(number, Reason.CLOSED)
         else:
             deadline = arrival + min(within, self._slos.get(model, 0.0))
-            self._handle(RequestArrived(Request(number, model, arrival, deadline)))
+            self._handle(RequestArrived(Request(number, model, arrival, deadline, source)))
         return answer
 
     def hopeless(self, model: str, within: float = math.inf) -> bool:
@@ -250,7 +248,11 @@ class AsyncServer:
 
     def profile(self, model: str) -> Profile:
         """The model's profile as it is known now."""
-        return self._seen[model].profile
+        return self._profiles[model]
+
+    def batching(self, model: str) -> str:
+        """The former that has the model's requests now: "window" or "orloj"."""
+        return self._scheduler.batching(model).value if isinstance(self._scheduler, Scheduler) else "window"
 
     @property
     def unanswered(self) -> int:
@@ -444,7 +446,7 @@ class AsyncServer:
         else:
             self._join_again(slot)
         if error is None and answers and not self._closed:
-            self._correct(batch, seconds, waited)
+            self._learn(batch, seconds, waited)
         if self._watch is not None and answers:
             sent += waited
             queueing = sum([sent - request.arrival for request in batch.requests])
@@ -468,11 +470,14 @@ class AsyncServer:
             pass
         self._join_again(slot)
 
-    def _correct(self, batch: Dispatch, seconds: float, waited: float) -> None:
-        profile = self._seen[batch.model].add(len(batch.requests), seconds, waited)
-        if profile is not None:
-            self._backlog.set_profile(batch.model, profile)
-            self._handle(ProfileChanged(batch.model, profile))
+    def _learn(self, batch: Dispatch, seconds: float, waited: float) -> None:
+        """A batch that has run says how long the next ones take."""
+        self._handle(BatchTook(batch.model, batch.requests, seconds, waited))
+        if isinstance(self._scheduler, Scheduler):
+            profile = self._scheduler.profile(batch.model)
+            if profile is not self._profiles[batch.model]:
+                self._profiles[batch.model] = profile
+                self._backlog.set_profile(batch.model, profile)
 
     def _lose(self, slot: _Slot, answers: list[Answer]) -> None:
         if not self._closed:

@@ -10,10 +10,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from symphony_serve.batching.window import Window
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.model_side import DEFERRED, Gathering, Model, StartPolicy
+from symphony_serve.model_side import DEFERRED, Batching, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import as_waited
 from symphony_serve.shell.device import Device, Waited
@@ -41,7 +40,7 @@ async def measure_models(
     max_batch: int = 64,
     profiles: Mapping[str, Profile] | None = None,
     policy: StartPolicy = DEFERRED,
-    gathering: Gathering = Window,
+    batching: Batching | Gathering = Batching.AUTO,
 ) -> list[Model]:
     """The models for an `AsyncServer` on these devices.
 
@@ -62,7 +61,7 @@ async def measure_models(
             known[name] = await measure_profile([_of(one, name) for one in devices], samples[name], slo, max_batch)
     some = min(slos)
     delays = await measure_delays(lambda: devices[0].run(some, list(samples[some][:1])))
-    return [Model(name, known[name], slo, gathering, policy, delays) for name, slo in slos.items()]
+    return [Model(name, known[name], slo, batching, policy, delays) for name, slo in slos.items()]
 
 
 def _of(device: Device, name: str) -> _Run:

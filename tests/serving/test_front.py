@@ -35,7 +35,7 @@ class Server:
     def wait(self, name):
         return 0.3
 
-    def ask(self, name, value, within):
+    def ask(self, name, value, within, source=""):
         self.withins.append(within)
         self.answers.append(asyncio.get_running_loop().create_future())
         return self.answers[-1]

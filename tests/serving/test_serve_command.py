@@ -92,7 +92,7 @@ def test_the_status_in_words():
     trial = {
         "trial": "a",
         "value": 1.0,
-        "batch_1_s": 0.002,
+        "batching": "window", "batch_1_s": 0.002,
         "requests": {"answered": 3, "late": 1},
         "batches": {"2": 2},
     }
