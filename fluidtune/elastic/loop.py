@@ -37,11 +37,7 @@ def prepare(*objects: Any) -> Any:
     After each growth all workers compute the first batches whole, from the leader's random streams, and the leader's
     gradients count: two batches if the loop counts its samples by `samples`, else the batches of one turn. Where a new
     worker's gradients or weights are not the leader's, the trial goes on with one worker, with the results that it has
-    alone, and an event says what differed. Later turns begin with such a batch, too: the three after a growth, if the
-    loop counts by `samples`, and then as many as 1 % of the batches allow. What differs then may come of the leader's
-    part of earlier batches, so the trial begins anew with one worker. An evaluation begins with one where it is the
-    first over its DataLoader after such a comparison: what modules return is compared. What is evaluated over data that
-    is not prepared counts in the leader alone, if it is counted by `samples`. What the loop draws from the default streams of Python, numpy and torch
+    alone, and an event says what differed. What the loop draws from the default streams of Python, numpy and torch
     between two batches, or from a generator that it has prepared, is the same in all workers. What the dataset draws,
     and the dropout of torch.nn, differ from worker to worker. Other numbers that the loop draws for each sample
     (``torch.randn_like``, the dropout inside a recurrent layer or an attention kernel) are the same for the first,
@@ -53,12 +49,7 @@ def prepare(*objects: Any) -> Any:
     - a mean that is not over the samples: weights of classes (``CrossEntropyLoss(weight=...)``), ``ignore_index``, a
       mean over tokens of sequences of different lengths, ``reduction="sum"``;
     - a loss between samples: contrastive losses, in-batch negatives, a matrix of distances, an AUC loss;
-    - a loss that also has samples of earlier batches, or follows what was computed of them: a replay buffer, a memory
-      bank, a queue of negatives, weights of losses or a temperature that follow the loss of a worker's part. It is
-      found when it begins to change gradients in one of the compared batches, and not in those between;
-    - what is evaluated without a module, and was made of a worker's part: prototypes, a running mean of the inputs;
-    - an average of weights that is not prepared, and is evaluated over prepared data for the first time in a later turn
-      than a new worker's first evaluation, or over other data and counted by ``len`` instead of `samples`;
+    - a loss that also has samples of earlier batches: a replay buffer, a memory bank, a queue of negatives;
     - gradients that ``backward()`` does not accumulate: ``torch.autograd.grad`` followed by an update by hand;
     - a hook on a parameter's gradient that is not linear, such as clipping: it sees the gradient of the share;
     - a parameter or layer that is made or replaced after `prepare`; prepare the new one too;

@@ -165,23 +165,6 @@ def test_a_count_is_of_no_batch_that_the_loop_has_let_go_of():
 # -- in real groups --
 
 
-def test_samples_of_an_evaluation_of_what_nobody_divides_are_told_from_those_of_batches():
-    loop = Loop().fetch("train", 16)
-    hand = loop.hand
-    with torch.no_grad():
-        assert not hand.undivided(5)  # the batch is not counted yet
-        hand.counts.use()
-        assert not hand.undivided(5)  # the loader may be read on
-        loop.fetch("train", 12)
-        hand.counts.use()
-        loop.end("train")
-        assert hand.undivided(5)
-        assert not hand.undivided(6)  # the last batch's, once more
-        assert not hand.undivided(14)  # all that this worker has read
-        assert not hand.undivided(1)
-    assert not hand.undivided(5)  # it learns
-
-
 def loader(samples, batch_size, seed=5):
     x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(seed))
     return DataLoader(TensorDataset(x, x.pow(2).sum(1, keepdim=True)), batch_size=batch_size)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fluidtune.elastic import CommitStore
 from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.testing.processes import until
 
@@ -47,21 +46,25 @@ REFUSED = {
     "hard examples": f"{_UNLIKE}its gradient of",
     "sam with momentum": f"{_UNLIKE}its gradient of",
     "lookahead, inner prepared": _UNLIKE,
-    "swa": f"{_UNLIKE}what AveragedModel returns in an evaluation",
 }
 POSTPONED = ("forever, an epoch", "next by hand", "islice")
-_ANEW = "its workers do not compute the same any more: "
-#: Those whose leader ends with a line. The host goes on alone, from the last commit; after `_ANEW` there is none.
+#: Wrong with several workers, and nobody says so in time: why, and in which history. `elastic.prepare` lists the first
+#: two.
+WRONG = {
+    "hard examples, later": ("samples of earlier batches, from an epoch on that no check sees", HISTORIES),
+    "dynamic weights of losses": ("weights of losses that follow the means of a worker's part", ("2-3-3",)),
+    "ema, evaluated whole": ("an average and a DataLoader that were not prepared evaluate", HISTORIES),
+    "swa": ("an averaged model that was not prepared is evaluated", HISTORIES),
+}
+#: Those whose leader ends with a line, so that the host goes on alone from the last commit.
 LOST = {
-    "hard examples, later": f"{_ANEW}it keeps samples of earlier turns",
-    "dynamic weights of losses": f"{_ANEW}its gradient of",
     "words, hidden from None": r"divided among \d workers the loop fails: RuntimeError\('Expected hidden",
     "words, hidden of the batch size": r"divided among \d workers the loop fails: RuntimeError\('Expected hidden",
     "size of the data set": r"elastic.mean\(\) got the number of all samples, 44, as the count of a worker",
     "mean of batches": r"elastic.mean\(\) got a number of batches, 6, and not all parts of a batch had the same size",
 }
-#: But not in this history: each batch is divided evenly, or no part was seen before the workers differed.
-EXCEPT = {"mean of batches": "1-2-2-1", "dynamic weights of losses": "1-2-2-1"}
+#: In this history each batch is divided evenly.
+EVENLY = {"mean of batches": "1-2-2-1"}
 ALONE = "a cycle for all epochs"
 
 
@@ -101,12 +104,17 @@ def check(pool: Any, name: str, widths: tuple[int, ...]) -> None:
         assert divided & {"first", "divided"}, trip.seen
 
 
-def _cases() -> list[tuple[str, str]]:
+def _cases() -> list[Any]:
     """Each loop that a job would let grow, with each history."""
     left_out = {*REHEARSED, "mixup", ALONE}
     found = []
     for name in (name for name in LOOPS if name not in left_out):
-        found += [(name, history) for history in HISTORIES if name not in LOST or EXCEPT.get(name) == history]
+        why, wrong = WRONG.get(name, ("", ()))
+        for history in HISTORIES:
+            if name in LOST and EVENLY.get(name) != history:
+                continue
+            marks = [pytest.mark.xfail(strict=True, reason=why, raises=AssertionError)] if history in wrong else []
+            found.append(pytest.param(name, history, marks=marks))
     return found
 
 
@@ -117,18 +125,12 @@ def test_every_result_is_as_alone(pool, name, history):
 
 @pytest.mark.parametrize("history", HISTORIES)
 @pytest.mark.parametrize("name", LOST)
-def test_a_loop_that_cannot_go_on_divided_ends_with_a_line_before_a_result_is_wrong(pool, tmp_path, name, history):
-    if EXCEPT.get(name) == history:
+def test_a_loop_that_cannot_go_on_divided_goes_on_alone(pool, name, history):
+    """Here it ends with its line; its host goes on from the last commit."""
+    if EVENLY.get(name) == history:
         return
-    config = {"loop": name, "stop": len(HISTORIES[history]) + 2}
-    seed()
-    alone, _ = trials.plain(named, config)
     with pytest.raises(Refused, match=LOST[name]):
-        Trip(pool, {**config, "commits": str(tmp_path)}, named).go(HISTORIES[history])
-    got = pool[0].call(trials.reports)
-    same(got, alone[: len(got)])
-    if LOST[name].startswith(_ANEW):
-        assert CommitStore(str(tmp_path)).load() is None
+        check(pool, name, HISTORIES[history])
 
 
 @pytest.mark.parametrize("name", LOOPS)

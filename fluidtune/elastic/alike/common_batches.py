@@ -5,36 +5,24 @@ after a growth every worker gets whole batches at first, with the leader's rando
 alone, and the others compare theirs. Once a gradient at weights that such a step has made is the same in all workers,
 batches are divided: "first" until a turn with such batches has ended, "divided" from then on.
 
-What differs may begin later, as samples do that come once more from the third epoch on. So later turns begin with such
-a comparison, too: "again" until one gradient was compared, "agreed" until a batch is divided. It is the next turns
-after a growth if the loop divides within a turn (`EACH_TURN`), and later ones as often as `SHARE` of the batches allow.
-
 The machine has no tensors and no group. An event may have two answers:
 
-| state | formed with joiners | formed without | compared | stepped | drawn | turn ends | due again | differed |
-| --- | --- | --- | --- | --- | --- | --- | --- | --- |
-| divided | unproven | divided | - | divided | divided | divided | again | differed |
-| again | unproven | divided | agreed | again | again | divided | again | differed |
-| agreed | unproven | divided | agreed | agreed | agreed, or divided if it may begin | divided | again | differed |
-| unproven | unproven | first | compared | unproven | unproven | unproven, or first if nothing learns | - | differed |
-| compared | unproven | first | compared | stepped | compared | compared | - | differed |
-| stepped | unproven | first | proven | stepped | stepped | stepped | - | differed |
-| proven | unproven | first | proven | proven | proven, or first if it may begin | first | - | differed |
-| first | unproven | first | - | first | first | first, or divided if it had such batches | - | differed |
-| differed | unproven | first | differed | differed | differed | differed | - | differed |
+| state | formed with joiners | formed without | compared | stepped | drawn | turn ends | differed |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| divided | unproven | divided | - | divided | divided | divided | differed |
+| unproven | unproven | first | compared | unproven | unproven | unproven, or first if nothing learns | differed |
+| compared | unproven | first | compared | stepped | compared | compared | differed |
+| stepped | unproven | first | proven | stepped | stepped | stepped | differed |
+| proven | unproven | first | proven | proven | proven, or first if it may begin | first | differed |
+| first | unproven | first | - | first | first | first, or divided if it had such batches | differed |
+| differed | unproven | first | differed | differed | differed | differed | differed |
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-State = Literal["divided", "again", "agreed", "unproven", "compared", "stepped", "proven", "first", "differed"]
-
-#: Turns after a growth that begin with a comparison, whatever it costs: what follows the results of the last two turns
-#: (the weights of losses do in "End-to-End Multi-Task Learning with Attention", section 4.2.2) begins within them.
-EACH_TURN = 3
-#: The part of a group's batches that later comparisons may take: below the noise of iteration times.
-SHARE = 0.01
+State = Literal["divided", "unproven", "compared", "stepped", "proven", "first", "differed"]
 
 
 class CommonBatches:
@@ -44,15 +32,7 @@ class CommonBatches:
         self.state: State = "divided"
         #: In this turn the loop has got batches that all workers computed whole, and batches that were divided.
         self.had_common = self.had_divided = False
-        #: The leader's loop has got a divided batch in this process: what it keeps may be of its part.
-        self.has_divided = False
         self._learned = False
-        #: Turns since workers joined in which batches were divided; batches of the last comparison, and since it began.
-        self._turns = self._took = self._since = 0
-        #: Comparisons so far.
-        self.comparisons = 0
-        #: After a comparison the rest of its turn was divided.
-        self._within_turn = False
 
     def fails_divided(self, error: BaseException, width: int) -> str | None:
         """Why the loop must have one worker, if it raises ``error`` in the first divided turn since workers joined."""
@@ -72,17 +52,12 @@ class CommonBatches:
 
     def formed(self, joiners: bool) -> None:
         """A group has formed. ``joiners``: some of its workers have begun the trial's code for it."""
-        agree = self.state in ("divided", "again", "agreed")
-        self.state = "unproven" if joiners else "divided" if agree else "first"
+        self.state = "unproven" if joiners else "divided" if self.state == "divided" else "first"
         self.had_common = self.had_divided = False
-        if joiners:
-            self.comparisons += 1
-            self._turns = self._took = self._since = 0
-            self._within_turn = False
 
     def compared(self) -> None:
         """All workers had the same gradient of a common batch."""
-        after: dict[State, State] = {"unproven": "compared", "stepped": "proven", "again": "agreed"}
+        after: dict[State, State] = {"unproven": "compared", "stepped": "proven"}
         self.state = after.get(self.state, self.state)
 
     def stepped(self) -> None:
@@ -92,40 +67,22 @@ class CommonBatches:
 
     def draw(self, *, may_divide: bool) -> bool:
         """The leader draws a batch; whether it is common. ``may_divide``: nothing that the loop does would mix both."""
-        if self.state in ("proven", "agreed") and may_divide:
-            self.follow(False)
+        if self.state == "proven" and may_divide:
+            self.state = "first"
         return self.are_common
 
     def follow(self, common: bool) -> None:
         """A follower hears how a batch was drawn."""
         if not common and self.state not in ("divided", "differed"):
-            self.state = "divided" if self.state in ("again", "agreed") else "first"
+            self.state = "first"
 
     def got(self, common: bool) -> None:
         self.had_common = self.had_common or common
         self.had_divided = self.had_divided or not common
-        self.has_divided = self.has_divided or not common
-        self._took, self._since = self._took + common, self._since + 1
-
-    @property
-    def again_due(self) -> bool:
-        """At a boundary: whether the next turn is to begin with a comparison."""
-        soon = self._turns < EACH_TURN and (self.had_common or self._within_turn)
-        return self.had_divided and (soon or self._took <= SHARE * self._since)
-
-    def ask_again(self) -> None:
-        """The next turn begins with a comparison, as the leader has found it due at this boundary."""
-        if self.state in ("divided", "again", "agreed"):
-            self.state = "again"
-            self.comparisons += 1
-            self._took = self._since = 0
 
     def turn_ended(self) -> None:
         """A boundary, at which all workers were compared. If no optimizer has stepped, there is no more to compare."""
-        if self.had_divided:
-            self._turns += 1
-            self._within_turn = self._within_turn or self.had_common
-        if self.state in ("again", "agreed") or (self.state == "first" and self.had_divided):
+        if self.state == "first" and self.had_divided:
             self.state = "divided"
         elif self.state == "proven" or (self.state == "unproven" and not self._learned):
             self.state = "first"

@@ -12,10 +12,6 @@ as many batches ahead as it likes.
 
 A reading in which the loop evaluates is forgotten when it ends: nothing used its batches, and at each of its batches
 gradients were off or all modules were in evaluation mode.
-
-A loop may also evaluate over data that nobody divides, such as a DataLoader that was not prepared. Then each worker has
-all of it, and only the leader's samples count: what the loop has not prepared, such as an average of weights, is right
-in the leader.
 """
 
 from __future__ import annotations
@@ -59,8 +55,6 @@ class Uses:
         self._readings: dict[Reading, _Fetched] = {}
         #: Batches of readings that evaluated: only if nothing else is at hand, a use is about one of them.
         self._evaluated: dict[int, Share] = {}
-        #: No use was about one of these so far.
-        self.leaves_evaluated = True
 
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch."""
@@ -70,7 +64,7 @@ class Uses:
         fetched.shares[self._kind_of(share)] = share
         fetched.unused += 1
 
-    def end(self, reading: Reading) -> None:
+    def ended(self, reading: Reading) -> None:
         """The loop reads no further."""
         fetched = self._readings.get(reading)
         if fetched is None:
@@ -96,12 +90,6 @@ class Uses:
         """Whether each batch was used that the loop learns from."""
         return not any(f.unused for reading, f in self._readings.items() if not reading.evaluates)
 
-    @property
-    def over(self) -> bool:
-        """Whether all that was fetched is read to its end, and used, and nothing says that more of it is."""
-        used = all(fetched.ended and not fetched.unused for fetched in self._readings.values())
-        return used and not self._evaluated and self.said is None
-
     def forget_ended(self) -> None:
         """What was fetched is used up, except by readings that go on."""
         self._readings = {reading: fetched for reading, fetched in self._readings.items() if not fetched.ended}
@@ -123,7 +111,6 @@ class Uses:
             fetched.ahead = fetched.ahead or fetched.unused > 1
             fetched.unused, fetched.used = 0, True
             shares.update(fetched.shares)
-        self.leaves_evaluated = self.leaves_evaluated and bool(shares or not self._evaluated)
         found = list((shares or self._evaluated).values())
         if len(found) > 1:
             sizes = " or ".join(map(str, sorted(share.size for share in found)))
@@ -141,7 +128,6 @@ class BatchesAtHand:
     def __init__(self) -> None:
         self._modules: list[torch.nn.Module] = []
         self.left_out = LeftOut()
-        self._read: list[Reading] = []
         self.clear()
 
     def watch(self, module: torch.nn.Module) -> None:
@@ -151,7 +137,6 @@ class BatchesAtHand:
     def next_turn(self) -> None:
         """A boundary: what was fetched before is used up, except by readings that the loop has kept."""
         self._handed_out = 0
-        self._read_before, self._read = self._read, []
         for uses in self._uses:
             uses.forget_ended()
             uses.said = None
@@ -163,13 +148,9 @@ class BatchesAtHand:
         self.counted = Counted()
         #: Batches that the loop has fetched and has not said yet that it works on.
         self._handed_out = 0
-        #: The readings of this turn, and those of the last one until the loop learns in this one.
-        self._read, self._read_before = [], []
-        #: The loop still had samples of an earlier turn when it began to learn in this one.
-        self.keeps_samples = False
         self.left_out.clear()
-        counted = self.left_out.counted
-        self.gradients = Uses("gradients", lambda share: share.division, self._learns)
+        used, counted = self.left_out.used, self.left_out.counted
+        self.gradients = Uses("gradients", lambda share: share.division, used)
         self.statistics = Uses("batch statistics", lambda share: share.division, counted)
         self.counts = Uses("elastic.samples()", lambda share: share.stand_ins, counted, again=False)
         self._uses = (self.gradients, self.statistics, self.counts)
@@ -180,21 +161,9 @@ class BatchesAtHand:
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch of which this worker has a share."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
-        if reading not in self._read:
-            self._read.append(reading)
-        reading.last = share.part
-        reading.samples += share.part
         for uses in self._uses:
             uses.fetched(reading, share)
         self.left_out.fetched(reading, share)
-
-    def _learns(self) -> None:
-        """A backward pass. By now a loop has let go of the last turn's batches, if it means to."""
-        self.left_out.used()
-        self.keeps_samples = self.keeps_samples or any(
-            reading.kept_more for reading in self._read_before if not reading.evaluates
-        )
-        self._read_before = []
 
     def handed_out(self) -> None:
         """The loop gets a batch and will say itself when it works on it."""
@@ -214,23 +183,13 @@ class BatchesAtHand:
         """The reading's last batch was fetched, or the loop reads no further."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
         for uses in self._uses:
-            uses.end(reading)
+            uses.ended(reading)
         self.left_out.ended(reading)
 
     @property
     def settled(self) -> bool:
         """Between two batches: the loop has used and counted all that it fetched, and keeps none of it."""
         return self._handed_out == 0 and self.gradients.settled and self.counts.all_used
-
-    def undivided(self, n: int) -> bool:
-        """Whether these ``n`` samples are of data that nobody divides: the loop evaluates, and reads no divided batch.
-
-        Not those of the last batch again, nor all that were read. One may stand for any number.
-        """
-        if self._handed_out or not self.counts.over or not self.nothing_learns():
-            return False
-        read = [reading.samples for reading in self._read]
-        return n not in (1, sum(read), *read, *(reading.last for reading in self._read))
 
     def nothing_learns(self) -> bool:
         """Whether gradients are off, or all of the trial's modules are in evaluation mode."""

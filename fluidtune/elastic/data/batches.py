@@ -50,8 +50,6 @@ class Reading:
 
     def __init__(self) -> None:
         self.evaluates = True
-        #: Samples that this worker got: of all batches, and of the last one.
-        self.samples = self.last = 0
         self._batches = 0
         #: The tensors of the last batch, and of those before it, that the loop has not let go.
         self._last: WeakSet[torch.Tensor] = WeakSet()
@@ -62,7 +60,7 @@ class Reading:
         """The loop gets this batch, as the loader's ``collate_fn`` has made it."""
         self._batches += 1
         self._earlier |= self._last
-        self._last = WeakSet(tensors_in(batch))
+        self._last = WeakSet(_tensors(batch))
         self._had_tensors = self._had_tensors or bool(self._last)
 
     @property
@@ -73,12 +71,7 @@ class Reading:
     @property
     def kept(self) -> bool:
         """Whether the loop keeps batches on purpose: not only the last of several, as a loop's variables do."""
-        return self.kept_more or (self._batches == 1 and bool(self._last))
-
-    @property
-    def kept_more(self) -> bool:
-        """Whether the loop keeps other batches than the last one."""
-        return bool(self._earlier)
+        return bool(self._earlier) or (self._batches == 1 and bool(self._last))
 
 
 @dataclass(frozen=True)
@@ -94,9 +87,9 @@ class BatchPart:
         return self.share.weight
 
 
-def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, list | tuple | dict):
         for part in batch.values() if isinstance(batch, dict) else batch:
-            yield from tensors_in(part)
+            yield from _tensors(part)

@@ -15,7 +15,6 @@ from .attribution import BatchesAtHand
 from .counted import Counted
 from .left_out import Place
 from .loop_draws import LeadersStreams
-from .outputs import Outputs
 
 
 class GroupView(Protocol):
@@ -31,8 +30,6 @@ class GroupView(Protocol):
     likeness: Likeness
     #: What the loop draws.
     draws: LeadersStreams
-    #: What modules make of an evaluation's first batch.
-    outputs: Outputs
     #: What the trial consists of.
     state: CommittableState
 
@@ -69,13 +66,6 @@ def refuse_left_out(group: GroupView, place: Place) -> None:
         raise CannotDivide(why)
 
 
-def refuse_kept(group: GroupView) -> None:
-    """Go apart if the loop keeps samples of earlier turns: each worker would keep those of its parts."""
-    if group.batches.keeps_samples:
-        group.backend.exchange(torch.zeros(1), "samples that all have kept")
-        group.likeness.computes_apart("it keeps samples of earlier turns, as a replay buffer does, of its parts alone")
-
-
 def total_of_all(group: GroupView, pair: torch.Tensor) -> torch.Tensor:
     """What all workers give `elastic.mean`, a sum and the count of what is in it, summed up.
 
@@ -83,7 +73,6 @@ def total_of_all(group: GroupView, pair: torch.Tensor) -> torch.Tensor:
         CannotDivide: batches were left out, or the counts are those of the whole data; on all workers.
     """
     refuse_left_out(group, "mean")
-    refuse_kept(group)
     why = None if group.common.whole_turn else group.batches.counted.why_wrong(float(pair[1]))
     group.batches.counted = Counted()
     rows = group.backend.exchange(torch.cat([pair, pair.new_tensor([float(why is not None)])]), "elastic.mean()")

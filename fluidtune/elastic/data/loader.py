@@ -51,7 +51,6 @@ class ElasticLoader:
         self._group = group
         self.begun = 0  # iterators that were made in the trial
         self.read = 0  # batches that the loop has got in this turn
-        self.compared = 0  # leader: the comparison (`CommonBatches.comparisons`) in which an evaluation over it was
         #: The loop has gone on, in a later turn, with an iterator that it had made before.
         self.reuses_iterator = False
         #: The loop has let go of an iterator of an earlier turn, or made a new one although it still had it.
@@ -77,7 +76,7 @@ class ElasticLoader:
             seed = self._seed()
             if self._loader.num_workers:
                 seed = self._group.backend.broadcast_object(seed, "the seed of a loader's processes")
-            shares = _DividedBatches(self, self._group, seed)
+            shares = _DividedBatches(self._loader, self._group, seed)
             batches = _Batches(self, self._group, iter(self._divided(shares, seed)), shares)
         self._made.add(batches)
         return batches
@@ -167,8 +166,6 @@ class _Batches:
         self._generation = group.generation
         self._batches = batches
         self._shares = shares
-        #: The outputs of modules are compared before the next batch.
-        self._compares = False
         self._reading = Reading()
 
     def __iter__(self) -> Iterator[Any]:
@@ -192,8 +189,6 @@ class _Batches:
             self._loader.reuses_iterator = True
         self.turn = turn
         self._group.batches.fetching()
-        if self._compares:
-            self._compare_outputs()
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -206,9 +201,6 @@ class _Batches:
         self._loader.read += 1
         if self._shares is not None:
             share, compare = self._shares.handed.popleft()
-            self._compares = self._shares.watches and self._given == 1
-            if self._compares:
-                self._group.outputs.watch()
             self._group.common.got(share.common)
             if compare and self._group.width > 1:
                 self._group.likeness.compare_weights(self._group.backend, self._group.state)
@@ -225,19 +217,6 @@ class _Batches:
             else:
                 self._group.batches.fetched(self._reading, share)
         return batch
-
-    def _compare_outputs(self) -> None:
-        """All workers: whether modules have made the same of the first batch, which all of them had whole."""
-        group, shares, self._compares = self._group, self._shares, False
-        assert shares is not None
-        group.outputs.stop()
-        rows = group.backend.exchange(group.outputs.row(), "the comparison of outputs")
-        found = [name for row in rows[1:] if (name := group.outputs.apart(rows[0], row)) is not None]
-        shares.watches = False
-        if found:
-            group.likeness.go_apart(f"what {found[0]} returns in an evaluation")
-        else:
-            self._loader.compared = group.common.comparisons
 
     def __del__(self) -> None:
         if self.turn is not None and not self.over and self._group.turn_number > self.turn:
@@ -262,14 +241,12 @@ class _Drawn:
     """What the leader sends of the next batches. ``batches``: their indices; empty at the end.
 
     ``common``: all workers get them whole. ``compare``: the workers' weights are compared before the first of them.
-    ``watch``: what modules make of the first is compared before the second (`outputs`).
     ``seed``: of what the dataset draws. ``streams``: the leader's, if the others have others.
     """
 
     batches: list[list[Any]]
     common: bool
     compare: bool
-    watch: bool
     seed: int
     streams: Streams | None
 
@@ -277,14 +254,11 @@ class _Drawn:
 class _DividedBatches:
     """A batch sampler that yields this worker's part of each batch, and remembers its `Share`. ``seed``: the pass'."""
 
-    def __init__(self, loader: ElasticLoader, group: GroupView, seed: int) -> None:
-        self._loader = loader
+    def __init__(self, loader: DataLoader, group: GroupView, seed: int) -> None:
         self._sampler = loader.batch_sampler
         self._group = group
         self._seed = seed
         self._ahead = _AHEAD if _draws_at_once(loader) else 1
-        #: Batches are whole in all workers until it is known whether modules make the same of the first one.
-        self.watches = False
         #: By batch, in the order of their indices: the share, and whether the weights are compared before it.
         self.handed: deque[tuple[Share, bool]] = deque()
 
@@ -298,7 +272,6 @@ class _DividedBatches:
             if source is None:
                 group.draws.take(drawn.streams)
                 group.common.follow(drawn.common)
-                self.watches = self.watches or drawn.watch
             if not drawn.batches:
                 return
             for batch in drawn.batches:
@@ -309,17 +282,13 @@ class _DividedBatches:
         group = self._group
         if not first:
             group.draws.look()
+        common = group.common.draw(may_divide=not first and group.batches.settled)
         # An evaluation's weights may be others than those that learn, as an average is: a joiner may have another one.
         evaluates = group.batches.nothing_learns()
-        watch = first and evaluates and group.batches.gradients.leaves_evaluated and (
-            group.common.state != "differed" and self._loader.compared != group.common.comparisons
-        )
-        self.watches = self.watches or watch
-        common = group.common.draw(may_divide=not first and group.batches.settled) or self.watches
         compare = not common and (first if evaluates else group.likeness.weights_due(at_batch=True))
         ahead = 1 if common or compare or group.draws.drawn else self._ahead
         batches = [list(batch) for batch in islice(source, ahead)]
-        return _Drawn(batches, common, compare, watch, self._seed, group.draws.news())
+        return _Drawn(batches, common, compare, self._seed, group.draws.news())
 
     def _hand_out(self, batch: list[Any], drawn: _Drawn, number: int, compare: bool) -> list[Any]:
         rank, world = self._group.backend.rank, self._group.backend.world
@@ -377,7 +346,7 @@ def _numbers(value: Any) -> numpy.ndarray | None:
     return array if array.dtype.kind in "biuf" else None
 
 
-def _draws_at_once(loader: ElasticLoader) -> bool:
+def _draws_at_once(loader: DataLoader) -> bool:
     """Whether the sampler draws from a stream that others use only before its first batch.
 
     Then indices can be drawn ahead, and a loop that is left early leaves the streams as a stock loader does.

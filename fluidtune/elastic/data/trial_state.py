@@ -42,7 +42,7 @@ class TrialState(CommittableState):
         self._gradients = GradientReducer(group)
         self._statistics = GlobalBatchStatistics(group)
         self._steering = Steering(group)
-        self._dropout = OwnDropout(lambda: group.common.are_common or group.outputs.watched)
+        self._dropout = OwnDropout(lambda: group.common.are_common)
 
     def add(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
         """Add objects to the state, and return what the user works with; see `elastic.prepare`."""

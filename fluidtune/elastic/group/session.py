@@ -262,12 +262,9 @@ class ElasticSession(LeaderSession, FollowerSession):
         return float(pair[0]) / float(pair[1])
 
     def samples(self, n: int) -> int:
-        batches = self._member.batches
-        if self.width > 1 and batches.undivided(n):
-            return n if self.backend.rank == 0 else 0
-        share = batches.counts.use()
+        share = self._member.batches.counts.use()
         n = 0 if share is not None and share.stand_in else n
-        batches.counted.returned += n
+        self._member.batches.counted.returned += n
         return n
 
     # -- for a trial that brings its own state, in the loop's thread (see `elastic.hvd`) --
