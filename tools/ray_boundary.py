@@ -47,6 +47,7 @@ PUBLIC_MODULES = frozenset(
         "ray.serve.deployment",
         "ray.train",
         "ray.train.torch",
+        "ray.train.lightning",
         "ray.train.v2.api.data_parallel_trainer",
         "ray.tune",
         "ray.tune.experiment",

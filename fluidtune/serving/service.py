@@ -159,8 +159,8 @@ def serve(
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
-    sizes, asked = (max_batch, max_body), (token, tuple(cors), former)
-    setting = Setting(run, loading, slo, resources, count, *sizes, policy, modules, leasing, *asked)
+    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
+    setting = replace(setting, token=token, cors=tuple(cors), batching=former)
     _start(setting, host, port)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
