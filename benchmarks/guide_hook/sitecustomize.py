@@ -1,0 +1,87 @@
+"""What every Python process of a guide's run does at its start: trials get seeds, and a search gets few trials.
+
+`benchmarks.guides` puts this directory into PYTHONPATH, so that neither the script nor Ray or FluidTune is edited.
+``GUIDE_SAMPLES`` is the ``num_samples`` of every search. ``GUIDE_NOTES`` is a file that gets one line of JSON for each
+`TuneConfig`: the classes of its scheduler and of its search algorithm. A trial's random streams begin from its
+configuration, and the driver's from 0, because guides have no seeds and could not be compared.
+"""
+
+import functools
+import importlib.abc
+import importlib.util
+import sys
+
+
+def seed(text):
+    """Begin the global random streams of this process from a text; torch's only if it is imported."""
+    import random
+    import zlib
+
+    number = zlib.crc32(text.encode())
+    random.seed(number)
+    for module, name in (("numpy.random", "seed"), ("torch", "manual_seed"), ("tensorflow.random", "set_seed")):
+        if module in sys.modules:
+            getattr(sys.modules[module], name)(number)
+
+
+def trials_are_seeded(module):
+    import json
+
+    made, reset = module.Trainable.__init__, module.Trainable.reset
+
+    def text(config):
+        kept = {key: value for key, value in (config or {}).items() if not key.startswith("__")}
+        return json.dumps(kept, sort_keys=True, default=lambda each: type(each).__name__)
+
+    @functools.wraps(made)
+    def __init__(self, config=None, storage=None):
+        seed(text(config))
+        made(self, config, storage)
+
+    @functools.wraps(reset)
+    def seeded_reset(self, new_config, *args, **kwargs):
+        seed(text(new_config))
+        return reset(self, new_config, *args, **kwargs)
+
+    module.Trainable.__init__, module.Trainable.reset = __init__, seeded_reset
+
+
+def searches_are_short(module):
+    import json
+    import os
+
+    made = module.TuneConfig.__init__
+
+    @functools.wraps(made)
+    def __init__(self, *args, **kwargs):
+        made(self, *args, **kwargs)
+        self.num_samples = int(os.environ["GUIDE_SAMPLES"])
+        names = [None if each is None else type(each).__name__ for each in (self.scheduler, self.search_alg)]
+        with open(os.environ["GUIDE_NOTES"], "a") as notes:
+            notes.write(json.dumps(names) + "\n")
+        seed("driver")
+
+    module.TuneConfig.__init__ = __init__
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls a function with a module when it has been imported. One that no process imports costs nothing."""
+
+    WANTED = {"ray.tune.trainable.trainable": trials_are_seeded, "ray.tune.tune_config": searches_are_short}
+
+    def find_spec(self, name, path=None, target=None):
+        change = self.WANTED.pop(name, None)
+        if change is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            change(module)
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+sys.meta_path.insert(0, AfterImport())
