@@ -24,10 +24,13 @@ from ray.tune.result import AUTO_RESULT_KEYS
 
 from benchmarks.frameworks.runs import same
 
+#: The status of a run that took too long, as that of the command ``timeout``.
+NOT_ENDED = 124
 #: Keys of a report that no two runs have in common. The first ones are Tune's own.
 VOLATILE = {*AUTO_RESULT_KEYS, "trial_id", "experiment_tag", "done"}
-#: The number of a trial in its directory's name, such as ``train_1a2b3_00007_7_lr=0.1_2026-01-01_00-00-00``.
-_NUMBER = re.compile(r"_[0-9a-f]{5}_(\d{5})(?:_|$)")
+#: The number of a trial in its directory's name, such as ``train_1a2b3_00007_7_lr=0.1_2026-01-01_00-00-00``. With a
+#: search algorithm it is ``train_1a2b3c4d_8_lr=0.1_2026-01-01_00-00-00``.
+_NUMBER = re.compile(r"_(?:[0-9a-f]{5}|[0-9a-f]{8})_(\d+)(?:_|$)")
 _DATE = re.compile(r"_\d{4}-\d\d-\d\d_.*$")
 
 #: What a run has found: ``status``, ``error``, ``decides`` and ``experiments``, by name their trials by number.
@@ -80,7 +83,9 @@ def _trials(state: Path) -> dict[str, Any]:
 
 
 def differences(ours: Outcome, stock: Outcome) -> list[str]:
-    """What differs, one line each."""
+    """What differs, one line each. Of a side that did not end nothing can be said."""
+    if NOT_ENDED in (ours["status"], stock["status"]):
+        return [f"not compared: status {ours['status']} (stock: {stock['status']})"]
     found = [
         f"{key}: {ours[key]} (stock: {stock[key]})" for key in ("status", "error") if not same(ours[key], stock[key])
     ]

@@ -35,7 +35,7 @@ import numpy
 import ray.tune.examples
 
 from benchmarks.common import ROOT, environment, finish, kill_tree, parser, result, say
-from benchmarks.guide_outcomes import Outcome, differences, read
+from benchmarks.guide_outcomes import NOT_ENDED, Outcome, differences, read
 from benchmarks.sides import OURS
 
 EXAMPLES = Path(ray.tune.examples.__file__).parent
@@ -133,7 +133,7 @@ def run(name: str, script: Path, side: str, keep: Path | None, limit: float) -> 
                 kill_tree(process)
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
-                status = 124
+                status = NOT_ENDED
         outcome = read(home, status, printed.read_text(errors="replace"), notes)
         if keep is not None:
             place = keep / f"{name}.{side}"
@@ -150,7 +150,7 @@ def words(outcome: Outcome) -> str:
     if failed:
         errors = sorted({str(trial["error"]) for trial in trials if trial["error"] is not None})
         said += f", {failed} failed ({'; '.join(errors)[:160]})"
-    if outcome["status"] == 124:
+    if outcome["status"] == NOT_ENDED:
         return f"not ended; {said}"
     if outcome["status"]:
         return f"{said + '; ' if trials else ''}ends with {outcome['error'] or outcome['status']}"
