@@ -116,6 +116,7 @@ def run(name: str, script: Path, side: str, keep: Path | None, limit: float) -> 
             "RAY_USAGE_STATS_ENABLED": "0",
             "WANDB_MODE": "offline",
             "HF_HUB_OFFLINE": "1",
+            "MLFLOW_ALLOW_FILE_STORE": "true",
             # The examples with TensorFlow are written for Keras 2.
             **({"TF_USE_LEGACY_KERAS": "1"} if importlib.util.find_spec("tf_keras") else {}),
             "GUIDE_SAMPLES": str(SAMPLES.get(name, TRIALS)),
@@ -157,8 +158,23 @@ def words(outcome: Outcome) -> str:
     return said
 
 
-def compared(name: str, script: Path, keep: Path | None, limit: float) -> dict[str, Any]:
-    """Run a script on both sides; the figures that the first paragraphs name."""
+def compared(outcomes: dict[str, Outcome]) -> dict[str, Any]:
+    """The figures of a script, its outcomes by side; the first paragraphs name them."""
+    stock = outcomes["stock"]
+    processes = {
+        side: len({pid for of in outcome["experiments"].values() for trial in of.values() for pid in trial["processes"]})
+        for side, outcome in outcomes.items()
+    }
+    return {
+        **{side: words(outcome) for side, outcome in outcomes.items()},
+        "processes": processes,
+        "decides": [stock[each] for each in ("scheduler", "searcher") if stock[each]],
+        "differs": differences(outcomes[OURS], stock),
+    }
+
+
+def measured(name: str, script: Path, keep: Path | None, limit: float) -> dict[str, Any]:
+    """Run a script on both sides, and compare."""
     outcomes = {}
     for side in COMMANDS:
         for _ in range(TRIES):
@@ -166,20 +182,10 @@ def compared(name: str, script: Path, keep: Path | None, limit: float) -> dict[s
             if LATE not in (outcomes[side]["error"] or ""):
                 break
         say(f"{name}, {side}: {words(outcomes[side])}")
-    found = differences(outcomes[OURS], outcomes["stock"])
-    for line in found:
+    found = compared(outcomes)
+    for line in found["differs"]:
         say(f"  differs: {line}")
-    processes = {
-        side: len({pid for of in outcome["experiments"].values() for trial in of.values() for pid in trial["processes"]})
-        for side, outcome in outcomes.items()
-    }
-    decides = [outcomes["stock"][each] for each in ("scheduler", "searcher") if outcomes["stock"][each]]
-    return {
-        **{side: words(outcome) for side, outcome in outcomes.items()},
-        "processes": processes,
-        "decides": decides,
-        "differs": found,
-    }
+    return found
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -211,7 +217,7 @@ def main() -> None:
     for path in chosen.values():
         if not path.is_file():
             options.error(f"there is no {path}, and no example of that name: {', '.join(known)}")
-    guides = {name: compared(name, path, args.keep, args.limit) for name, path in chosen.items()}
+    guides = {name: measured(name, path, args.keep, args.limit) for name, path in chosen.items()}
     finish(result("guides", "cpu:2", "real", ray=ray.__version__, guides=guides, left_out=LEFT_OUT), args.json)
     if any(of["differs"] for of in guides.values()):
         raise SystemExit(1)

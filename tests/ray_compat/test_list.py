@@ -30,7 +30,7 @@ from ray.tune.schedulers import (
 )
 from ray.tune.schedulers.hyperband import _Bracket
 from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
-from ray.tune.trainable import FunctionTrainable
+from ray.tune.trainable import FunctionTrainable, trainable
 
 from fluidtune import ray_compat
 from fluidtune.tune.api import Tuner as FluidTuner
@@ -63,7 +63,7 @@ CLASSES: dict[str, type] = {
         session._TrainSession,
     )
 }
-MODULES: dict[str, Any] = {"class_cache": class_cache, "result": result, "worker": worker}
+MODULES: dict[str, Any] = {"class_cache": class_cache, "result": result, "trainable": trainable, "worker": worker}
 NAMES: dict[str, Any] = {
     "TrackedActor": TrackedActor,
     "_TrainingResult": checkpoint_manager._TrainingResult,
@@ -127,6 +127,7 @@ def test_nothing_is_used_that_is_not_listed() -> None:
     assert set(lacking) == {
         "ray.tune.execution.tune_controller.TuneController",
         "ray.remote_function.RemoteFunction",
+        "ray.tune.trainable.trainable",
     }
 
 
