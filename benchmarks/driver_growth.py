@@ -67,8 +67,8 @@ def main() -> None:
     sides = {side: figures(of) for side, of in lines.items()}
     rates = {side: of["trials_per_second"] for side, of in sides.items()}
     ratios = {side: rates[OURS] / rate for side, rate in rates.items() if side != OURS}
-    shown = result("driver_growth", "cpu:2", "real", sides=sides, ratios=ratios, ratio=min(ratios.values()), lines=lines)
-    finish(shown, args.json)
+    shown = {"sides": sides, "ratios": ratios, "ratio": min(ratios.values()), "lines": lines}
+    finish(result("driver_growth", "cpu:2", "real", **shown), args.json)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ray.tune.result import AUTO_RESULT_KEYS
-
 from benchmarks.frameworks.runs import same
 
 #: The status of a run that took too long, as that of the command ``timeout``.
 NOT_ENDED = 124
-#: Keys of a report that no two runs have in common. The first ones are Tune's own.
-VOLATILE = {*AUTO_RESULT_KEYS, "trial_id", "experiment_tag", "done"}
+#: Keys of a report that Tune adds, and that differ from run to run or are looked at elsewhere. "done" depends on it
+#: whether the trial ended before or after its last report was taken.
+VOLATILE = {"timestamp", "date", "pid", "hostname", "node_ip", "trial_id", "experiment_tag", "config", "done"}
+VOLATILE |= {"time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore"}
+VOLATILE |= {"checkpoint_dir_name"}
 #: The number of a trial in its directory's name, such as ``train_1a2b3_00007_7_lr=0.1_2026-01-01_00-00-00``. With a
 #: search algorithm it is ``train_1a2b3c4d_8_lr=0.1_2026-01-01_00-00-00``.
 _NUMBER = re.compile(r"_(?:[0-9a-f]{5}|[0-9a-f]{8})_(\d+)(?:_|$)")
@@ -126,7 +127,7 @@ def _trial(mine: Mapping[str, Any], stock: Mapping[str, Any], stopped: bool, cho
 def _values(mine: Mapping[str, Any], stock: Mapping[str, Any]) -> Iterator[str]:
     """The first of the reports that both have made with one configuration, and in which they differ."""
     first = mine["configs"][:1]
-    pairs = zip(mine["reports"], stock["reports"], mine["configs"], stock["configs"])
+    pairs = zip(mine["reports"], stock["reports"], mine["configs"], stock["configs"], strict=False)
     for number, (one, other, *configs) in enumerate(pairs, 1):
         if not all(same(config, first[0]) for config in configs):
             return

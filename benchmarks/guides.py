@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.guides --json [--only NAME ...] [--ray CHECKOUT] [--keep DIR] [--quick]``.
 
-The scripts are those of the installed package ``ray.tune.examples``. With ``--ray``, a checkout of Ray's repository,
+The scripts are those in ``tune/examples`` of the installed Ray. With ``--ray``, a checkout of Ray's repository,
 its notebooks in ``doc/source/tune/examples`` come too: their code cells one after the other. ``--only`` takes names
 of these or paths of any other scripts. ``--quick`` runs one script.
 
@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import ray.tune.examples
+import ray
 
 from benchmarks.common import ROOT, environment, finish, kill_tree, parser, result, say
 from benchmarks.guide_outcomes import NOT_ENDED, Outcome, differences, read
 from benchmarks.sides import OURS
 
-EXAMPLES = Path(ray.tune.examples.__file__).parent
+EXAMPLES = Path(ray.__file__).parent / "tune" / "examples"
 #: Side -> what comes before the script on the command line.
 COMMANDS = {"stock": [sys.executable], OURS: [sys.executable, "-m", "fluidtune.cli", "run"]}
 #: Trials of a search.
@@ -143,18 +143,22 @@ def run(name: str, script: Path, side: str, keep: Path | None, limit: float) -> 
         return outcome
 
 
+def trials(outcome: Outcome) -> list[dict[str, Any]]:
+    """All trials of a run."""
+    return [trial for of in outcome["experiments"].values() for trial in of.values()]
+
+
 def words(outcome: Outcome) -> str:
     """What came of a run, in words."""
-    trials = [trial for of in outcome["experiments"].values() for trial in of.values()]
-    failed = sum(trial["error"] is not None for trial in trials)
-    said = f"{len(trials)} trials, {sum(len(trial['reports']) for trial in trials)} reports"
-    if failed:
-        errors = sorted({str(trial["error"]) for trial in trials if trial["error"] is not None})
-        said += f", {failed} failed ({'; '.join(errors)[:160]})"
+    ran = trials(outcome)
+    said = f"{len(ran)} trials, {sum(len(trial['reports']) for trial in ran)} reports"
+    errors = [trial["error"] for trial in ran if trial["error"] is not None]
+    if errors:
+        said += f", {len(errors)} failed ({'; '.join(sorted(set(errors)))[:160]})"
     if outcome["status"] == NOT_ENDED:
         return f"not ended; {said}"
     if outcome["status"]:
-        return f"{said + '; ' if trials else ''}ends with {outcome['error'] or outcome['status']}"
+        return f"{said + '; ' if ran else ''}ends with {outcome['error'] or outcome['status']}"
     return said
 
 
@@ -162,7 +166,7 @@ def compared(outcomes: dict[str, Outcome]) -> dict[str, Any]:
     """The figures of a script, its outcomes by side; the first paragraphs name them."""
     stock = outcomes["stock"]
     processes = {
-        side: len({pid for of in outcome["experiments"].values() for trial in of.values() for pid in trial["processes"]})
+        side: len({pid for trial in trials(outcome) for pid in trial["processes"]})
         for side, outcome in outcomes.items()
     }
     return {
@@ -206,7 +210,7 @@ def main() -> None:
     options.add_argument("--ray", type=Path, metavar="CHECKOUT", help="a checkout of Ray, for its notebooks")
     options.add_argument("--keep", type=Path, metavar="DIR", help="keep there what the runs leave and print")
     options.add_argument("--limit", type=float, default=LIMIT_S, help=f"seconds of a side of a script ({LIMIT_S:.0f})")
-    options.add_argument("--table", type=Path, metavar="FILE", help="print the docs' table of such an object, run nothing")
+    options.add_argument("--table", type=Path, metavar="FILE", help="print the docs' table of such an object")
     args = options.parse_args()
     if args.table is not None:
         print(table(json.loads(args.table.read_text())), end="")

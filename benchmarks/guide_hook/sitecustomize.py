@@ -25,10 +25,10 @@ def seed(text):
             getattr(sys.modules[module], name)(number)
 
 
-def trials_are_seeded(module):
+def trials_are_seeded(tune):
     import json
 
-    made, reset = module.Trainable.__init__, module.Trainable.reset
+    made, reset = tune.Trainable.__init__, tune.Trainable.reset
 
     def text(config):
         kept = {key: value for key, value in (config or {}).items() if not key.startswith("__")}
@@ -44,14 +44,15 @@ def trials_are_seeded(module):
         seed(text(new_config))
         return reset(self, new_config, *args, **kwargs)
 
-    module.Trainable.__init__, module.Trainable.reset = __init__, seeded_reset
+    tune.Trainable.__init__, tune.Trainable.reset = __init__, seeded_reset
+    searches_are_short(tune)
 
 
-def searches_are_short(module):
+def searches_are_short(tune):
     import json
     import os
 
-    made = module.TuneConfig.__init__
+    made = tune.TuneConfig.__init__
 
     @functools.wraps(made)
     def __init__(self, *args, **kwargs):
@@ -62,7 +63,7 @@ def searches_are_short(module):
             notes.write(json.dumps(names) + "\n")
         seed("driver")
 
-    module.TuneConfig.__init__ = __init__
+    tune.TuneConfig.__init__ = __init__
 
 
 def digits_are_made_up(module):
@@ -84,15 +85,15 @@ def digits_are_made_up(module):
 class AfterImport(importlib.abc.MetaPathFinder):
     """Calls a function with a module when it has been imported. One that no process imports costs nothing."""
 
-    WANTED = {
-        "ray.tune.trainable.trainable": trials_are_seeded,
-        "ray.tune.tune_config": searches_are_short,
-        "keras.src.datasets.mnist": digits_are_made_up,
-        "tf_keras.src.datasets.mnist": digits_are_made_up,
-    }
+    def __init__(self):
+        self.wanted = {
+            "ray.tune": trials_are_seeded,
+            "keras.src.datasets.mnist": digits_are_made_up,
+            "tf_keras.src.datasets.mnist": digits_are_made_up,
+        }
 
     def find_spec(self, name, path=None, target=None):
-        change = self.WANTED.pop(name, None)
+        change = self.wanted.pop(name, None)
         if change is None:
             return None
         spec = importlib.util.find_spec(name)

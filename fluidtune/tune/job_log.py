@@ -48,7 +48,7 @@ class JobLog:
         self._clock = clock
         self._started = clock()
         self._iteration_lines = IterationLines()
-        #: The `trial_added` to come of trials that the engine does not know yet, by trial, oldest first. No list is empty.
+        #: The `trial_added` to come of trials that the engine does not know yet, by trial, oldest first. None is empty.
         self._arrivals: dict[str, list[dict[str, Any]]] = {}
         #: By trial that is about to leave its devices: why, in words. See `leaves`.
         self._departures: dict[str, str] = {}

@@ -16,7 +16,6 @@ import psutil
 import pytest
 from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
-from ray.tune.trainable import trainable as trainable_module
 from ray.tune.trainable import wrap_function
 
 from fluidtune.cluster.hosting import leader_host
@@ -26,6 +25,7 @@ from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing.lanes import LaneSettings, LaneTicket, is_lane_service
 from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.ray_compat.trainable import trainable_module
 from fluidtune.testing.processes import peer_processes, until
 from salus_share import service
 from salus_share.seat_table import home
