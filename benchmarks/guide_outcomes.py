@@ -25,10 +25,10 @@ from benchmarks.frameworks.runs import same
 #: The status of a run that took too long, as that of the command ``timeout``.
 NOT_ENDED = 124
 #: Keys of a report that Tune adds, and that differ from run to run or are looked at elsewhere. "done" depends on it
-#: whether the trial ended before or after its last report was taken.
+#: whether the trial ended before or after its last report was taken, "training_iteration" on whose checkpoint PBT gives.
 VOLATILE = {"timestamp", "date", "pid", "hostname", "node_ip", "trial_id", "experiment_tag", "config", "done"}
 VOLATILE |= {"time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore"}
-VOLATILE |= {"checkpoint_dir_name"}
+VOLATILE |= {"checkpoint_dir_name", "training_iteration"}
 #: The number of a trial in its directory's name, such as ``train_1a2b3_00007_7_lr=0.1_2026-01-01_00-00-00``. With a
 #: search algorithm it is ``train_1a2b3c4d_8_lr=0.1_2026-01-01_00-00-00``.
 _NUMBER = re.compile(r"_(?:[0-9a-f]{5}|[0-9a-f]{8})_(\d+)(?:_|$)")
