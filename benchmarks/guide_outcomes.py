@@ -8,7 +8,8 @@
 
 A scheduler stops a trial by what others have reported until then, and a search algorithm chooses by it. Trials of both
 sides take turns as the machine lets them, so less is compared there: with a scheduler the reports that both sides
-have with the same configuration, with a search algorithm only what is reported and not its values.
+have with the same configuration, with a search algorithm only what is reported and not its values. Nor are values
+compared where the script keeps actors (``reuse_actors=True``): a trial may go on with what the one before has left.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ VOLATILE |= {"checkpoint_dir_name", "training_iteration"}
 _NUMBER = re.compile(r"_(?:[0-9a-f]{5}|[0-9a-f]{8})_(\d+)(?:_|$)")
 _DATE = re.compile(r"_\d{4}-\d\d-\d\d_.*$")
 
-#: What a run has found: ``status``, ``error``, ``decides`` and ``experiments``, by name their trials by number.
+#: What a run has found: ``status``, ``error``, ``scheduler``, ``searcher``, whether it keeps actors (``kept``), and
+#: ``experiments``, by name their trials by number.
 Outcome = dict[str, Any]
 
 
@@ -42,13 +44,14 @@ def read(directory: Path, status: int, output: str, notes: Path) -> Outcome:
     """The outcome of a run. ``notes``: the file of guide_hook; ``output``: what the run printed."""
     lines = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
     # FluidTune makes configurations of its own from the script's, which came first.
-    scheduler, searcher = lines[0] if lines else (None, None)
+    scheduler, searcher, kept = lines[0] if lines else (None, None, False)
     states = sorted(directory.rglob("experiment_state-*.json"))
     return {
         "status": status,
         "error": _error(output) if status else None,
         "scheduler": scheduler if scheduler != "FIFOScheduler" else None,
         "searcher": searcher if searcher != "BasicVariantGenerator" else None,
+        "kept": kept,
         "experiments": {_DATE.sub("", state.parent.name): _trials(state) for state in states},
     }
 
@@ -97,13 +100,18 @@ def differences(ours: Outcome, stock: Outcome) -> list[str]:
         if mine.keys() != trials.keys():
             found.append(f"{name}: trials {sorted(mine)} (stock: {sorted(trials)})")
         for number in sorted(mine.keys() & trials.keys()):
-            decides = (stock["scheduler"] is not None, stock["searcher"] is not None)
+            decides = (stock["scheduler"] is not None, stock["searcher"] is not None, stock["kept"])
             found += [f"{name} {number}: {each}" for each in _trial(mine[number], trials[number], *decides)]
     return found
 
 
-def _trial(mine: Mapping[str, Any], stock: Mapping[str, Any], stopped: bool, chosen: bool) -> Iterator[str]:
-    """What differs of a trial; ``stopped``: a scheduler decides when it ends; ``chosen``: a searcher what it gets."""
+def _trial(
+    mine: Mapping[str, Any], stock: Mapping[str, Any], stopped: bool, chosen: bool, kept: bool
+) -> Iterator[str]:
+    """What differs of a trial.
+
+    ``stopped``: a scheduler decides when it ends; ``chosen``: a searcher what it gets; ``kept``: the script keeps actors.
+    """
     for key in ("status", "error"):
         if mine[key] != stock[key]:
             yield f"{key} {mine[key]} (stock: {stock[key]})"
@@ -113,9 +121,9 @@ def _trial(mine: Mapping[str, Any], stock: Mapping[str, Any], stopped: bool, cho
     if names[0] != names[1]:
         yield f"reports {names[0]} (stock: {names[1]})"
     lengths = [len(each["reports"]) for each in (mine, stock)]
-    if not chosen:
-        if not stopped and lengths[0] != lengths[1]:
-            yield f"reports {lengths[0]} times (stock: {lengths[1]})"
+    if not chosen and not stopped and lengths[0] != lengths[1]:
+        yield f"reports {lengths[0]} times (stock: {lengths[1]})"
+    if not chosen and not kept:
         yield from _values(mine, stock)
     # A trial that goes on elsewhere may have other numbers of files, but none of another kind.
     files = [each["files"] if not stopped and not chosen else set(each["files"]) for each in (mine, stock)]

@@ -2,7 +2,7 @@
 
 `benchmarks.guides` puts this directory into PYTHONPATH, so that neither the script nor Ray or FluidTune is edited.
 ``GUIDE_SAMPLES`` is the ``num_samples`` of every search. ``GUIDE_NOTES`` is a file that gets one line of JSON for each
-`TuneConfig`: the classes of its scheduler and of its search algorithm. A trial's random streams begin from its
+`TuneConfig`: the classes of its scheduler and of its search algorithm, and whether it keeps actors. A trial's random streams begin from its
 configuration, and the driver's from one text, because guides have no seeds and could not be compared. Keras' MNIST
 comes from the files that torchvision looks for, because Keras would check those that it fetches by their hashes.
 """
@@ -60,7 +60,7 @@ def searches_are_short(tune):
         self.num_samples = int(os.environ["GUIDE_SAMPLES"])
         names = [None if each is None else type(each).__name__ for each in (self.scheduler, self.search_alg)]
         with open(os.environ["GUIDE_NOTES"], "a") as notes:
-            notes.write(json.dumps(names) + "\n")
+            notes.write(json.dumps([*names, self.reuse_actors]) + "\n")
         seed("driver")
 
     tune.TuneConfig.__init__ = __init__

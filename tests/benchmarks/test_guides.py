@@ -17,7 +17,7 @@ from benchmarks.guides import code, table
 RANDOM, SEARCHED = "train_41863_00000_0_lr=0.1_2026-01-01_00-00-00", "train_1a2b3c4d_1_lr=0.1_2026-01-01_00-00-00"
 
 
-def left(home: Path, decides: list[str | None], directory: str = RANDOM) -> Outcome:
+def left(home: Path, decides: list[Any], directory: str = RANDOM) -> Outcome:
     """A home directory as a run of one trial leaves it, read."""
     trial = home / "ray_results" / "train_2026-01-01_00-00-00" / directory
     (trial / "checkpoint_000000").mkdir(parents=True)
@@ -33,13 +33,13 @@ def left(home: Path, decides: list[str | None], directory: str = RANDOM) -> Outc
 
 
 def test_a_trial_is_read_without_what_is_random_in_it(tmp_path: Path) -> None:
-    outcome = left(tmp_path, ["FIFOScheduler", None])
+    outcome = left(tmp_path, ["FIFOScheduler", None, False])
     assert outcome["scheduler"] is None and outcome["searcher"] is None
     trial = outcome["experiments"]["train"]["00000"]
     assert trial["reports"] == [{"loss": 1.0}, {"loss": 0.5}]
     assert (trial["status"], trial["error"], trial["processes"]) == ("ERROR", "ValueError: boom", [7])
     assert trial["files"]["checkpoint_N/model.pt"] == 1
-    assert left(tmp_path / "other", [None, "OptunaSearch"], SEARCHED)["experiments"]["train"].keys() == {"1"}
+    assert left(tmp_path / "other", [None, "OptunaSearch", False], SEARCHED)["experiments"]["train"].keys() == {"1"}
 
 
 def changed(outcome: Outcome, **fields: Any) -> Outcome:
@@ -52,12 +52,13 @@ def changed(outcome: Outcome, **fields: Any) -> Outcome:
 @pytest.mark.parametrize(
     ("decides", "named"),
     [
-        ([None, None], {"status", "error", "config", "values", "fewer", "files"}),
-        (["ASHAScheduler", None], {"status", "error", "values"}),
-        ([None, "OptunaSearch"], {"status", "error"}),
+        ([None, None, False], {"status", "error", "config", "values", "fewer", "files"}),
+        (["ASHAScheduler", None, False], {"status", "error", "values"}),
+        ([None, "OptunaSearch", False], {"status", "error"}),
+        ([None, None, True], {"status", "error", "config", "fewer", "files"}),
     ],
 )
-def test_less_is_compared_where_others_decide(tmp_path: Path, decides: list[str | None], named: set[str]) -> None:
+def test_less_is_compared_where_others_decide(tmp_path: Path, decides: list[Any], named: set[str]) -> None:
     stock = left(tmp_path, decides)
     trial = stock["experiments"]["train"]["00000"]
     reports = trial["reports"]
@@ -74,7 +75,7 @@ def test_less_is_compared_where_others_decide(tmp_path: Path, decides: list[str 
 
 
 def test_a_side_that_did_not_end_is_said_so(tmp_path: Path) -> None:
-    stock = left(tmp_path, [None, None])
+    stock = left(tmp_path, [None, None, False])
     assert "not compared" in differences({**stock, "status": NOT_ENDED}, stock)[0]
 
 
