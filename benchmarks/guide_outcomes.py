@@ -26,7 +26,8 @@ from benchmarks.frameworks.runs import same
 #: The status of a run that took too long, as that of the command ``timeout``.
 NOT_ENDED = 124
 #: Keys of a report that Tune adds, and that differ from run to run or are looked at elsewhere. "done" depends on it
-#: whether the trial ended before or after its last report was taken, "training_iteration" on whose checkpoint PBT gives.
+#: whether the trial ended before or after its last report was taken, "training_iteration" on whose checkpoint PBT
+#: gives.
 VOLATILE = {"timestamp", "date", "pid", "hostname", "node_ip", "trial_id", "experiment_tag", "config", "done"}
 VOLATILE |= {"time_this_iter_s", "time_total_s", "time_since_restore", "iterations_since_restore"}
 VOLATILE |= {"checkpoint_dir_name", "training_iteration"}
@@ -110,7 +111,7 @@ def _trial(
 ) -> Iterator[str]:
     """What differs of a trial.
 
-    ``stopped``: a scheduler decides when it ends; ``chosen``: a searcher what it gets; ``kept``: the script keeps actors.
+    ``stopped``: a scheduler decides when it ends; ``chosen``: a searcher what it gets; ``kept``: actors are kept.
     """
     for key in ("status", "error"):
         if mine[key] != stock[key]:

@@ -2,9 +2,10 @@
 
 `benchmarks.guides` puts this directory into PYTHONPATH, so that neither the script nor Ray or FluidTune is edited.
 ``GUIDE_SAMPLES`` is the ``num_samples`` of every search. ``GUIDE_NOTES`` is a file that gets one line of JSON for each
-`TuneConfig`: the classes of its scheduler and of its search algorithm, and whether it keeps actors. A trial's random streams begin from its
-configuration, and the driver's from one text, because guides have no seeds and could not be compared. Keras' MNIST
-comes from the files that torchvision looks for, because Keras would check those that it fetches by their hashes.
+`TuneConfig`: the classes of its scheduler and of its search algorithm, and whether it keeps actors. A trial's random
+streams begin from its configuration, and the driver's from one text, because guides have no seeds and could not be
+compared. Keras' MNIST comes from the files that torchvision looks for, because Keras would check those that it fetches
+by their hashes.
 """
 
 import functools
@@ -14,15 +15,18 @@ import sys
 
 
 def seed(text):
-    """Begin the global random streams of this process from a text; torch's only if it is imported."""
+    """Begin the global random streams of this process from a text; those of packages only if they are imported."""
     import random
     import zlib
 
     number = zlib.crc32(text.encode())
     random.seed(number)
-    for module, name in (("numpy.random", "seed"), ("torch", "manual_seed"), ("tensorflow.random", "set_seed")):
-        if module in sys.modules:
-            getattr(sys.modules[module], name)(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(number)
+    if "tensorflow" in sys.modules:
+        sys.modules["tensorflow"].random.set_seed(number)
 
 
 def trials_are_seeded(tune):
