@@ -12,8 +12,8 @@ seconds are not compared. Nothing is fetched: the images of MNIST are made up.
 
 ``guides`` has by script ``stock`` and ``fluid`` (in words what came of it), ``processes`` by side (in how many
 processes the trials ran), ``decides`` (scheduler, search algorithm and ``reuse_actors``, with which less is compared)
-and ``differs``. The exit status is 1 if a script differs. `--table FILE` prints the table of docs/kinds-of-scripts.md from
-such an object. ``--keep`` keeps all that the runs leave, and what they print.
+and ``differs``. The exit status is 1 if a script differs. ``--table FILE`` prints the table of docs/kinds-of-scripts.md
+from such an object. ``--keep`` keeps all that the runs leave, and what they print.
 """
 
 from __future__ import annotations
