@@ -49,6 +49,7 @@ def standing_alone(
         resumed=False,
         _pending_trials=[],
         update_max_pending_trials=lambda count: None,
+        checkpoint=lambda force, wait: None,
     )
     scheduler = SimpleNamespace(
         executor=FluidExecutor(),

@@ -42,7 +42,10 @@ class RuntimePredictor:
     def add_trial(self, traits: Traits) -> None:
         """A trial of the job has these hyperparameters."""
         for name, value in traits:
-            self._values[name][value] += 1
+            values = self._values[name]
+            # One that is drawn from a range has a new value in each trial. Those of ten thousand are of no use.
+            if value in values or len(values) <= TRIALS_REMEMBERED:
+                values[value] += 1
 
     def record_seconds(self, trial: str, traits: Traits, seconds: float) -> bool:
         """An iteration of ``trial`` takes ``seconds`` on one worker. Returns whether predictions changed."""

@@ -73,6 +73,7 @@ A trial's process (`trainable`):
   results.
 - ``FunctionTrainable.save_checkpoint``: returns what the function reported last, so that ``save`` needs no call of its
   own. Only Population Based Training waits for the future that Tune makes of such a call (`schedulers`).
+- ``trainable.disable_ipython``: replaced in a worker, because it imports IPython, a package that may keep something.
 - ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: names of log files.
 
 The GPUs and cores of a process (`accelerators`; ``RuntimeContext.get_assigned_resources``, which is public, is

@@ -27,6 +27,7 @@ from ray.tune.result import (
     TRIAL_INFO,
 )
 from ray.tune.trainable import FunctionTrainable
+from ray.tune.trainable import trainable as trainable_module
 
 #: Ray's names that are used elsewhere.
 __all__ = ["ENV_VARS_TO_PROPAGATE", "EPISODES_TOTAL", "EXPR_PROGRESS_FILE", "EXPR_RESULT_FILE", "RESULT_DUPLICATE"]
@@ -34,6 +35,11 @@ __all__ += ["TIMESTEPS_TOTAL", "TIME_TOTAL_S", "TRAINING_ITERATION", "TRIAL_INFO
 
 #: Seconds between two looks whether the loop has reported.
 _LOOK_S = 0.005
+
+
+def leave_ipython_out() -> None:
+    """Do not let each trial import IPython where it is installed: Tune does, to end a shell that no worker has."""
+    trainable_module.disable_ipython = lambda: None
 
 
 def time_total(trainable: Trainable) -> float:

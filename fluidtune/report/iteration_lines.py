@@ -110,6 +110,8 @@ class IterationLines:
         for name in named:
             if event in _LEAVES or "devices" in fields:
                 self._move(name, frozenset(devices if event not in _LEAVES else ()))
+            if event == "trial_ended":
+                del self._trials[name]
         return lines
 
     def _due(self, names: Iterable[str]) -> list[Line]:

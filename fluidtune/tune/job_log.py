@@ -48,7 +48,7 @@ class JobLog:
         self._clock = clock
         self._started = clock()
         self._iteration_lines = IterationLines()
-        #: The `trial_added` to come of trials that the engine does not know yet, by trial, oldest first.
+        #: The `trial_added` to come of trials that the engine does not know yet, by trial, oldest first. None is empty.
         self._arrivals: dict[str, list[dict[str, Any]]] = {}
         #: By trial that is about to leave its devices: why, in words. See `leaves`.
         self._departures: dict[str, str] = {}
@@ -126,8 +126,11 @@ class JobLog:
         """Write down what the engine is about to hear of trials that come, and that leave their devices."""
         for event in events:
             if isinstance(event, m.TrialAdded):
-                if waiting := self._arrivals.get(event.trial):
-                    self.write("trial_added", trial=event.trial, **waiting.pop(0))
+                if event.trial in self._arrivals:
+                    first, *others = self._arrivals.pop(event.trial)
+                    self.write("trial_added", trial=event.trial, **first)
+                    if others:
+                        self._arrivals[event.trial] = others
             elif isinstance(event, m.TrialEnded):
                 self._ended(event.trial, event.ending)
             elif isinstance(event, m.WorkerLost) and not event.left:

@@ -58,7 +58,7 @@ class FluidScheduler(TrialScheduler):
         #: True: the job runs as under stock Tune; see `TuningJob.for_controller`.
         self._left_to_ray = False
         self._mode: str | None = None
-        #: trial id -> the iteration at which the trial's budget ends, as the engine knows it.
+        #: Trial that has not ended -> the iteration at which its budget ends, as the engine knows it.
         self._targets: dict[str, float | None] = {}
         self._adapter = adapter_for(base_scheduler)
         #: The iteration at which the run's stopper object ends every trial; None: it cannot be told.
@@ -115,6 +115,7 @@ class FluidScheduler(TrialScheduler):
         self.base_scheduler.on_trial_add(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+        self._targets.pop(trial.trial_id, None)
         self.base_scheduler.on_trial_error(tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
@@ -128,6 +129,7 @@ class FluidScheduler(TrialScheduler):
         return decision
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        self._targets.pop(trial.trial_id, None)
         self.base_scheduler.on_trial_complete(tune_controller, trial, result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:

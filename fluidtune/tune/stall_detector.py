@@ -52,6 +52,11 @@ class StallDetector:
         self._asked.pop(trial, None)
         self.silent.pop(trial, None)
 
+    def forget(self, trial: str) -> None:
+        """The trial has ended for good."""
+        self.stop_watching(trial)
+        self._longest.pop(trial, None)
+
     def newly_silent(self, now: float) -> list[SilentTrial]:
         """The trials to name now. Each silence is named once."""
         out = []

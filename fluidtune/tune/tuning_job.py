@@ -264,6 +264,7 @@ class TuningJob:
         """Tune let go of the trial. If that is for good, its commits go once Tune has saved that it ended."""
         if ending != "paused" and trial.trial_id not in self._ended:
             self._ended.add(trial.trial_id)
+            self.stall_detector.forget(trial.trial_id)
             self._commit_cleanup.trial_ended(trial)
             if ending == "stopped":
                 self.log.stopped_for_good(trial.trial_id)

@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing.lanes import LaneSettings, LaneTicket, is_lane_service
 from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.ray_compat.trainable import trainable_module
 from fluidtune.testing.processes import peer_processes, until
 from salus_share import service
 from salus_share.seat_table import home
@@ -573,3 +575,21 @@ def unload_from_a_lane(folder: str) -> tuple[bool, str | None]:
 
 def test_a_trial_that_shared_its_device_to_the_end_leaves_a_clean_worker(in_a_process: Any) -> None:
     assert in_a_process(unload_from_a_lane) == (True, None)
+
+
+def test_no_trial_of_a_worker_imports_ipython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/bugs.md, 474. Tune imports it in each actor, and a worker that has imported it serves one trial only."""
+    monkeypatch.setattr(trainable_module, "disable_ipython", trainable_module.disable_ipython)
+    monkeypatch.setattr(Trainable, "is_actor", lambda self: True)
+    noted = tmp_path / "imported"
+    (tmp_path / "IPython").mkdir()
+    (tmp_path / "IPython" / "__init__.py").write_text(f"import pathlib; pathlib.Path({str(noted)!r}).touch()")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    Trainable({})
+    assert noted.exists(), "Tune imports it no more: leave_ipython_out is not needed"
+    noted.unlink()
+    monkeypatch.delitem(sys.modules, "IPython")
+    Worker("w", {})
+    Trainable({})
+    assert not noted.exists()

@@ -31,7 +31,7 @@ from ray.tune.schedulers import (
 )
 from ray.tune.schedulers.hyperband import _Bracket
 from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
-from ray.tune.trainable import FunctionTrainable
+from ray.tune.trainable import FunctionTrainable, trainable
 
 from fluidtune import ray_compat
 from fluidtune.tune.api import Tuner as FluidTuner
@@ -74,6 +74,7 @@ MODULES: dict[str, Any] = {
     "registry": registry,
     "result": result,
     "state": state.state,
+    "trainable": trainable,
     "worker": worker,
 }
 NAMES: dict[str, Any] = {
@@ -142,6 +143,7 @@ def test_nothing_is_used_that_is_not_listed() -> None:
         "ray.core.generated.gcs_pb2.PlacementGroupTableData",
         "ray.tune.execution.tune_controller.TuneController",
         "ray.remote_function.RemoteFunction",
+        "ray.tune.trainable.trainable",
     }
 
 

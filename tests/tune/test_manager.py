@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
+from fluidtune.engine.speed import TRIALS_REMEMBERED
 from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
@@ -350,3 +352,44 @@ def test_memory_that_ran_out_beside_others_is_made_free_for_one_more_try(
     assert tried.written()[-1] == "room_lacking"
     assert tried.manager._events == [m.NeedFound("a", 1.0, 0.0), m.WorkerLost("a")]
     assert run.life.squeezed == bool(ended) == squeezed, "the next time the lack is its own"
+
+
+def holders(of: Any, wanted: str) -> set[str]:
+    """``Class.attribute`` of each container below an object of ours that has ``wanted`` as a key or an element."""
+    found, seen, left = set(), set(), [of]
+    while left:
+        each = left.pop()
+        if id(each) in seen or not type(each).__module__.startswith("fluidtune"):
+            continue
+        seen.add(id(each))
+        slots = getattr(type(each), "__slots__", ())
+        attributes = {**getattr(each, "__dict__", {}), **{name: getattr(each, name, None) for name in slots}}
+        for attribute, value in attributes.items():
+            inside = [value]
+            while inside:
+                part = inside.pop()
+                if isinstance(part, (dict, list, tuple, set, frozenset, deque)):
+                    if wanted in part:
+                        found.add(f"{type(each).__name__}.{attribute}")
+                    inside += [*part, *(part.values() if isinstance(part, dict) else ())]
+                elif not isinstance(part, str):
+                    left.append(part)
+    return found
+
+
+def test_what_the_driver_keeps_of_a_trial_that_has_ended_is_known(tried: Tried) -> None:
+    # docs/bugs.md, 473
+    last = TRIALS_REMEMBERED + 20
+    for number in range(last + 1):
+        run = tried.placed(1.0, name=f"t{number}", params={"rate": f"value {number}"})
+        tried.manager.schedule_actor_task(run.tracked, "train")
+        tried.answered(run, IterationReply({"training_iteration": 1, "score": 0.5}, "checkpointing", 1.0))
+        tried.manager._advance()
+        run.trial.status = "TERMINATED"
+        tried.manager.remove_actor(run.tracked)
+        tried.manager._advance()
+        while tried.manager._callbacks:
+            tried.manager.step(0.0)
+    kept = holders(tried.manager, "t0")
+    assert kept == {"FluidActorManager._trials", "State.trials", "TuningJob._ended", "TuningJob._logged"}
+    assert not holders(tried.manager, f"value {last}")

@@ -145,15 +145,22 @@ class Tried:
         """The events in the event log: all, or those of this name."""
         return [each for each in read_events(self._directory / EVENT_LOG_NAME) if name in (None, each["event"])]
 
-    def placed(self, share: float, trainable: type = FunctionTrainable, loaded: bool = True) -> TrialRun:
-        """A trial of this share, loaded into a worker; or that worker loads it."""
+    def placed(
+        self,
+        share: float,
+        trainable: type = FunctionTrainable,
+        loaded: bool = True,
+        name: str = "a",
+        params: dict[str, Any] | None = None,
+    ) -> TrialRun:
+        """A trial of this share, loaded into a worker; or that worker loads it. ``params``: its hyperparameters."""
         request = SimpleNamespace(bundles=[{"GPU": share}], head_bundle_is_empty=False)
         trial: Any = SimpleNamespace(
-            trial_id="a",
+            trial_id=name,
             last_result={},
             status="RUNNING",
             placement_group_factory=request,
-            evaluated_params={},
+            evaluated_params=params or {},
             trainable_name="t",
             get_trainable_cls=lambda: trainable,
             checkpoint=None,

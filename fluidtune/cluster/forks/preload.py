@@ -112,6 +112,8 @@ class Notes:
         self.needs: defaultdict[str, set[str]] = defaultdict(set)
         self.read: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
         self.wrote: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
+        #: By module, what its package had by its name before it was imported.
+        self.displaced: dict[str, Any] = {}
 
     @contextmanager
     def taken(self) -> Iterator[None]:
@@ -155,13 +157,16 @@ class Notes:
         by = _running(sys._getframe(1))
         if by is not None:
             self.needs[by].add(name)
+        package, _, last = name.rpartition(".")
+        self.displaced.setdefault(name, variables(sys.modules.get(package)).get(last))
 
     def entries(self, modules: Mapping[str, ModuleType]) -> list[Entry]:
         """The modules, each with what its import has depended on. Modules need the packages that they are in."""
         found = {}
         for name, module in modules.items():
             needs = self.needs[name] | {name.rpartition(".")[0]}
-            found[name] = Entry(name, module, needs, self.read[name], self.wrote[name], self.temporaries.of(name))
+            anew, displaced = self.temporaries.of(name), self.displaced.get(name)
+            found[name] = Entry(name, module, needs, self.read[name], self.wrote[name], anew, displaced)
         for name, module in modules.items():
             # What no import has made is there because of its package, or because of the module that it stands for.
             spec, own = variables(module).get("__spec__"), str(variables(module).get("__name__", ""))

@@ -69,12 +69,13 @@ class Entry:
 
     ``needs``: the names of the modules that it imported. ``read``: the environment variables that it read, each with
     its value; None: it was not set. ``wrote``: those that it set; None: it has removed it. ``anew``: what a child does
-    when it imports the module, so that it has alone what it would have alone; None: nothing.
+    when it imports the module, so that it has alone what it would have alone; None: nothing. ``displaced``: what its
+    package had by its name before, such as an object that imports it when it is used; None: nothing.
     """
 
     # A child writes to the pages of what it only looks at, because Python counts references there. So what a child
     # looks at lies together: entries have no dictionaries, and names of their own.
-    __slots__ = ("anew", "compiled", "module", "name", "needs", "read", "wrote")
+    __slots__ = ("anew", "compiled", "displaced", "module", "name", "needs", "read", "wrote")
 
     def __init__(
         self,
@@ -84,12 +85,14 @@ class Entry:
         read: Mapping[str, str | None],
         wrote: Mapping[str, str | None],
         anew: Callable[[], None] | None = None,
+        displaced: Any = None,
     ) -> None:
         self.name = name.encode().decode()
         self.module = module
         self.needs = set(needs)
         self.read, self.wrote = tuple(read.items()), tuple(wrote.items())
         self.anew = anew
+        self.displaced = displaced
         file = variables(module).get("__file__") or ""
         #: Whether it was loaded from a compiled file of an installed package.
         self.compiled = file.endswith((".so", ".pyd", ".dylib")) and "lib-dynload" not in file
@@ -158,7 +161,10 @@ class Shelf:
         if holder is None or entry.name not in holder.needs:
             module = sys.modules.get(package) if holder is None else holder.module
             if module is not None and variables(module).get(name) is entry.module:
-                delattr(module, name)
+                if entry.displaced is None:
+                    delattr(module, name)
+                else:
+                    setattr(module, name, entry.displaced)
                 self._taken_out[entry.name] = module, name
 
     def why_not(self, name: str) -> str | None:

@@ -50,6 +50,7 @@ class Worker:
         adopt_environment(environment)
         ray_trainable.get_parameters_by(fetched)
         ownership.watch()
+        ray_trainable.leave_ipython_out()
         self._cores = TrialCores()
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name

@@ -255,3 +255,18 @@ def test_what_a_package_loads_lazily_is_loaded_neither_by_the_driver_nor_by_the_
     program += "import lib\nprint(lib.heavy.VALUE, sys.modules['heavy'] is lib.heavy)\n"
     assert served.run(program, tmp_path).stdout == "False\n1 True\n"
     assert (folder / "heavy" / "loaded").read_text() == "x"
+
+
+@pytest.mark.core
+def test_a_package_has_in_place_of_a_module_what_it_has_before_its_import(packages, serve, tmp_path):
+    # docs/bugs.md, 475: TensorFlow imports `tensorflow.keras` when that is used.
+    lazy = """
+import importlib
+class Lazy:
+    def __getattr__(self, name):
+        return getattr(importlib.import_module("lib.part"), name)
+part = Lazy()
+"""
+    served = serve(packages(lib=lazy, lib__part="X = 1\n"), "lib", "lib.part")
+    for program in ("import lib\nprint(type(lib.part).__name__, lib.part.X)", "import lib.part\nprint(lib.part)"):
+        assert served.run(program, tmp_path).stdout == plainly(program, tmp_path, served.environment)
