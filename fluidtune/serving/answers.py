@@ -51,8 +51,9 @@ class Said(Exception):
         if closes:
             self.headers["Connection"] = "close"
 
-    def response(self) -> Response:
-        if self.status == 503:
+    def response(self, in_protocol: bool = False) -> Response:
+        """in_protocol: a client of the Open Inference Protocol asked, which shows only ``error``."""
+        if self.status == 503 and not in_protocol:
             return as_json(503, {"error": "refused", "code": self.code, "reason": self.text}, self.headers)
         return as_json(self.status, {"error": self.text, "code": self.code}, self.headers)
 

@@ -149,7 +149,7 @@ class Front:
             self._check_token(request)
             response = await self._respond(request, arrival, number)
         except Said as said:
-            response = said.response()
+            response = said.response(in_protocol=scope["path"].startswith("/v2"))
         response.headers[REQUEST_ID] = number[:MOST_ID]
         await response(scope, receive, send)
 

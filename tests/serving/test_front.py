@@ -302,7 +302,7 @@ def test_a_batch_of_tensors_is_answered_whole_or_refused(made):
     front._server.answers.clear()
     refused = Refused("t", Reason.LATE)
     status, value, _ = asyncio.run(answering(front, 2, [refused], **given))
-    assert (status, value["code"]) == (503, "late")
+    assert (status, value) == (503, {"error": Reason.LATE.value, "code": "late"})
     assert front._server.answers[1].cancelled()
     assert front._books.requests("t") == {"answered": 2, "refused: late": 2}
     assert answered(front, path="/v2/models/u/infer")[0] == 404
