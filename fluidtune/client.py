@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: Attempts of one call; the time-out may end it before. Judgement: a service refuses longer than that by design.
 ATTEMPTS = 5
-#: Seconds after which an unused connection is not used again: fewer than the server keeps it (uvicorn's
-#: ``timeout_keep_alive`` is 5), or a request could meet the server's closing of it.
+#: Seconds after which an unused connection is not used again: fewer than a server keeps it (5 is uvicorn's own
+#: ``timeout_keep_alive``; `door.KEEP_ALIVE_S` is more), or a request could meet the server's closing of it.
 UNUSED_S = 2.0
 #: Seconds before a second try to connect, doubled each time: a front that died is back after about a second.
 CONNECT_AGAIN_S = 0.25
