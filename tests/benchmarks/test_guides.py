@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.common import ROOT
 from benchmarks.guide_outcomes import NOT_ENDED, Outcome, differences, read
-from benchmarks.guides import code, table
+from benchmarks.guides import code
 
 #: Directories of a trial: without and with a search algorithm.
 RANDOM, SEARCHED = "train_41863_00000_0_lr=0.1_2026-01-01_00-00-00", "train_1a2b3c4d_1_lr=0.1_2026-01-01_00-00-00"
@@ -84,8 +83,3 @@ def test_a_notebook_is_run_without_its_lines_for_a_shell(tmp_path: Path) -> None
     notebook = tmp_path / "a.ipynb"
     notebook.write_text(json.dumps({"cells": cells}))
     assert code(notebook) == "x = 1\npass\n"
-
-
-def test_the_table_of_the_docs_is_that_of_the_results() -> None:
-    figures = json.loads((ROOT / "docs" / "results" / "guides-2-cores.json").read_text())
-    assert table(figures) in (ROOT / "docs" / "kinds-of-scripts.md").read_text()
