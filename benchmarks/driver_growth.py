@@ -63,7 +63,10 @@ def main() -> None:
     options.add_argument("--trials", type=int, default=10_000, help="trials of a side (10000; quick: 200)")
     options.add_argument("--limit", type=float, default=2 * PROCESS_LIMIT_S, help="seconds of a side (1800)")
     args = options.parse_args()
-    lines = {side: measured(side, 200 if args.quick else args.trials, args.limit) for side in COMMANDS}
+    lines = {}
+    for side in COMMANDS:
+        lines[side] = measured(side, 200 if args.quick else args.trials, args.limit)
+        say(f"{side}: {figures(lines[side])}")
     sides = {side: figures(of) for side, of in lines.items()}
     rates = {side: of["trials_per_second"] for side, of in sides.items()}
     ratios = {side: rates[OURS] / rate for side, rate in rates.items() if side != OURS}
