@@ -102,10 +102,16 @@ def _transformers() -> str | None:
     return None if found else "Transformers is not installed: make test-frameworks, or fluidtune[transformers]"
 
 
+def _trackers() -> str | None:
+    needed = ("wandb", "mlflow", "sqlalchemy", "tensorboard", "tensorboardX")
+    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(lacking)} not installed: make test-frameworks" if lacking else None
+
+
 #: marker -> why its tests cannot run here, None when they can.
 _NEEDS = {
     **{"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2, "serve": _serve},
-    **{"lightning": _lightning, "transformers": _transformers, "keras": _keras},
+    **{"lightning": _lightning, "transformers": _transformers, "keras": _keras, "trackers": _trackers},
 }
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()

@@ -18,10 +18,9 @@ import pytest
 from fluidtune.cluster.forks.fork_server import ForkServer
 from tests.frameworks.tracked_search import EPOCHS, TRIALS
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.trackers, pytest.mark.timeout(900)]
 
 SEARCH, SILENT = (Path(__file__).parent / name for name in ("tracked_search.py", "silent_trial.py"))
-LIBRARIES = ("wandb", "mlflow", "sqlalchemy", "tensorboard", "tensorboardX")
 
 
 def blocks(path: Path) -> Iterator[bytes]:
@@ -73,8 +72,6 @@ def of_tensorboard(folder: Path) -> list[int]:
 
 def searched(folder: Path, what: str) -> int:
     """Run the search. Returns how many results its trials have reported."""
-    pytest.importorskip("wandb")
-    pytest.importorskip("sqlalchemy")
     command = [sys.executable, str(SEARCH), str(folder), what]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -107,8 +104,6 @@ def test_a_trial_that_has_grown_leaves_one_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["imported before", "imported late", "on the shelf"])
 def test_a_follower_records_nothing_whatever_its_code_names(tmp_path: Path, where: str) -> None:
-    for each in LIBRARIES:
-        pytest.importorskip(each)
     server = ForkServer(["wandb", "mlflow.tracking", "torch.utils.tensorboard", "tensorboardX"], os.environ)
     try:
         program = [str(SILENT), str(tmp_path), where]
