@@ -6,6 +6,7 @@ later, at the moment of the loss.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import math
@@ -40,6 +41,12 @@ def until(reached: Callable[[], object]) -> object:
         assert time.monotonic() < end
         time.sleep(0.01)
     return found
+
+
+async def never_back() -> bool:
+    """What a `DeviceLost` asks whose device does not come back."""
+    await asyncio.sleep(0.001)
+    return False
 
 
 def staggered(model: str, count: int, gap: float, slo: float) -> list[Request]:

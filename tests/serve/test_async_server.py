@@ -23,7 +23,7 @@ from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell import async_server
 from symphony_serve.shell.async_server import told_moment
 from symphony_serve.shell.device import LocalDevice
-from tests.serve.driving import PATIENCE_S, until
+from tests.serve.driving import PATIENCE_S, never_back, until
 
 
 def model(slo=60.0, max_batch=4, policy=EAGER, name="m", jitter=None):
@@ -51,11 +51,6 @@ def outcome(answer):
         return "cancelled"
     except Exception as error:
         return str(error)
-
-
-async def never_back():
-    await asyncio.sleep(0.001)
-    return False
 
 
 class Looked(LocalDevice):

@@ -15,18 +15,13 @@ from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.device import LocalDevice
-from tests.serve.driving import PATIENCE_S, until
+from tests.serve.driving import PATIENCE_S, never_back, until
 from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
 
 #: Seconds of the SLO.
 SLO_S = 60.0
-
-
-async def never_back():
-    await asyncio.sleep(0.001)
-    return False
 
 
 class Device(LocalDevice):
