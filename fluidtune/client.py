@@ -199,7 +199,7 @@ class Client:
         self.close()
 
     def __reduce__(self) -> Any:
-        return _made_anew, (self._make,)
+        return functools.partial(Client, *self._make.args, **self._make.keywords), ()
 
     @property
     def _client(self) -> AsyncClient:
@@ -222,10 +222,6 @@ class _TryAgain(ServiceError):
     def __init__(self, seconds: float, code: str, text: str, status: int | None = None):
         super().__init__(code, text, status)
         self.seconds = seconds
-
-
-def _made_anew(make: functools.partial[AsyncClient]) -> Client:
-    return Client(*make.args, **make.keywords)
 
 
 @functools.cache

@@ -57,7 +57,7 @@ from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import Batching, Model, StartPolicy
-from symphony_serve.profiles import check_slo, profiles_to_json
+from symphony_serve.profiles import profiles_to_json
 from symphony_serve.reading import PIECE
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.measuring import measure_models
@@ -119,11 +119,10 @@ class Front:
         self._state, self._why = "loading", ""
         self._server: AsyncServer | None = None
         self._models: dict[str, Model] = {}
-        #: By trial, the form of its inputs, and how many bytes the body of one may have.
-        self._forms: dict[str, Form] = {}
-        self._most: dict[str, int] = {}
-        #: By trial, its tensors; and the OpenAPI document of all.
+        #: By trial, the form of its inputs and its tensors, and how many bytes the body of one input may have.
         self._interfaces: dict[str, Interface] = {}
+        self._most: dict[str, int] = {}
+        #: The OpenAPI document of all.
         self._document: dict[str, Any] = {}
         self._devices: ServedDevices | None = None
         self._forks: ForkedActors | None = None
@@ -167,7 +166,8 @@ class Front:
                 if server.hopeless(name, until - arrival):
                     raise Refused(name, Reason.QUEUE_FULL)  # To read it costs more than to refuse it.
                 if asked is None:
-                    value = await self._intake.read(request, self._forms[name], self._most[name], until, holding)
+                    form = self._interfaces[name].form
+                    value = await self._intake.read(request, form, self._most[name], until, holding)
                     ((status, text),) = await self._ask(server, request, name, [value], until)
                     if status != 200:
                         logger.warning("Request %s: %s", number[:MOST_ID], text)
@@ -398,11 +398,11 @@ class Front:
         devices, samples = await held.first()
         self._state = "measuring"
         inputs = {name: some.inputs for name, some in samples.items()}
-        self._forms = {name: Form.of(some) for name, some in inputs.items()}
         self._most = {name: setting.max_body or largest_body(some) for name, some in inputs.items()}
         self._interfaces = {name: Interface.of(*some) for name, some in samples.items()}
         described = {
-            name: Described(self._forms[name], some.inputs[0], Form.of(some.outputs)) for name, some in samples.items()
+            name: Described(self._interfaces[name].form, some.inputs[0], Form.of(some.outputs))
+            for name, some in samples.items()
         }
         self._document = document(described, setting.slo, setting.token is not None)
         slos = dict.fromkeys(self._names, setting.slo)
@@ -416,7 +416,6 @@ class Front:
             setting.batching,
         )
         for model in models:
-            check_slo(model.name, model.profile, model.slo, model.delays.smallest)
             seconds = model.profile.table[1:-1]
             self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.smallest)
         self._models = {model.name: model for model in models}

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from fluidtune.serving.answers import Said, refused
+from fluidtune.serving.answers import Said, bad, refused
 from fluidtune.serving.inference_protocol import JSON_SIZE
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
@@ -100,13 +100,11 @@ class Intake:
         text = request.headers.get(JSON_SIZE)
         length = text if text is not None else request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > MOST_JSON:
-            said = f"the JSON of the body has more than {MOST_JSON} bytes; send binary tensors, or fewer inputs"
-            raise Said(413, "too_large", said)
+            raise _too_much_json()
         most *= MOST_TENSORS
         body = await self._body(request, self._gather(request, most, holding), most, until, holding)
         if text is None and len(body) > MOST_JSON:
-            said = f"the JSON of the body has more than {MOST_JSON} bytes; send binary tensors, or fewer inputs"
-            raise Said(413, "too_large", said)
+            raise _too_much_json()
         return body
 
     async def _body(
@@ -126,7 +124,7 @@ class Intake:
         except ClientDisconnect:
             raise Said(400, "disconnected", "the client has gone") from None
         except ServeError as error:
-            raise Said(400, "bad_input", str(error)) from None
+            raise bad(error) from None
         finally:
             self.reading -= 1
 
@@ -191,4 +189,9 @@ class Intake:
 
 def _too_large(most: int) -> Said:
     said = f"the body has more than {most} bytes; send less, or serve with a larger max_body"
+    return Said(413, "too_large", said)
+
+
+def _too_much_json() -> Said:
+    said = f"the JSON of the body has more than {MOST_JSON} bytes; send binary tensors, or fewer inputs"
     return Said(413, "too_large", said)

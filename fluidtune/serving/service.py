@@ -134,7 +134,6 @@ def serve(
         token: whoever asks must send it as ``Authorization: Bearer TOKEN``, probes apart. None: every client that
             reaches the address may ask.
         cors: origins, such as "https://example.org", whose pages may ask from a browser. Default: none.
-
         batching: which requests form a batch: "window", "orloj" for models whose times vary by the input, or "auto":
             "orloj" while the times of batches of one size vary.
 

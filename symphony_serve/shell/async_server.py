@@ -40,7 +40,7 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
-from symphony_serve.shell.device import Device, Waited
+from symphony_serve.shell.device import Device, as_waited
 
 logger = logging.getLogger(__name__)
 
@@ -504,11 +504,6 @@ def told_moment(due: float, now: float, jitter: float) -> float:
     with its own moment; else a batch that was to start at its latest start would be too late each time.
     """
     return max(due, now - jitter)
-
-
-def as_waited(returned: Sequence[Any] | Waited) -> Waited:
-    """What `Device.run` returned, with its seconds of waiting."""
-    return returned if isinstance(returned, Waited) else Waited(returned, 0.0)
 
 
 async def _call(device: Device, model: str, answers: list[Answer]) -> tuple[Sequence[Any], Exception | None, float]:

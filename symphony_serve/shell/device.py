@@ -18,6 +18,11 @@ class Waited(NamedTuple):
     seconds: float
 
 
+def as_waited(returned: Sequence[Any] | Waited) -> Waited:
+    """What `Device.run` returned, with its seconds of waiting."""
+    return returned if isinstance(returned, Waited) else Waited(returned, 0.0)
+
+
 class Device(Protocol):
     """Runs batches. The server calls one method at a time, on its event loop."""
 

@@ -14,8 +14,7 @@ from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import DEFERRED, Batching, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
-from symphony_serve.shell.async_server import as_waited
-from symphony_serve.shell.device import Device, Waited
+from symphony_serve.shell.device import Device, Waited, as_waited
 
 logger = logging.getLogger(__name__)
 

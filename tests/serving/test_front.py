@@ -11,7 +11,6 @@ import pytest
 
 from symphony_serve.delays import Delays
 from symphony_serve.errors import Refused
-from symphony_serve.forms import Form
 from symphony_serve.messages import Reason
 from symphony_serve.profiles import Profile
 
@@ -64,7 +63,7 @@ def made():
         one._devices = SimpleNamespace(count=count, waits=waits, trouble="", close=nothing)
         one._setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=[]), token=token)
         one._interfaces, one._document = {"t": Interface.of([1], [2])}, {}
-        one._models, one._forms, one._most, one._kept = {}, {"t": Form.of([1])}, {"t": 100}, ""
+        one._models, one._most, one._kept = {}, {"t": 100}, ""
         one._log = SimpleNamespace(write=lambda event, **fields: None, close=lambda: None)
         return one
 
