@@ -12,7 +12,7 @@ TWO := -n 2 --dist load --maxschedchunk 1 --reruns 1
 REPORT := --junitxml=.pytest_cache
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks gpu ray-suite clean
+.PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks rivals-installed gpu ray-suite clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +77,12 @@ frameworks-installed:
 	$(MAKE) .venv-frameworks/.installed VENV=.venv-frameworks
 	.venv-frameworks/bin/python -m pip install -q -c $(CONSTRAINTS) -r benchmarks/frameworks/requirements.txt
 
+# The rivals of `benchmarks.serve_http` that cannot be installed beside Ray (BentoML wants another OpenTelemetry).
+rivals-installed:
+	$(PYTHON) -m venv .venv-rivals
+	.venv-rivals/bin/python -m pip install -q -c $(CONSTRAINTS) torch numpy
+	.venv-rivals/bin/python -m pip install -q bentoml==1.4.40 litserve==0.2.19
+
 test-frameworks: frameworks-installed
 	.venv-frameworks/bin/python -m pytest -m "frameworks or lightning or transformers or keras" tests/frameworks tests/integrations
 
@@ -92,4 +98,4 @@ ray-suite: $(STAMP)
 	$(BIN)/python -m tools.ray_suite $(RAY) $(FILES)
 
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-frameworks demo gpu-report
+	rm -rf $(VENV) .venv-oldest .venv-frameworks .venv-rivals demo gpu-report

@@ -25,6 +25,10 @@ CLIENTS = 128
 #: Seconds until a client gives up.
 PATIENCE_S = 60.0
 
+#: The statuses with which a side says that it does not answer in time.
+REFUSED = (429, 503, 504)
+JSON = {"Content-Type": "application/json"}
+
 Row = dict[str, float | None]
 
 
@@ -35,15 +39,22 @@ def images() -> list[Any]:
     return [[[round(draw.random(), 4) for _ in range(8)] for _ in range(8)] for _ in range(64)]
 
 
+def body(side: str, image: Any) -> bytes:
+    """Of a request of the side for the image."""
+    return json.dumps([image] if side == "bentoml" else image).encode()
+
+
 class Client:
     """Sends requests to the port, and counts.
 
     expected: the right output of each of `images`. slo: seconds within which an answer, or a refusal, is in time.
+    side: whose service it is; BentoML's takes and gives lists.
     """
 
-    def __init__(self, port: int, expected: Sequence[int], slo: float):
-        self._url, self._expected, self._slo = f"http://127.0.0.1:{port}/", expected, slo
-        self._bodies = [json.dumps(image).encode() for image in images()]
+    def __init__(self, port: int, expected: Sequence[int], slo: float, side: str):
+        self._url, self._slo = f"http://127.0.0.1:{port}/", slo
+        self._expected = [[one] if side == "bentoml" else one for one in expected]
+        self._bodies = [body(side, image) for image in images()]
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[Any]:
@@ -57,7 +68,7 @@ class Client:
     async def _ask(self, session: Any, number: int) -> int:
         """The status. Raises RuntimeError if an answer is not the model's."""
         image = number % len(self._bodies)
-        async with session.post(self._url, data=self._bodies[image]) as answer:
+        async with session.post(self._url, data=self._bodies[image], headers=JSON) as answer:
             said = await answer.read()
             if answer.status == 200 and json.loads(said) != self._expected[image]:
                 raise RuntimeError(f"the answer {said!r} is not that of the model, {self._expected[image]}")
@@ -95,7 +106,7 @@ class Client:
         async def one(session: Any, number: int, due: float) -> None:
             lags.append(max(0.0, time.monotonic() - due))
             status = await self._ask(session, number)
-            if status in (200, 503):
+            if status == 200 or status in REFUSED:
                 (answered if status == 200 else refused).append(time.monotonic() - due)
 
         async def run() -> None:
@@ -137,18 +148,18 @@ class Clients:
     def __exit__(self, *error: object) -> None:
         self._process.shutdown()
 
-    def closed(self, port: int, seconds: float) -> float:
-        """`Client.closed` of the service at the port."""
-        return self._process.submit(_closed, port, self._expected, self._slo, seconds).result()
+    def closed(self, port: int, seconds: float, side: str) -> float:
+        """`Client.closed` of the side's service at the port."""
+        return self._process.submit(_closed, (port, self._expected, self._slo, side), seconds).result()
 
-    def open(self, port: int, given: Load) -> Row:
-        """`Client.open` of the service at the port."""
-        return self._process.submit(_open, port, self._expected, self._slo, given).result()
-
-
-def _closed(port: int, expected: list[int], slo: float, seconds: float) -> float:
-    return Client(port, expected, slo).closed(seconds)
+    def open(self, port: int, given: Load, side: str) -> Row:
+        """`Client.open` of the side's service at the port."""
+        return self._process.submit(_open, (port, self._expected, self._slo, side), given).result()
 
 
-def _open(port: int, expected: list[int], slo: float, given: Load) -> Row:
-    return Client(port, expected, slo).open(given)
+def _closed(client: tuple[int, list[int], float, str], seconds: float) -> float:
+    return Client(*client).closed(seconds)
+
+
+def _open(client: tuple[int, list[int], float, str], given: Load) -> Row:
+    return Client(*client).open(given)

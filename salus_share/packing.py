@@ -1,8 +1,8 @@
 """Which trials fit together on a device: pure functions for a caller that places trials.
 
-Trials fit by memory if 2.1 holds with each of them alone in a lane, so that none waits for another. They fit by
-compute if the sum of their ``compute`` is at most 1, so that none stretches another. Nothing is admitted here; the
-device's lane service does that.
+Trials fit by memory if 2.1 holds with each of them alone in a lane, so that none waits for another. Among devices with
+the memory, a trial goes where the trials together keep the device busy least. Nothing is admitted here; the device's
+lane service does that.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ Device = TypeVar("Device")
 
 #: How many trials a device has room for, whatever they need: the number of seats in its seat table.
 SEATS = 64
-#: The stretch up to which a device is not crowded: ``compute`` is not measured more exactly.
-STRETCH = 1.05
 #: How many turns for each trial `shares` follows a lane, and how long a turn is taken to be, in seconds: so short that
 #: it brings no trial nearer to its end. The turns of the policies here repeat after one round.
 _ROUNDS, _MOMENT_S = 12, 1e-9
@@ -55,12 +53,9 @@ def fit_together(needs: Iterable[Need], capacity: Amount, *, own_lanes: bool = T
     return lanes is not None and (not own_lanes or len(lanes) == len(ordered))
 
 
-def stretch(needs: Iterable[Need]) -> float:
-    """The factor by which trials that run at once slow each other: the sum of their ``compute``, at least 1.
-
-    A need without ``compute`` counts as 1: the trial may keep the device busy all the time.
-    """
-    return max(1.0, math.fsum(1.0 if need.compute is None else need.compute for need in needs))
+def busy(needs: Iterable[Need]) -> float:
+    """The sum of the trials' ``compute``. Without a ``compute`` one counts as 1: it may be busy always."""
+    return math.fsum(1.0 if need.compute is None else need.compute for need in needs)
 
 
 def divide(needs: Mapping[str, Need], capacity: Amount, *, max_lanes: int | None = None) -> list[list[str]] | None:
@@ -100,18 +95,16 @@ def choose_device(
 ) -> Device | None:
     """The device that a trial should share; None if none has the memory. ``devices``: the needs of the trials on each.
 
-    It is the fullest of the occupied devices on which no trial would be stretched by more than `STRETCH`; else an empty
-    one; else the one where trials stretch each other least. ``own_lanes`` is as in `fit_together`.
+    It is the device whose trials are `busy` least; of several, the one with the most memory in use. ``own_lanes`` is as
+    in `fit_together`. docs/salus.md has what other rules gave on recorded pairs.
     """
     best: tuple[tuple[float, float], Device] | None = None
     for device, residents in devices.items():
         together = [*residents, need]
         if not fit_together(together, capacity, own_lanes=own_lanes):
             continue
-        slower = stretch(together)
-        crowded = 0.0 if slower <= STRETCH and residents else slower
         held = sum(float(other.persistent) + float(other.ephemeral) for other in residents)
-        rank = (crowded, -held)
+        rank = (busy(residents), -held)
         if best is None or rank < best[0]:
             best = (rank, device)
     return None if best is None else best[1]

@@ -87,7 +87,7 @@ class Sharing:
     def choose_device(self, trial: Trial, devices: Mapping[int, Sequence[Trial]]) -> int | None:
         """The device that ``trial`` should join, out of ``devices`` with their tenants; None: no device has room.
 
-        First the fullest device where the trials do not slow each other down, else the one where they do least.
+        Among the devices where it has a lane of its own, or else among all, the one whose tenants are least busy.
         """
         mine = self.need_of(trial)
         if mine is None:

@@ -45,6 +45,7 @@ CODES: dict[str, Code] = {
     **{reason.name.lower(): Code(503, reason.value, ran) for reason, ran in _REASONS.items()},
     "body_late": Code(503, "the body was not there and read at its deadline"),
     "too_many": Code(503, "too many requests are open"),
+    "too_many_connections": Code(503, "too many connections are open"),
     "too_many_bodies": Code(503, "too many bodies are being read"),
     "too_many_bytes": Code(503, "too many bytes of large bodies are held"),
     "loading": Code(503, "the models are being loaded"),

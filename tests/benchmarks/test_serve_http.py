@@ -12,8 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from benchmarks import serve_http_client
-from benchmarks.serve_http import FINALISTS, WAIT_S, Setting, best_settings, medians
+from benchmarks.serve_http import compared, medians
 from benchmarks.serve_http_client import Client, Clients
+from benchmarks.serve_http_sides import Setting
 from benchmarks.serve_real import Load
 
 #: Seconds; the door answers at once.
@@ -59,7 +60,7 @@ def door():
 
 
 def a_client(door, expected=7):
-    return Client(door.server_port, [expected] * 64, SLO_S)
+    return Client(door.server_port, [expected] * 64, SLO_S, "eager")
 
 
 @pytest.mark.slow
@@ -75,10 +76,10 @@ class TestClient:
 
     def test_a_process_of_its_own_counts_the_same(self, door):
         with Clients([7] * 64, SLO_S) as clients:
-            found = clients.open(door.server_port, Load(200.0, 1.0, 0.3, 1))
+            found = clients.open(door.server_port, Load(200.0, 1.0, 0.3, 1), "eager")
             assert found["refused"] == pytest.approx(1 - door.answered / door.asked, abs=1e-3)
             asked = door.asked
-            assert clients.closed(door.server_port, 0.1) > 0
+            assert clients.closed(door.server_port, 0.1, "eager") > 0
             assert door.asked > asked
 
     def test_the_closed_load_counts_every_answer(self, door, monkeypatch):
@@ -95,13 +96,6 @@ def row(goodput, p99=400.0, refused=None):
     return {"goodput": goodput, "p99_ms": p99, "refused_p99_ms": refused}
 
 
-def test_the_best_setting_is_tried_with_a_wait_and_the_best_two_are_measured():
-    goodputs = {Setting(8, 0.0, 1): 60.0, Setting(16, 0.0, 1): 70.0, Setting(16, WAIT_S, 1): 65.0}
-    found = best_settings(list(goodputs)[:2], goodputs.__getitem__)
-    assert found == [Setting(16, 0.0, 1), Setting(16, WAIT_S, 1)]
-    assert len(found) == FINALISTS
-
-
 def test_medians_over_the_repeats_and_the_better_setting_counts():
     good, lucky = Setting(8, 0.0, 1), Setting(16, 0.0, None)
     turns = [
@@ -111,6 +105,13 @@ def test_medians_over_the_repeats_and_the_better_setting_counts():
     ]
     found = medians(turns, 500.0)["poisson"]["1"]
     assert (found["goodput"], found["p99_ms"], found["refused_p99_ms"]) == (62.0, 525.0, 360.0)
-    assert found["setting"] == {"size": 8, "wait_ms": 0, "batches_waiting": 1}
+    assert found["setting"] == {"size": 8, "wait_s": 0.0, "limit": 1}
     assert found["within_slo"] == {"answers": False, "refusals": True}
     assert [one["goodput"] for one in found["all"]] == [60.0, 62.0, 64.0]
+
+
+def test_each_of_our_sides_is_compared_with_each_rival_by_arrivals_and_load():
+    rows = {"eager": 90.0, "serve_batch": 60.0, "litserve": 0.0}
+    sides = {side: medians([{("poisson", "1", None): row(goodput)}], 500.0) for side, goodput in rows.items()}
+    ratios = {"serve_batch": {"poisson": {"1": 1.5}}, "litserve": {"poisson": {"1": 90.0}}}
+    assert compared(sides) == {"eager": ratios}

@@ -31,14 +31,13 @@ def test_sharing_lanes_does_not_depend_on_how_greedily_they_are_opened() -> None
     assert fit_together(needs, 100, own_lanes=False)
 
 
-def test_a_device_is_filled_without_stretching() -> None:
+def test_a_trial_joins_the_least_busy_trials_that_leave_it_the_memory() -> None:
     half = Need(10, 20, 0.45)
-    devices = {"empty": [], "busy": [Need(10, 20, 0.9)], "one": [half], "fuller": [Need(20, 30, 0.4)]}
-    assert choose_device(half, devices, 100) == "fuller"
+    devices = {"busy": [Need(10, 20, 0.9)], "one": [half], "calm": [Need(20, 30, 0.4)], "unknown": [Need(10, 20)]}
+    assert choose_device(half, devices, 100) == "calm"
     assert choose_device(Need(10, 60, 0.3), devices, 100) == "one"
-    # It would stretch any neighbour.
-    assert choose_device(Need(10, 20, 0.99), devices, 100) == "empty"
-    assert choose_device(Need(10, 60, 0.95), {"busy": devices["busy"], "one": devices["one"]}, 100) == "one"
+    assert choose_device(half, {name: devices[name] for name in ("unknown", "busy")}, 100) == "busy"
+    assert choose_device(half, {"one": [half], "fuller": [Need(20, 30, 0.45)]}, 100) == "fuller"
     assert choose_device(Need(60, 50), devices, 100) is None
 
 

@@ -151,8 +151,17 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
 def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, ray2: None) -> None:
     """The engine starts the second trial at width two; until its other worker is there, the trial has one device."""
     (tmp_path / "notes").mkdir()
-    space = {"x": tune.grid_search([1.0, 2.0]), "iterations": 40, "step": 0.06, "notes": str(tmp_path / "notes")}
-    one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1, "run": {"stop": {"training_iteration": 40}}}
+
+    def measured_wide(trial: str, result: dict[str, Any]) -> bool:
+        """Ten results after the trial has got its second device, whenever that is."""
+        iteration = result["training_iteration"]
+        if any(event["trial"] == trial for event in events_of(tmp_path, "resized")):
+            wide.setdefault(trial, iteration)
+        return iteration >= wide.get(trial, 1990) + 10
+
+    wide: dict[str, int] = {}
+    space = {"x": tune.grid_search([1.0, 2.0]), "iterations": 2000, "step": 0.06, "notes": str(tmp_path / "notes")}
+    one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1, "run": {"stop": measured_wide}}
     told: list[m.Start] = []
     handle = tuning_job.Engine.handle
 
