@@ -114,6 +114,7 @@ def view(run_dir: str | None, port: int) -> None:
 
     Without a directory: the runs in ~/ray_results. The page is served on this machine alone, until Ctrl-C.
     """
+    from fluidtune.report.summary import plural
     from fluidtune.view.run_list import RunList
 
     runs = RunList(run_dir)
@@ -121,7 +122,7 @@ def view(run_dir: str | None, port: int) -> None:
         from fluidtune.view.page_server import serve_page
     except ModuleNotFoundError as error:
         raise FluidTuneError(f'there is no {error.name}; for `fluidtune view` type: pip install "fluidtune[view]"')
-    serve_page(runs, port, lambda url: click.echo(f"{url} shows {len(runs.logs())} runs; Ctrl-C ends it"))
+    serve_page(runs, port, lambda url: click.echo(f"{url} shows {plural(len(runs.logs()), 'run')}; Ctrl-C ends it"))
 
 
 @cli.command()

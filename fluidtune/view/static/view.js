@@ -56,6 +56,7 @@ const live = () => !model.over && !snapshot && !model.trouble;
 // Seconds since the last event. Where nothing is written for long the driver may have died: time stands still there.
 const silence = () => (live() ? Math.max(0, Date.now() / 1000 - model.origin - model.now) : 0);
 const now = () => model.now + (silence() <= SILENCE ? silence() : 0);
+const narrow = matchMedia("(max-width: 900px)"); // as in view.css
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function short(trial) {
@@ -183,7 +184,7 @@ function drawFigures() {
   const there = model.devices.filter(([, , since]) => since !== null);
   const busy = new Set([...model.heldBy.values()].flatMap((held) => held.devices)).size;
   const best = model.best && model.trials.find((trial) => trial.id === model.best[0]);
-  const order = STATES.filter((name) => counts[name]).map((name) => `${counts[name]} ${name}`).join(", ");
+  const order = STATES.filter((name) => counts[name]).map((name) => `${counts[name].toLocaleString("en")} ${name}`).join(", ");
   const used = model.samples.filter(([, part]) => part !== null);
   const mean = used.reduce((sum, [, part]) => sum + part, 0) / (used.length || 1);
   const figures = [
@@ -349,7 +350,7 @@ function pointed(event) {
 function point(event) {
   const box = pointed(event);
   $("lanes").style.cursor = box ? "pointer" : "";
-  const mark = "▲ grew  ▼ shrank  ✕ worker or device lost  ┆ another driver  grey: idle";
+  const mark = "▲ grew · ▼ shrank · ✕ worker or device lost · ┆ another driver · grey: idle";
   if (!box) return put($("pointed"), mark);
   const until = box.end === Infinity ? "until now" : `until ${duration(box.end)}`;
   const part = box.share < 1 ? `, a share of ${number(box.share)}` : "";
@@ -364,7 +365,8 @@ function columns() {
     key: `=${name}`, title: name, value: (trial) => trial.parameters[name] ?? null,
   }));
   return [
-    { key: "name", title: "trial", text: true, value: label },
+    // On a narrow screen the end of a name says more than its beginning.
+    { key: "name", title: "trial", text: true, value: label, show: narrow.matches ? short : label },
     { key: "state", title: "state", text: true, value: (trial) => STATES.indexOf(state(trial)), show: state },
     { key: "metric", title: model.head.metric || "metric", value: (trial) => trial.metric },
     { key: "best", title: "best", value: (trial) => trial.best },
@@ -407,8 +409,10 @@ function order(all) {
   return found.map((trial) => [column.value(trial), trial]).sort(([one, first], [other, second]) => {
     // What has no value comes last in either direction.
     if (one === null || other === null) return (one === null) - (other === null) || first.number - second.number;
-    const less = typeof one === "number" && typeof other === "number"
-      ? one - other : String(one).localeCompare(String(other), "en", { numeric: true });
+    const numbers = [one, other].filter((value) => typeof value === "number").length;
+    // Numbers come before words.
+    const less = numbers === 2 ? one - other : numbers === 1 ? (typeof one === "number" ? -1 : 1)
+      : String(one).localeCompare(String(other), "en", { numeric: true });
     return sign * less || first.number - second.number;
   }).map(([, trial]) => trial);
 }
@@ -538,12 +542,12 @@ function refresh(story) {
     try {
       const where = `run=${encodeURIComponent(run)}&trial=${encodeURIComponent(id)}`;
       const ask = async (what) => (snapshot ? snapshot[what === "curve" ? "curves" : "stories"][id] : await (await fetch(`api/${what}?${where}`)).json());
+      const mine = () => open === id && key === run;
       const curve = await ask("curve");
-      const found = tell ? await ask("story") : null;
-      if (open !== id || key !== run) return;
-      drawTrial();
-      if (curve.iterations) drawCurves(curve);
-      if (tell) drawStory(found);
+      if (mine()) drawTrial();
+      if (mine() && curve.iterations) drawCurves(curve);
+      const found = tell && mine() ? await ask("story") : null;
+      if (tell && mine()) drawStory(found);
     } catch {
       put($("story-head"), "The page's server does not answer.");
     } finally {
