@@ -24,7 +24,7 @@ RECENT_S = 60.0
 CURVE_POINTS = 1000
 #: Event -> why its trial waits from then on. The event's own reason follows.
 WAITS = {
-    "trial_added": "new, or back from a pause",
+    "trial_added": "new",
     "trial_suspended": "left its devices, to go on later",
     "worker_lost": "its worker died",
     "room_lacking": "its device had no room for it",
@@ -57,6 +57,8 @@ class Row:
     waits: str = ""
     #: Of each result its time, iteration, metric (NaN: none) and width, one after the other.
     results: array[float] = field(default_factory=lambda: array("d"))
+    #: The places of its intervals in `Replay.intervals`.
+    intervals: array[int] = field(default_factory=lambda: array("q"))
 
 
 class RunModel:
@@ -105,9 +107,15 @@ class RunModel:
         use = self.live.use
         before = len(use.of(trial).devices) if isinstance(trial, str) else 0
         cause = self._resizes.step(event)
-        self.live.hear([event])
-        missing = len(use.intervals) - len(self._interval_stamps)
-        self._interval_stamps.extend([self.heard] * missing)
+        try:
+            self.live.hear([event])
+        finally:  # what was heard of a trial before it turned out that the event lacks something
+            if isinstance(trial, str) and trial in self.live.trials and trial not in self.rows:
+                self.rows[trial] = Row(len(self.rows), self._seconds(at))
+                self._touch(trial, self.rows[trial])
+        for place in range(len(self._interval_stamps), len(use.intervals)):
+            self._interval_stamps.append(self.heard)
+            self.rows[use.intervals[place].trial].intervals.append(place)
         if name == "device_sample":
             self._samples_at = self.heard
         elif name not in OFTEN:
@@ -121,7 +129,7 @@ class RunModel:
         elif name == "resized" and event["devices"]:
             grown = len(event["devices"]) >= before
             self._mark(int(event["devices"][0]), "grown" if grown else "shrunk", label_of(cause))
-        if isinstance(trial, str) and trial in self.live.trials:
+        if isinstance(trial, str) and trial in self.rows:
             self._trial_step(trial, name, event)
 
     def _driver(self) -> None:
@@ -133,13 +141,13 @@ class RunModel:
             self._touch(trial, row)
 
     def _trial_step(self, trial: str, name: str, event: EventDict) -> None:
-        row = self.rows.get(trial)
-        if row is None:
-            row = self.rows[trial] = Row(len(self.rows), self._seconds(float(event["t"])))
+        row = self.rows[trial]
         self._touch(trial, row)
         if name in WAITS:
             words = words_of(event)
             row.waits = WAITS[name] + (f": {words}" if words else "")
+        if name == "trial_added" and row.results:
+            row.waits = "back from a pause"
         if name == "trial_added":
             row.name, row.group, row.kind = str(event.get("name") or ""), str(event["group"]), str(event["kind"])
             found = event.get("parameters")
@@ -273,10 +281,10 @@ class RunModel:
         """When the trial's width became what it is from then on: seconds, and the width in devices."""
         use = self.live.use
         spans: dict[tuple[float, float], float] = {}
-        for interval in use.intervals:
-            if interval.trial == trial:
-                key = (interval.start, interval.end)
-                spans[key] = spans.get(key, 0.0) + interval.share
+        for place in self.rows[trial].intervals:
+            _, _, share, *span = use.intervals[place]
+            key = (span[0], span[1])
+            spans[key] = spans.get(key, 0.0) + share
         held = use.of(trial)
         if held.devices:
             spans[held.since, math.inf] = held.width

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidtune.report.occupancy import occupancy_of
+from fluidtune.view.page_file import plain_json
 from fluidtune.view.run_model import CURVE_POINTS, RunModel
 from tests.report.makers import added, begin, ended, ev, random_run, resized, result, started
 from tests.report.test_summary import by_hand
@@ -85,7 +86,9 @@ def test_why_a_trial_waits() -> None:
         return Page().take(model_of([begin(0, 1), added(0, "a"), *events]).changes()).trials["a"]["waits"]
 
     on = started(1, "a", 0)
-    assert waits() == "new, or back from a pause"
+    assert waits() == "new"
+    again = (on, result(2, "a", 1, 1.0, 1.0), ended(2, "a", "paused"))
+    assert waits(*again) == "" and waits(*again, added(3, "a")) == "back from a pause"
     assert waits(on) == ""
     assert waits(on, ev(2, "trial_suspended", trial="a", reason="b goes first")).endswith("later: b goes first")
     lost = ev(2, "worker_lost", worker="w", device=0, reason="killed", trial="a")
@@ -114,3 +117,18 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(odd: dict) -> None
     found = model.changes()
     assert (found["unreadable"], found["unknown"]) == (1, 1)
     assert "b" in Page().take(found).trials
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1000), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9)), max_size=12))
+def test_any_events_that_lack_something_leave_a_page(seed: int, cuts: list[tuple[int, int]]) -> None:
+    events = [dict(event) for event in random_run(seed, devices=2, trials=5, iterations=4)]
+    for place, which in cuts:
+        event = events[place % len(events)]
+        names = [name for name in event if name not in ("t", "event")]
+        if names:
+            del event[names[which % len(names)]]
+    model = model_of(events)
+    page = Page().take(model.changes())
+    assert set(page.trials) == set(model.rows) and plain_json(model.glance())
+    assert all(model.curve(trial)["widths"] is not None for trial in model.rows)

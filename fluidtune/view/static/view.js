@@ -9,7 +9,7 @@ const LOSS = "#D55E00";
 const DARK_TEXT = new Set(["#E69F00", "#CC79A7", "#56B4E9", "#F0E442"]);
 const STATES = ["silent", "resizing", "running", "waiting", "failed", "paused", "stopped", "unfinished"];
 const SPANS = [["all", Infinity], ["1 h", 3600], ["10 min", 600], ["1 min", 60]];
-const ROW_HEIGHT = 28; // px, as in view.css
+const ROW_HEIGHT = 28, TABLE_HEIGHT = 600; // px, as in view.css; the height is the most
 const MOST_PARAMETERS = 12; // columns of the table; the others are in the trial's own panel
 const LISTED = 50; // trials that wait, one line each
 const MARKS_DRAWN = 300; // with more in view, triangles would cover the bars
@@ -446,7 +446,7 @@ function drawTable() {
 function drawRows(all = columns()) {
   const box = $("rows-box"), body = $("rows").tBodies[0];
   const first = Math.max(0, Math.min(Math.floor(box.scrollTop / ROW_HEIGHT) - 5, listed.length - 1));
-  const count = Math.max(0, Math.min(listed.length - first, Math.ceil(box.clientHeight / ROW_HEIGHT) + 10));
+  const count = Math.max(0, Math.min(listed.length - first, Math.ceil(TABLE_HEIGHT / ROW_HEIGHT) + 10));
   $("rows").setAttribute("aria-rowcount", String(listed.length + 1));
   if (!body.rows.length) for (const _ of "ab") body.append(make("tr", "", "space")), body.lastChild.append(make("td"));
   while (body.rows.length > count + 2) body.rows[1].remove();
