@@ -19,6 +19,8 @@ from typing import Any
 DISCOVERY = "prom_metrics_service_discovery.json"
 #: Seconds that an answer is used, and that one address may take. The arbiter sets its gauges once a second.
 FRESH_S, ANSWER_S = 4.0, 1.0
+#: Of a large cluster this many addresses are asked at a time, one after the other.
+ASKED = 8
 #: Bytes of an answer that are read: the metrics of a node with thousands of workers are less.
 MOST_BYTES = 1 << 24
 #: A line of Prometheus' text format: `ray_themis_rho{app="a",...} 1.2`.
@@ -33,14 +35,31 @@ class ClusterGauges:
         self._lock = threading.Lock()
         self._until = 0.0
         self._known: list[dict[str, Any]] = []
+        #: The address that had the arbiter's gauges; "" if none had. And those that are asked next.
+        self._its = ""
+        self._turn: list[str] = []
 
     def apps(self) -> list[dict[str, Any]]:
         """Each app's "app", "leases" and "rho" (None: not known), by name; none where no arbiter is seen."""
         with self._lock:
             if time.monotonic() >= self._until:
-                self._known = apps_of("\n".join(map(_asked, self._addresses())))
+                self._known = self._ask(self._addresses())
                 self._until = time.monotonic() + FRESH_S
             return self._known
+
+    def _ask(self, addresses: list[str]) -> list[dict[str, Any]]:
+        """The arbiter is one process. The address that has had its gauges is asked, otherwise the next few of all."""
+        if self._its in addresses:
+            turn = [self._its]
+        else:
+            left = [each for each in self._turn if each in addresses] or addresses
+            turn, self._turn = left[:ASKED], left[ASKED:]
+        for address in turn:
+            if apps := apps_of(_asked(address)):
+                self._its = address
+                return apps
+        self._its = ""
+        return []
 
     def _addresses(self) -> list[str]:
         try:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fluidtune.view.cluster_gauges import DISCOVERY, ClusterGauges, apps_of
+from fluidtune.view import cluster_gauges
+from fluidtune.view.cluster_gauges import ASKED, DISCOVERY, ClusterGauges, apps_of
 
 TEXT = """# HELP ray_themis_rho Finish-time fairness of an app
 # TYPE ray_themis_rho gauge
@@ -48,13 +49,15 @@ def test_the_addresses_are_those_of_rays_file(tmp_path: Path, monkeypatch: pytes
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            targets = [f"127.0.0.1:{server.server_port}", "127.0.0.1:1"]
+            targets = [*("127.0.0.1:1" for _ in range(ASKED)), f"127.0.0.1:{server.server_port}"]
             file = tmp_path / DISCOVERY
             file.write_text(json.dumps([{"labels": {"job": "ray"}, "targets": targets}]))
-            assert ClusterGauges(tmp_path).apps() == APPS
+            monkeypatch.setattr(cluster_gauges, "FRESH_S", 0.0)
+            gauges = ClusterGauges(tmp_path)
+            assert [gauges.apps() for _ in range(3)] == [[], APPS, APPS]  # the last address is asked next
             owner = os.getuid() + 1
             monkeypatch.setattr(os, "getuid", lambda: owner)
-            assert bool(ClusterGauges(tmp_path).apps()) is (owner == 1)  # root's file is asked by anybody
+            assert bool(gauges.apps()) is (owner == 1)  # root's file is asked by anybody
         finally:
             server.shutdown()
             thread.join()

@@ -39,6 +39,13 @@ def test_a_run_by_hand() -> None:
     assert page.parts["news"][0] == [6, "b failed"]
 
 
+def test_what_was_sent_is_not_sent_again() -> None:
+    for count in range(1, len(by_hand())):
+        model = model_of(by_hand()[:count])
+        again = model.changes(count)
+        assert again["trials"] == [] and not {"head", "devices", "news", "marks", "intervals"} & again.keys()
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1000), st.integers(1, 8), st.integers(1, 20), st.lists(st.integers(0, 400), max_size=8))
 def test_increments_add_up_to_the_whole(seed: int, devices: int, trials: int, cuts: list[int]) -> None:

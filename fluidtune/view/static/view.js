@@ -332,7 +332,7 @@ function drawLanes() {
   for (let seconds = Math.ceil(start / step) * step; seconds <= end; seconds += step) {
     pen.fillRect(x(seconds), tall - axis, 1, 4);
     pen.textAlign = x(seconds) > wide - 40 ? "right" : seconds <= start + step / 10 ? "left" : "center";
-    pen.fillText(duration(seconds), x(seconds), tall - axis / 2 + 2);
+    pen.fillText(duration(seconds).replace(/ 00 (s|min)$/, ""), x(seconds), tall - axis / 2 + 2);
   }
   pen.fillStyle = line;
   pen.fillRect(left, tall - axis, wide - left, 1);
