@@ -33,7 +33,7 @@ WAITS = {
 HEAD = ("run", "algorithm", "kind", "metric", "mode", "machine", "fluidtune", "ray", "python", "settings")
 #: What an event lacks that this version would read, or has in a form that it does not know.
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-#: The form of a row of the table.
+#: The columns of the table's rows.
 ROW = (
     *("number", "name", "id", "group", "kind", "parameters", "state", "since", "iteration", "target"),
     *("metric", "best", "seconds", "why", "waits", "iterations", "added"),
@@ -106,7 +106,7 @@ class RunModel:
         self.last = max(self.last, at)
         use = self.live.use
         before = len(use.of(trial).devices) if isinstance(trial, str) else 0
-        cause = self._resizes.step(event)
+        cause = self._resizes.step(event) if name not in OFTEN else None
         try:
             self.live.hear([event])
         finally:  # what was heard of a trial before it turned out that the event lacks something
@@ -198,6 +198,8 @@ class RunModel:
             "unreadable": self.unreadable,
             "trials": self._rows(since),
         }
+        if since == 0:
+            found["columns"] = ROW
         if self._head_at > since:
             found["head"] = {name: live.head.get(name) for name in HEAD}
         if self._devices_at > since:

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from fluidtune.report.events import EventDict
-from fluidtune.view.run_model import ROW
 
 
 class Page:
     """What a page shows after the increments that it got."""
 
     def __init__(self) -> None:
+        self.columns: tuple[str, ...] = ()
         self.trials: dict[str, dict[str, Any]] = {}
         self.parts: dict[str, Any] = {}
         self.marks: list[Any] = []
@@ -21,10 +21,11 @@ class Page:
     def take(self, change: dict[str, Any]) -> Page:
         if change["whole"]:
             self.__init__()  # type: ignore[misc]
+        self.columns = change.get("columns") or self.columns
         for row in change["trials"]:
-            trial = dict(zip(ROW, row, strict=True))
+            trial = dict(zip(self.columns, row, strict=True))
             self.trials[trial["id"]] = trial
-        skipped = ("whole", "trials", "marks", "intervals", "cursor")
+        skipped = ("whole", "columns", "trials", "marks", "intervals", "cursor")
         self.parts |= {name: value for name, value in change.items() if name not in skipped}
         self.marks += change.get("marks", [])
         self.intervals += zip(*change.get("intervals", []), strict=True)

@@ -77,6 +77,7 @@ def events_of(response: httpx.Response) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.core
 def test_a_run_is_followed_and_a_break_is_made_up_for(tmp_path: Path) -> None:
     log = written(tmp_path / "run", by_hand()[:5])
     command = [sys.executable, "-m", "fluidtune", "view", str(tmp_path)]

@@ -1,8 +1,6 @@
 // The page of a run. It takes in increments (docs/view.md) and draws them. All text that comes from trials becomes
 // textContent or is drawn on a canvas: it is never markup.
 
-const ROW = ["number", "name", "id", "group", "kind", "parameters", "state", "since", "iteration", "target", "metric",
-  "best", "seconds", "why", "waits", "iterations", "added"];
 // The colours of the timeline's trials: PALETTE and LOSS in fluidtune/report.
 const PALETTE = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31"];
 const LOSS = "#D55E00";
@@ -86,8 +84,9 @@ function begin() {
 
 function take(change) {
   if (change.whole) begin();
+  model.columns = change.columns ?? model.columns;
   for (const row of change.trials) {
-    const trial = Object.fromEntries(ROW.map((name, place) => [name, row[place]]));
+    const trial = Object.fromEntries(model.columns.map((name, place) => [name, row[place]]));
     trial.text = `${trial.name} ${trial.id} ${trial.group} ${JSON.stringify(trial.parameters)}`.toLowerCase();
     for (const name of Object.keys(trial.parameters)) model.names.add(name);
     const before = model.trials[trial.number];
