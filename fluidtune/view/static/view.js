@@ -636,19 +636,22 @@ async function drawCluster() {
     [each.app, number(each.leases), each.rho === null ? "none yet" : number(+each.rho.toPrecision(3))]));
 }
 
+// Cells stay, and with them what has the keyboard's focus.
 function table(element, titles, rows, pick) {
-  element.tHead.rows[0].replaceChildren(...titles.map((title, place) => make("th", title, place ? "" : "text first")));
-  element.tBodies[0].replaceChildren(...rows.map((row, which) => {
-    const line = make("tr");
+  const head = element.tHead.rows[0], body = element.tBodies[0];
+  if (!head.cells.length) head.append(...titles.map((title, place) => make("th", title, place ? "" : "text first")));
+  while (body.rows.length > rows.length) body.lastChild.remove();
+  rows.forEach((row, which) => {
+    const line = body.rows[which] || body.appendChild(make("tr"));
     row.forEach((text, place) => {
-      const cell = line.appendChild(make("td", place || !pick ? text : "", place ? "" : "text first"));
-      if (place || !pick) return;
-      const button = cell.appendChild(make("button", text));
+      const cell = line.cells[place] || line.appendChild(make("td", "", place ? "" : "text first"));
+      if (place || !pick) return put(cell, text);
+      const button = cell.firstElementChild || cell.appendChild(make("button"));
       button.type = "button";
       button.onclick = () => pick(which);
+      put(button, text);
     });
-    return line;
-  }));
+  });
 }
 
 // --- several runs
