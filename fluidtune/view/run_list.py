@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError, find_log
+from fluidtune.report.live import LogTail
 from fluidtune.report.trial_lookup import log_of_run
-from fluidtune.view.followed_run import FollowedRun
+from fluidtune.view.followed_run import PIECE, FollowedRun
 
 #: So many runs are kept as they were read, those that were asked for last. One of 10,000 trials takes some 100 MB.
 KEPT = 4
@@ -18,7 +20,7 @@ KEPT = 4
 class RunList:
     """The run in ``where``, or those below it; None: those below Ray's own ~/ray_results.
 
-    Raises `NoEventLogError` if there is none.
+    Raises `NoEventLogError` if there is none, `EventLogError` if ``where`` is a single one and no event log.
     """
 
     def __init__(self, where: str | os.PathLike[str] | None) -> None:
@@ -30,9 +32,13 @@ class RunList:
         self._kept: dict[str, FollowedRun] = {}
         #: Key -> the file that was read, and what was said of it.
         self._glances: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
-        if not self.logs():
+        logs = list(self.logs().values())
+        if not logs:
             log_of_run(root)  # whose error says what there is instead
             raise NoEventLogError(f"there is no event log in {str(root)!r}; give the directory of a run")
+        if len(logs) == 1:
+            with closing(LogTail(logs[0])) as tail:
+                tail.new(PIECE)
 
     def logs(self) -> dict[str, Path]:
         """Key -> event log, the one that was written last first. The key is the name of the run's directory."""
