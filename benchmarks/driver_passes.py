@@ -211,6 +211,7 @@ def _add(manager: FluidActorManager, name: str) -> None:
         status="PENDING",
         placement_group_factory=request,
         evaluated_params={"lr": hash(name)},
+        config={"lr": hash(name)},
         trainable_name="t",
         get_trainable_cls=lambda: FunctionTrainable,
         run_metadata=SimpleNamespace(),

@@ -1,7 +1,8 @@
 """The `fluidtune` command: arguments in, calls out, errors as one line.
 
 Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), report (report, top,
-why), plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbiter) and serving (serve).
+why), view (view), plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbiter) and serving
+(serve).
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def run(script: str, args: tuple[str, ...], shared: bool, **settings: Any) -> No
 
 @cli.command()
 @click.argument("run_dir")
-def report(run_dir: str) -> None:
+@click.option("--html", default=None, metavar="FILE", help="Also write the page of `fluidtune view` as one file.")
+def report(run_dir: str, html: str | None) -> None:
     """Summarise the run, or the service, whose event log is in RUN_DIR and draw its pictures."""
     from rich.console import Console
 
@@ -73,6 +75,10 @@ def report(run_dir: str) -> None:
     console.print(render(summarise(events)))
 
     _write(lambda: write_report(log)[:2])
+    if html is not None:
+        from fluidtune.view.page_file import write_page
+
+        _write(lambda: [write_page(log, html)])
 
 
 def _write(files: Callable[[], Iterable[Path]]) -> None:
@@ -98,6 +104,25 @@ def top(run_dir: str | None) -> None:
     from fluidtune.report.top import watch
 
     watch(newest_log(run_dir), Console())
+
+
+@cli.command()
+@click.argument("run_dir", metavar="[RUN_DIR|STORAGE]", required=False)
+@click.option("--port", type=int, default=0, help="The port of its address.  [a free one]")
+def view(run_dir: str | None, port: int) -> None:
+    """Show a run, or all runs of a directory, on a page in the browser, while they go on and afterwards.
+
+    Without a directory: the runs in ~/ray_results. The page is served on this machine alone, until Ctrl-C.
+    """
+    from fluidtune.report.summary import plural
+    from fluidtune.view.run_list import RunList
+
+    runs = RunList(run_dir)
+    try:
+        from fluidtune.view.page_server import serve_page
+    except ModuleNotFoundError as error:
+        raise FluidTuneError(f'there is no {error.name}; for `fluidtune view` type: pip install "fluidtune[view]"')
+    serve_page(runs, port, lambda url: click.echo(f"{url} shows {plural(len(runs.logs()), 'run')}; Ctrl-C ends it"))
 
 
 @cli.command()

@@ -65,6 +65,9 @@ def test_a_job_holds_all_devices_only_if_it_is_said(
         ("report .", "there is no event log at 'fluid_events.jsonl'"),
         ("report no_event_log", "is not a FluidTune event log: line 1"),
         ("plan no_event_log", "is not a FluidTune event log: line 1"),
+        ("view no_event_log", "is not a FluidTune event log: line 1"),
+        ("view nowhere", "there is no directory 'nowhere'; there are runs in "),
+        ("view run --port 70000", "port 70000 cannot be had: it is no port; give another --port"),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_line(words: str, mentions: str, tmp_path: Path) -> None:
@@ -80,6 +83,14 @@ def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda *
 
     monkeypatch.setattr(ray, "init", connect)
     return CliRunner().invoke(cli, ["arbiter", *args]).exception
+
+
+def test_a_page_without_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "fluidtune.view.page_server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    written(tmp_path, random_run(1, devices=1, trials=3))
+    said = str(CliRunner().invoke(cli, ["view", str(tmp_path)]).exception)
+    assert said == 'there is no uvicorn; for `fluidtune view` type: pip install "fluidtune[view]"'
 
 
 @pytest.mark.parametrize(("trials", "iterations"), [(0, None), (None, 0), (-1, 5)])

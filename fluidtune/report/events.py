@@ -56,7 +56,7 @@ SCHEMA = {
         "device utilisation memory_used memory_total processes", "index uuid name mig driver"
     ),
     "group_announced": EventSchema.of("group synchronous algorithm", "concurrency"),
-    "trial_added": EventSchema.of("trial group kind iterations", "share name"),
+    "trial_added": EventSchema.of("trial group kind iterations", "share name parameters"),
     "kind_found": EventSchema.of("trial kind"),
     "trial_started": EventSchema.of("trial devices share resumed", "reason why numbers"),
     "trial_result": EventSchema.of("trial iteration seconds width metric", "iterations began memory"),
@@ -271,17 +271,22 @@ def read_events(path: str | os.PathLike[str]) -> Events:
             if not line.strip():
                 continue
             record = record_of(line)
-            # If a killed driver left this first line, it is the beginning of a line as `write` writes it.
-            if record is None and (events or line.startswith(b'{"t": ') or b'{"t": '.startswith(line)):
+            if record is None and (events or may_be_cut(line)):
                 dropped += 1
                 continue
             if not record:
-                raise _not_a_log(path, number)
+                raise not_a_log(path, number)
             events.append(record)
     return Events(events, dropped)
 
 
-def _not_a_log(path: Path, number: int) -> EventLogError:
+def may_be_cut(line: bytes) -> bool:
+    """Whether a killed driver may have left this line: it is the beginning of one as `EventLog.write` writes it."""
+    return line.startswith(b'{"t": ') or b'{"t": '.startswith(line)
+
+
+def not_a_log(path: Path, number: int) -> EventLogError:
+    """The error of a file whose line ``number`` is no event."""
     return EventLogError(
         f'{path} is not a FluidTune event log: line {number} is not {{"t": seconds, "event": name, ...}};'
         f" give the {EVENT_LOG_NAME} in a run's directory"

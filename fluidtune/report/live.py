@@ -7,6 +7,7 @@ what is worth saying of a trial, and which events are news. Which trial holds wh
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -15,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.report.causes import Resizes, label_of
-from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log, iterations_in, record_of
+from fluidtune.report.events import (
+    EVENT_LOG_NAME,
+    EventDict,
+    NoEventLogError,
+    find_log,
+    iterations_in,
+    may_be_cut,
+    not_a_log,
+    record_of,
+)
 from fluidtune.report.occupancy import Replay
 from fluidtune.report.summary import best_of
 
@@ -161,13 +171,41 @@ class LogTail:
     """A log that is still written: `new` returns what has come since the last call."""
 
     def __init__(self, log: Path) -> None:
+        self._log = log
         self._file = log.open("rb")
         self._part = b""
+        self._begun = False
+        #: Broken lines so far, as `read_events` counts them.
+        self.dropped = 0
 
-    def new(self) -> list[EventDict]:
-        """The events of the lines that are complete by now. Broken lines are left out, as by `read_events`."""
-        *lines, self._part = (self._part + self._file.read()).split(b"\n")
-        return [event for event in map(record_of, lines) if event]
+    def new(self, most: int = -1) -> list[EventDict]:
+        """The events of the lines that are complete by now. Broken lines are left out, as by `read_events`.
+
+        ``most``: bytes that are read; -1: all. Raises `EventLogError` if the file is not an event log.
+        """
+        *lines, self._part = (self._part + self._file.read(most)).split(b"\n")
+        events: list[EventDict] = []
+        for line in filter(bytes.strip, lines):
+            event = record_of(line)
+            if event:
+                self._begun = True
+                events.append(event)
+            elif self._begun or (event is None and may_be_cut(line)):
+                self.dropped += 1
+            else:
+                raise not_a_log(self._log, 1)
+        return events
+
+    @property
+    def left(self) -> int | None:
+        """Bytes that were not read yet. None: the file is another one by now, or begins anew, or is not there."""
+        mine, size = os.fstat(self._file.fileno()), self._file.tell()
+        try:
+            there = os.stat(self._log)
+        except OSError:
+            return None
+        same = (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        return there.st_size - size if same and there.st_size >= size else None
 
     def close(self) -> None:
         self._file.close()

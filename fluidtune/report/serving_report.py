@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,17 @@ SHOWN = {"answered": PALETTE[0], "late": PALETTE[1], "refused": LOSS}
 CHANGES = {"device_gained": 1, "device_returned": -1, "device_lost": -1}
 #: With more batches than this, none has the number of its requests written on it: they would not be readable.
 NUMBERED = 150
+#: The table of requests, one row for each trial.
+COLUMNS = (
+    "trial",
+    "requests/s in time",
+    "answered",
+    "late",
+    "refused",
+    "failed, bad",
+    "mean batch",
+    "mean wait (ms)",
+)
 #: Most bars of the picture of load. A day has 8,640 spans, and to draw these takes a minute.
 BARS = 300
 
@@ -64,9 +75,9 @@ def is_serving(events: Iterable[EventDict]) -> bool:
     return any(event["event"] == "serving_started" for event in events)
 
 
-def summarise_serving(events: Iterable[EventDict]) -> ServingSummary:
-    """Add up the log of a service."""
-    found = ServingSummary()
+def summarise_serving(events: Iterable[EventDict], before: ServingSummary | None = None) -> ServingSummary:
+    """Add up the log of a service. ``before``: the sum of its earlier events, which is continued."""
+    found = before or ServingSummary()
     for event in events:
         if event["event"] == "serving_started":
             found.starts += 1
@@ -89,17 +100,28 @@ def render_serving(found: ServingSummary) -> RenderableType:
     """The summary as a table for `rich`, one row for each trial."""
     from rich.table import Table
 
-    use = found.busy / found.device_seconds if found.device_seconds else 0.0
-    title = f"{found.seconds:.0f} s with requests, devices busy {use:.0%}, {found.lost} model processes lost"
-    table = Table(title=title, title_justify="left")
-    table.add_column("trial")
-    for name in ("requests/s in time", "answered", "late", "refused", "failed, bad", "mean batch", "mean wait (ms)"):
+    table = Table(title=title_of_serving(found), title_justify="left")
+    table.add_column(COLUMNS[0])
+    for name in COLUMNS[1:]:
         table.add_column(name, justify="right")
+    for row in rows_of_serving(found):
+        table.add_row(*row)
+    return table
+
+
+def title_of_serving(found: ServingSummary) -> str:
+    """The summary in one line."""
+    use = found.busy / found.device_seconds if found.device_seconds else 0.0
+    return f"{found.seconds:.0f} s with requests, devices busy {use:.0%}, {found.lost} model processes lost"
+
+
+def rows_of_serving(found: ServingSummary) -> Iterator[tuple[str, ...]]:
+    """What became of each trial's requests, as `COLUMNS` names it."""
     for trial, counts in found.requests.items():
         refused = sum(count for what, count in counts.items() if what.startswith("refused"))
         sizes = found.batches.get(trial, Counter())
         answered = sum(size * count for size, count in sizes.items())
-        table.add_row(
+        yield (
             trial,
             f"{counts['answered'] / found.seconds:.1f}" if found.seconds else "-",
             str(counts["answered"]),
@@ -109,7 +131,6 @@ def render_serving(found: ServingSummary) -> RenderableType:
             f"{answered / sizes.total():.1f}" if sizes else "-",
             f"{1e3 * found.waited[trial] / answered:.1f}" if answered else "-",
         )
-    return table
 
 
 def serving_png(events: Sequence[EventDict], out: str | os.PathLike[str]) -> Path:

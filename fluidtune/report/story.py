@@ -61,8 +61,8 @@ class Story:
     entries: tuple[Entry, ...]
     end: tuple[str, ...]
 
-    def lines(self) -> list[str]:
-        """The story for people, at most a line for each entry.
+    def told(self) -> list[tuple[float, int, str]]:
+        """What is told: when (unix seconds), after which iteration, and in which words; at most one for each entry.
 
         A story of more than `TOLD_WHOLE` entries has of each kind the first `TOLD_FIRST` and the last one. One line
         stands for all the others between two entries that are told: it counts them by kind and names their widths.
@@ -72,6 +72,11 @@ class Story:
             first = stretch[0]
             text = first.text if len(stretch) == 1 else _summed_up(stretch, self.began)
             told.append((first.at, first.iteration, text))
+        return told
+
+    def lines(self) -> list[str]:
+        """The story for a terminal: `told` between its two sentences about the whole."""
+        told = self.told()
         times = [duration(max(0.0, at - self.began)) for at, _, _ in told]
         wide = max(map(len, times), default=0)
         rows = [

@@ -7,7 +7,8 @@ It makes the events with which a trial arrives at the engine. Which group a tria
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 import ray
@@ -29,6 +30,22 @@ logger = logging.getLogger(__name__)
 def is_one_bundle(request: PlacementGroupFactory) -> bool:
     """Whether one process is all that a trial asks for."""
     return len(request.bundles) == 1 and not request.head_bundle_is_empty
+
+
+#: Characters of a parameter's value in the event log, as of a line that people read.
+VALUE_LENGTH = 100
+
+
+def parameters_of(trial: Trial) -> dict[str, Any]:
+    """What the search chose for the trial, with the values that it has now: PBT changes them."""
+    found: dict[str, Any] = {}
+    for name, chosen in (trial.evaluated_params or {}).items():
+        now: Any = trial.config
+        for part in str(name).split("/"):  # as Tune names a parameter within a parameter
+            now = now.get(part, chosen) if isinstance(now, Mapping) else chosen
+        plain = now is None or isinstance(now, Real)
+        found[str(name)] = now if plain else str(now)[:VALUE_LENGTH]
+    return found
 
 
 class TrialRegistry:
@@ -135,7 +152,13 @@ class TrialRegistry:
         kind = self.kind_of(trial)
         share = self.share_of(trial)
         log.arrives(
-            trial.trial_id, group=member.group, kind=kind, iterations=left, share=float(share), name=str(trial)
+            trial.trial_id,
+            group=member.group,
+            kind=kind,
+            iterations=left,
+            share=float(share),
+            name=str(trial),
+            parameters=parameters_of(trial),
         )
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
         events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))

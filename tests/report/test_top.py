@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fluidtune.report import top
-from fluidtune.report.events import EventDict, NoEventLogError
+from fluidtune.report.events import EventDict, EventLogError, NoEventLogError
 from fluidtune.report.live import newest_log
 from fluidtune.report.occupancy import occupancy_of
 from fluidtune.report.summary import summarise
@@ -194,6 +194,18 @@ def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypat
     assert "2 running, 1 waiting" in out.getvalue() and "1 running, 1 failed, 1 stopped" in out.getvalue()
     last = out.getvalue().rpartition("\x1b[?1049l")[2]  # after the alternate screen
     assert "ended after 12 s" in last and "best: c, loss 0.5" in last
+
+
+def test_a_foreign_file_is_refused_and_a_cut_first_line_is_not(tmp_path: Path) -> None:
+    # docs/bugs.md, 490
+    log = tmp_path / "fluid_events.jsonl"
+    log.write_text("no event\n")
+    with pytest.raises(EventLogError, match="is not a FluidTune event log: line 1"):
+        top.watch(log, Console(file=io.StringIO()))
+    log.write_text('{"t": 1, "ev\n')
+    out = io.StringIO()
+    top.watch(log, Console(file=out), now=lambda: 1.0)
+    assert "0 of 0 devices busy" in out.getvalue()
 
 
 def test_ctrl_c_leaves_the_last_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

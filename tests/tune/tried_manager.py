@@ -161,6 +161,7 @@ class Tried:
             status="RUNNING",
             placement_group_factory=request,
             evaluated_params=params or {},
+            config=params or {},
             trainable_name="t",
             get_trainable_cls=lambda: trainable,
             checkpoint=None,

@@ -1,0 +1,130 @@
+"""One run's event log, followed by the page: read in pieces, begun anew when it is replaced, kept when it is deleted.
+
+Several views share one `FollowedRun`. Each has a cursor, which says what it has seen; so one that has slept gets what
+it missed, and one that has seen another file gets everything.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fluidtune.report.events import EventDict, EventLogError, record_of
+from fluidtune.report.live import LogTail
+from fluidtune.report.story import story_of
+from fluidtune.view.run_model import UNREADABLE, RunModel
+from fluidtune.view.service_figures import ServiceFigures
+
+#: Bytes that are read at once: a thousand lines, which take some 10 ms.
+PIECE = 1 << 18
+
+
+class FollowedRun:
+    """The run whose log is ``log``, as far as it was read. Threads may call any method at any time."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.model = RunModel()
+        self._lock = threading.Lock()
+        self._tail: LogTail | None = None
+        self._service = ServiceFigures(log.parent)
+        #: Which file, and which reading of it: the first part of a cursor.
+        self._epoch = ""
+        #: Bytes that are not read yet.
+        self._left = 0
+        #: Why nothing more is read, in words; "" if there is no reason.
+        self._trouble = ""
+
+    def look(self, cursor: str = "", seconds: float = float("inf")) -> dict[str, Any]:
+        """Read on for about ``seconds``, and say what has changed since ``cursor`` ("": all there is).
+
+        Beside what `RunModel.changes` says: "cursor", for the next call; "left", bytes of the log that are not read
+        yet; "trouble", why nothing more will come, in words; "service", the figures of the run's service, if it has
+        been served.
+        """
+        with self._lock:
+            self._read(seconds)
+            epoch, _, heard = cursor.partition(".")
+            known = epoch == self._epoch and heard.isdigit() and int(heard) <= self.model.heard
+            found = self.model.changes(int(heard) if known else 0)
+            found["unreadable"] += self._tail.dropped if self._tail is not None else 0
+            found |= {"cursor": f"{self._epoch}.{self.model.heard}", "left": self._left, "trouble": self._trouble}
+            return {**found, "service": self._service.figures()}
+
+    def _read(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        try:
+            if self._tail is None or (self._tail.left is None and self.log.exists()):
+                self._begin()
+            tail = self._tail
+            assert tail is not None
+            while (left := tail.left) is not None:
+                self._left = left
+                if left == 0 or self._trouble or time.monotonic() >= until:
+                    return
+                self.model.hear(tail.new(PIECE))
+            self._left, self._trouble = 0, f"{self.log} was deleted: this is what it had"
+        except EventLogError as error:
+            self._trouble = str(error)
+        except OSError as error:
+            self._trouble = f"{self.log} cannot be read: {error.strerror}"
+
+    def _begin(self) -> None:
+        """Read the file that is there now, from its first line on."""
+        tail = LogTail(self.log)
+        self.close()
+        self._tail, self._epoch, self.model, self._trouble = tail, secrets.token_hex(4), RunModel(), ""
+
+    def curve(self, trial: str) -> dict[str, Any]:
+        """The trial's curves, see `RunModel.curve`. Raises KeyError if the run has no such trial."""
+        with self._lock:
+            self._read(float("inf"))
+            return self.model.curve(trial)
+
+    def story(self, trial: str) -> dict[str, Any]:
+        """The trial's story as `fluidtune why` tells it. "told" has seconds, iteration and words of each sentence.
+
+        Raises KeyError if the run has no such trial.
+        """
+        with self._lock:
+            self._read(float("inf"))
+            if trial not in self.model.rows:
+                raise KeyError(trial)
+            origin = self.model.origin
+        try:
+            story = story_of(events_for(self.log, trial), trial)
+            told = [[round(at - origin, 3), iteration, text] for at, iteration, text in story.told()]
+            return {"head": story.head, "told": told, "end": list(story.end)}
+        except (OSError, *UNREADABLE) as error:
+            return {"head": f"its story cannot be told from {self.log}: {error}", "told": [], "end": []}
+
+    def glance(self) -> dict[str, Any]:
+        """The run in a few figures, after its log was read; "trouble" as `look` says it."""
+        with self._lock:
+            self._read(float("inf"))
+            return {**self.model.glance(), "trouble": self._trouble}
+
+    def close(self) -> None:
+        """Close the log. The next `look` reads it from its first line."""
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+
+
+def events_for(log: Path, trial: str) -> Iterator[EventDict]:
+    """The log's events without what comes most often and does not concern the trial: iterations of other trials.
+
+    They change nothing of its story, and in a log of 10,000 trials they are most of the time that reading takes.
+    """
+    own = json.dumps(trial).encode()
+    with log.open("rb") as file:
+        for line in file:
+            often = b'"trial_result"' in line or b'"device_sample"' in line
+            event = record_of(line) if not often or own in line else None
+            if event:
+                yield event

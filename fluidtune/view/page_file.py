@@ -1,0 +1,92 @@
+"""The page as text: as it is served, and as one file that holds a finished run and needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from fluidtune.report.events import find_log
+from fluidtune.view.followed_run import FollowedRun
+
+#: The page's files.
+STATIC = Path(__file__).parent / "static"
+#: In one file every script stands in the page, so it may run; nothing may be fetched.
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+)
+#: A file has stories as far as their making takes some ten seconds: so many times a sentence's teller hears an event.
+#: The other trials' stories are those of `fluidtune why`.
+STORY_WORK = 2_000_000
+#: Where a file's data stands in the page.
+_PLACE = "<!-- snapshot -->"
+
+
+def plain_json(found: Any) -> str:
+    """``found`` as JSON on one line. A number that is not finite, which JSON has not, is null."""
+    try:
+        return json.dumps(found, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        plain = json.loads(json.dumps(found), parse_constant=lambda name: None)
+        return json.dumps(plain, separators=(",", ":"))
+
+
+def page_text() -> str:
+    """The page as it is served."""
+    return (STATIC / "index.html").read_text()
+
+
+def whole_page(log: Path) -> str:
+    """The page with the log's run in it."""
+    run = FollowedRun(log)
+    shown = run.look()
+    trials = [row[2] for row in shown["trials"]]
+    curves = {trial: run.curve(trial) for trial in trials}
+    stories = {trial: run.story(trial) for trial in _told(run, trials)}
+    run.close()
+    data = {"run": shown, "curves": curves, "stories": stories, "directory": str(log.parent)}
+    # Within a script element only "<" can end it or begin a comment.
+    inlined = plain_json(data).replace("<", "\\u003c")
+    text = re.sub(r'<link rel="icon"[^>]*>\n', "", page_text())
+    text = re.sub(r'<link rel="stylesheet" href="static/([^"]+)">', _style, text)
+    text = re.sub(r'<script( type="module")?(?: defer)? src="static/([^"]+)"></script>', _script, text)
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    data_element = f'<script type="application/json" id="snapshot">{inlined}</script>'
+    return text.replace("<!-- policy -->", policy).replace(_PLACE, data_element)
+
+
+def _told(run: FollowedRun, trials: list[str]) -> list[str]:
+    """The trials whose story a file has: the best ones first, then those that failed, then the others."""
+    rows, live, head = run.model.rows, run.model.live.trials, run.model.live.head
+    sign = -1.0 if head.get("mode") == "max" else 1.0
+
+    def rank(trial: str) -> tuple[bool, float]:
+        best = rows[trial].best
+        return live[trial].state != "failed", float("inf") if best is None else sign * best
+
+    events = max(1, run.model.heard - sum(len(row.results) // 4 for row in rows.values()))
+    best_first = sorted(trials, key=lambda trial: rank(trial)[1])
+    failed_first = sorted(best_first, key=lambda trial: rank(trial)[0])
+    count = STORY_WORK // events
+    half = count // 2
+    return list(dict.fromkeys([*best_first[:half], *failed_first]))[:count]
+
+
+def _style(found: re.Match[str]) -> str:
+    return f"<style>{(STATIC / found[1]).read_text()}</style>"
+
+
+def _script(found: re.Match[str]) -> str:
+    return f"<script{found[1] or ''}>{(STATIC / found[2]).read_text()}</script>"
+
+
+def write_page(run_dir: str | os.PathLike[str], out: str | os.PathLike[str]) -> Path:
+    """Write the page of the run in ``run_dir`` (or of that log) as one file. Returns its path.
+
+    Raises `NoEventLogError` if there is no log, OSError if the file cannot be written.
+    """
+    path = Path(out)
+    path.write_text(whole_page(find_log(run_dir)), encoding="utf-8")
+    return path

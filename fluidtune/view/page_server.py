@@ -1,0 +1,155 @@
+"""The page over HTTP, on this machine's loopback address alone: its files, and what it asks for as JSON.
+
+What has changed comes as server-sent events. Their id is the cursor of `FollowedRun.look`, which browsers send back
+after a break, so that a page gets what it missed. Nothing can be changed through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.view.cluster_gauges import ClusterGauges
+from fluidtune.view.followed_run import FollowedRun
+from fluidtune.view.page_file import STATIC, page_text, plain_json
+from fluidtune.view.run_list import RunList
+
+#: Only programs of this machine reach it.
+HOST = "127.0.0.1"
+#: Names by which a browser may ask. A page of another site that has its name point here asks by another one.
+HOSTS = [HOST, "localhost"]
+#: Seconds between two looks at a log: a new result is on the page within a second.
+LOOK_S = 0.5
+#: Seconds that one look may read on: a page shows a long log while it is read.
+READ_S = 0.3
+#: Seconds after which a silent stream says that it lives; proxies and browsers end connections after 30 or more.
+ALIVE_S = 15.0
+#: A browser gets its scripts, styles and data from here alone, and shows the page in no other site's frame.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Headers:
+    """Adds `HEADERS` to every response of ``app``."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *own]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _json(found: Any, status: int = 200) -> Response:
+    return Response(plain_json(found), status, media_type="application/json")
+
+
+def page_app(runs: RunList) -> Starlette:
+    """The application: the page at /, what it asks for below /api."""
+    gauges = ClusterGauges()
+
+    async def page(request: Request) -> Response:
+        return Response(page_text(), media_type="text/html")
+
+    async def all_runs(request: Request) -> Response:
+        return _json(await run_in_threadpool(runs.glances))
+
+    async def keys(request: Request) -> Response:
+        return _json(list(runs.logs()))
+
+    async def cluster(request: Request) -> Response:
+        return _json(await run_in_threadpool(gauges.apps))
+
+    async def stream(request: Request) -> Response:
+        run = runs.run(request.query_params.get("run", ""))
+        if run is None:
+            return _json({"trouble": "there is no such run here any more"}, 404)
+        cursor = request.headers.get("last-event-id", "")
+        return StreamingResponse(_increments(run, cursor), media_type="text/event-stream")
+
+    def about_a_trial(tell: Callable[[FollowedRun, str], Any]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
+            run, trial = runs.run(request.query_params.get("run", "")), request.query_params.get("trial", "")
+            try:
+                if run is None:
+                    raise KeyError
+                return _json(await run_in_threadpool(tell, run, trial))
+            except KeyError:
+                return _json({"trouble": "there is no such trial here any more"}, 404)
+
+        return answer
+
+    routes = [
+        Route("/", page),
+        Route("/api/keys", keys),
+        Route("/api/runs", all_runs),
+        Route("/api/cluster", cluster),
+        Route("/api/stream", stream),
+        Route("/api/curve", about_a_trial(FollowedRun.curve)),
+        Route("/api/story", about_a_trial(FollowedRun.story)),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return Starlette(
+        routes=routes, middleware=[Middleware(Headers), Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]
+    )
+
+
+async def _increments(run: FollowedRun, cursor: str) -> AsyncIterator[str]:
+    """What a page gets of a run, for ever: each increment as one server-sent event."""
+    said, silent = "", 0.0
+    while True:
+        cursor, text, left = await run_in_threadpool(_look, run, cursor)
+        if text != said:
+            said, silent = text, 0.0
+            yield f"id: {cursor}\ndata: {text}\n\n"
+        elif silent >= ALIVE_S:
+            silent = 0.0
+            yield ": \n\n"
+        wait = 0.0 if left else LOOK_S
+        silent += wait
+        await asyncio.sleep(wait)
+
+
+def _look(run: FollowedRun, cursor: str) -> tuple[str, str, int]:
+    found = run.look(cursor, READ_S)
+    return found["cursor"], plain_json(found), found["left"]
+
+
+def serve_page(runs: RunList, port: int, tell: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C. ``port``: 0 for a free one. ``tell`` gets its URL once it is served."""
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or "it is no port"
+            raise FluidTuneError(f"port {port} cannot be had: {reason}; give another --port, or none for a free one")
+        listening.listen(128)
+        tell(f"http://{HOST}:{listening.getsockname()[1]}/")
+        config = uvicorn.Config(page_app(runs), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listening])

@@ -1,0 +1,87 @@
+"""Which runs a page can show: the one in a directory, or all those below it, and each of them at a glance."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError, find_log
+from fluidtune.report.live import LogTail
+from fluidtune.report.trial_lookup import log_of_run
+from fluidtune.view.followed_run import PIECE, FollowedRun
+
+#: So many runs are kept as they were read, those that were asked for last. One of 10,000 trials takes some 100 MB.
+KEPT = 4
+
+
+class RunList:
+    """The run in ``where``, or those below it; None: those below Ray's own ~/ray_results.
+
+    Raises `NoEventLogError` if there is none, `EventLogError` if ``where`` is a single one and no event log.
+    """
+
+    def __init__(self, where: str | os.PathLike[str] | None) -> None:
+        root = Path.home() / "ray_results" if where is None else Path(where)
+        if root.name == "serving" and (root.parent / EVENT_LOG_NAME).is_file():
+            root = root.parent  # a service is part of its run's page
+        self._root = root.absolute()
+        self._lock = threading.Lock()
+        self._kept: dict[str, FollowedRun] = {}
+        #: Key -> the file that was read, and what was said of it.
+        self._glances: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+        logs = list(self.logs().values())
+        if not logs:
+            log_of_run(root)  # whose error says what there is instead
+            raise NoEventLogError(f"there is no event log in {str(root)!r}; give the directory of a run")
+        if len(logs) == 1:
+            with closing(LogTail(logs[0])) as tail:
+                tail.new(PIECE)
+
+    def logs(self) -> dict[str, Path]:
+        """Key -> event log, the one that was written last first. The key is the name of the run's directory."""
+        try:
+            log = find_log(self._root)
+            return {log.parent.name: log}
+        except NoEventLogError:
+            found: list[tuple[int, Path]] = []
+            for log in self._root.glob(f"*/{EVENT_LOG_NAME}"):
+                try:
+                    found.append((log.stat().st_mtime_ns, log))
+                except OSError:
+                    continue  # it was deleted a moment ago
+            return {log.parent.name: log for _, log in sorted(found, reverse=True)}
+
+    def run(self, key: str) -> FollowedRun | None:
+        """The run with this key; "": the first one. None: there is none."""
+        logs = self.logs()
+        key = key or next(iter(logs), "")
+        with self._lock:
+            run = self._kept.pop(key, None)
+            if run is None and key in logs:
+                run = FollowedRun(logs[key])
+            if run is not None:
+                self._kept[key] = run
+            while len(self._kept) > KEPT:
+                del self._kept[next(iter(self._kept))]
+            return run
+
+    def glances(self) -> list[dict[str, Any]]:
+        """Every run in a few figures. A log that has not changed is not read again."""
+        found = []
+        for key, log in self.logs().items():
+            try:
+                there = log.stat()
+            except OSError:
+                continue
+            stamp = (there.st_ino, there.st_size, there.st_mtime_ns)
+            known = self._glances.get(key)
+            if known is None or known[0] != stamp:
+                run = self.run(key)
+                if run is None:
+                    continue
+                known = self._glances[key] = (stamp, run.glance())
+            found.append({"key": key, **known[1]})
+        return found

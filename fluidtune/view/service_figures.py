@@ -1,0 +1,50 @@
+"""What became of the requests of the service of a run, from its own log, which is followed like the run's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fluidtune.report.events import EVENT_LOG_NAME, EventLogError
+from fluidtune.report.live import LogTail
+from fluidtune.report.serving_report import (
+    COLUMNS,
+    ServingSummary,
+    rows_of_serving,
+    summarise_serving,
+    title_of_serving,
+)
+
+#: What the service does after an event.
+STATES = {
+    "serving_started": "starts",
+    "served": "answers requests",
+    "serving_failed": "cannot serve its models",
+    "serving_ended": "was stopped",
+}
+
+
+class ServiceFigures:
+    """The service of the run in ``run_dir``. It may begin while it is looked at."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._log = run_dir / "serving" / EVENT_LOG_NAME
+        self._tail: LogTail | None = None
+        self._sum = ServingSummary()
+        self._state = ""
+
+    def figures(self) -> dict[str, Any] | None:
+        """Its state, and its table as `fluidtune report RUN_DIR/serving` prints it; None: there is none."""
+        try:
+            if self._tail is None and self._log.is_file():
+                self._tail = LogTail(self._log)
+            events = self._tail.new() if self._tail is not None else []
+            for event in events:
+                self._state = STATES.get(event["event"], self._state)
+            self._sum = summarise_serving(events, self._sum)
+        except (EventLogError, OSError, KeyError, TypeError, ValueError) as error:
+            self._state = f"its log cannot be read: {error}"
+        if not self._state:
+            return None
+        rows = [list(row) for row in rows_of_serving(self._sum)]
+        return {"state": self._state, "title": title_of_serving(self._sum), "columns": COLUMNS, "rows": rows}

@@ -1,0 +1,70 @@
+"""The apps of the cluster, from an address that answers as Ray's does."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from fluidtune.view import cluster_gauges
+from fluidtune.view.cluster_gauges import ASKED, DISCOVERY, ClusterGauges, apps_of
+
+TEXT = """# HELP ray_themis_rho Finish-time fairness of an app
+# TYPE ray_themis_rho gauge
+ray_themis_rho{Component="core_worker",NodeAddress="1.2.3.4",app="b"} 1.25
+ray_themis_rho{app="a \\" }",Component="core_worker"} 0.5
+ray_themis_leases{Version="2.51",app="b"} 3.0
+ray_themis_leases{app="idle"} 0.0
+ray_themis_utilisation{} 0.75
+ray_fluidtune_devices_busy{app="x"} 2.0
+"""
+APPS = [
+    {"app": 'a \\" }', "leases": 0, "rho": 0.5},
+    {"app": "b", "leases": 3.0, "rho": 1.25},
+    {"app": "idle", "leases": 0.0, "rho": None},
+]
+
+
+def test_the_text_format() -> None:
+    assert apps_of(TEXT) == APPS
+    assert apps_of("") == apps_of("ray_themis_rho 1\n<html>") == []
+
+
+class Metrics(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(TEXT.encode())
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+def test_the_addresses_are_those_of_rays_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with HTTPServer(("127.0.0.1", 0), Metrics) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            targets = [*("127.0.0.1:1" for _ in range(ASKED)), f"127.0.0.1:{server.server_port}"]
+            file = tmp_path / DISCOVERY
+            file.write_text(json.dumps([{"labels": {"job": "ray"}, "targets": targets}]))
+            monkeypatch.setattr(cluster_gauges, "FRESH_S", 0.0)
+            gauges = ClusterGauges(tmp_path)
+            assert [gauges.apps() for _ in range(3)] == [[], APPS, APPS]  # the last address is asked next
+            owner = os.getuid() + 1
+            monkeypatch.setattr(os, "getuid", lambda: owner)
+            assert bool(gauges.apps()) is (owner == 1)  # root's file is asked by anybody
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"targets": 3}]', '{"targets": []}'])
+def test_a_file_that_says_nothing(text: str, tmp_path: Path) -> None:
+    assert ClusterGauges(tmp_path).apps() == []
+    (tmp_path / DISCOVERY).write_text(text)
+    assert ClusterGauges(tmp_path).apps() == []

@@ -1,0 +1,134 @@
+"""A log that grows in any pieces, is replaced, deleted, or none at all, and a page that has slept."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluidtune.report.events import EVENT_LOG_NAME
+from fluidtune.report.story import story_of
+from fluidtune.view import followed_run
+from fluidtune.view.followed_run import FollowedRun
+from tests.report.makers import added, begin, ev, random_run, written
+from tests.report.test_summary import by_hand
+from tests.view.pages import Page, lines_of
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 1000), st.lists(st.integers(0, 20_000), max_size=8), st.integers(1, 3000))
+def test_any_pieces_of_a_log_give_the_same_page(seed: int, cuts: list[int], piece: int) -> None:
+    """Cut within a line too. One page asks each time, one sleeps until the end, and one opens then."""
+    data = lines_of(random_run(seed, devices=2, trials=6, iterations=4))
+    places = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    followed_run.PIECE, before = piece, followed_run.PIECE
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            log = Path(directory, EVENT_LOG_NAME)
+            log.touch()
+            run, page, cursor = FollowedRun(log), Page(), ""
+            sleeper, slept = Page(), ""
+            for number, (start, end) in enumerate(pairwise(places)):
+                with log.open("ab") as file:
+                    file.write(data[start:end])
+                found = run.look(cursor)
+                cursor = found["cursor"]
+                page.take(found)
+                if number == 1:
+                    sleeper.take(run.look())
+                    slept = cursor
+            whole = Page().take(FollowedRun(log).look())
+            assert page.shown == whole.shown == sleeper.take(run.look(slept)).shown
+            run.close()
+    finally:
+        followed_run.PIECE = before
+
+
+def test_a_log_that_is_replaced_is_read_anew(tmp_path: Path) -> None:
+    """A second run of the same name has kept the first one's log beside its own."""
+    log = written(tmp_path, by_hand())
+    run = FollowedRun(log)
+    page = Page().take(found := run.look())
+    log.rename(tmp_path / "kept.jsonl")
+    written(tmp_path, [begin(0, 1), added(1, "x")])
+    changed = run.look(found["cursor"])
+    assert changed["whole"] and list(page.take(changed).trials) == ["x"]
+    log.write_bytes(lines_of([begin(0, 1)]))  # the same file, cut
+    assert run.look(changed["cursor"])["whole"]
+
+
+def test_a_run_that_is_deleted_stays_as_it_was(tmp_path: Path) -> None:
+    log = written(tmp_path, by_hand())
+    run = FollowedRun(log)
+    page = Page().take(found := run.look())
+    log.unlink()
+    gone = run.look(found["cursor"])
+    assert gone["trouble"].endswith("was deleted: this is what it had") and not gone["whole"]
+    assert len(page.take(gone).trials) == 3 and run.curve("c")["iterations"] == [1, 2, 3]
+    assert "No such file" in run.story("c")["head"]
+    written(tmp_path, by_hand()[:3])
+    assert run.look(gone["cursor"])["trouble"] == ""
+
+
+def test_a_foreign_file_and_none(tmp_path: Path) -> None:
+    log = tmp_path / EVENT_LOG_NAME
+    run = FollowedRun(log)
+    assert "No such file" in run.look()["trouble"]
+    log.write_text("no event\n")
+    found = run.look()
+    assert "is not a FluidTune event log: line 1" in found["trouble"]
+    assert run.look(found["cursor"])["trouble"] == found["trouble"]
+    log.unlink()
+    log.write_bytes(b"")
+    assert run.look()["trouble"] == ""
+
+
+def test_a_cursor_of_another_server_gets_everything(tmp_path: Path) -> None:
+    log = written(tmp_path, by_hand())
+    cursor = FollowedRun(log).look()["cursor"]
+    for odd in (cursor, "", "x", "1.2.3", "0.999999"):
+        assert FollowedRun(log).look(odd)["whole"]
+    run = FollowedRun(log)
+    assert run.look(run.look()["cursor"] + "0")["whole"]
+
+
+def test_a_line_that_a_killed_driver_left_is_counted(tmp_path: Path) -> None:
+    log = tmp_path / EVENT_LOG_NAME
+    log.write_bytes(lines_of(by_hand()[:5]) + b'{"t": 12, "ev\n' + lines_of([begin(200, 2)]))
+    found = FollowedRun(log).look()
+    assert found["unreadable"] == 1 and found["now"] == 100
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 1000))
+def test_a_story_is_that_of_fluidtune_why(seed: int) -> None:
+    """Though iterations of other trials are not read for it."""
+    events = random_run(seed, devices=2, trials=5, iterations=5)
+    with tempfile.TemporaryDirectory() as directory:
+        run = FollowedRun(written(Path(directory), events))
+        run.look()
+        for trial in run.model.rows:
+            story, found = story_of(events, trial), run.story(trial)
+            assert (found["head"], tuple(found["end"])) == (story.head, story.end)
+            assert [text for *_, text in found["told"]] == [text for *_, text in story.told()]
+        run.close()
+
+
+def test_the_service_of_a_run(tmp_path: Path) -> None:
+    log = written(tmp_path, by_hand())
+    run = FollowedRun(log)
+    assert run.look()["service"] is None
+    common = {"run": "r", "ray": "2", "fluidtune": "0", "python": "3", "machine": "m", "kind": "cpu", "devices": []}
+    counts = {"requests": {"c": {"answered": 8}}, "batches": {"c": {"4": 2}}, "waited": {"c": 0.08}}
+    events = [ev(20, "serving_started", **common, slo=0.2, starts="eager", trials=[])]
+    events += [ev(30, "served", seconds=10.0, busy=5.0, devices=1, **counts)]
+    service = written(tmp_path / "serving", events)
+    found = run.look()["service"]
+    assert found["state"] == "answers requests" and found["rows"][0][:3] == ["c", "0.8", "8"]
+    with service.open("ab") as file:
+        file.write(lines_of([ev(31, "serving_ended", seconds=11.0)]))
+    assert run.look()["service"]["state"] == "was stopped"
+    assert run.look()["service"]["rows"] == found["rows"]

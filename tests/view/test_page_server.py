@@ -1,0 +1,112 @@
+"""The page over HTTP: a real process, asked as a browser asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from fluidtune.view.page_server import page_app
+from fluidtune.view.run_list import RunList
+from tests.report.makers import added, over, written
+from tests.report.test_summary import by_hand
+from tests.view.pages import lines_of
+
+
+def ask(path: Path, method: str, *wanted: str, host: str = "http://127.0.0.1") -> list[httpx.Response]:
+    """The answers of the application, in this process."""
+
+    async def answers() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(page_app(RunList(path)))
+        async with httpx.AsyncClient(transport=transport, base_url=host) as client:
+            return [await client.request(method, each) for each in wanted]
+
+    return asyncio.run(answers())
+
+
+def test_the_page_and_what_it_may_load(tmp_path: Path) -> None:
+    written(tmp_path / "run", by_hand())
+    (page,) = ask(tmp_path / "run", "GET", "/")
+    assert page.headers["content-security-policy"].startswith("default-src 'self'")
+    names = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(names) == 5
+    for name, found in zip(names, ask(tmp_path / "run", "GET", *(f"/{name}" for name in names)), strict=True):
+        assert found.status_code == 200, name
+        assert not re.search(r"(?:src|href|import|fetch)\W{1,3}(?:https?:)?//", found.text), name
+    # What the policy would not let run.
+    assert "<style" not in page.text and " style=" not in page.text and "<script>" not in page.text
+    keys, runs, curve = ask(tmp_path / "run", "GET", "/api/keys", "/api/runs", "/api/curve?trial=c")
+    assert (keys.json(), runs.json()[0]["best"], curve.json()["metric"]) == (["run"], ["c", 0.5], [0.7, 0.6, 0.5])
+    assert ask(tmp_path / "run", "GET", "/static/..%2fpage_server.py")[0].status_code == 404
+    assert ask(tmp_path / "run", "POST", "/")[0].status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/api/curve?trial=x", "/api/story?trial=x", "/api/curve?run=x&trial=c"])
+def test_what_is_not_there_is_said(path: str, tmp_path: Path) -> None:
+    written(tmp_path / "run", by_hand())
+    found, stream = ask(tmp_path / "run", "GET", path, "/api/stream?run=y")
+    assert found.status_code == 404 and "no such trial" in found.json()["trouble"]
+    assert stream.status_code == 404 and "no such run" in stream.json()["trouble"]
+
+
+def test_another_sites_name_is_refused(tmp_path: Path) -> None:
+    """As of a page whose name was pointed at 127.0.0.1 (DNS rebinding)."""
+    written(tmp_path / "run", by_hand())
+    (evil,) = ask(tmp_path / "run", "GET", "/api/keys", host="http://evil.example")
+    (local,) = ask(tmp_path / "run", "GET", "/api/keys", host="http://localhost:8123")
+    assert (evil.status_code, local.status_code) == (400, 200)
+
+
+def events_of(response: httpx.Response) -> Iterator[tuple[str, Any]]:
+    """The server-sent events: id and data."""
+    last = ""
+    for line in response.iter_lines():
+        if line.startswith("id: "):
+            last = line[4:]
+        elif line.startswith("data: "):
+            yield last, json.loads(line[6:])
+
+
+@pytest.mark.slow
+@pytest.mark.core
+def test_a_run_is_followed_and_a_break_is_made_up_for(tmp_path: Path) -> None:
+    log = written(tmp_path / "run", by_hand()[:5])
+    command = [sys.executable, "-m", "fluidtune", "view", str(tmp_path)]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        url = re.match(r"(http://127\.0\.0\.1:\d+/) shows 1 run", server.stdout.readline())[1]  # type: ignore[index]
+        with httpx.Client(base_url=url, timeout=60) as client:
+            with client.stream("GET", "/api/stream") as response:
+                events = events_of(response)
+                cursor, first = next(events)
+                assert first["whole"] and len(first["trials"]) == 3
+                with log.open("ab") as file:
+                    file.write(lines_of(by_hand()[5:10]))
+                cursor, second = next(events)
+                assert not second["whole"] and [row[2] for row in second["trials"]] == ["c", "b", "a"]
+            with log.open("ab") as file:  # while the browser sleeps
+                file.write(lines_of([added(108, "late"), over(120)]))
+            with client.stream("GET", "/api/stream", headers={"Last-Event-ID": cursor}) as response:
+                _, third = next(events_of(response))
+                assert not third["whole"] and [row[2] for row in third["trials"]] == ["late"] and third["over"]
+            story = client.get("/api/story", params={"trial": "late"}).json()
+            assert story["told"][0][2].startswith("added to group g")
+        busy = subprocess.run([*command, "--port", url.split(":")[2].strip("/")], capture_output=True, text=True)
+        assert busy.returncode == 2 and "give another --port" in busy.stderr and busy.stderr.count("\n") == 1
+        server.send_signal(signal.SIGINT)
+        assert server.wait(30) == 0
+    finally:
+        server.kill()
+        server.wait()
+        if server.stdout is not None:
+            server.stdout.close()

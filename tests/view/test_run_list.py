@@ -1,0 +1,59 @@
+"""Which runs a page shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fluidtune.report.events import NoEventLogError
+from fluidtune.view import run_list
+from fluidtune.view.run_list import RunList
+from tests.report.makers import ended, random_run, written
+from tests.report.test_summary import by_hand
+from tests.view.pages import lines_of
+
+
+def storage(path: Path, names: str) -> Path:
+    for age, name in enumerate(names):
+        log = written(path / name, random_run(age, devices=2, trials=3, iterations=2))
+        os.utime(log, (1000 - age, 1000 - age))
+    return path
+
+
+def test_the_run_of_a_directory_of_a_log_and_of_its_service(tmp_path: Path) -> None:
+    log = written(tmp_path / "run", by_hand())
+    (tmp_path / "run" / "serving").mkdir()
+    for where in (log.parent, log, log.parent / "serving"):
+        assert RunList(where).logs() == {"run": log}
+    assert RunList(log).run("").look()["now"] == 12
+    assert RunList(log).run("../run") is None
+
+
+def test_the_runs_of_a_storage_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_list, "KEPT", 2)
+    runs = RunList(storage(tmp_path, "abcd"))
+    assert list(runs.logs()) == list("abcd")
+    glances = runs.glances()
+    assert [each["key"] for each in glances] == list("abcd") and all(each["over"] for each in glances)
+    assert glances[0]["run"] == "random 0" and glances[0]["trials"] == 3
+    first = runs.run("a")
+    assert runs.run("a") is first
+    # What has not changed is not read again; what has, is.
+    monkeypatch.setattr(run_list.FollowedRun, "glance", lambda self: {"trials": -1})
+    with (tmp_path / "d" / "fluid_events.jsonl").open("ab") as file:
+        file.write(lines_of([ended(5000, "x")]))
+    assert [each["trials"] for each in runs.glances()] == [-1, 3, 3, 3]
+
+
+def test_no_run_is_one_line_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NoEventLogError, match=r"no directory .*nowhere"):
+        RunList(tmp_path / "nowhere")
+    with pytest.raises(NoEventLogError, match="has no runs"):
+        RunList(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(NoEventLogError, match="ray_results"):
+        RunList(None)
+    written(tmp_path / "ray_results" / "mine", by_hand())
+    assert list(RunList(None).logs()) == ["mine"]

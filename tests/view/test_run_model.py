@@ -1,0 +1,141 @@
+"""What the page gets of a run, by hand and for any run and any moments at which it asks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluidtune.report.occupancy import occupancy_of
+from fluidtune.view.page_file import plain_json
+from fluidtune.view.run_model import CURVE_POINTS, RunModel
+from tests.report.makers import added, begin, ended, ev, random_run, resized, result, started
+from tests.report.test_summary import by_hand
+from tests.view.pages import Page
+
+
+def model_of(events: list) -> RunModel:
+    model = RunModel()
+    model.hear(events)
+    return model
+
+
+def test_a_run_by_hand() -> None:
+    page = Page().take(model_of(by_hand()).changes())
+    assert list(page.trials) == ["c", "b", "a"]  # what changed last comes first
+    assert page.trials["a"] == {
+        **{"number": 0, "name": "", "id": "a", "group": "g", "kind": "elastic", "parameters": {}},
+        **{"state": "stopped", "since": 6, "iteration": 1, "target": 10, "metric": 0.9, "best": 0.9, "seconds": 3.0},
+        **{"why": "", "waits": "", "iterations": 1, "added": 0},
+    }
+    assert page.trials["c"]["metric"] == page.trials["c"]["best"] == 0.5
+    assert (page.parts["over"], page.parts["now"], page.parts["best"]) == (True, 12, ("c", 0.5))
+    # As the summary has it by hand: trial, device, share, start, end.
+    of_c = {(2, 1, 1.0, 2, 7), (2, 0, 1.0, 7, 9), (2, 1, 1.0, 7, 9), (2, 1, 1.0, 10, 12)}
+    assert set(page.intervals) == {(0, 0, 0.5, 2, 6), (1, 0, 0.5, 2, 6), *of_c}
+    assert page.marks == [(7, 1, "grown", ""), (9, 0, "lost", "killed")]
+    assert page.parts["devices"] == [[0, "local", None, [[0, 12]]], [1, "local", None, [[0, 12]]]]
+    assert page.parts["held"] == [] and page.parts["head"]["metric"] == "loss"
+    assert page.parts["news"][0] == [6, "b failed"]
+
+
+def test_what_was_sent_is_not_sent_again() -> None:
+    for count in range(1, len(by_hand())):
+        model = model_of(by_hand()[:count])
+        again = model.changes(count)
+        assert again["trials"] == [] and not {"head", "devices", "news", "marks", "intervals"} & again.keys()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1000), st.integers(1, 8), st.integers(1, 20), st.lists(st.integers(0, 400), max_size=8))
+def test_increments_add_up_to_the_whole(seed: int, devices: int, trials: int, cuts: list[int]) -> None:
+    """And the intervals are those of the timeline."""
+    events = random_run(seed, devices=devices, trials=trials, iterations=4)
+    model, page, seen = RunModel(), Page(), 0
+    for begin_at, end_at in zip([0, *sorted(cuts)], [*sorted(cuts), len(events)], strict=True):
+        model.hear(events[begin_at:end_at])
+        page.take(model.changes(seen))
+        seen = model.heard
+    assert page.shown == Page().take(model.changes()).shown
+    assert model.changes(seen)["trials"] == [] and "intervals" not in model.changes(seen)
+    numbers = {trial["number"]: name for name, trial in page.trials.items()}
+    shown = {(numbers[n], device, start, end) for n, device, _, start, end in page.intervals}
+    held = occupancy_of(events).intervals
+    assert shown == {(i.trial, i.device, round(i.start - 1000, 3), round(i.end - 1000, 3)) for i in held}
+
+
+def test_a_curve_is_thinned_and_keeps_the_last_result() -> None:
+    count = 3 * CURVE_POINTS + 7
+    events = [begin(0, 1), added(0, "a"), started(1, "a", 0)]
+    events += [result(2 + n, "a", n, 1.0, 1.0, None if n == count else 1 / n) for n in range(1, count + 1)]
+    curve = model_of(events).curve("a")
+    assert len(curve["iterations"]) <= CURVE_POINTS
+    assert curve["iterations"][-1] == count and curve["metric"][-1] is None
+    short = model_of(events[:6]).curve("a")
+    assert short["iterations"] == [1, 2, 3] and short["metric"] == [1.0, 0.5, 1 / 3]
+    assert model_of(events[:3]).curve("a")["iterations"] == []
+
+
+def test_the_width_of_a_trial_over_time() -> None:
+    """On half a device, alone on it, on two, without one, and again on one."""
+    events = [begin(0, 2), added(0, "a"), added(0, "b"), started(1, "a", 0, share=0.5), started(1, "b", 0, share=0.5)]
+    events += [ended(2, "b"), resized(2, "a", 0), ev(3, "resized", trial="a", devices=[0], seconds=0, share=1.0)]
+    events += [resized(4, "a", 0, 1), ev(6, "trial_suspended", trial="a"), started(8, "a", 1)]
+    model = model_of(events)
+    steps = model.curve("a")["widths"]
+    assert steps == [[1, 0.5], [3, 1.0], [4, 2.0], [6, 0.0], [8, 1.0]]
+    model.hear([ended(9, "a")])
+    assert model.curve("a")["widths"][-1] == [9, 0.0]
+
+
+def test_why_a_trial_waits() -> None:
+    def waits(*events: dict) -> str:
+        return Page().take(model_of([begin(0, 1), added(0, "a"), *events]).changes()).trials["a"]["waits"]
+
+    on = started(1, "a", 0)
+    assert waits() == "new"
+    again = (on, result(2, "a", 1, 1.0, 1.0), ended(2, "a", "paused"))
+    assert waits(*again) == "" and waits(*again, added(3, "a")) == "back from a pause"
+    assert waits(on) == ""
+    assert waits(on, ev(2, "trial_suspended", trial="a", reason="b goes first")).endswith("later: b goes first")
+    lost = ev(2, "worker_lost", worker="w", device=0, reason="killed", trial="a")
+    assert waits(on, lost) == "its worker died: killed"
+    assert waits(on, begin(5, 1)) == "its driver ended, and another one goes on"
+
+
+def test_the_best_value_so_far() -> None:
+    events = [begin(0, 1, mode="max"), added(0, "a"), started(0, "a", 0)]
+    events += [result(n, "a", n, 1.0, 1.0, value) for n, value in enumerate((0.1, 0.5, 0.3, None, 0.6), start=1)]
+    model = model_of(events)
+    assert model.records == [(1, 0.1), (2, 0.5), (5, 0.6)]
+    assert model.rows["a"].best == 0.6 and model.glance()["best"] == ("a", 0.6)
+    assert model.glance()["use"] == 1.0
+
+
+def test_the_parameters_are_those_that_the_search_chose_last() -> None:
+    events = [begin(0, 1), {**added(0, "a"), "parameters": {"lr": 0.1}}, started(1, "a", 0), ended(2, "a", "paused")]
+    model = model_of([*events, {**added(3, "a"), "parameters": {"lr": 0.2}}])
+    assert Page().take(model.changes()).trials["a"]["parameters"] == {"lr": 0.2}
+
+
+@pytest.mark.parametrize("odd", [{"t": 1, "event": "trial_added", "trial": "a"}, {"t": 1, "event": "resized"}])
+def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(odd: dict) -> None:
+    model = model_of([begin(0, 1), odd, {"t": 1, "event": "of_later", "trial": "x"}, added(2, "b")])
+    found = model.changes()
+    assert (found["unreadable"], found["unknown"]) == (1, 1)
+    assert "b" in Page().take(found).trials
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1000), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9)), max_size=12))
+def test_any_events_that_lack_something_leave_a_page(seed: int, cuts: list[tuple[int, int]]) -> None:
+    events = [dict(event) for event in random_run(seed, devices=2, trials=5, iterations=4)]
+    for place, which in cuts:
+        event = events[place % len(events)]
+        names = [name for name in event if name not in ("t", "event")]
+        if names:
+            del event[names[which % len(names)]]
+    model = model_of(events)
+    page = Page().take(model.changes())
+    assert set(page.trials) == set(model.rows) and plain_json(model.glance())
+    assert all(model.curve(trial)["widths"] is not None for trial in model.rows)
