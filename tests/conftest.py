@@ -108,10 +108,21 @@ def _trackers() -> str | None:
     return f"{' and '.join(lacking)} not installed: make test-frameworks" if lacking else None
 
 
+#: Programs that playwright can drive; it needs no browser of its own then.
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def _browser() -> str | None:
+    if CHROMIUM is None:
+        return "there is no chromium here"
+    return None if importlib.util.find_spec("playwright") else "playwright is not installed: pip install playwright"
+
+
 #: marker -> why its tests cannot run here, None when they can.
 _NEEDS = {
     **{"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2, "serve": _serve},
     **{"lightning": _lightning, "transformers": _transformers, "keras": _keras, "trackers": _trackers},
+    **{"browser": _browser},
 }
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()

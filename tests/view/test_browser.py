@@ -1,12 +1,8 @@
-"""The page in a headless Chromium: a live run, a filter, a story, keys, several runs, and the page as one file.
-
-It needs a program called chromium and the package playwright, which needs no browser of its own then.
-"""
+"""The page in a headless Chromium: a live run, a filter, a story, keys, several runs, and the page as one file."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,19 +12,27 @@ from typing import Any
 import pytest
 
 from fluidtune.view.page_file import write_page
+from tests.conftest import CHROMIUM
 from tests.report.makers import added, begin, ended, random_run, result, started, written
 from tests.view.pages import lines_of
 from tests.view.test_page_file import EVIL
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")]
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+
+def expect(place: Any) -> Any:
+    """What is waited for at a place of the page."""
+    from playwright.sync_api import expect
+
+    return expect(place)
 
 
 @pytest.fixture
 def page(served: Any) -> Iterator[Any]:
     """A page that must say nothing on its console, and ask nobody but this machine. It ends before its server."""
-    with sync_api.sync_playwright() as play:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page, wrong = browser.new_page(viewport={"width": 1280, "height": 900}), []
         page.on("console", lambda message: wrong.append(message.text))
@@ -69,7 +73,6 @@ def test_a_live_run(page: Any, served: Any, tmp_path: Path) -> None:
     """Text from trials is text: a name that is markup is shown as it is."""
     events = [begin(1000, 2, run=EVIL), named("t_0", lr=0.1), named("t_1", lr=0.001), named(EVIL, lr=EVIL)]
     log = written(tmp_path / "run", [*events, started(1001, "t_0", 0), result(1002, "t_0", 1, 1.0, 1.0, 0.9)])
-    expect = sync_api.expect
     page.goto(served(log.parent))
     expect(page.locator("h1")).to_have_text(EVIL)
     rows = page.locator("#rows tbody tr[data-trial]")
@@ -111,12 +114,12 @@ def test_several_runs(page: Any, served: Any, tmp_path: Path) -> None:
     for seed in range(3):
         written(tmp_path / f"run{seed}", random_run(seed, devices=2, trials=5, iterations=3))
     page.goto(served(tmp_path))
-    sync_api.expect(page.locator("#overview-table tbody tr")).to_have_count(3)
-    sync_api.expect(page.locator("#overview-plot canvas")).to_be_visible()
+    expect(page.locator("#overview-table tbody tr")).to_have_count(3)
+    expect(page.locator("#overview-plot canvas")).to_be_visible()
     page.get_by_role("button", name="run1").click()
-    sync_api.expect(page.locator("h1")).to_have_text("random 1")
+    expect(page.locator("h1")).to_have_text("random 1")
     page.reload()  # the address has the run
-    sync_api.expect(page.locator("h1")).to_have_text("random 1")
+    expect(page.locator("h1")).to_have_text("random 1")
 
 
 def test_a_narrow_screen_and_one_file(page: Any, tmp_path: Path) -> None:
@@ -124,15 +127,15 @@ def test_a_narrow_screen_and_one_file(page: Any, tmp_path: Path) -> None:
     log = written(tmp_path / "run", random_run(5, devices=3, trials=300, iterations=2))
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(write_page(log, tmp_path / "page.html").as_uri())
-    sync_api.expect(page.locator("#state")).to_contain_text("ended after")
+    expect(page.locator("#state")).to_contain_text("ended after")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator("#rows tbody td.first button").first.click()
-    sync_api.expect(page.locator("#story li").first).to_be_visible()
+    expect(page.locator("#story li").first).to_be_visible()
     page.get_by_role("button", name="close the trial").click()
-    sync_api.expect(page.locator("#detail")).to_be_hidden()
+    expect(page.locator("#detail")).to_be_hidden()
     # Of 300 rows those in sight are in the document; the last one comes when it is wanted.
     assert page.locator("#rows tbody tr[data-trial]").count() < 60
     page.locator("#rows button[tabindex='0']").focus()
     page.keyboard.press("End")
-    sync_api.expect(page.locator("#rows button:focus")).to_be_visible()
-    sync_api.expect(page.locator("#rows tr[aria-rowindex='301']")).to_be_visible()
+    expect(page.locator("#rows button:focus")).to_be_visible()
+    expect(page.locator("#rows tr[aria-rowindex='301']")).to_be_visible()
