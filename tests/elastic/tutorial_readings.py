@@ -84,8 +84,8 @@ def ema(prepared: bool, divided: bool) -> Loop:
     return loop
 
 
-def swa(prepared: bool) -> Loop:
-    """The average begins in the second epoch, and is evaluated with statistics of its own."""
+def swa(prepared: bool, evaluated: int = 1) -> Loop:
+    """The average begins in the second epoch, and is evaluated with statistics of its own, from ``evaluated`` on."""
 
     def loop(config: Config, report: Report) -> Any:
         model = cnn(norm=True)
@@ -99,8 +99,11 @@ def swa(prepared: bool) -> Loop:
             if epoch > 0:
                 average.update_parameters(model)
                 rates.step()
+            if epoch >= evaluated:
                 update_bn(train, average)
                 loss = evaluate(average, test, F.cross_entropy)
+            elif epoch > 0:
+                loss = evaluate(model, test, F.cross_entropy)
             report(loss)
         return weights(model)
 
@@ -182,6 +185,7 @@ LOOPS: dict[str, Loop] = {
     "ema, evaluated whole": ema(prepared=False, divided=False),
     "swa, prepared": swa(prepared=True),
     "swa": swa(prepared=False),
+    "swa, evaluated later": swa(prepared=False, evaluated=3),
     "zipped with one not prepared": zipped,
     "a cycle for all epochs": steps_of(lambda loader: one_iterator(cycle(loader))),
     "forever, for all epochs": steps_of(lambda loader: one_iterator(forever(loader))),

@@ -50,6 +50,8 @@ class Reading:
 
     def __init__(self) -> None:
         self.evaluates = True
+        #: The loop reads no further; has counted a batch by `elastic.samples`; and has counted all so far.
+        self.ended, self.was_counted, self.all_counted = False, False, True
         self._batches = 0
         #: The tensors of the last batch, and of those before it, that the loop has not let go.
         self._last: WeakSet[torch.Tensor] = WeakSet()
@@ -60,13 +62,25 @@ class Reading:
         """The loop gets this batch, as the loader's ``collate_fn`` has made it."""
         self._batches += 1
         self._earlier |= self._last
-        self._last = WeakSet(_tensors(batch))
+        self._last = WeakSet(tensors_in(batch))
         self._had_tensors = self._had_tensors or bool(self._last)
 
     @property
     def let_go(self) -> bool:
         """Whether the loop has let go of all tensors of its batches."""
         return self._had_tensors and not self._last and not self._earlier
+
+    @property
+    def may_be_counted(self) -> bool:
+        """Whether a number of samples may be that of one of its batches."""
+        if not self.ended:
+            return True
+        return not self.all_counted and (self.was_counted or (self.evaluates and not self.let_go))
+
+    def count(self) -> None:
+        """The loop counts the samples of what it has fetched."""
+        self.was_counted = self.was_counted or not self.all_counted
+        self.all_counted = True
 
     @property
     def kept(self) -> bool:
@@ -87,9 +101,10 @@ class BatchPart:
         return self.share.weight
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """Those in a batch, or in what a module returns."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, list | tuple | dict):
         for part in batch.values() if isinstance(batch, dict) else batch:
-            yield from _tensors(part)
+            yield from tensors_in(part)
