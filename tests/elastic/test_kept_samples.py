@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from fluidtune.elastic.data import kept_samples
@@ -13,29 +16,33 @@ from fluidtune.elastic.data.kept_samples import KeptSamples
 class Loop:
     """Turns of ten batches. ``rest``: what its variables hold at their end."""
 
-    def __init__(self) -> None:
+    def __init__(self, accumulates: int = 1, ahead: int = 0) -> None:
         self.kept = KeptSamples()
+        self.accumulates, self.ahead = accumulates, ahead
         self.rest: list[Any] = []
 
-    def turn(self, keep: Any = lambda batch: [], step: bool = True) -> None:
+    def turn(self, keep: Callable[[list[torch.Tensor]], list[Any]] = lambda batch: [], step: bool = True) -> None:
         now: list[Any] = []
-        for number in range(10):
-            batch = [torch.ones(4, 2), torch.ones(4)]
-            self.kept.note(0, batch)
-            now += keep(batch)
-            if number == 0:
-                self.rest = now
-            if step:
-                self.kept.stepped()
-            self.last = batch
+        held: deque[Any] = deque(maxlen=self.accumulates + self.ahead)
+        for number in range(10 + self.ahead):
+            if number < 10:
+                held.append([torch.ones(4, 2), torch.ones(4)])
+                self.kept.note(held[-1])
+                now += keep(held[-1])
+            done = number + 1 - self.ahead
+            if done > 0 and done % self.accumulates == 0:
+                self.rest = [now, held]  # from the last turn's on, it has those of this one
+                if step:
+                    self.kept.stepped()
         self.kept.next_turn()
 
     def obstacles(self) -> tuple[bool, bool]:
         return self.kept.obstacle(lasting=False) is not None, self.kept.obstacle(lasting=True) is not None
 
 
-def test_the_last_batch_is_what_a_loops_variables_hold():
-    loop = Loop()
+@pytest.mark.parametrize(("accumulates", "ahead"), [(1, 0), (2, 0), (5, 0), (1, 1), (2, 2)])
+def test_the_batches_of_the_last_steps_are_what_a_loops_variables_hold(accumulates, ahead):
+    loop = Loop(accumulates, ahead)
     for _ in range(3):
         loop.turn()
         assert loop.obstacles() == (False, False)
@@ -43,9 +50,9 @@ def test_the_last_batch_is_what_a_loops_variables_hold():
 
 def test_what_is_collected_in_a_turn_and_dropped_before_the_next_step_delays_a_growth_once():
     loop = Loop()
-    loop.turn(lambda batch: [batch[1]])
+    loop.turn(lambda batch: [batch[0]])
     assert loop.obstacles() == (True, False)
-    loop.turn(lambda batch: [batch[1]])
+    loop.turn(lambda batch: [batch[0]])
     assert loop.obstacles() == (False, False)
 
 
@@ -58,17 +65,29 @@ def test_rows_of_batches_that_are_kept_until_the_next_step_end_a_growth():
     assert loop.kept.keeps
 
 
+def test_targets_that_are_kept_for_a_metric_are_no_samples():
+    loop = Loop()
+    targets: list[Any] = []
+    for _ in range(2):
+        loop.turn(lambda batch: targets.append(batch[1]) or [])
+        assert loop.obstacles() == (False, False)
+
+
 def test_a_turn_without_a_step_decides_nothing():
     loop = Loop()
-    loop.turn(lambda batch: [batch[0]])
-    loop.turn(lambda batch: [batch[0]], step=False)
+    hard: list[Any] = []
+    loop.turn(lambda batch: hard.append(batch[0]) or [])
+    loop.turn(step=False)
     assert loop.obstacles() == (True, False)
+    hard.clear()
+    loop.turn()
+    assert loop.obstacles() == (False, False)
 
 
 def test_a_long_turn_remembers_no_tensor_that_the_loop_let_go(monkeypatch):
     monkeypatch.setattr(kept_samples, "_MANY", 8)
-    loop = Loop()
-    loop.kept = KeptSamples()
+    kept = KeptSamples()
     for _ in range(100):
-        loop.kept.note(0, [torch.ones(1)])
-    assert len(loop.kept._now) <= 9
+        kept.note([torch.ones(1)])
+        kept.stepped()
+    assert len(kept._now) <= 9

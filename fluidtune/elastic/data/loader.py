@@ -224,7 +224,7 @@ class _Batches:
         self._given += 1
         self._loader.read += 1
         if self._fresh and not self._group.batches.nothing_learns():
-            self._group.batches.kept.note(id(self._loader), batch)
+            self._group.batches.kept.note(batch)
         if self._shares is not None:
             share, compare = self._shares.handed.popleft()
             if self._shares.watches and self._given == 1:
