@@ -184,11 +184,16 @@ def test_of_what_nobody_divides_only_the_leaders_samples_count():
 
 
 def test_what_is_fetched_and_not_counted_so_far_may_be_divided():
+    loop, kept = Loop(), torch.ones(5)
     with torch.no_grad():
-        loop = Loop().fetch("test", 10).fetch("test", 10)
+        loop.fetch("test", 10).fetch("test", 10)
         assert counted(loop, 5) == 5
-        loop.fetch("test", 6).end("test")
-        assert counted(loop, 3) == 3  # it fetches ahead
+        loop.fetch("test", 6)
+        loop.readings["test"].note([kept])
+        assert counted(loop, 5) == 5
+        loop.end("test")
+        assert counted(loop, 3) == 3  # it fetches ahead, and has the last one
+        del kept
         assert counted(loop, 3) == 0
 
 

@@ -174,7 +174,7 @@ class BatchesAtHand:
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch of which this worker has a share."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
-        reading.all_counted = False
+        reading.fetched()
         if reading not in self._read:
             self._read.append(reading)
         for uses in self._uses:

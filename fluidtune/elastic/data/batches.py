@@ -50,8 +50,10 @@ class Reading:
 
     def __init__(self) -> None:
         self.evaluates = True
-        #: The loop reads no further; has counted a batch by `elastic.samples`; and has counted all so far.
-        self.ended, self.was_counted, self.all_counted = False, False, True
+        #: The loop reads no further.
+        self.ended = False
+        #: Batches since the loop has last counted samples by `elastic.samples`; whether it has, and once for several.
+        self._uncounted, self._was_counted, self._ahead = 0, False, False
         self._batches = 0
         #: The tensors of the last batch, and of those before it, that the loop has not let go.
         self._last: WeakSet[torch.Tensor] = WeakSet()
@@ -75,12 +77,22 @@ class Reading:
         """Whether a number of samples may be that of one of its batches."""
         if not self.ended:
             return True
-        return not self.all_counted and (self.was_counted or (self.evaluates and not self.let_go))
+        counts = self._was_counted or self.evaluates
+        return counts and bool(self._ahead or self._uncounted) and not self.let_go
+
+    @property
+    def counted_in_step(self) -> bool:
+        """Whether the loop has counted each batch so far before it fetched the next."""
+        return self._was_counted and not self._ahead and not self._uncounted
+
+    def fetched(self) -> None:
+        self._uncounted += 1
 
     def count(self) -> None:
         """The loop counts the samples of what it has fetched."""
-        self.was_counted = self.was_counted or not self.all_counted
-        self.all_counted = True
+        self._ahead = self._ahead or self._uncounted > 1
+        self._was_counted = self._was_counted or self._uncounted > 0
+        self._uncounted = 0
 
     @property
     def kept(self) -> bool:

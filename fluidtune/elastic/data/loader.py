@@ -258,7 +258,7 @@ class _Batches:
         group.outputs.stop()
         if (what := group.outputs.apart(rows)) is not None:
             group.likeness.go_apart(f"what {what} returns in an evaluation")
-        elif self.says_itself or (self._reading.was_counted and self._reading.all_counted):
+        elif self.says_itself or self._reading.counted_in_step:
             shares.watches = False
 
     def __del__(self) -> None:
