@@ -28,8 +28,8 @@ from .group.session import ElasticSession
 
 def rank() -> int:
     """This worker's number in its trial, from 0 to ``width() - 1``; 0 where there is one. It changes at boundaries."""
-    session = _of_several()
-    return 0 if session is None else session.backend.rank
+    session = current()
+    return 0 if session is None else session.rank
 
 
 def width() -> int:

@@ -37,11 +37,26 @@ def prepare(*objects: Any) -> Any:
     After each growth all workers compute the first batches whole, from the leader's random streams, and the leader's
     gradients count: two batches if the loop counts its samples by `samples`, else the batches of one turn. Where a new
     worker's gradients or weights are not the leader's, the trial goes on with one worker, with the results that it has
-    alone, and an event says what differed. What the loop draws from the default streams of Python, numpy and torch
-    between two batches, or from a generator that it has prepared, is the same in all workers. What the dataset draws,
-    and the dropout of torch.nn, differ from worker to worker. Other numbers that the loop draws for each sample
-    (``torch.randn_like``, the dropout inside a recurrent layer or an attention kernel) are the same for the first,
-    second .. sample of each worker's part.
+    alone, and an event says what differed.
+
+    What differs may matter later only. The first four turns of a grown trial begin with a batch that all compute whole,
+    then the 8th, 16th, 32nd .. since the growth, if the loop counts by `samples`. So do the first four evaluations over
+    a prepared DataLoader, the 8th, 16th ..: there, what modules return is compared. (One that does not count by
+    `samples`, as ``update_bn``, is whole to its end then.) That is at most 2 + log2(n) batches of n turns. What differs
+    in the training of a later turn may come of the leader's part of earlier batches: the trial begins anew with one
+    worker, and Tune hears of no iteration twice. A turn between two comparisons is not looked at.
+
+    What is evaluated over data that is not prepared, such as a small DataLoader, counts in the leader alone, if it is
+    counted by `samples` without gradients, after the prepared DataLoaders are read to their ends. A loop that divides
+    such data by `fluidtune.elastic.rank` is left alone.
+
+    A trial is not grown whose loop, at the first step of a turn, still has samples of the turn before, as with hard
+    examples or a replay. It is seen in batches of torch's `default_collate`, and not in copies.
+
+    What the loop draws from the default streams of Python, numpy and torch between two batches, or from a generator
+    that it has prepared, is the same in all workers. What the dataset draws, and the dropout of torch.nn, differ from
+    worker to worker. Other numbers that the loop draws for each sample (``torch.randn_like``, the dropout inside a
+    recurrent layer or an attention kernel) are the same for the first, second .. sample of each worker's part.
 
     With several workers these are wrong, because they need all samples of the batch at once, or never meet the sum of
     the gradients:
@@ -49,7 +64,11 @@ def prepare(*objects: Any) -> Any:
     - a mean that is not over the samples: weights of classes (``CrossEntropyLoss(weight=...)``), ``ignore_index``, a
       mean over tokens of sequences of different lengths, ``reduction="sum"``;
     - a loss between samples: contrastive losses, in-batch negatives, a matrix of distances, an AUC loss;
-    - a loss that also has samples of earlier batches: a replay buffer, a memory bank, a queue of negatives;
+    - a loss that also has samples of earlier batches, or follows what was computed of them: a memory bank, a queue of
+      negatives, weights of losses or a temperature that follow the loss of a worker's part. It is found in one of the
+      compared batches, and not in the turns between;
+    - an average of weights that is not prepared and is evaluated for the first time in an evaluation that is not
+      compared, or by ``len`` instead of `samples`;
     - gradients that ``backward()`` does not accumulate: ``torch.autograd.grad`` followed by an update by hand;
     - a hook on a parameter's gradient that is not linear, such as clipping: it sees the gradient of the share;
     - a parameter or layer that is made or replaced after `prepare`; prepare the new one too;
@@ -65,8 +84,8 @@ def prepare(*objects: Any) -> Any:
     have made of schedulers, of `state` and of weights that no optimizer moves. With the environment
     variable ``FLUIDTUNE_CHECK=1`` in the driver every growth is. A check takes the new worker three runs of the code
     up to its first three optimizer steps (up to eight, if they are short), with the memory of two models; the trial
-    trains on meanwhile. It cannot tell where the loop itself draws random numbers for each sample, and it does not see
-    what begins after these steps.
+    trains on meanwhile. A loop that itself draws random numbers for each sample, by other means than torch's, is not
+    grown if its gradients differ. What begins after these steps is not seen.
 
     Raises:
         TypeError: an object has no ``state_dict`` and ``load_state_dict``; the data of a DataLoader cannot be divided,

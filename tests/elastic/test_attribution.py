@@ -162,6 +162,54 @@ def test_a_count_is_of_no_batch_that_the_loop_has_let_go_of():
             assert hand.counts.use() == share(1)
 
 
+# -- what nobody divides --
+
+
+def counted(loop, n, leads=False):
+    return loop.hand.count(n, leads)
+
+
+def test_of_what_nobody_divides_only_the_leaders_samples_count():
+    loop = Loop().fetch("train", 16)
+    assert counted(loop, 8) == 8
+    loop.end("train")
+    assert counted(loop, 8) == 8  # the loop learns
+    with torch.no_grad():
+        assert [counted(loop, n) for n in (8, 1, 16)] == [0, 0, 0]
+        assert counted(loop, 8, leads=True) == 8
+        assert counted(loop.fetch("test", 10), 5) == 5
+        assert counted(loop, 5) == 5  # it may be a second meter's
+        loop.end("test")
+        assert counted(loop, 5) == 0
+
+
+def test_what_is_fetched_and_not_counted_so_far_may_be_divided():
+    loop, kept = Loop(), torch.ones(5)
+    with torch.no_grad():
+        loop.fetch("test", 10).fetch("test", 10)
+        assert counted(loop, 5) == 5
+        loop.fetch("test", 6)
+        loop.readings["test"].note([kept])
+        assert counted(loop, 5) == 5
+        loop.end("test")
+        assert counted(loop, 3) == 3  # it fetches ahead, and has the last one
+        del kept
+        assert counted(loop, 3) == 0
+
+
+def test_a_training_that_nobody_counts_is_over_when_its_reading_is():
+    loop = Loop().fetch("train", 16).fetch("train", 16).end("train")
+    with torch.no_grad():
+        assert counted(loop, 8) == 0
+
+
+def test_a_loop_that_knows_its_rank_may_divide_by_itself():
+    loop = Loop()
+    loop.hand.knows_rank = True
+    with torch.no_grad():
+        assert counted(loop, 8) == 8
+
+
 # -- in real groups --
 
 

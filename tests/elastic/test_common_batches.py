@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import get_args
 
 import pytest
 
 from fluidtune.elastic.alike import common_batches
-from fluidtune.elastic.alike.common_batches import CommonBatches, State
+from fluidtune.elastic.alike.common_batches import EACH, CommonBatches, State, compares
 
 EVENTS = {
     "formed with joiners": lambda batches: batches.formed(joiners=True),
@@ -19,6 +20,7 @@ EVENTS = {
     "drawn, may begin": lambda batches: batches.draw(may_divide=True),
     "turn ends": lambda batches: batches.turn_ended(),
     "turn ends, other": lambda batches: batches.turn_ended(),
+    "due again": lambda batches: batches.ask_again(),
     "differed": lambda batches: batches.differed(),
 }
 
@@ -71,8 +73,13 @@ def test_each_event_leads_where_the_table_says(state, event):
 
 
 def test_what_the_table_leaves_out_cannot_come():
-    """Gradients are compared of common batches only, and in states "first" and "divided" none is common."""
-    assert [state for (state, _), next_one in TABLE.items() if next_one == "-"] == ["divided", "first"]
+    """Gradients are compared of common batches only, and in states "first" and "divided" none is common.
+
+    A comparison is due again only after a turn in which batches were divided.
+    """
+    absent = {(event, state) for (state, event), next_one in TABLE.items() if next_one == "-"}
+    before = {*get_args(State)} - {"divided", "differed"}
+    assert absent == {("compared", "divided"), ("compared", "first"), *(("due again", state) for state in before)}
     assert not CommonBatches().are_common
 
 
@@ -112,3 +119,45 @@ def test_a_failure_may_come_of_the_first_turn_that_is_divided_after_workers_join
             turn(*common)
     why = "divided among 2 workers the loop fails: ValueError('4 is\\nnot 8')"
     assert found == [None, why, None, None, None, None, None, why, None]
+
+
+@pytest.mark.parametrize("turns", [1, EACH, EACH + 1, 100, 1000])
+def test_a_long_group_begins_at_most_2_and_log2_of_its_turns_with_a_comparison(turns):
+    batches, begun = CommonBatches(), []
+    batches.formed(joiners=True)
+    for turn in range(1, turns + 1):
+        if batches.state == "unproven":
+            batches.state = "proven"
+        for each in range(3):
+            common = batches.draw(may_divide=each > 0)
+            begun += [turn] if common else []
+            batches.got(common)
+            if common:
+                batches.compared()
+        due = batches.due_again
+        batches.turn_ended()
+        if due:
+            batches.ask_again()
+    assert begun == [turn for turn in range(1, turns + 1) if compares(turn)]
+    assert len(begun) <= 2 + max(2, math.log2(turns))
+
+
+def test_a_loop_whose_turns_are_whole_where_they_begin_with_a_comparison_is_compared_once():
+    batches = CommonBatches()
+    batches.formed(joiners=True)
+    batches.state = "proven"
+    for turn in range(10):
+        common = [batches.draw(may_divide=False) for _ in range(3)]
+        assert common == [turn == 0] * 3
+        for each in common:
+            batches.got(each)
+        assert not batches.due_again
+        batches.turn_ended()
+
+
+def test_a_failure_may_come_of_a_whole_batch_after_divided_turns():
+    batches = CommonBatches()
+    batches.ask_again()
+    assert batches.fails_divided(ValueError("8 is not 4"), 2) is None
+    batches.got(True)
+    assert batches.fails_divided(ValueError("8 is not 4"), 2) is not None

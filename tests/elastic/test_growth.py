@@ -30,7 +30,7 @@ class Group:
 def test_a_growth_that_is_put_off_too_often_is_given_up_and_says_why():
     growth, loop, group = Growth(), Loop(), Group()
     reform = Reform(3, ("w0", "w1"), ("127.0.0.1", 1))
-    answers = [growth.answer(reform, ("w0",), loop, group) for _ in range(MOST_BOUNDARIES + 1)]
+    answers = [growth.answer(reform, ("w0",), loop.obstacle, group) for _ in range(MOST_BOUNDARIES + 1)]
     assert answers == ["not now"] * MOST_BOUNDARIES + ["no"]
     assert growth.refused == 3 and "may keep, at 4 boundaries" in growth.ungrowable
     assert group.called == [(3, ("w0",))]  # the joiner hears that it is not taken in
@@ -41,7 +41,7 @@ def test_another_growth_is_put_off_as_often_again():
     for generation in (1, 2, 3):
         reform = Reform(generation, ("w0", "w1"), ("127.0.0.1", 1))
         for _ in range(MOST_BOUNDARIES):
-            assert growth.answer(reform, ("w0",), loop, group) == "not now"
+            assert growth.answer(reform, ("w0",), loop.obstacle, group) == "not now"
     loop.why = None
-    assert growth.answer(reform, ("w0",), loop, group) == "yes"
+    assert growth.answer(reform, ("w0",), loop.obstacle, group) == "yes"
     assert growth.ungrowable is None

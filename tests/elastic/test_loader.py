@@ -21,6 +21,7 @@ from torch.utils.data import (
 )
 
 from fluidtune import elastic
+from fluidtune.elastic.data.attribution import BatchesAtHand
 from fluidtune.elastic.data.loader import ElasticLoader, part_of_batch
 from fluidtune.elastic.errors import CannotDivide
 
@@ -197,8 +198,7 @@ def test_an_iterator_kept_over_a_resize_is_refused(pool):
 
 def counted(rounds):
     """A turn of a loop that counts its batches and holds the iterator. Returns it, and whether it is undecided."""
-    group = SimpleNamespace(width=1, generation=1, turn_number=1)
-    group.batches = SimpleNamespace(fetching=lambda: None, ended=lambda reading: None)
+    group = SimpleNamespace(width=1, generation=1, turn_number=1, batches=BatchesAtHand())
     loader = ElasticLoader(DataLoader(range(6), batch_size=2), group)
     held = iter(loader)
     for _ in range(rounds):

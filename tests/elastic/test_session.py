@@ -223,7 +223,7 @@ def test_drift_is_named_before_a_loop_or_its_group_ends_however_dear_digests_are
 
 def test_a_slow_digest_does_not_delay_later_ones():
     taken = iter([0.0, 0.01, 0.01, 10.0, 1010.0, 1010.01])  # the first one takes 10 ms, the second one 9 s
-    ours = likeness.Likeness(CommonBatches(), Growth(), lambda: None)
+    ours = likeness.Likeness(CommonBatches(), Growth(), lambda: None, str)
     with mock.patch.object(likeness.time, "monotonic", lambda: next(taken)):
         for _ in range(2):
             ours.compare_all(None, trials.Count(), weights=True)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from fluidtune.elastic import CommitStore
 from fluidtune.elastic.checks.rehearsal import rehearse
-from fluidtune.testing.processes import until
 
 from . import trials, tutorial_loops, tutorial_models, tutorial_readings, tutorial_sequences
 from .driving import Refused, Trip, same, seed
@@ -28,6 +28,7 @@ LOOPS = {
     **tutorial_sequences.LOOPS,
     **tutorial_models.LOOPS,
 }
+_KEEPS = "the loop still has samples of the turn before"
 _UNLIKE = "a new worker does not compute what the leader does: "
 #: Those that a rehearsal refuses, which then get no worker, and its line.
 REHEARSED = {
@@ -43,29 +44,27 @@ REFUSED = {
     "forever, for all epochs": "the loop keeps an iterator over a prepared DataLoader",
     "curriculum, prepared": "the loop has changed what it prepared: DataLoaders 0 before",
     "dynamic weights of losses": f"{_UNLIKE}its gradient of",
-    "hard examples": f"{_UNLIKE}its gradient of",
+    "hard examples": _KEEPS,
+    "hard examples, later": _KEEPS,
+    "a cycle for all epochs": _KEEPS,
+    "swa": f"{_UNLIKE}what AveragedModel returns in an evaluation",
+    "swa, evaluated later": f"{_UNLIKE}what AveragedModel returns in an evaluation",
     "sam with momentum": f"{_UNLIKE}its gradient of",
     "lookahead, inner prepared": _UNLIKE,
 }
 POSTPONED = ("forever, an epoch", "next by hand", "islice")
-#: Wrong with several workers, and nobody says so in time: why, and in which history. `elastic.prepare` lists the first
-#: two.
-WRONG = {
-    "hard examples, later": ("samples of earlier batches, from an epoch on that no check sees", HISTORIES),
-    "dynamic weights of losses": ("weights of losses that follow the means of a worker's part", ("2-3-3",)),
-    "ema, evaluated whole": ("an average and a DataLoader that were not prepared evaluate", HISTORIES),
-    "swa": ("an averaged model that was not prepared is evaluated", HISTORIES),
-}
-#: Those whose leader ends with a line, so that the host goes on alone from the last commit.
+_ANEW = "its workers do not compute the same any more: "
+#: Those whose leader ends with a line. The host goes on alone, from the last commit; after `_ANEW` there is none.
 LOST = {
+    "dynamic weights of losses": f"{_ANEW}its gradient of",
+    "hard examples, collected later": f"{_ANEW}{_KEEPS}",
     "words, hidden from None": r"divided among \d workers the loop fails: RuntimeError\('Expected hidden",
     "words, hidden of the batch size": r"divided among \d workers the loop fails: RuntimeError\('Expected hidden",
     "size of the data set": r"elastic.mean\(\) got the number of all samples, 44, as the count of a worker",
     "mean of batches": r"elastic.mean\(\) got a number of batches, 6, and not all parts of a batch had the same size",
 }
-#: In this history each batch is divided evenly.
-EVENLY = {"mean of batches": "1-2-2-1"}
-ALONE = "a cycle for all epochs"
+#: But not in this history: each batch is divided evenly, or no part was seen before the workers differed.
+EXCEPT = {"mean of batches": "1-2-2-1", "dynamic weights of losses": "1-2-2-1"}
 
 
 def named(config: dict[str, Any], report: Any) -> Any:
@@ -104,17 +103,12 @@ def check(pool: Any, name: str, widths: tuple[int, ...]) -> None:
         assert divided & {"first", "divided"}, trip.seen
 
 
-def _cases() -> list[Any]:
+def _cases() -> list[tuple[str, str]]:
     """Each loop that a job would let grow, with each history."""
-    left_out = {*REHEARSED, "mixup", ALONE}
+    left_out = {*REHEARSED, "mixup"}
     found = []
     for name in (name for name in LOOPS if name not in left_out):
-        why, wrong = WRONG.get(name, ("", ()))
-        for history in HISTORIES:
-            if name in LOST and EVENLY.get(name) != history:
-                continue
-            marks = [pytest.mark.xfail(strict=True, reason=why, raises=AssertionError)] if history in wrong else []
-            found.append(pytest.param(name, history, marks=marks))
+        found += [(name, history) for history in HISTORIES if name not in LOST or EXCEPT.get(name) == history]
     return found
 
 
@@ -123,14 +117,22 @@ def test_every_result_is_as_alone(pool, name, history):
     check(pool, name, (LATER if name in POSTPONED else HISTORIES)[history])
 
 
-@pytest.mark.parametrize("history", HISTORIES)
-@pytest.mark.parametrize("name", LOST)
-def test_a_loop_that_cannot_go_on_divided_goes_on_alone(pool, name, history):
-    """Here it ends with its line; its host goes on from the last commit."""
-    if EVENLY.get(name) == history:
-        return
+def _lost() -> list[tuple[str, tuple[int, ...]]]:
+    found = [(name, HISTORIES[history]) for name in LOST for history in HISTORIES if EXCEPT.get(name) != history]
+    return [*found, ("dynamic weights of losses", (2, 2, 2))]  # without another growth
+
+
+@pytest.mark.parametrize(("name", "widths"), _lost())
+def test_a_loop_that_cannot_go_on_divided_ends_with_a_line_before_a_result_is_wrong(pool, tmp_path, name, widths):
+    config = {"loop": name, "stop": len(widths) + 2}
+    seed()
+    alone, _ = trials.plain(named, config)
     with pytest.raises(Refused, match=LOST[name]):
-        check(pool, name, HISTORIES[history])
+        Trip(pool, {**config, "commits": str(tmp_path)}, named).go(widths)
+    got = pool[0].call(trials.reports)
+    same(got, alone[: len(got)])
+    if LOST[name].startswith(_ANEW):
+        assert CommitStore(str(tmp_path)).load() is None
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -140,15 +142,3 @@ def test_a_rehearsal_refuses_what_a_divided_batch_changes(name):
     gc.collect()
     assert verdict.kind == ("differs" if name in REHEARSED else "same"), verdict
     assert re.search(REHEARSED.get(name, ""), verdict.reason)
-
-
-def test_a_joiner_says_that_a_cycle_is_kept(pool):
-    """The leader has all batches in its cycle, and the joiner reads them."""
-    trip = Trip(pool, {"loop": ALONE, "stop": 4}, named)
-    trip.turn(1)
-    trip.resize(2)
-    pool[0].call(trials.allow)
-    until(lambda: all(worker.call(trials.outcome, 0)[0] != "runs" for worker in pool[:2]))
-    kind, said = pool[1].call(trials.outcome)
-    assert kind == "lost" and "CannotDivide('an iterator over a prepared DataLoader was kept" in said
-    assert pool[0].call(trials.outcome)[0] == "lost"

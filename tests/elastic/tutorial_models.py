@@ -127,8 +127,8 @@ def dynamic_weights(config: Config, report: Report, shared: bool = False) -> Any
     return weights(model, head)
 
 
-def hard_examples(config: Config, report: Report, begin: int = 0) -> Any:
-    """The worst samples of the last epoch come once more, from epoch ``begin`` + 1 on."""
+def hard_examples(config: Config, report: Report, begin: int = 0, collect: int = 0) -> Any:
+    """The worst samples of the last epoch, from ``collect`` on, come once more, from epoch ``begin`` + 1 on."""
     model, hard = mlp(), []
     optimizer = sgd(model)
     model, optimizer, loader = elastic.prepare(model, optimizer, loader_of(numbers()))
@@ -143,7 +143,7 @@ def hard_examples(config: Config, report: Report, begin: int = 0) -> Any:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            seen += zip(losses.tolist(), x, y, strict=True)
+            seen += zip(losses.tolist(), x, y, strict=True) if epoch >= collect else ()
             meter.update(loss.item(), len(x))
         hard = [(x, y) for _, x, y in sorted(seen, key=lambda each: -each[0])[:5]]
         report(meter.mean)
@@ -322,6 +322,7 @@ LOOPS: dict[str, Loop] = {
     "dynamic weights, of all workers": partial(dynamic_weights, shared=True),
     "hard examples": hard_examples,
     "hard examples, later": partial(hard_examples, begin=2),
+    "hard examples, collected later": partial(hard_examples, begin=9, collect=2),
     "sam": sam(by_closure=False),
     "sam by a closure": sam(by_closure=True),
     "sam with momentum": sam(by_closure=False, momentum=0.9),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
@@ -84,8 +85,8 @@ def ema(prepared: bool, divided: bool) -> Loop:
     return loop
 
 
-def swa(prepared: bool) -> Loop:
-    """The average begins in the second epoch, and is evaluated with statistics of its own."""
+def swa(prepared: bool, evaluated: int = 1) -> Loop:
+    """The average begins in the second epoch, and is evaluated with statistics of its own, from ``evaluated`` on."""
 
     def loop(config: Config, report: Report) -> Any:
         model = cnn(norm=True)
@@ -99,9 +100,55 @@ def swa(prepared: bool) -> Loop:
             if epoch > 0:
                 average.update_parameters(model)
                 rates.step()
+            if epoch >= evaluated:
                 update_bn(train, average)
                 loss = evaluate(average, test, F.cross_entropy)
+            elif epoch > 0:
+                loss = evaluate(model, test, F.cross_entropy)
             report(loss)
+        return weights(model)
+
+    return loop
+
+
+# -- evaluations --
+
+
+class Noisy(nn.Module):
+    """Returns what it draws for each sample, too, as a network does whose dropout stays on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.body(x), F.dropout(torch.ones_like(x))
+
+
+def one_ahead(batches: Any) -> Iterator[Any]:
+    now = None
+    for following in batches:
+        if now is not None:
+            yield now
+        now = following
+    yield now
+
+
+def evaluated(batches: Callable[[Any], Any]) -> Loop:
+    """``batches``: of the loader, those of an evaluation."""
+
+    def loop(config: Config, report: Report) -> Any:
+        model = Noisy()
+        optimizer = sgd(model)
+        train, test = loader_of(numbers(), own=3), DataLoader(numbers(24, 5), batch_size=10)
+        model, optimizer, train, test = elastic.prepare(model, optimizer, train, test)
+
+        def loss_of(out: Any, y: torch.Tensor) -> torch.Tensor:
+            return F.mse_loss(out[0], y)
+
+        for _ in turns(config):
+            epoch_of(model, optimizer, train, loss_of)
+            report(evaluate(model, batches(test), loss_of))
         return weights(model)
 
     return loop
@@ -182,6 +229,9 @@ LOOPS: dict[str, Loop] = {
     "ema, evaluated whole": ema(prepared=False, divided=False),
     "swa, prepared": swa(prepared=True),
     "swa": swa(prepared=False),
+    "swa, evaluated later": swa(prepared=False, evaluated=3),
+    "dropout in an evaluation": evaluated(iter),
+    "an evaluation, fetched ahead": evaluated(one_ahead),
     "zipped with one not prepared": zipped,
     "a cycle for all epochs": steps_of(lambda loader: one_iterator(cycle(loader))),
     "forever, for all epochs": steps_of(lambda loader: one_iterator(forever(loader))),

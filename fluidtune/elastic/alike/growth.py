@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from ..commits.committable import CommittableState
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Reform
 
@@ -41,13 +41,20 @@ class Growth:
         self.ungrowable = self.ungrowable or why
 
     def answer(
-        self, reform: Reform, members: tuple[str, ...], state: CommittableState, group: CollectiveBackend
+        self,
+        reform: Reform,
+        members: tuple[str, ...],
+        obstacle: Callable[[bool], str | None],
+        group: CollectiveBackend,
     ) -> Literal["yes", "not now", "no"]:
-        """Leader, at a boundary: whether ``reform`` can be done. After "no" its joiners end by themselves."""
+        """Leader, at a boundary: whether ``reform`` can be done. After "no" its joiners end by themselves.
+
+        ``obstacle``: why the trial cannot be grown; with True, why it never can be.
+        """
         joiners = [rank for rank, worker in enumerate(reform.members) if worker not in members]
         if joiners:
-            lasting = self.ungrowable or state.obstacle(lasting=True)
-            passing = None if lasting else state.obstacle()
+            lasting = self.ungrowable or obstacle(True)
+            passing = None if lasting else obstacle(False)
             if passing is not None:
                 self._put_off = self._put_off + 1 if reform.generation == self._asked else 1
                 self._asked = reform.generation

@@ -41,10 +41,18 @@ class Likeness:
     """One worker's part in it; all workers of a group call it at the same places.
 
     ``leave_leader_alone``: ends the group, so that the leader goes on from where it is; raises in the others.
+    ``begin_anew``: raises in all, for the reason that it gets; the trial begins again with one worker.
     """
 
-    def __init__(self, common: CommonBatches, growth: Growth, leave_leader_alone: Callable[[], None]) -> None:
-        self._common, self._growth, self._leave_leader_alone = common, growth, leave_leader_alone
+    def __init__(
+        self,
+        common: CommonBatches,
+        growth: Growth,
+        leave_leader_alone: Callable[[], None],
+        begin_anew: Callable[[str], None],
+    ) -> None:
+        self._common, self._growth = common, growth
+        self._leave_leader_alone, self._begin_anew = leave_leader_alone, begin_anew
         #: When this group's weights were compared last (monotonic clock).
         self._last: float | None = None
         #: The seconds that the quickest digest took: one that is slow on a busy machine must not delay later ones.
@@ -77,8 +85,13 @@ class Likeness:
         if found is not None:
             self.go_apart(found[1])
 
-    def compare_all(self, group: CollectiveBackend, state: CommittableState, weights: bool) -> None:
-        """At a boundary: have the same state, or go apart if the turn's results are the leader's alone."""
+    def compare_all(
+        self, group: CollectiveBackend, state: CommittableState, weights: bool, again: bool = False
+    ) -> None:
+        """At a boundary: have the same state, or go apart if the turn's results are the leader's alone.
+
+        ``again``: the next turn begins with a batch that all compute whole.
+        """
         facts = self._timed(lambda: state.facts(True)) if weights else state.facts(False)
         if facts:
             within, self._within = self._within, None
@@ -93,10 +106,22 @@ class Likeness:
                 else:
                     self._growth.note_difference(f"{what}; a joiner has only what the loop has prepared")
         self._common.turn_ended()
+        if again:
+            self._common.ask_again()
 
     def total(self, rows: torch.Tensor) -> torch.Tensor:
         """The sum of what all workers counted in this turn, by rank, each sample once."""
         return rows[0] if self._common.whole_turn else rows.sum(0)
+
+    def trains_apart(self, what: str) -> None:
+        """With the same weights and batch a worker does not train as the leader does, in ``what``.
+
+        It differs in what the loop keeps for itself. The leader has that as it would alone only if it has got no part
+        of a batch so far: then it goes on alone. Else the trial begins anew.
+        """
+        if self._common.has_divided and self._common.state != "differed":
+            self._begin_anew(f"its workers do not compute the same any more: {what}; {_REMEDY}")
+        self.go_apart(what)
 
     def go_apart(self, what: str) -> None:
         """A worker is not what the leader is, in ``what``. The leader goes on alone.

@@ -8,7 +8,10 @@ contract of `elastic.prepare` holds, the gradients differ by the rounding of sum
 What is drawn for each sample differs with the width and must not be taken for an error. So dropout is off meanwhile,
 and the dataset draws from a stream that the sample's index seeds. If the loop itself draws such numbers and the
 gradients differ, the code runs again with draws that give every sample the same (`steady_draws`). If it draws by other
-means than torch's, nothing is known.
+means than torch's, nothing is known, and it is taken for a loop that cannot be divided.
+
+"unknown" is what says nothing about the loop, as where two workers do not fit the device together: such a trial grows,
+and the common batches after the growth compare its workers.
 """
 
 from __future__ import annotations
@@ -62,6 +65,10 @@ _KEPT = 2**28
 _ROUNDINGS = 16
 
 _DREW = Verdict("unknown", "a step draws random numbers for each sample")
+_IN_DOUBT = (
+    "a step draws random numbers for each sample, and not by torch's functions alone: whether it can be divided cannot "
+    "be told (draw them by torch, or in the dataset)"
+)
 
 
 class Enough(BaseException):
@@ -78,7 +85,7 @@ def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
             verdict = _both_ways(run, device, begun, precision, steady=False)
             if verdict is _DREW:
                 steady = _both_ways(run, device, begun, precision, steady=True)
-                verdict = verdict if steady.kind == "unknown" else steady
+                verdict = Verdict("differs", _IN_DOUBT) if steady.kind == "unknown" else steady
             return verdict
     finally:
         restore_streams(begun)

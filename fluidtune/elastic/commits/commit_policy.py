@@ -101,6 +101,11 @@ class CommitPolicy:
         if self._store.offer(lambda: self._snapshot(position, state), force=force):
             self._last_iteration = position.iteration
 
+    def discard(self) -> None:
+        """No commit is to be gone on from."""
+        if self._store is not None:
+            self._store.discard()
+
     def flush(self) -> None:
         if self._store is not None:
             self._store.flush()

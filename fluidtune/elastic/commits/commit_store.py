@@ -155,6 +155,12 @@ class CommitStore:
             )
         return None
 
+    def discard(self) -> None:
+        """Leave no commit in the store. Raises what the storage raises."""
+        self._join()
+        for path in self._paths:
+            self._files.write_bytes(path, b"")
+
     def _worth_it(self) -> bool:
         if self._writer is not None and self._writer.is_alive():
             return False
@@ -192,6 +198,8 @@ class CommitStore:
             try:
                 data = self._files.read_bytes(path)
             except FileNotFoundError:
+                continue
+            if not data:  # discarded
                 continue
             if len(data) >= _HEAD.size:
                 magic, sequence, length, digest = _HEAD.unpack_from(data)

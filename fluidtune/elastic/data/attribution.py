@@ -12,6 +12,10 @@ as many batches ahead as it likes.
 
 A reading in which the loop evaluates is forgotten when it ends: nothing used its batches, and at each of its batches
 gradients were off or all modules were in evaluation mode.
+
+A loop may also evaluate over data that nobody divides, such as a DataLoader that was not prepared. Then each worker has
+all of it. Only the leader's samples count: what the loop has not prepared, such as an average of weights, is right in
+the leader. A loop that asks for its rank may have divided such data itself, and all its samples count.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import torch
 from ..errors import CannotDivide
 from .batches import BatchPart, Reading, Share
 from .counted import Counted
+from .kept_samples import KeptSamples
 from .left_out import LeftOut
 
 
@@ -128,6 +133,11 @@ class BatchesAtHand:
     def __init__(self) -> None:
         self._modules: list[torch.nn.Module] = []
         self.left_out = LeftOut()
+        self.kept = KeptSamples()
+        #: The loop has asked for this worker's rank.
+        self.knows_rank = False
+        #: The readings of this turn.
+        self._read: list[Reading] = []
         self.clear()
 
     def watch(self, module: torch.nn.Module) -> None:
@@ -137,6 +147,8 @@ class BatchesAtHand:
     def next_turn(self) -> None:
         """A boundary: what was fetched before is used up, except by readings that the loop has kept."""
         self._handed_out = 0
+        self._read = [reading for reading in self._read if not reading.ended]
+        self.kept.next_turn()
         for uses in self._uses:
             uses.forget_ended()
             uses.said = None
@@ -148,6 +160,7 @@ class BatchesAtHand:
         self.counted = Counted()
         #: Batches that the loop has fetched and has not said yet that it works on.
         self._handed_out = 0
+        self._read = []
         self.left_out.clear()
         used, counted = self.left_out.used, self.left_out.counted
         self.gradients = Uses("gradients", lambda share: share.division, used)
@@ -161,6 +174,9 @@ class BatchesAtHand:
     def fetched(self, reading: Reading, share: Share) -> None:
         """The loop gets a batch of which this worker has a share."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
+        reading.fetched()
+        if reading not in self._read:
+            self._read.append(reading)
         for uses in self._uses:
             uses.fetched(reading, share)
         self.left_out.fetched(reading, share)
@@ -182,9 +198,25 @@ class BatchesAtHand:
     def ended(self, reading: Reading) -> None:
         """The reading's last batch was fetched, or the loop reads no further."""
         reading.evaluates = reading.evaluates and self.nothing_learns()
+        reading.ended = True
         for uses in self._uses:
             uses.ended(reading)
         self.left_out.ended(reading)
+
+    def count(self, n: int, leads: bool) -> int:
+        """How many of these ``n`` samples count for this worker, which the loop works with now."""
+        if not self._may_be_divided():
+            return n if leads else 0
+        share = self.counts.use()
+        for reading in self._read:
+            reading.count()
+        return 0 if share is not None and share.stand_in else n
+
+    def _may_be_divided(self) -> bool:
+        """Whether what the loop works with may be of a batch that is divided."""
+        if self.knows_rank or self._handed_out or self.counts.said is not None or not self.nothing_learns():
+            return True
+        return any(reading.may_be_counted for reading in self._read)
 
     @property
     def settled(self) -> bool:

@@ -50,6 +50,10 @@ class Reading:
 
     def __init__(self) -> None:
         self.evaluates = True
+        #: The loop reads no further.
+        self.ended = False
+        #: Batches since the loop has last counted samples by `elastic.samples`; whether it has, and once for several.
+        self._uncounted, self._was_counted, self._ahead = 0, False, False
         self._batches = 0
         #: The tensors of the last batch, and of those before it, that the loop has not let go.
         self._last: WeakSet[torch.Tensor] = WeakSet()
@@ -60,13 +64,35 @@ class Reading:
         """The loop gets this batch, as the loader's ``collate_fn`` has made it."""
         self._batches += 1
         self._earlier |= self._last
-        self._last = WeakSet(_tensors(batch))
+        self._last = WeakSet(tensors_in(batch))
         self._had_tensors = self._had_tensors or bool(self._last)
 
     @property
     def let_go(self) -> bool:
         """Whether the loop has let go of all tensors of its batches."""
         return self._had_tensors and not self._last and not self._earlier
+
+    @property
+    def may_be_counted(self) -> bool:
+        """Whether a number of samples may be that of one of its batches."""
+        if not self.ended:
+            return True
+        counts = self._was_counted or self.evaluates
+        return counts and bool(self._ahead or self._uncounted) and not self.let_go
+
+    @property
+    def counted_in_step(self) -> bool:
+        """Whether the loop has counted each batch so far before it fetched the next."""
+        return self._was_counted and not self._ahead and not self._uncounted
+
+    def fetched(self) -> None:
+        self._uncounted += 1
+
+    def count(self) -> None:
+        """The loop counts the samples of what it has fetched."""
+        self._ahead = self._ahead or self._uncounted > 1
+        self._was_counted = self._was_counted or self._uncounted > 0
+        self._uncounted = 0
 
     @property
     def kept(self) -> bool:
@@ -87,9 +113,10 @@ class BatchPart:
         return self.share.weight
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def tensors_in(batch: Any) -> Iterator[torch.Tensor]:
+    """Those in a batch, or in what a module returns."""
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, list | tuple | dict):
         for part in batch.values() if isinstance(batch, dict) else batch:
-            yield from _tensors(part)
+            yield from tensors_in(part)

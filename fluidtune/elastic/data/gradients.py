@@ -190,7 +190,7 @@ class GradientReducer:
         if other is not None:
             name = self._names.get(id(parameters[int(rows[other, 1])]), "a parameter")
             by = f"{float(rows[other, 2]):.2g} of the largest gradient"
-            group.likeness.go_apart(f"its gradient of {name} is off by {by}")
+            group.likeness.trains_apart(f"its gradient of {name} is off by {by}")
         elif rows[:, 3].all():  # else a scaler leaves this step out
             group.common.compared()
 

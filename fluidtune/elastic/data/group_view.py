@@ -13,8 +13,10 @@ from ..errors import CannotDivide
 from ..transport.base import CollectiveBackend
 from .attribution import BatchesAtHand
 from .counted import Counted
+from .kept_samples import KEEPS
 from .left_out import Place
 from .loop_draws import LeadersStreams
+from .outputs import Outputs
 
 
 class GroupView(Protocol):
@@ -30,6 +32,8 @@ class GroupView(Protocol):
     likeness: Likeness
     #: What the loop draws.
     draws: LeadersStreams
+    #: What modules make of an evaluation's first batch.
+    outputs: Outputs
     #: What the trial consists of.
     state: CommittableState
 
@@ -70,12 +74,17 @@ def total_of_all(group: GroupView, pair: torch.Tensor) -> torch.Tensor:
     """What all workers give `elastic.mean`, a sum and the count of what is in it, summed up.
 
     Raises:
-        CannotDivide: batches were left out, or the counts are those of the whole data; on all workers.
+        CannotDivide: batches were left out, the counts are those of the whole data, or samples of an earlier turn were
+            kept; on all workers.
     """
     refuse_left_out(group, "mean")
     why = None if group.common.whole_turn else group.batches.counted.why_wrong(float(pair[1]))
     group.batches.counted = Counted()
-    rows = group.backend.exchange(torch.cat([pair, pair.new_tensor([float(why is not None)])]), "elastic.mean()")
+    flags = pair.new_tensor([float(why is not None), float(group.batches.kept.keeps)])
+    rows = group.backend.exchange(torch.cat([pair, flags]), "elastic.mean()")
+    total = group.likeness.total(rows[:, :2])
+    if rows[:, 3].any():
+        group.likeness.trains_apart(KEEPS)
     if why is not None and rows[:, 2].all():  # in one worker alone it is a coincidence
         raise CannotDivide(why)
-    return group.likeness.total(rows[:, :2])
+    return total

@@ -17,8 +17,16 @@ from weakref import WeakSet
 
 import numpy
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
+from ..alike.common_batches import compares
 from ..errors import CannotDivide
 from ..random_streams import Streams
 from .batches import BatchPart, Reading, Share
@@ -51,6 +59,8 @@ class ElasticLoader:
         self._group = group
         self.begun = 0  # iterators that were made in the trial
         self.read = 0  # batches that the loop has got in this turn
+        #: The growth (`CommonBatches.growths`) that the evaluations are counted since, and the evaluations over it.
+        self._growth = self._evaluations = 0
         #: The loop has gone on, in a later turn, with an iterator that it had made before.
         self.reuses_iterator = False
         #: The loop has let go of an iterator of an earlier turn, or made a new one although it still had it.
@@ -76,7 +86,7 @@ class ElasticLoader:
             seed = self._seed()
             if self._loader.num_workers:
                 seed = self._group.backend.broadcast_object(seed, "the seed of a loader's processes")
-            shares = _DividedBatches(self._loader, self._group, seed)
+            shares = _DividedBatches(self, self._group, seed)
             batches = _Batches(self, self._group, iter(self._divided(shares, seed)), shares)
         self._made.add(batches)
         return batches
@@ -93,6 +103,14 @@ class ElasticLoader:
         """At a boundary: it is not known whether the loop will keep an iterator that it has not read to its end."""
         last = self._group.turn_number - 1
         return not self.renews_iterator and any(made.turn == last for made in self._unfinished())
+
+    def evaluation_is_compared(self) -> bool:
+        """Leader, once for each evaluation of several workers: whether it begins with a batch that all have whole."""
+        common = self._group.common
+        if self._growth != common.growths:
+            self._growth, self._evaluations = common.growths, 0
+        self._evaluations += 1
+        return common.growths > 0 and common.state != "differed" and compares(self._evaluations)
 
     def _unfinished(self) -> list[_Batches]:
         return [made for made in self._made if not made.over]
@@ -166,6 +184,10 @@ class _Batches:
         self._generation = group.generation
         self._batches = batches
         self._shares = shares
+        #: The outputs of modules are compared before the next batch.
+        self._compares = False
+        #: Nothing but the loop has the tensors of a batch.
+        self._fresh = loader.collate_fn is default_collate
         self._reading = Reading()
 
     def __iter__(self) -> Iterator[Any]:
@@ -189,6 +211,8 @@ class _Batches:
             self._loader.reuses_iterator = True
         self.turn = turn
         self._group.batches.fetching()
+        if self._compares and self._group.width > 1:
+            self._compare_outputs()
         try:
             batch = next(self._batches)
         except StopIteration:
@@ -199,8 +223,13 @@ class _Batches:
             raise
         self._given += 1
         self._loader.read += 1
+        if self._fresh and not self._group.batches.nothing_learns():
+            self._group.batches.kept.note(batch)
         if self._shares is not None:
             share, compare = self._shares.handed.popleft()
+            if self._shares.watches and self._given == 1:
+                self._compares = True
+                self._group.outputs.watch()
             self._group.common.got(share.common)
             if compare and self._group.width > 1:
                 self._group.likeness.compare_weights(self._group.backend, self._group.state)
@@ -218,12 +247,29 @@ class _Batches:
                 self._group.batches.fetched(self._reading, share)
         return batch
 
+    def _compare_outputs(self) -> None:
+        """All workers: whether modules have made the same of the batches so far, which all of them had whole."""
+        group, shares = self._group, self._shares
+        assert shares is not None
+        rows = group.backend.exchange(group.outputs.row(), "the comparison of outputs")
+        if not rows.any():
+            return  # it has fetched ahead, and has computed nothing so far
+        self._compares = False
+        group.outputs.stop()
+        if (what := group.outputs.apart(rows)) is not None:
+            group.likeness.go_apart(f"what {what} returns in an evaluation")
+        elif self.says_itself or self._reading.counted_in_step:
+            shares.watches = False
+
     def __del__(self) -> None:
         if self.turn is not None and not self.over and self._group.turn_number > self.turn:
             self._loader.renews_iterator = True
         self._end()
 
     def _end(self) -> None:
+        if self._compares:
+            self._compares = False
+            self._group.outputs.stop()
         if self._shares is not None:
             self._group.batches.ended(self._reading)
 
@@ -241,12 +287,14 @@ class _Drawn:
     """What the leader sends of the next batches. ``batches``: their indices; empty at the end.
 
     ``common``: all workers get them whole. ``compare``: the workers' weights are compared before the first of them.
+    ``watch``: what modules make of the first is compared before the second (`outputs`).
     ``seed``: of what the dataset draws. ``streams``: the leader's, if the others have others.
     """
 
     batches: list[list[Any]]
     common: bool
     compare: bool
+    watch: bool
     seed: int
     streams: Streams | None
 
@@ -254,11 +302,14 @@ class _Drawn:
 class _DividedBatches:
     """A batch sampler that yields this worker's part of each batch, and remembers its `Share`. ``seed``: the pass'."""
 
-    def __init__(self, loader: DataLoader, group: GroupView, seed: int) -> None:
+    def __init__(self, loader: ElasticLoader, group: GroupView, seed: int) -> None:
+        self._loader = loader
         self._sampler = loader.batch_sampler
         self._group = group
         self._seed = seed
         self._ahead = _AHEAD if _draws_at_once(loader) else 1
+        #: Batches are whole in all workers until it is known whether modules make the same of the first one.
+        self.watches = False
         #: By batch, in the order of their indices: the share, and whether the weights are compared before it.
         self.handed: deque[tuple[Share, bool]] = deque()
 
@@ -272,6 +323,7 @@ class _DividedBatches:
             if source is None:
                 group.draws.take(drawn.streams)
                 group.common.follow(drawn.common)
+                self.watches = self.watches or drawn.watch
             if not drawn.batches:
                 return
             for batch in drawn.batches:
@@ -282,19 +334,21 @@ class _DividedBatches:
         group = self._group
         if not first:
             group.draws.look()
-        common = group.common.draw(may_divide=not first and group.batches.settled)
         # An evaluation's weights may be others than those that learn, as an average is: a joiner may have another one.
         evaluates = group.batches.nothing_learns()
-        compare = not common and (first if evaluates else group.likeness.weights_due(at_batch=True))
+        if first and evaluates:
+            self.watches = self._loader.evaluation_is_compared()
+        common = self.watches or group.common.draw(may_divide=not first and group.batches.settled)
+        compare = first if evaluates else not common and group.likeness.weights_due(at_batch=True)
         ahead = 1 if common or compare or group.draws.drawn else self._ahead
         batches = [list(batch) for batch in islice(source, ahead)]
-        return _Drawn(batches, common, compare, self._seed, group.draws.news())
+        return _Drawn(batches, common, compare, first and self.watches, self._seed, group.draws.news())
 
     def _hand_out(self, batch: list[Any], drawn: _Drawn, number: int, compare: bool) -> list[Any]:
         rank, world = self._group.backend.rank, self._group.backend.world
         size = len(batch)
         if drawn.common:
-            self.handed.append((Share(float(rank == 0), size, world, common=True), False))
+            self.handed.append((Share(float(rank == 0), size, world, common=True), compare and self.watches))
             return Part(batch, seed_of(drawn.seed, number))
         start, stop = part_of_batch(size, rank, world)
         self.handed.append((Share((stop - start) / size, size, world), compare))
@@ -346,7 +400,7 @@ def _numbers(value: Any) -> numpy.ndarray | None:
     return array if array.dtype.kind in "biuf" else None
 
 
-def _draws_at_once(loader: DataLoader) -> bool:
+def _draws_at_once(loader: ElasticLoader) -> bool:
     """Whether the sampler draws from a stream that others use only before its first batch.
 
     Then indices can be drawn ahead, and a loop that is left early leaves the streams as a stock loader does.

@@ -42,7 +42,7 @@ class TrialState(CommittableState):
         self._gradients = GradientReducer(group)
         self._statistics = GlobalBatchStatistics(group)
         self._steering = Steering(group)
-        self._dropout = OwnDropout(lambda: group.common.are_common)
+        self._dropout = OwnDropout(lambda: group.common.are_common or group.outputs.watched)
 
     def add(self, objects: tuple[Any, ...]) -> tuple[Any, ...]:
         """Add objects to the state, and return what the user works with; see `elastic.prepare`."""
@@ -173,6 +173,7 @@ class TrialState(CommittableState):
     def _step_taken(self, *_: Any) -> None:
         self._steps += 1
         self._group.common.stepped()
+        self._group.batches.kept.stepped()
 
     def set_width(self, width: int) -> None:
         self._forget_turn(restart=True)

@@ -21,7 +21,8 @@ from ..commits.committable import CommittableState, TrialPosition
 from ..data.attribution import BatchesAtHand
 from ..data.group_view import GroupView, refuse_left_out
 from ..data.loop_draws import LeadersStreams, seed_of, seed_streams
-from ..errors import GroupLost, Left, Refused
+from ..data.outputs import Outputs
+from ..errors import CannotDivide, GroupLost, Left, Refused
 from ..random_streams import Streams
 from ..transport.base import CollectiveBackend
 from ..transport.membership import Address, Reform
@@ -40,13 +41,15 @@ class BoundaryOrder:
 
     ``kind``: "go" on; "reform" the group; "stop", because the host has asked the trial to; or "end", because the
     leader's function has returned. ``epoch``: the epoch that the leader stands before. ``weights``: all compare theirs
-    now. ``reform``: with "reform", the group to form. ``note``: what a follower must know of the leader's last `save`
-    to inherit the trial. ``streams``: the leader's random streams, if its followers have others.
+    now. ``again``: the next turn begins with a batch that all compute whole. ``reform``: with "reform", the group to
+    form. ``note``: what a follower must know of the leader's last `save` to inherit the trial. ``streams``: the
+    leader's random streams, if its followers have others.
     """
 
     kind: Literal["go", "reform", "stop", "end"]
     epoch: int
     weights: bool = False
+    again: bool = False
     reform: Reform | None = None
     note: Any = None
     streams: Streams | None = None
@@ -101,6 +104,7 @@ class GroupMember(GroupView):
         resume = commits.resume
         self.position = TrialPosition(loop=-1, epoch=0, iteration=0 if resume is None else resume.iteration)
         self.batches = BatchesAtHand()
+        self.outputs = Outputs()
         self.common = CommonBatches()
         self.draws = LeadersStreams(str(backend.device) if backend.device.type == "cuda" else "cuda")
         #: The loop has called `prepare`, or has come to a boundary.
@@ -113,7 +117,7 @@ class GroupMember(GroupView):
         self.committing = False
         self.last_reform: tuple[float, float] | None = None
         self.growth = Growth()
-        self.likeness = Likeness(self.common, self.growth, self._leave_leader_alone)
+        self.likeness = Likeness(self.common, self.growth, self._leave_leader_alone, self._begin_anew)
         #: `last_reform` as it was before the last one.
         self._reformed_before: tuple[float, float] | None = None
         self._group = backend
@@ -197,6 +201,7 @@ class GroupMember(GroupView):
             refuse_left_out(self, "boundary")
             self.likeness.part_if_due()
         self.batches.next_turn()
+        self.outputs.stop()
         order = self._agree(closing)
         if order.kind == "end":
             self._group.dissolve(orderly=True)
@@ -204,7 +209,7 @@ class GroupMember(GroupView):
         if order.epoch != epoch:
             raise RuntimeError(f"worker {self.worker} stands before epoch {epoch}, {_apart(order)}")
         if self.width > 1:
-            self.likeness.compare_all(self._group, self.state, order.weights)
+            self.likeness.compare_all(self._group, self.state, order.weights, order.again)
         if order.kind == "stop":
             self.committing = True
             self.commits.offer(self.position, self.state, force=True)
@@ -231,6 +236,15 @@ class GroupMember(GroupView):
         self.common.formed(joiners=False)
         self.state.set_width(1)
 
+    def _begin_anew(self, why: str) -> None:
+        """All workers: the trial ends here, and its host runs it again with one worker, from the beginning.
+
+        A commit has nothing of what the loop keeps for itself.
+        """
+        if self.leader:
+            self.commits.discard()
+        raise CannotDivide(why)
+
     def end(self) -> None:
         """The function has returned. The other workers' functions have returned, too, or end at a boundary now."""
         order = self._group.broadcast_object(BoundaryOrder("end", self.position.epoch) if self.leader else None, _ORDER)
@@ -249,7 +263,7 @@ class GroupMember(GroupView):
         note = self.commits.note_of_save() if self.leader else None
         if order is not None:
             due = closing or order.kind != "go" or self.likeness.weights_due()
-            order = replace(order, note=note, weights=due, streams=self._news())
+            order = replace(order, note=note, weights=due, again=self.common.due_again, streams=self._news())
         try:
             heard: BoundaryOrder = self._group.broadcast_object(order, _ORDER)
         except GroupLost:
@@ -270,11 +284,15 @@ class GroupMember(GroupView):
             reform = self._requests.reform
             if reform is None:
                 return BoundaryOrder("go", epoch)
-            answer = self.growth.answer(reform, self._members, self.state, self._group)
+            answer = self.growth.answer(reform, self._members, self._obstacle, self._group)
             if answer == "not now":
                 return BoundaryOrder("go", epoch)
             self._requests.reform = None
             return BoundaryOrder("go", epoch) if answer == "no" else BoundaryOrder("reform", epoch, reform=reform)
+
+    def _obstacle(self, lasting: bool) -> str | None:
+        """Leader, at a boundary: why the trial cannot get another worker; see `CommittableState.obstacle`."""
+        return self.state.obstacle(lasting) or self.batches.kept.obstacle(lasting)
 
     def _end_loop(self, why: str) -> None:
         self._over = Left(why)
@@ -333,7 +351,9 @@ class GroupMember(GroupView):
         self.likeness.restart(joiners)
         self.state.set_width(self._group.world)
         self.draws.restart()
-        self.draws.take(self._group.broadcast_object(self._news(), "the leader's random streams"))
+        leaders = self._group.broadcast_object((self._news(), self.common.has_divided), "the leader's random streams")
+        self.draws.take(leaders[0])
+        self.common.has_divided = leaders[1]
         if self.state.own_streams and not self.leader:
             seed_streams(seed_of(self.trial, position.iteration, self._group.generation, self._group.rank))
 

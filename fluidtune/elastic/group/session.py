@@ -262,10 +262,16 @@ class ElasticSession(LeaderSession, FollowerSession):
         return float(pair[0]) / float(pair[1])
 
     def samples(self, n: int) -> int:
-        share = self._member.batches.counts.use()
-        n = 0 if share is not None and share.stand_in else n
-        self._member.batches.counted.returned += n
+        batches = self._member.batches
+        n = batches.count(n, self.width == 1 or self.backend.rank == 0)
+        batches.counted.returned += n
         return n
+
+    @property
+    def rank(self) -> int:
+        """This worker's number in its trial. A loop that knows it may divide data itself."""
+        self._member.batches.knows_rank = True
+        return self.backend.rank if self.width > 1 else 0
 
     # -- for a trial that brings its own state, in the loop's thread (see `elastic.hvd`) --
 
