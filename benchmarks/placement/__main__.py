@@ -68,7 +68,9 @@ def reported(simulator: Simulator, groups: Iterable[Group]) -> float:
     return float(answered[cut : len(times) - cut].mean())
 
 
-def searched(models: list[ServedModel], gpus: int, requests: Requests, limit: float, goal: float = 1.0) -> dict[str, Any]:
+def searched(
+    models: list[ServedModel], gpus: int, requests: Requests, limit: float, goal: float = 1.0
+) -> dict[str, Any]:
     """What the search finds: attainment, that with one bucket only, seconds, whether it ended, and the groups."""
     search, simulator = Search(models, gpus, BUDGET, requests, goal), Simulator(models, requests)
     started, ended, one_bucket = time.perf_counter(), True, ()

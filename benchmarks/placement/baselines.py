@@ -44,7 +44,7 @@ def uniform(simulator: Simulator, gpus: int, memory: float) -> tuple[Group, ...]
 
 
 def round_robin(simulator: Simulator, gpus: int, memory: float) -> tuple[Group, ...]:
-    """On pipelines of four stages: each model goes to the next group if it fits, and again, until a pass places none."""
+    """On pipelines of four stages: each model goes to the next group if it fits, until a pass places none."""
     groups: list[list[int]] = [[] for _ in range(gpus // FOUR.gpus)]
     sizes = [one.cuts[FOUR].bytes for one in simulator.models]
     at, placed = 0, True

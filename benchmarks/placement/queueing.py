@@ -10,9 +10,9 @@ import math
 
 
 def mean_latency(rate: float, latency: float, bottleneck: float) -> float:
-    """Of a Poisson stream through a pipeline whose largest stage takes ``bottleneck``: W = D_s + r D_m^2 / (2 - 2 r D_m).
+    """Of a Poisson stream through a pipeline whose largest stage takes ``bottleneck``.
 
-    Infinite if the largest stage is saturated.
+    W = D_s + r D_m^2 / (2 (1 - r D_m)). Infinite if the largest stage is saturated.
     """
     load = rate * bottleneck
     return latency + load * bottleneck / (2 * (1 - load)) if load < 1 else math.inf

@@ -153,7 +153,8 @@ class ModelsFile:
         """Requests per second; 0 for a trace, which is read later."""
         where = f"{self._path}: model {name}"
         if ("rate" in table) == ("trace" in table):
-            raise FluidTuneError(f"{where} has {'both' if 'rate' in table else 'neither'} `rate` and `trace`; give one")
+            said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
+            raise FluidTuneError(f"{where} has {said}; give one of them")
         return _number(table, "rate", where) if "rate" in table else 0.0
 
     def _requests(self, tables: list[dict[str, Any]]) -> Requests:
@@ -161,8 +162,8 @@ class ModelsFile:
         needed = sum(rate * gpu_seconds(one) for rate, one in zip(self._rates, self.models, strict=True))
         if needed > MOST_GPUS:
             raise FluidTuneError(
-                f"{self._path}: {total:g} requests/s keep at least {needed:.0f} GPUs busy, and no plan is made for more "
-                f"than {MOST_GPUS}; ask about smaller rates"
+                f"{self._path}: {total:g} requests/s keep at least {needed:.0f} GPUs busy, and no plan is made for "
+                f"more than {MOST_GPUS}; ask about smaller rates"
             )
         traces = [self._trace(one) if "trace" in one else None for one in tables]
         last = max((float(one[-1]) for one in traces if one is not None), default=0.0)
@@ -306,9 +307,10 @@ def _search(search: Search | LeastGpus, budget: float) -> bool:
 
     console, end = Console(stderr=True), time.monotonic() + budget
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with suppress(KeyboardInterrupt), Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with (
+        suppress(KeyboardInterrupt),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
         task = bar.add_task("", total=1.0)
         for step in search.steps():
             said = f"{step.gpus} GPUs, {step.what}: {step.best.attainment:.1%} foreseen so far"

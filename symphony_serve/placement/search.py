@@ -9,7 +9,6 @@ anew. `LeastGpus` searches with more and with fewer GPUs.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +19,8 @@ from symphony_serve.placement.simulator import Requests, Simulator
 
 #: Two models of one bucket differ by less than this part of the first one's latency. Source: alpa-projects/mms.
 ALIKE = 0.38
-#: How far the part of the throughput that a bucket gets may be from its part of the rate: the first of these that leaves
-#: fewer than `MOST_SPLITS` splits. Source: alpa-projects/mms.
+#: How far the part of the throughput that a bucket gets may be from its part of the rate: the first of these that
+#: leaves fewer than `MOST_SPLITS` splits. Source: alpa-projects/mms.
 UNEVEN = (1.0, 0.5, 0.3, 0.2, 0.1)
 MOST_SPLITS = 100
 #: Of more splits than this only those near to even are looked at. Judgement: they are made in a second.
@@ -114,9 +113,7 @@ def _in_proportion(gpus: int, loads: Sequence[float]) -> tuple[int, ...]:
 class Search:
     """A search on ``gpus`` GPUs of ``memory`` bytes, which ends when ``goal`` is attained. `best` is its answer."""
 
-    def __init__(
-        self, models: Sequence[ServedModel], gpus: int, memory: float, requests: Requests, goal: float = 1.0
-    ):
+    def __init__(self, models: Sequence[ServedModel], gpus: int, memory: float, requests: Requests, goal: float = 1.0):
         self.models, self.gpus, self.requests = models, gpus, requests
         self.best = Selection()
         self._memory, self._goal = memory, goal
@@ -163,7 +160,8 @@ class Search:
             lanes = [(size, lane) for size in sizes for lane in groupings(size, simulator.shapes)]
             found: list[Selection] = []
             name = f"bucket {at + 1} of {len(buckets)}"
-            for progress, found in self._greedy(name, simulator, [lane for _, lane in lanes]):
+            for progress, selections in self._greedy(name, simulator, [lane for _, lane in lanes]):
+                found = selections
                 yield progress
             best: dict[int, Selection] = {size: Selection() for size in sizes}
             for (size, _), one in zip(lanes, found, strict=True):
@@ -173,8 +171,7 @@ class Search:
 
         def score(split: Sequence[int]) -> float:
             return sum(
-                weight * max(part[size].score, 0.0)
-                for weight, part, size in zip(weights, parts, split, strict=True)
+                weight * max(part[size].score, 0.0) for weight, part, size in zip(weights, parts, split, strict=True)
             )
 
         if splits:
@@ -194,9 +191,7 @@ class LeastGpus:
     Searches are no proof, so that fewer GPUs may do. ``first`` is where it begins, a number below which it cannot be.
     """
 
-    def __init__(
-        self, models: Sequence[ServedModel], first: int, memory: float, requests: Requests, goal: float
-    ):
+    def __init__(self, models: Sequence[ServedModel], first: int, memory: float, requests: Requests, goal: float):
         self.gpus, self.best = 0, Selection()
         self._models, self._memory, self._requests, self._goal = models, memory, requests, goal
         self._first = first

@@ -56,6 +56,7 @@ def test_rivals(requests):
 
 @pytest.mark.slow
 def test_the_command():
-    figures = _run("benchmarks.placement", "--only", "table2", "queueing", keys=BASE | {"table2", "queueing"}, kind="twin")
+    keys = BASE | {"table2", "queueing"}
+    figures = _run("benchmarks.placement", "--only", "table2", "queueing", keys=keys, kind="twin")
     assert figures["table2"]["scales"]["5"]["search"] >= figures["table2"]["scales"]["5"]["sr"]
     assert figures["queueing"]["analysis"]["pipeline"] == pytest.approx(0.55)

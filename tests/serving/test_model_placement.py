@@ -87,7 +87,9 @@ def test_a_run_that_was_served(asked, tmp_path):
     text = '[[models]]\nname = "a"\nrun = "run"\nslo = 0.22\nrate = 1\n'
     assert asked(text, "--gpus", "1").endswith("model a has the trial None, expected `trial` of t1, t2")
     said = asked(text + 'trial = "t1"\n', "--gpus", "1")
-    assert said.endswith("has an SLO of 0.22 s, but a request takes 0.2318 s at the least; give an SLO of at least 0.2318 s")
+    assert said.endswith(
+        "has an SLO of 0.22 s, but a request takes 0.2318 s at the least; give an SLO of at least 0.2318 s"
+    )
     found = json.loads(asked(text + 'trial = "t2"\n', "--gpus", "1", "--json"))
     assert found["models"][0]["mean_seconds"] == pytest.approx(0.02018, rel=0.2)
 
@@ -118,7 +120,7 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
         (ONE.replace("slo = 0.5", "slo = true"), "--gpus 1", "has `slo` True, expected a number above 0"),
         (ONE.replace("rate = 4", "rate = nan"), "--gpus 1", "has `rate` nan, expected a number above 0"),
         (ONE.replace("rate = 4", "rate = 1e12"), "--find", "keep at least 100900000000 GPUs busy, and no plan is made"),
-        (ONE.replace("rate = 4", ""), "--gpus 1", "model a has neither `rate` and `trace`; give one"),
+        (ONE.replace("rate = 4", ""), "--gpus 1", "model a has neither `rate` nor `trace`; give one of them"),
         (ONE.replace("rate = 4", 'trace = "none"'), "--gpus 1", "none' cannot be read: No such file or directory"),
         (ONE.replace("rate = 4", 'trace = "models.toml"'), "--gpus 1", "has a line that is no number of seconds"),
         (ONE + "cv = -1\n", "--gpus 1", "has `cv` -1, expected a number of 0 or more"),
@@ -139,7 +141,7 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
         ),
         (ONE, "", "with --models, give either --gpus N or --find"),
         (ONE, "--gpus 1 --find", "with --models, give either --gpus N or --find"),
-        (ONE, "--gpus 1 --rate 3", "the file has the runs, rates and SLOs"),
+        (ONE, "--gpus 1 --rate 3", "the file of --models has the runs, rates and SLOs"),
         (ONE, "--gpus 0", "--gpus is 0, expected 1 to 1024"),
         (ONE, "--gpus 1 --gpu-memory -1", "--gpu-memory is -1, expected GiB above 0"),
         (ONE, "--find --attainment 2", "--attainment is 2, expected a part above 0, up to 1"),
@@ -152,7 +154,10 @@ def test_bad_input_is_one_line(asked, text, options, said, monkeypatch):
 
 def test_a_file_that_is_not_there():
     done = CliRunner().invoke(cli, ["serve", "plan", "--models", "nowhere.toml", "--gpus", "1"])
-    assert str(done.exception) == "the file of models 'nowhere.toml' cannot be read: No such file or directory; give a TOML file"
+    assert (
+        str(done.exception)
+        == "the file of models 'nowhere.toml' cannot be read: No such file or directory; give a TOML file"
+    )
 
 
 def test_without_models_the_rest_is_needed():

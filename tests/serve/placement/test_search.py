@@ -52,9 +52,7 @@ def test_a_burst_of_one_model_finds_both_gpus_where_memory_lets_none_have_two():
     st.integers(2, 8),
 )
 def test_what_is_found_fits_and_is_within_the_bound(kinds, gpus, memory):
-    models = [
-        model(str(number), seconds / 10, slo / 10, size) for number, (seconds, slo, size) in enumerate(kinds)
-    ]
+    models = [model(str(number), seconds / 10, slo / 10, size) for number, (seconds, slo, size) in enumerate(kinds)]
     asked = requests(*[1.0] * len(models), seconds=20.0)
     best = run(Search(models, gpus, memory, asked))
     assert sum(group.shape.gpus for group in best.groups) <= gpus
