@@ -383,7 +383,7 @@ def serve_plan(
         from fluidtune.serving import model_placement
 
         if source is not None or rate is not None or slo is not None:
-            raise FluidTuneError("the file of --models has the runs, rates and SLOs; leave out SOURCE, --rate and --slo")
+            raise FluidTuneError("the file of --models has runs, rates and SLOs; leave out SOURCE, --rate and --slo")
         if (gpus is None) != find:
             raise FluidTuneError("with --models, give either --gpus N or --find")
         planned = model_placement.as_json(*model_placement.plan(models, gpus, gpu_memory, attainment, seconds))

@@ -98,7 +98,7 @@ class Simulator:
     def _play(self, shapes: np.ndarray, held: np.ndarray) -> Played:
         lanes, groups = shapes.shape
         clocks = np.zeros((lanes, groups, self._starts.shape[2]))
-        flat, last, shape_of = clocks.reshape(lanes * groups, -1), clocks[:, :, -1], shapes.ravel()
+        flat, last, shape_of = clocks.reshape(-1, clocks.shape[2]), clocks[:, :, -1], shapes.ravel()
         elsewhere = np.where(held, 0.0, np.inf)
         somewhere = held.any(axis=2)
         allowed = np.array([[one.slo - one.delay] for one in self.models])

@@ -141,7 +141,7 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
         ),
         (ONE, "", "with --models, give either --gpus N or --find"),
         (ONE, "--gpus 1 --find", "with --models, give either --gpus N or --find"),
-        (ONE, "--gpus 1 --rate 3", "the file of --models has the runs, rates and SLOs"),
+        (ONE, "--gpus 1 --rate 3", "the file of --models has runs, rates and SLOs"),
         (ONE, "--gpus 0", "--gpus is 0, expected 1 to 1024"),
         (ONE, "--gpus 1 --gpu-memory -1", "--gpu-memory is -1, expected GiB above 0"),
         (ONE, "--find --attainment 2", "--attainment is 2, expected a part above 0, up to 1"),
