@@ -315,7 +315,7 @@ def _search(search: Search | LeastGpus, budget: float) -> bool:
         for step in search.steps():
             said = f"{step.gpus} GPUs, {step.what}: {step.best.attainment:.1%} foreseen so far"
             bar.update(task, completed=step.part, description=said)
-            if time.monotonic() > end:
+            if step.best.groups and time.monotonic() > end:
                 return False
         return True
     return False

@@ -21,7 +21,7 @@ def gamma_arrivals(rate: float, cv: float, seconds: float, seed: int) -> np.ndar
     if rate <= 0:
         return np.empty(0)
     if cv == 0:
-        return np.arange(1, int(rate * seconds) + 1) / rate
+        return np.arange(np.ceil(rate * seconds)) / rate
     random = np.random.RandomState(seed)
     size = max(int(1.2 * rate * seconds), 1)
     parts, last = [], 0.0

@@ -23,8 +23,8 @@ ALIKE = 0.38
 #: leaves fewer than `MOST_SPLITS` splits. Source: alpa-projects/mms.
 UNEVEN = (1.0, 0.5, 0.3, 0.2, 0.1)
 MOST_SPLITS = 100
-#: Of more splits than this only those near to even are looked at. Judgement: they are made in a second.
-MOST_LOOKED_AT = 200_000
+#: Of more splits than this, only the one in proportion to the load is taken. Judgement: these are rated in .3 s.
+MOST_LOOKED_AT = 50_000
 #: GPUs of a node. A larger group has whole nodes.
 NODE_GPUS = 8
 #: No plan is made for more GPUs (docs/placement.md says how long one takes).
@@ -94,9 +94,10 @@ def splits_of(gpus: int, rates: Sequence[float], latencies: Sequence[float]) -> 
         through = [count / latency for count, latency in zip(split, latencies, strict=True)]
         return max(abs(one / sum(through) - rate / total) for one, rate in zip(through, rates, strict=True))
 
+    rated = [(uneven(split), split) for split in splits]
     kept = splits
     for limit in UNEVEN:
-        kept = [split for split in splits if uneven(split) < limit]
+        kept = [split for gap, split in rated if gap < limit]
         if len(kept) < MOST_SPLITS:
             break
     return kept[:MOST_SPLITS] or [_in_proportion(gpus, loads)]

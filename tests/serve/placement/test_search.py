@@ -92,6 +92,7 @@ def test_groupings_use_all_gpus_where_a_model_stands_on_one():
     assert groupings(1, [TWO]) == []
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=2, max_size=5))
 def test_splits_use_all_gpus_and_leave_no_bucket_out(gpus, buckets):
     splits = splits_of(gpus, [rate for rate, _ in buckets], [latency for _, latency in buckets])
@@ -131,8 +132,9 @@ def test_more_gpus_than_a_plan_may_have(monkeypatch):
 def test_arrivals_have_their_rate_and_cv(rate, cv):
     found = gamma_arrivals(rate, cv, 5000.0, 3)
     gaps = np.diff(found)
-    assert len(found) / 5000 == pytest.approx(rate, rel=0.06) and found[-1] < 5000
-    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.06, abs=1e-6) and (gaps >= 0).all()
+    # Four standard deviations of the mean of this many gaps.
+    assert len(found) / 5000 == pytest.approx(rate, rel=4 * cv / len(found) ** 0.5) and found[-1] < 5000
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1, abs=1e-6) and (gaps >= 0).all()
 
 
 def test_of_too_many_requests_the_densest_are_played():
