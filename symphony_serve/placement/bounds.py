@@ -32,14 +32,15 @@ def _needed(models: Sequence[ServedModel], requests: Requests) -> tuple[np.ndarr
 def most_attained(models: Sequence[ServedModel], requests: Requests, gpus: int) -> float:
     """The part of the requests' weight that this number of GPUs can attain at most."""
     weights, seconds, span = _needed(models, requests)
-    return float(np.interp(gpus * span, *_summed(seconds, weights)) / weights.sum())
+    return float(np.interp(gpus * span, _sums(seconds), _sums(weights)) / weights.sum())
 
 
 def gpus_at_least(models: Sequence[ServedModel], requests: Requests, goal: float) -> float:
     """Fewer GPUs cannot attain ``goal``, a part of the requests' weight."""
     weights, seconds, span = _needed(models, requests)
-    return float(np.interp(goal * weights.sum(), *_summed(weights, seconds)) / span)
+    return float(np.interp(goal * weights.sum(), _sums(weights), _sums(seconds)) / span)
 
 
-def _summed(*values: np.ndarray) -> list[np.ndarray]:
-    return [np.concatenate([[0.0], np.cumsum(one)]) for one in values]
+def _sums(values: np.ndarray) -> np.ndarray:
+    """Of the first 0, 1, 2, ... values."""
+    return np.concatenate([[0.0], np.cumsum(values)])

@@ -100,11 +100,11 @@ class Simulator:
         clocks = np.zeros((lanes, groups, self._starts.shape[2]))
         flat, last, shape_of = clocks.reshape(-1, clocks.shape[2]), clocks[:, :, -1], shapes.ravel()
         elsewhere = np.where(held, 0.0, np.inf)
-        somewhere = held.any(axis=2)
+        somewhere: np.ndarray = np.any(held, axis=2)
         allowed = np.array([[one.slo - one.delay] for one in self.models])
         allowed = np.where(somewhere, allowed, -np.inf)
         base = np.arange(lanes) * groups
-        rows = np.flatnonzero(somewhere.any(axis=1)[self.requests.models])
+        rows = np.flatnonzero(np.take(np.any(somewhere, axis=1), self.requests.models))
         attained = np.zeros((len(self.requests), lanes), dtype=bool)
         latency = np.zeros((len(self.requests), lanes), dtype=np.float32)
         group = np.full((len(self.requests), lanes), -1, dtype=np.int32)
