@@ -112,16 +112,33 @@ def _in_proportion(gpus: int, loads: Sequence[float]) -> tuple[int, ...]:
 
 
 class Search:
-    """A search on ``gpus`` GPUs of ``memory`` bytes, which ends when ``goal`` is attained. `best` is its answer."""
+    """A search on ``gpus`` GPUs of ``memory`` bytes, which ends when ``goal`` is attained. `best` is its answer.
 
-    def __init__(self, models: Sequence[ServedModel], gpus: int, memory: float, requests: Requests, goal: float = 1.0):
+    parts: by bucket and number of GPUs, what was found before for the same models, memory and requests; it is added to.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        gpus: int,
+        memory: float,
+        requests: Requests,
+        goal: float = 1.0,
+        parts: dict[tuple[int, int], Selection] | None = None,
+    ):
         self.models, self.gpus, self.requests = models, gpus, requests
         self.best = Selection()
         self._memory, self._goal = memory, goal
         self._simulator = Simulator(models, requests)
+        self._parts = {} if parts is None else parts
 
     def steps(self) -> Iterator[Progress]:
         """Search; after each step of it `best` is a placement that fits."""
+        yield from self.greedy()
+        yield from self.beam()
+
+    def greedy(self) -> Iterator[Progress]:
+        """The search but for its last part: one bucket, then several."""
         lanes = groupings(self.gpus, self._simulator.shapes)
         for progress, found in self._greedy("one bucket", self._simulator, lanes, self._goal):
             self._take(max(found, key=lambda one: one.score))
@@ -129,13 +146,17 @@ class Search:
         buckets = buckets_of(self.models)
         if len(buckets) > 1 and self.best.attainment < self._goal:
             yield from self._buckets(buckets)
-        if self.best.groups and self.best.attainment < self._goal:
-            shapes = [group.shape for group in self.best.groups]
-            shapes += _pipelines(self.gpus - sum(shape.gpus for shape in shapes), self._simulator.shapes)
-            most = most_replicas(self._simulator, shapes, self._memory)
-            for step, one in enumerate(beam(self._simulator, shapes, self._memory, self._goal), start=1):
-                self._take(one)
-                yield Progress("beam", min(step / most, 1.0), self.best, self.gpus)
+
+    def beam(self) -> Iterator[Progress]:
+        """The last part of the search: the groups of the best placement are filled anew."""
+        if not self.best.groups or self.best.attainment >= self._goal:
+            return
+        shapes = [group.shape for group in self.best.groups]
+        shapes += _pipelines(self.gpus - sum(shape.gpus for shape in shapes), self._simulator.shapes)
+        most = most_replicas(self._simulator, shapes, self._memory)
+        for step, one in enumerate(beam(self._simulator, shapes, self._memory, self._goal), start=1):
+            self._take(one)
+            yield Progress("beam", min(step / most, 1.0), self.best, self.gpus)
 
     def _take(self, one: Selection) -> None:
         if one.score > self.best.score:
@@ -153,34 +174,32 @@ class Search:
         counts = self._simulator.counts
         rates = [float(counts[bucket].sum()) for bucket in buckets]
         splits = splits_of(self.gpus, rates, [self.models[bucket[0]].alone for bucket in buckets])
-        #: By bucket and number of GPUs.
-        parts: list[dict[int, Selection]] = []
         for at, bucket in enumerate(buckets):
             simulator = Simulator([self.models[one] for one in bucket], self.requests.of(bucket))
-            sizes = sorted({split[at] for split in splits})
-            lanes = [(size, lane) for size in sizes for lane in groupings(size, simulator.shapes)]
+            sizes = {size for size in (split[at] for split in splits) if (at, size) not in self._parts}
+            lanes = [(size, lane) for size in sorted(sizes) for lane in groupings(size, simulator.shapes)]
             found: list[Selection] = []
             name = f"bucket {at + 1} of {len(buckets)}"
             for progress, selections in self._greedy(name, simulator, [lane for _, lane in lanes]):
                 found = selections
                 yield progress
-            best: dict[int, Selection] = {size: Selection() for size in sizes}
+            self._parts |= {(at, size): Selection() for size in sizes}
             for (size, _), one in zip(lanes, found, strict=True):
-                best[size] = max(best[size], one, key=lambda each: each.score)
-            parts.append(best)
+                self._parts[at, size] = max(self._parts[at, size], one, key=lambda each: each.score)
         weights = [float(self._simulator.weights[bucket] @ counts[bucket]) for bucket in buckets]
 
         def score(split: Sequence[int]) -> float:
             return sum(
-                weight * max(part[size].score, 0.0) for weight, part, size in zip(weights, parts, split, strict=True)
+                weight * max(self._parts[at, size].score, 0.0)
+                for at, (weight, size) in enumerate(zip(weights, split, strict=True))
             )
 
         if splits:
             split = max(splits, key=score)
             groups = [
                 Group(group.shape, tuple(bucket[one] for one in group.models))
-                for bucket, part, size in zip(buckets, parts, split, strict=True)
-                for group in part[size].groups
+                for at, (bucket, size) in enumerate(zip(buckets, split, strict=True))
+                for group in self._parts[at, size].groups
             ]
             self._take(evaluate(self._simulator, groups))
             yield Progress("buckets together", 1.0, self.best, self.gpus)
@@ -196,20 +215,38 @@ class LeastGpus:
         self.gpus, self.best = 0, Selection()
         self._models, self._memory, self._requests, self._goal = models, memory, requests, goal
         self._first = first
+        self._parts: dict[tuple[int, int], Selection] = {}
 
     def steps(self) -> Iterator[Progress]:
-        """Search on ``first`` GPUs, then on twice as many until it suffices, then between the last two numbers."""
-        low, count = self._first - 1, self._first
+        """Search without a beam on ``first`` GPUs, on twice as many until it suffices, and between the last two.
+
+        Then search with a beam on one GPU less, until that does not suffice.
+        """
+        low, count, below = self._first - 1, self._first, None
         while not self.gpus or self.gpus - low > 1:
-            search = Search(self._models, count, self._memory, self._requests, self._goal)
-            yield from search.steps()
-            if search.best.attainment >= self._goal:
-                self.gpus, self.best = count, search.best
-            else:
-                low = count
-                if not self.gpus and count >= MOST_GPUS:
-                    raise ServeError(
-                        f"{count} GPUs attain {search.best.attainment:.4f}, fewer than {self._goal:g}, and no plan is "
-                        "made for more; ask about smaller rates or longer SLOs"
-                    )
+            search = self._on(count)
+            yield from search.greedy()
+            if not self._suffices(search):
+                low, below = count, search
+            if not self.gpus and count >= MOST_GPUS:
+                raise ServeError(
+                    f"{count} GPUs attain {search.best.attainment:.4f}, less than {self._goal:g}, and no plan is "
+                    "made for more; ask about smaller rates or longer SLOs"
+                )
             count = (low + self.gpus) // 2 if self.gpus else min(2 * count, MOST_GPUS)
+        while below is not None:
+            yield from below.beam()
+            if not self._suffices(below) or self.gpus <= self._first:
+                return
+            below = self._on(self.gpus - 1)
+            yield from below.greedy()
+
+    def _on(self, gpus: int) -> Search:
+        return Search(self._models, gpus, self._memory, self._requests, self._goal, self._parts)
+
+    def _suffices(self, search: Search) -> bool:
+        """Whether ``search`` has attained the goal; it is the answer then."""
+        if search.best.attainment < self._goal:
+            return False
+        self.gpus, self.best = search.gpus, search.best
+        return True

@@ -124,7 +124,7 @@ def test_the_least_gpus_that_suffice():
 
 def test_more_gpus_than_a_plan_may_have(monkeypatch):
     monkeypatch.setattr(search_room, "MOST_GPUS", 4)
-    with pytest.raises(ServeError, match=r"4 GPUs attain 0\.\d+, fewer than 0.99, and no plan is made for more"):
+    with pytest.raises(ServeError, match=r"4 GPUs attain 0\.\d+, less than 0.99, and no plan is made for more"):
         list(LeastGpus([model("a", 0.5, 0.6)], 1, 1.0, requests(50.0), 0.99).steps())
 
 
