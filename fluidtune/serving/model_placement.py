@@ -288,7 +288,7 @@ def plan(
         raise FluidTuneError(str(error))
     found, count = search.best, search.gpus
     if not found.groups:
-        raise FluidTuneError(f"the search found nothing in {budget:g} s; give it more --seconds, or more GPUs")
+        raise FluidTuneError("the search was ended before it found a placement; give it more --seconds, or more GPUs")
     simulator = Simulator(models, requests)
     played = simulator.play(*simulator.lane(found.groups))
     attained, mean = [], []

@@ -18,6 +18,8 @@ from symphony_serve.placement.simulator import Played, Simulator
 #: Of two placements that attain the same, the one with the smaller mean latency (1e-4 for a second) is better, then the
 #: one with more replicas (1e-6 for each). Source: AlpaServe's search (alpa-projects/mms).
 LATENCY, REPLICAS = 1e-4, 1e-6
+#: Selections from which a step of the beam goes on. Source: the default of AlpaServe's search (alpa-projects/mms).
+WIDTH = 1
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,10 @@ def fast_greedy(
         yield best
 
 
-def beam(
-    simulator: Simulator, shapes: Sequence[Shape], memory: float, goal: float = 1.0, width: int = 1
-) -> Iterator[Selection]:
+def beam(simulator: Simulator, shapes: Sequence[Shape], memory: float, goal: float = 1.0) -> Iterator[Selection]:
     """The best selection so far for groups of these shapes, after each step.
 
-    A step adds each model to each group that it fits, plays all of these, and goes on from the best ``width``. The last
+    A step adds each model to each group that it fits, plays all of these, and goes on from the best `WIDTH`. The last
     step is the one after which nothing fits, or ``goal`` is attained.
     """
     row = simulator.shape_numbers([shapes])[0]
@@ -119,7 +119,7 @@ def beam(
         candidates = np.stack(list(nexts.values()), axis=1)
         same = np.tile(row, (len(nexts), 1))
         score, attainment, _ = _rated(simulator, simulator.play(same, candidates), candidates)
-        order = np.argsort(-score, kind="stable")[:width]
+        order = np.argsort(-score, kind="stable")[:WIDTH]
         front = [candidates[:, at] for at in order]
         first = order[0]
         if score[first] > best.score:
