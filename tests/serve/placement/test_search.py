@@ -12,7 +12,7 @@ from symphony_serve.placement import search as search_room
 from symphony_serve.placement.arrivals import densest, gamma_arrivals, merged
 from symphony_serve.placement.bounds import gpus_at_least, most_attained
 from symphony_serve.placement.search import LeastGpus, Search, buckets_of, groupings, splits_of
-from symphony_serve.placement.selection import evaluate
+from symphony_serve.placement.selection import evaluate, fast_greedy
 from symphony_serve.placement.served_models import Cut, Group, ServedModel, Shape
 from symphony_serve.placement.simulator import Requests, Simulator
 
@@ -62,13 +62,13 @@ def test_what_is_found_fits_and_is_within_the_bound(kinds, gpus, memory):
     assert gpus_at_least(models, asked, best.attainment) <= gpus + 1e-9
 
 
-def test_weights_decide_who_is_served():
-    asked = requests(5.0, 5.0)
-    light, heavy = model("a", 0.2, 0.5), model("b", 0.2, 0.5, weight=10.0)
-    assert run(Search([light, heavy], 1, 1.0, asked)).groups == (Group(ONE, (1,)),)
-    assert run(Search([model("a", 0.2, 0.5, weight=10.0), model("b", 0.2, 0.5)], 1, 1.0, asked)).groups == (
-        Group(ONE, (0,)),
-    )
+def test_the_greedy_serves_who_loses_most_by_weight():
+    """Two models of 5 requests/s, and one GPU that holds one of them."""
+    for weights, served in (((1.0, 10.0), 1), ((10.0, 1.0), 0), ((1.0, 1.0), 0)):
+        models = [model(str(number), 0.2, 0.5, weight=weight) for number, weight in enumerate(weights)]
+        asked = Requests(np.arange(20) / 10, np.arange(20) % 2)
+        *_, found = fast_greedy(Simulator(models, asked), [[ONE]], 1.0)
+        assert found[0].groups == (Group(ONE, (served,)),)
 
 
 def test_the_beam_betters_the_greedy():
@@ -120,6 +120,22 @@ def test_the_least_gpus_that_suffice():
     assert found.best.attainment >= 0.99 and 5 <= found.gpus <= 12
     for fewer in range(1, found.gpus):
         assert run(Search(models, fewer, 1.0, asked, 0.99)).attainment < 0.99
+
+
+def test_the_least_gpus_may_be_found_by_the_beam():
+    """The greedy serves "a", of which one GPU answers a quarter. All of "b" are 40 % by weight."""
+    models = [model("a", 0.1, 0.11), model("b", 0.1, 2.0, weight=20 / 3)]
+    found = LeastGpus(models, 1, 1.0, requests(30.0, 3.0, cv=1.0), 0.35)
+    assert [step.gpus for step in found.steps() if step.what == "beam"] and found.gpus == 1
+    assert found.best.groups == (Group(ONE, (1,)),)
+
+
+def test_the_bound_by_hand():
+    """A GPU has 3 s for four requests of 1 s that come at once; of two models, the one that weighs more comes first."""
+    models = [model("a", 1.0, 3.0), model("b", 1.0, 3.0, weight=5.0)]
+    asked = Requests(np.zeros(4), np.array([0, 0, 1, 1]))
+    assert most_attained(models, asked, 1) == pytest.approx(11 / 12)
+    assert gpus_at_least(models, asked, 11 / 12) == pytest.approx(1.0)
 
 
 def test_more_gpus_than_a_plan_may_have(monkeypatch):
