@@ -394,6 +394,8 @@ def serve_plan(
         return
     from fluidtune.serving import capacity
 
+    if gpus is not None or find or gpu_memory is not None or as_json:
+        raise FluidTuneError("--gpus, --find, --gpu-memory and --json are for --models FILE")
     if source is None or rate is None or slo is None:
         raise FluidTuneError("give SOURCE, --rate and --slo, or --models FILE")
     served = capacity.models_of(source, slo, starts)

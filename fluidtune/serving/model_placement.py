@@ -44,6 +44,8 @@ KEYS = (
     "slo", "rate", "cv", "trace", "weight",
 )  # fmt: skip
 LAYERS, CONFIGURATION = ("seconds", "bytes"), ("seconds", "bytes", "hop")
+#: Key -> the keys of which one must be there for it to mean anything.
+BELONGS_TO = {"trial": ("run",), "bytes": ("run", "seconds"), "hop": ("layers",), "cv": ("rate",)}
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ class ModelsFile:
         if not isinstance(name, str) or not name:
             raise FluidTuneError(f"{self._path}: model {number} has the name {name!r}, expected text")
         _known(table, KEYS, f"{self._path}: model {name}")
+        for key, others in BELONGS_TO.items():
+            if key in table and not any(one in table for one in others):
+                raise FluidTuneError(f"{self._path}: model {name} has `{key}` without `{'` or `'.join(others)}`")
         return name
 
     def _model(self, name: str, table: Mapping[str, Any]) -> ServedModel:
@@ -121,10 +126,6 @@ class ModelsFile:
             slowed = {shape: cut.slowed() for shape, cut in cuts.items()}
         except ServeError as error:
             raise FluidTuneError(f"{where}: {error}")
-        least = min(cut.latency for cut in slowed.values()) + delay
-        if least > slo:
-            said = f"{where} has an SLO of {slo:g} s, but a request takes {least:.4g} s at the least"
-            raise FluidTuneError(f"{said}; give an SLO of at least {math.ceil(1e4 * least) / 1e4} s")
         return ServedModel(name, slowed, slo, weight, delay)
 
     def _bytes(self, table: Mapping[str, Any], where: str, without: list[float]) -> list[float]:
@@ -195,17 +196,24 @@ class ModelsFile:
     def check(self, gpus: int, goal: float) -> int:
         """The least number of GPUs by which ``goal`` may be attained. gpus: that there are at most.
 
-        Raises FluidTuneError if a model fits none of them, or no number attains it.
+        Raises FluidTuneError if a model fits none of them or is too slow on each, or if no number attains it.
         """
         for one in self.models:
             cuts = [cut for shape, cut in one.cuts.items() if shape.gpus <= gpus]
             if not cuts:
                 raise FluidTuneError(f"model {one.name} needs {min(map(_gpus, one.cuts))} GPUs; there are {gpus}")
             least = min(cut.bytes for cut in cuts)
-            if self._memory is not None and least > self._memory:
+            room = math.inf if self._memory is None else self._memory
+            if least > room:
                 raise FluidTuneError(
                     f"model {one.name} has {least / GIB:.3g} GiB on a GPU even in its smallest stages, and a GPU has "
-                    f"{self._memory / GIB:.3g} GiB; give its `layers`, or larger GPUs"
+                    f"{room / GIB:.3g} GiB; give its `layers`, or larger GPUs"
+                )
+            needed = min(cut.latency for cut in cuts if cut.bytes <= room) + one.delay
+            if needed > one.slo:
+                raise FluidTuneError(
+                    f"model {one.name} has an SLO of {one.slo:g} s, but a request takes {needed:.4g} s at the least; "
+                    f"give an SLO of at least {math.ceil(1e4 * needed) / 1e4} s"
                 )
         needed = gpus_at_least(self.models, self.requests, goal)
         if needed > MOST_GPUS:

@@ -126,7 +126,7 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
         (ONE + "cv = -1\n", "--gpus 1", "has `cv` -1, expected a number of 0 or more"),
         (ONE + 'run = "x"\n', "--gpus 1", "has both `run` and `seconds`; give one of them"),
         (ONE.replace("seconds = 0.1", 'run = "x"'), "--gpus 1", "there are no profiles at "),
-        (ONE.replace("seconds = 0.1", ""), "--gpus 1", "has no times; give `run`, `seconds`, `layers`"),
+        (ONE.replace("seconds = 0.1\nbytes = 1e9\n", ""), "--gpus 1", "has no times; give `run`, `seconds`, `layers`"),
         (ONE + "layers = [1]\n", "--gpus 1", "has `layers` [1], expected a table"),
         (ONE + "layers = { seconds = [1, 2], bytes = [1] }\n", "--gpus 1", "2 seconds and 1 bytes of layers"),
         (ONE + 'configurations = { "2y1" = {} }\n', "--gpus 1", "'2y1' is no shape; write OPxPP"),
@@ -138,6 +138,13 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
             '[[models]]\nname = "a"\nslo = 9\nrate = 1\nconfigurations = { "2x1" = { seconds = [1] } }\n',
             "--gpus 1",
             "model a needs 2 GPUs; there are 1",
+        ),
+        (ONE + 'trial = "x"\n', "--gpus 1", "model a has `trial` without `run`"),
+        (ONE + "hop = 0.1\n", "--gpus 1", "model a has `hop` without `layers`"),
+        (
+            ONE.replace("slo = 0.5", "slo = 0.15") + "layers = { seconds = [0.1, 0.1], bytes = [5e8, 5e8] }\n",
+            "--gpus 2 --gpu-memory 0.6",
+            "model a has an SLO of 0.15 s, but a request takes 0.2036 s at the least",
         ),
         (ONE, "", "with --models, give either --gpus N or --find"),
         (ONE, "--gpus 1 --find", "with --models, give either --gpus N or --find"),
@@ -160,6 +167,13 @@ def test_a_file_that_is_not_there():
     )
 
 
-def test_without_models_the_rest_is_needed():
-    done = CliRunner().invoke(cli, ["serve", "plan", "somewhere"])
-    assert str(done.exception) == "give SOURCE, --rate and --slo, or --models FILE"
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("somewhere", "give SOURCE, --rate and --slo, or --models FILE"),
+        ("somewhere --rate 1 --slo 1 --gpus 2", "--gpus, --find, --gpu-memory and --json are for --models FILE"),
+    ],
+)
+def test_without_models_it_is_another_plan(words, said):
+    done = CliRunner().invoke(cli, ["serve", "plan", *words.split()])
+    assert str(done.exception) == said
