@@ -25,6 +25,9 @@ UNEVEN = (1.0, 0.5, 0.3, 0.2, 0.1)
 MOST_SPLITS = 100
 #: Of more splits than this, only the one in proportion to the load is taken. Judgement: these are rated in .3 s.
 MOST_LOOKED_AT = 50_000
+#: Of more lanes than this times GPUs times models, only the split in proportion is taken. The beam is left out if more
+#: placements than `MOST_BEAM` come after one. Judgement: memory for the one, hours for the other.
+MOST_CELLS, MOST_BEAM = 20_000_000, 2000
 #: GPUs of a node. A larger group has whole nodes.
 NODE_GPUS = 8
 #: No plan is made for more GPUs (docs/placement.md says how long one takes).
@@ -153,6 +156,8 @@ class Search:
             return
         shapes = [group.shape for group in self.best.groups]
         shapes += _pipelines(self.gpus - sum(shape.gpus for shape in shapes), self._simulator.shapes)
+        if len(shapes) * len(self.models) > MOST_BEAM:
+            return
         most = most_replicas(self._simulator, shapes, self._memory)
         for step, one in enumerate(beam(self._simulator, shapes, self._memory, self._goal), start=1):
             self._take(one)
@@ -173,7 +178,11 @@ class Search:
     def _buckets(self, buckets: Sequence[Sequence[int]]) -> Iterator[Progress]:
         counts = self._simulator.counts
         rates = [float(counts[bucket].sum()) for bucket in buckets]
-        splits = splits_of(self.gpus, rates, [self.models[bucket[0]].alone for bucket in buckets])
+        latencies = [self.models[bucket[0]].alone for bucket in buckets]
+        splits = splits_of(self.gpus, rates, latencies)
+        if len(splits) * len(self._simulator.shapes) * self.gpus * len(self.models) > MOST_CELLS:
+            loads = [rate * latency for rate, latency in zip(rates, latencies, strict=True)]
+            splits = [_in_proportion(self.gpus, loads)] if splits else []
         for at, bucket in enumerate(buckets):
             simulator = Simulator([self.models[one] for one in bucket], self.requests.of(bucket))
             sizes = {size for size in (split[at] for split in splits) if (at, size) not in self._parts}

@@ -18,6 +18,9 @@ from symphony_serve.placement.simulator import Played, Simulator
 #: Of two placements that attain the same, the one with the smaller mean latency (1e-4 for a second) is better, then the
 #: one with more replicas (1e-6 for each). Source: AlpaServe's search (alpa-projects/mms).
 LATENCY, REPLICAS = 1e-4, 1e-6
+#: A lane is filled in about this many steps. Where more replicas fit, a step adds several. Judgement: AlpaServe's own
+#: cases have fewer, and 1,000 GPUs need some thousands.
+STEPS = 256
 #: Selections from which a step of the beam goes on. Source: the default of AlpaServe's search (alpa-projects/mms).
 WIDTH = 1
 
@@ -67,10 +70,11 @@ def fast_greedy(
     """The best selections so far, one for each list of groups' shapes, after each step.
 
     A step adds to each lane the model with the most requests that are not attained, of those that fit anywhere, and
-    puts it into the group with the fewest requests of those that it fits. A lane ends when nothing fits or ``goal`` is
-    attained.
+    puts it into the group with the fewest requests of those that it fits. Where more than `STEPS` replicas fit, it goes
+    on with other models and other groups. A lane ends when nothing fits or ``goal`` is attained.
     """
     shapes = simulator.shape_numbers(lanes)
+    at_once = [-(-most_replicas(simulator, one, memory) // STEPS) for one in lanes]
     held = np.zeros((len(simulator.models), *shapes.shape), dtype=bool)
     best = [Selection() for _ in lanes]
     going = np.arange(len(lanes))
@@ -90,8 +94,11 @@ def fast_greedy(
             groups_first = np.argsort(sent, kind="stable")
             models_first = np.argsort(-lost[:, at] * simulator.weights, kind="stable")
             possible = fits[models_first, at][:, groups_first]
-            model = int(possible.any(axis=1).argmax())
-            held[models_first[model], lane, groups_first[possible[model].argmax()]] = True
+            for _ in range(at_once[lane]):
+                model = int(possible.any(axis=1).argmax())
+                group = int(possible[model].argmax())
+                held[models_first[model], lane, groups_first[group]] |= possible[model, group]
+                possible[model] = possible[:, group] = False
             goes_on.append(lane)
         going = np.array(goes_on, dtype=int)
         yield best

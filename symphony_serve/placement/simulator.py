@@ -20,8 +20,9 @@ import numpy as np
 
 from symphony_serve.placement.served_models import Group, ServedModel, Shape
 
-#: Lanes that are played at once. It bounds the memory: 12 bytes for each request and lane.
-MOST_LANES = 512
+#: Lanes that are played at once, and their groups times models. They bound the memory to about 300 MB: there are 13
+#: bytes for each request and lane, and 9 for each model, lane and group.
+MOST_LANES, MOST_CELLS = 512, 10_000_000
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,10 @@ class Simulator:
 
         The three arrays of what is returned have one row for each request, and one column for each lane.
         """
+        lanes = max(1, min(MOST_LANES, MOST_CELLS // max(1, shapes.shape[1] * len(self.models))))
         parts = [
-            self._play(shapes[first : first + MOST_LANES], held[:, first : first + MOST_LANES])
-            for first in range(0, len(shapes), MOST_LANES)
+            self._play(shapes[first : first + lanes], held[:, first : first + lanes])
+            for first in range(0, len(shapes), lanes)
         ]
         return parts[0] if len(parts) == 1 else Played(*(np.hstack(each) for each in zip(*parts, strict=True)))
 

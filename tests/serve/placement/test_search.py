@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from symphony_serve.errors import ServeError
 from symphony_serve.placement import search as search_room
+from symphony_serve.placement import selection
 from symphony_serve.placement.arrivals import densest, gamma_arrivals, merged
 from symphony_serve.placement.bounds import gpus_at_least, most_attained
 from symphony_serve.placement.search import LeastGpus, Search, buckets_of, groupings, splits_of
@@ -111,6 +112,25 @@ def test_buckets_get_gpus_of_their_own():
     assert sorted(search.best.groups)[0] == Group(ONE, (1,)) and Group(TWO, (0,)) in search.best.groups
     assert search.best == evaluate(Simulator([long, short], asked), search.best.groups)
     assert steps[0].best.attainment < search.best.attainment == 1.0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(1, 4))
+def test_steps_that_add_several_replicas_fit_as_well(count, gpus, memory):
+    models = [model(str(number), 0.3, 0.5, 1.0 + number % 2) for number in range(count)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selection, "STEPS", 2)
+        steps = list(fast_greedy(Simulator(models, requests(*[3.0] * count, seconds=5.0)), [[ONE] * gpus], memory))
+    assert all(sum(models[one].cuts[ONE].bytes for one in group.models) <= memory for group in steps[-1][0].groups)
+
+
+def test_a_large_search_takes_less_of_each_part(monkeypatch):
+    monkeypatch.setattr(search_room, "MOST_CELLS", 0)
+    monkeypatch.setattr(search_room, "MOST_BEAM", 0)
+    models = [model("long", 2.0, 2.5), model("short", 0.02, 0.03)]
+    search = Search(models, 4, 1.0, requests(2.0, 60.0))
+    assert "beam" not in {step.what for step in search.steps()}
+    assert len(search._parts) == 2
 
 
 def test_the_least_gpus_that_suffice():
