@@ -201,7 +201,7 @@ class ModelsFile:
         for one in self.models:
             cuts = [cut for shape, cut in one.cuts.items() if shape.gpus <= gpus]
             if not cuts:
-                raise FluidTuneError(f"model {one.name} needs {min(map(_gpus, one.cuts))} GPUs; there are {gpus}")
+                raise FluidTuneError(f"model {one.name} needs {min(shape.gpus for shape in one.cuts)} GPUs; there are {gpus}")
             least = min(cut.bytes for cut in cuts)
             room = math.inf if self._memory is None else self._memory
             if least > room:
@@ -222,10 +222,6 @@ class ModelsFile:
                 f"{MOST_GPUS}; ask about smaller rates"
             )
         return max(1, math.ceil(needed))
-
-
-def _gpus(shape: Shape) -> int:
-    return shape.gpus
 
 
 def _known(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:

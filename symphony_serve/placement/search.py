@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from symphony_serve.errors import ServeError
-from symphony_serve.placement.selection import Selection, beam, evaluate, fast_greedy, most_replicas
+from symphony_serve.placement.selection import STEPS, Selection, beam, evaluate, fast_greedy, most_replicas
 from symphony_serve.placement.served_models import Group, ServedModel, Shape
 from symphony_serve.placement.simulator import Requests, Simulator
 
@@ -170,7 +170,7 @@ class Search:
     def _greedy(
         self, what: str, simulator: Simulator, lanes: Sequence[Sequence[Shape]], goal: float = 1.0
     ) -> Iterator[tuple[Progress, list[Selection]]]:
-        most = max((most_replicas(simulator, lane, self._memory) for lane in lanes), default=0) + 1
+        most = min(max((most_replicas(simulator, lane, self._memory) for lane in lanes), default=0), STEPS) + 1
         if lanes:
             for step, found in enumerate(fast_greedy(simulator, lanes, self._memory, goal), start=1):
                 yield Progress(what, min(step / most, 1.0), self.best, self.gpus), found
