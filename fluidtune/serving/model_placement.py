@@ -201,7 +201,8 @@ class ModelsFile:
         for one in self.models:
             cuts = [cut for shape, cut in one.cuts.items() if shape.gpus <= gpus]
             if not cuts:
-                raise FluidTuneError(f"model {one.name} needs {min(shape.gpus for shape in one.cuts)} GPUs; there are {gpus}")
+                fewest = min(shape.gpus for shape in one.cuts)
+                raise FluidTuneError(f"model {one.name} needs {fewest} GPUs; there are {gpus}")
             least = min(cut.bytes for cut in cuts)
             room = math.inf if self._memory is None else self._memory
             if least > room:
