@@ -28,7 +28,7 @@ MOST_LOOKED_AT = 50_000
 #: Of more lanes than this times GPUs times models, only the split in proportion is taken. The beam is left out if more
 #: placements than `MOST_BEAM` come after one. Judgement: memory for the one, hours for the other.
 MOST_CELLS, MOST_BEAM = 20_000_000, 2000
-#: GPUs of a node. A larger group has whole nodes.
+#: GPUs of a node. Shapes have powers of two, so that a larger group has whole nodes.
 NODE_GPUS = 8
 #: No plan is made for more GPUs (docs/placement.md says how long one takes).
 MOST_GPUS = 1024
@@ -63,7 +63,7 @@ def groupings(gpus: int, shapes: Sequence[Shape]) -> list[list[Shape]]:
     found = []
     for shape in sorted(shapes, key=lambda one: (one.gpus, one)):
         size = shape.gpus
-        if size <= gpus and not size & (size - 1) and (size <= NODE_GPUS or size % NODE_GPUS == 0):
+        if size <= gpus:
             found.append([shape] * (gpus // size) + _pipelines(gpus % size, shapes))
     return found
 

@@ -19,8 +19,6 @@ from symphony_serve.placement.stages import cut_layers
 #: A stage takes longer by this part of its time for each stage of the pipeline. Source: AlpaServe's simulator
 #: (alpa-projects/mms); the paper names no number.
 STAGE_OVERHEAD = 0.009
-#: The largest OP and PP that are tried: the GPUs of a node. AlpaServe's public search has 4 and 8.
-MOST_OP, MOST_PP = 8, 8
 
 
 class Shape(NamedTuple):
@@ -32,9 +30,9 @@ class Shape(NamedTuple):
     @classmethod
     def read(cls, text: str) -> Shape:
         """The shape that is written "OPxPP". Raises ServeError for another text."""
-        found = re.fullmatch(r"(\d+)x(\d+)", text)
-        if not found or not 1 <= int(found[1]) <= MOST_OP or not 1 <= int(found[2]) <= MOST_PP:
-            raise ServeError(f"{text!r} is no shape; write OPxPP, OP up to {MOST_OP} and PP up to {MOST_PP}, as in 1x4")
+        found = re.fullmatch(r"([1248])x([1248])", text)
+        if not found:
+            raise ServeError(f"{text!r} is no shape; write OPxPP with OP and PP of 1, 2, 4 or 8, as in 1x4")
         return cls(int(found[1]), int(found[2]))
 
     @property
@@ -104,7 +102,7 @@ class Group(NamedTuple):
 
 
 def cuts_of_layers(seconds: Sequence[float], weights: Sequence[float], hop: float = 0.0) -> dict[Shape, Cut]:
-    """The cuts of a model with these layers: 1, 2, 4 and 8 stages, as far as there are layers.
+    """The cuts of a model with these layers: 1, 2, 4 and 8 stages (AlpaServe's), as far as there are layers.
 
     ``seconds``: of each layer, ``weights``: the bytes of each layer. Raises ServeError if they are not equally many.
     """
@@ -112,7 +110,7 @@ def cuts_of_layers(seconds: Sequence[float], weights: Sequence[float], hop: floa
         raise ServeError(f"{len(seconds)} seconds and {len(weights)} bytes of layers; give both of each layer")
     found = {}
     for count in (1, 2, 4, 8):
-        if count <= min(len(seconds), MOST_PP):
+        if count <= len(seconds):
             parts = cut_layers(seconds, count)
             times = tuple(sum(seconds[layer] for layer in part) for part in parts)
             found[Shape(1, count)] = Cut(times, max(sum(weights[layer] for layer in part) for part in parts), hop)

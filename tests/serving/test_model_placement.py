@@ -129,7 +129,7 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
         (ONE.replace("seconds = 0.1\nbytes = 1e9\n", ""), "--gpus 1", "has no times; give `run`, `seconds`, `layers`"),
         (ONE + "layers = [1]\n", "--gpus 1", "has `layers` [1], expected a table"),
         (ONE + "layers = { seconds = [1, 2], bytes = [1] }\n", "--gpus 1", "2 seconds and 1 bytes of layers"),
-        (ONE + 'configurations = { "2y1" = {} }\n', "--gpus 1", "'2y1' is no shape; write OPxPP"),
+        (ONE + 'configurations = { "3x1" = {} }\n', "--gpus 1", "'3x1' is no shape; write OPxPP"),
         (ONE + 'configurations = { "2x1" = { seconds = [1, 2] } }\n', "--gpus 1", "has the seconds of 2 stages"),
         (ONE + 'configurations = { "2x1" = 1 }\n', "--gpus 1", "configuration 2x1 is 1, expected a table with"),
         (ONE, "--gpus 1 --gpu-memory 0.5", "has 0.931 GiB on a GPU even in its smallest stages, and a GPU has 0.5"),
