@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.common import finish, parser, result, say
 from benchmarks.placement import baselines
 from benchmarks.placement.queueing import mean_latency, replicated
-from benchmarks.placement.recorded import CUTS, recorded_model
+from benchmarks.placement.recorded import DELAY_S, recorded_model
 from symphony_serve.placement.arrivals import gamma_arrivals, merged
 from symphony_serve.placement.search import Search
 from symphony_serve.placement.served_models import Group, ServedModel, Shape
@@ -153,7 +153,7 @@ def figure17(quick: bool, limit: float) -> dict[str, Any]:
 
 def queueing(quick: bool, limit: float) -> dict[str, Any]:
     analysis = {"replicated": replicated(3.0, 0.4), "pipeline": mean_latency(3.0, 0.4, 0.2)}
-    models = [ServedModel(name, CUTS["bert-6.7b"], 1e9) for name in ("a", "b")]
+    models = [recorded_model(name, "bert-6.7b", 1e9) for name in ("a", "b")]
     found: dict[str, Any] = {"analysis": analysis, "simulated": {}}
     for name, rates, cv in (("cv_1", (1.5, 1.5), 1.0), ("cv_3", (1.5, 1.5), 3.0), ("rates_1_4", (0.6, 2.4), 1.0)):
         seconds = 2000.0 if quick else 20_000.0
@@ -161,7 +161,7 @@ def queueing(quick: bool, limit: float) -> dict[str, Any]:
         simulator = Simulator(models, requests)
         apart = [Group(Shape(1, 1), (0,)), Group(Shape(1, 1), (1,))]
         means = [
-            float(simulator.play(*simulator.lane(groups)).latency.mean())
+            float(simulator.play(*simulator.lane(groups)).latency.mean()) + DELAY_S
             for groups in (apart, [Group(Shape(1, 2), (0, 1))])
         ]
         found["simulated"][name] = dict(zip(("replicated", "pipeline"), means, strict=True))
