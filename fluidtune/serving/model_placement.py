@@ -381,6 +381,6 @@ def render(found: Mapping[str, Any], memory_known: bool) -> RenderableType:
         models.add_row(one["name"], f"{one['slo']:g}", f"{one['attainment']:.2%}", mean, where)
     lost = 1 - found["attainment"]
     said = [f"{lost:.2%} are refused; no placement on these GPUs refuses less than {1 - found['bound']:.2%}."]
-    said += [f"{found['idle_gpus']} GPUs hold no model."] if found["idle_gpus"] else []
+    said += [f"GPUs that hold no model: {found['idle_gpus']}."] if found["idle_gpus"] else []
     said += [] if found["ended"] else ["The search was ended before it was through; --seconds gives it longer."]
     return Group(groups, models, *said, found["advice"])

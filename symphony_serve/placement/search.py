@@ -243,7 +243,7 @@ class LeastGpus:
                     "made for more; ask about smaller rates or longer SLOs"
                 )
             count = (low + self.gpus) // 2 if self.gpus else min(2 * count, MOST_GPUS)
-        while below is not None:
+        while below is not None and below.gpus < self.gpus:
             yield from below.beam()
             if not self._suffices(below) or self.gpus <= self._first:
                 return
@@ -257,5 +257,6 @@ class LeastGpus:
         """Whether ``search`` has attained the goal; it is the answer then."""
         if search.best.attainment < self._goal:
             return False
-        self.gpus, self.best = search.gpus, search.best
+        # Those that hold no model are not needed.
+        self.gpus, self.best = sum(group.shape.gpus for group in search.best.groups), search.best
         return True

@@ -158,6 +158,12 @@ def test_the_bound_by_hand():
     assert gpus_at_least(models, asked, 11 / 12) == pytest.approx(1.0)
 
 
+def test_gpus_without_a_model_are_not_needed():
+    pair = ServedModel("pair", {TWO: Cut((0.01, 0.01), 1.0)}, 1.0)
+    found = LeastGpus([pair], 3, 1.0, requests(1.0), 0.99)
+    assert list(found.steps()) and found.gpus == 2
+
+
 def test_more_gpus_than_a_plan_may_have(monkeypatch):
     monkeypatch.setattr(search_room, "MOST_GPUS", 4)
     with pytest.raises(ServeError, match=r"4 GPUs attain 0\.\d+, less than 0.99, and no plan is made for more"):
