@@ -370,20 +370,62 @@ def serve_status(address: str, as_json: bool, picture: str | None) -> None:
 
 
 @serve.command("plan")
-@click.argument("source")
-@click.option("--rate", type=float, required=True, help="Requests per second, of all trials together.")
-@click.option("--slo", type=float, required=True, help="Seconds within which a request is answered, or refused.")
+@click.argument("source", required=False)
+@click.option("--rate", type=float, default=None, help="Requests per second, of all trials together.")
+@click.option("--slo", type=float, default=None, help="Seconds within which a request is answered, or refused.")
 @click.option("--devices", "sizes", default="1,2,4,8", show_default=True, help="Numbers of devices to look at, too.")
 @click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
-def serve_plan(source: str, rate: float, slo: float, sizes: str, starts: str) -> None:
-    """Predict how many devices a rate needs. SOURCE is the directory of a run that was served, or its profiles.json."""
+@click.option("--models", default=None, metavar="FILE", help="Place the models in this TOML file (docs/placement.md).")
+@click.option("--gpus", type=int, default=None, help="With --models: the number of GPUs.")
+@click.option("--find", is_flag=True, help="With --models: find the least number of GPUs instead.")
+@click.option("--attainment", type=float, default=0.99, show_default=True, help="With --find: the part within its SLO.")
+@click.option("--gpu-memory", type=float, default=None, help="With --models: GiB of weights on a GPU.  [no limit]")
+@click.option("--seconds", type=float, default=60.0, show_default=True, help="With --models: the search ends then.")
+@click.option("--json", "as_json", is_flag=True, help="With --models: the plan as one JSON object.")
+def serve_plan(
+    source: str | None,
+    rate: float | None,
+    slo: float | None,
+    sizes: str,
+    starts: str,
+    models: str | None,
+    gpus: int | None,
+    find: bool,
+    attainment: float,
+    gpu_memory: float | None,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Predict how many devices a rate needs. SOURCE is the directory of a run that was served, or its profiles.json.
+
+    With --models instead of SOURCE: predict which of many models should stand on which GPUs.
+    """
     from rich.console import Console
 
+    if models is not None:
+        import json
+
+        from fluidtune.serving import model_placement
+
+        if source is not None or rate is not None or slo is not None:
+            raise FluidTuneError("the file of --models has runs, rates and SLOs; leave out SOURCE, --rate and --slo")
+        if (gpus is None) != find:
+            raise FluidTuneError("with --models, give either --gpus N or --find")
+        planned = model_placement.as_json(*model_placement.plan(models, gpus, gpu_memory, attainment, seconds))
+        if as_json:
+            click.echo(json.dumps(planned))
+        else:
+            Console().print(model_placement.render(planned, gpu_memory is not None))
+        return
     from fluidtune.serving import capacity
 
-    models = capacity.models_of(source, slo, starts)
-    needed = capacity.devices_for(models, rate)
-    found = [capacity.forecast(models, count, rate) for count in sorted({needed, *_counts(sizes)})]
+    if gpus is not None or find or gpu_memory is not None or as_json:
+        raise FluidTuneError("--gpus, --find, --gpu-memory and --json are for --models FILE")
+    if source is None or rate is None or slo is None:
+        raise FluidTuneError("give SOURCE, --rate and --slo, or --models FILE")
+    served = capacity.models_of(source, slo, starts)
+    needed = capacity.devices_for(served, rate)
+    found = [capacity.forecast(served, count, rate) for count in sorted({needed, *_counts(sizes)})]
     Console().print(capacity.render(found, rate, slo))
     click.echo(f"{needed} {'device is' if needed == 1 else 'devices are'} needed for {rate:g} requests/s")
 

@@ -4,9 +4,11 @@ Decided here: which requests form a batch (`batching`), when it starts, and on w
 say how long a batch takes, and requests with deadlines. The rules are those of the paper Symphony;
 docs/serving-decisions.md has the decisions.
 
+`placement` decides which of many models should stand on which GPUs; it has rules of its own, those of AlpaServe.
+
 Start reading with `messages`, then `profiles` and `batching`. What decides is pure: it needs nothing but Python
-(`partition`: HiGHS), and has no clock but the moments that it is told. `shell` has the real clock, on an event loop.
-This package imports neither fluidtune nor themis_bridge nor salus_share.
+(`partition`: HiGHS, `placement`: NumPy), and has no clock but the moments that it is told. `shell` has the real clock,
+on an event loop. This package imports neither fluidtune nor themis_bridge nor salus_share.
 """
 
 from symphony_serve.errors import Refused, ServeError

@@ -16,7 +16,7 @@ from symphony_serve.autoscale import BAD_RATE, gpus_for, staggered
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Model, StartPolicy
-from symphony_serve.profiles import profiles_from_json
+from symphony_serve.profiles import Profile, profiles_from_json
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.twin import Outcome, Simulation, goodput, poisson
 
@@ -62,20 +62,29 @@ def models_of(source: str, slo: float, starts: str) -> list[Model]:
 
     Raises FluidTuneError if there are none, or if a batch of 1 takes longer than the SLO.
     """
-    path = Path(source)
-    if path.is_dir():
-        path = path / PROFILES if (path / PROFILES).is_file() else path / DIRECTORY / PROFILES
     policy = start_policy(starts)
+    profiles, delays = kept_profiles(source)
     try:
-        text = path.read_text()
-    except OSError:
-        raise FluidTuneError(f"there are no profiles at {str(path)!r}; serve the run once: fluidtune serve start")
-    try:
-        profiles, delays = profiles_from_json(text)
         return [
             Model(name, profile, slo, policy=policy, delays=Delays(response=delays.get(name, 0.0)))
             for name, profile in profiles.items()
         ]
+    except ServeError as error:
+        raise FluidTuneError(str(error))
+
+
+def kept_profiles(source: str) -> tuple[dict[str, Profile], dict[str, float]]:
+    """The profiles that a run's last service has kept, or those in a file, and seconds of delay, both by trial.
+
+    Raises FluidTuneError if there are none.
+    """
+    path = Path(source)
+    if path.is_dir():
+        path = path / PROFILES if (path / PROFILES).is_file() else path / DIRECTORY / PROFILES
+    try:
+        return profiles_from_json(path.read_text())
+    except OSError:
+        raise FluidTuneError(f"there are no profiles at {str(path)!r}; serve the run once: fluidtune serve start")
     except ServeError as error:
         raise FluidTuneError(str(error))
 

@@ -1,0 +1,386 @@
+"""What `fluidtune serve plan --models` reads and prints: which models are to stand on which GPUs. It needs no Ray.
+
+The search is `symphony_serve.placement`. The plan is advice: a service holds all of its models on each device, and
+does not cut them. All times are seconds, all rates requests per second, all memory is bytes unless GiB is said.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving.capacity import kept_profiles
+from symphony_serve.errors import ServeError
+from symphony_serve.placement.arrivals import SAMPLE, densest, gamma_arrivals, merged
+from symphony_serve.placement.bounds import gpu_seconds, gpus_at_least, most_attained
+from symphony_serve.placement.search import MOST_GPUS, LeastGpus, Search
+from symphony_serve.placement.selection import Selection
+from symphony_serve.placement.served_models import Cut, ServedModel, Shape, cuts_of_layers
+from symphony_serve.placement.simulator import Requests, Simulator
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+GIB = 2**30
+ADVICE = "This plan is advice: `fluidtune serve start` holds all of its models on each device, and does not cut them."
+#: The keys of a model in the file, and those of the tables in it.
+KEYS = (
+    "name", "run", "trial", "seconds", "bytes", "layers", "configurations", "hop", "delay",
+    "slo", "rate", "cv", "trace", "weight",
+)  # fmt: skip
+LAYERS, CONFIGURATION = ("seconds", "bytes"), ("seconds", "bytes", "hop")
+#: Key -> the keys of which one must be there for it to mean anything.
+BELONGS_TO = {"trial": ("run",), "bytes": ("run", "seconds"), "hop": ("layers",), "cv": ("rate",)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A placement, and what is foreseen. ended: the search came to its end. bound: no placement attains more.
+
+    attained, mean: by model, of its requests the part that is answered within the SLO, and their mean seconds.
+    """
+
+    gpus: int
+    found: Selection
+    ended: bool
+    bound: float
+    attained: tuple[float, ...]
+    mean: tuple[float, ...]
+
+
+class ModelsFile:
+    """The models of a TOML file, and their requests. memory: bytes of weights that a GPU may hold; None: not known."""
+
+    def __init__(self, path: str, memory: float | None):
+        self._path, self._memory = Path(path), memory
+        try:
+            read = tomllib.loads(self._path.read_text())
+        except OSError as error:
+            raise FluidTuneError(f"the file of models {path!r} cannot be read: {error.strerror}; give a TOML file")
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise FluidTuneError(f"{path} is no TOML: {error}")
+        _known(read, ("models",), path)
+        tables = read.get("models")
+        if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+            raise FluidTuneError(f"{path} has no models; write a [[models]] table for each")
+        names = [self._name(table, number) for number, table in enumerate(tables, start=1)]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise FluidTuneError(f"{path} has two models named {name!r}; give them different names")
+        self.models = [self._model(name, table) for name, table in zip(names, tables, strict=True)]
+        self._rates = [self._rate(name, table) for name, table in zip(names, tables, strict=True)]
+        self.requests = self._requests(tables)
+
+    def _name(self, table: Mapping[str, Any], number: int) -> str:
+        name = table.get("name")
+        if not isinstance(name, str) or not name:
+            raise FluidTuneError(f"{self._path}: model {number} has the name {name!r}, expected text")
+        _known(table, KEYS, f"{self._path}: model {name}")
+        for key, others in BELONGS_TO.items():
+            if key in table and not any(one in table for one in others):
+                raise FluidTuneError(f"{self._path}: model {name} has `{key}` without `{'` or `'.join(others)}`")
+        return name
+
+    def _model(self, name: str, table: Mapping[str, Any]) -> ServedModel:
+        where = f"{self._path}: model {name}"
+        slo, weight = _number(table, "slo", where), _number(table, "weight", where, 1.0)
+        delay, hop = _number(table, "delay", where, 0.0, least=0.0), _number(table, "hop", where, 0.0, least=0.0)
+        try:
+            cuts: dict[Shape, Cut] = {}
+            if "layers" in table:
+                layers = _table(table, "layers", LAYERS, where)
+                seconds = _numbers(layers, "seconds", f"{where}: layers")
+                cuts = cuts_of_layers(seconds, self._bytes(layers, where, [0.0] * len(seconds)), hop)
+            if "run" in table or "seconds" in table:
+                seconds, delay = self._alone(table, where, delay)
+                size = sum(self._bytes(table, where, [0.0 if Shape(1, 1) not in cuts else cuts[Shape(1, 1)].bytes]))
+                cuts[Shape(1, 1)] = Cut(tuple(seconds), size)
+            for text, given in _table(table, "configurations", None, where).items():
+                shape = Shape.read(text)
+                inside = f"{where}: configuration {text}"
+                if not isinstance(given, dict):
+                    raise FluidTuneError(f"{inside} is {given!r}, expected a table with {', '.join(CONFIGURATION)}")
+                _known(given, CONFIGURATION, inside)
+                seconds = _numbers(given, "seconds", inside)
+                if len(seconds) != shape.pp:
+                    raise FluidTuneError(f"{inside} has the seconds of {len(seconds)} stages, expected {shape.pp}")
+                size = sum(self._bytes(given, inside, [0.0]))
+                cuts[shape] = Cut(tuple(seconds), size, _number(given, "hop", inside, 0.0, least=0.0))
+            if not cuts:
+                raise FluidTuneError(f"{where} has no times; give `run`, `seconds`, `layers` or `configurations`")
+            slowed = {shape: cut.slowed() for shape, cut in cuts.items()}
+        except ServeError as error:
+            raise FluidTuneError(f"{where}: {error}")
+        return ServedModel(name, slowed, slo, weight, delay)
+
+    def _bytes(self, table: Mapping[str, Any], where: str, without: list[float]) -> list[float]:
+        """The bytes in ``table``, or ``without`` if it has none and they are not needed or known from the layers."""
+        if "bytes" not in table:
+            if self._memory is not None and not any(without):
+                raise FluidTuneError(f"{where} has no `bytes`; --gpu-memory needs the bytes of its weights")
+            return without
+        if isinstance(table["bytes"], list):
+            return _numbers(table, "bytes", where, least=0.0)
+        return [_number(table, "bytes", where, least=0.0)]
+
+    def _alone(self, table: Mapping[str, Any], where: str, delay: float) -> tuple[list[float], float]:
+        """The seconds of a batch of 1 on one GPU, and of the delay that was measured with it."""
+        if "run" not in table:
+            return [_number(table, "seconds", where)], delay
+        if "seconds" in table:
+            raise FluidTuneError(f"{where} has both `run` and `seconds`; give one of them")
+        profiles, delays = kept_profiles(str(self._path.parent / str(table["run"])))
+        trial = table.get("trial", next(iter(profiles)) if len(profiles) == 1 else None)
+        if trial not in profiles:
+            raise FluidTuneError(f"{where} has the trial {trial!r}, expected `trial` of {', '.join(sorted(profiles))}")
+        return [profiles[trial].seconds(1)], max(delay, delays.get(trial, 0.0))
+
+    def _rate(self, name: str, table: Mapping[str, Any]) -> float:
+        """Requests per second; 0 for a trace, which is read later."""
+        where = f"{self._path}: model {name}"
+        if ("rate" in table) == ("trace" in table):
+            said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
+            raise FluidTuneError(f"{where} has {said}; give one of them")
+        return _number(table, "rate", where) if "rate" in table else 0.0
+
+    def _requests(self, tables: list[dict[str, Any]]) -> Requests:
+        total = sum(self._rates)
+        needed = sum(rate * gpu_seconds(one) for rate, one in zip(self._rates, self.models, strict=True))
+        if needed > MOST_GPUS:
+            raise FluidTuneError(
+                f"{self._path}: {total:g} requests/s keep at least {needed:.0f} GPUs busy, and no plan is made for "
+                f"more than {MOST_GPUS}; ask about smaller rates"
+            )
+        traces = [self._trace(one) if "trace" in one else None for one in tables]
+        last = max((float(one[-1]) for one in traces if one is not None), default=0.0)
+        length = last or SAMPLE / total
+        arrivals = []
+        for number, (table, trace, rate) in enumerate(zip(tables, traces, self._rates, strict=True)):
+            cv = _number(table, "cv", f"{self._path}: model {table['name']}", 1.0, least=0.0)
+            arrivals.append(trace if trace is not None else gamma_arrivals(rate, cv, length, number))
+        found = merged(arrivals)
+        if not len(found):
+            raise FluidTuneError(f"{self._path}: no request comes in {length:g} s; give larger rates or longer traces")
+        return densest(found)
+
+    def _trace(self, table: Mapping[str, Any]) -> np.ndarray:
+        """Arrival times in seconds, one a line."""
+        path = self._path.parent / str(table["trace"])
+        where = f"{self._path}: model {table['name']}: the trace {str(path)!r}"
+        try:
+            words = path.read_text().split()
+            times = np.array([float(one) for one in words])
+        except OSError as error:
+            raise FluidTuneError(f"{where} cannot be read: {error.strerror}")
+        except ValueError as error:
+            raise FluidTuneError(f"{where} has a line that is no number of seconds: {error}")
+        if not len(times) or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
+            raise FluidTuneError(f"{where} is no list of ascending seconds from 0 on, one a line")
+        return times
+
+    def check(self, gpus: int, goal: float) -> int:
+        """The least number of GPUs by which ``goal`` may be attained. gpus: that there are at most.
+
+        Raises FluidTuneError if a model fits none of them or is too slow on each, or if no number attains it.
+        """
+        for one in self.models:
+            cuts = [cut for shape, cut in one.cuts.items() if shape.gpus <= gpus]
+            if not cuts:
+                fewest = min(shape.gpus for shape in one.cuts)
+                raise FluidTuneError(f"model {one.name} needs {fewest} GPUs; there are {gpus}")
+            least = min(cut.bytes for cut in cuts)
+            room = math.inf if self._memory is None else self._memory
+            if least > room:
+                raise FluidTuneError(
+                    f"model {one.name} has {least / GIB:.3g} GiB on a GPU even in its smallest stages, and a GPU has "
+                    f"{room / GIB:.3g} GiB; give its `layers`, or larger GPUs"
+                )
+            needed = min(cut.latency for cut in cuts if cut.bytes <= room) + one.delay
+            if needed > one.slo:
+                raise FluidTuneError(
+                    f"model {one.name} has an SLO of {one.slo:g} s, but a request takes {needed:.4g} s at the least; "
+                    f"give an SLO of at least {math.ceil(1e4 * needed) / 1e4} s"
+                )
+        needed = gpus_at_least(self.models, self.requests, goal)
+        if needed > MOST_GPUS:
+            raise FluidTuneError(
+                f"an attainment of {goal:g} takes at least {needed:.0f} GPUs, and no plan is made for more than "
+                f"{MOST_GPUS}; ask about smaller rates"
+            )
+        return max(1, math.ceil(needed))
+
+
+def _known(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in keys:
+            near = get_close_matches(key, keys, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(keys)}"
+            raise FluidTuneError(f"{where} has the unknown key {key!r}; {hint}")
+
+
+def _table(table: Mapping[str, Any], key: str, keys: tuple[str, ...] | None, where: str) -> dict[str, Any]:
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise FluidTuneError(f"{where} has `{key}` {found!r}, expected a table")
+    if keys is not None:
+        _known(found, keys, f"{where}: {key}")
+    return found
+
+
+def _number(
+    table: Mapping[str, Any], key: str, where: str, default: float | None = None, least: float | None = None
+) -> float:
+    """A finite number, above 0 or at least ``least``."""
+    if key not in table and default is not None:
+        return default
+    if key not in table:
+        raise FluidTuneError(f"{where} has no `{key}`")
+    return _checked(table[key], key, where, least)
+
+
+def _numbers(table: Mapping[str, Any], key: str, where: str, least: float | None = None) -> list[float]:
+    given = table.get(key)
+    if not isinstance(given, list) or not given:
+        raise FluidTuneError(f"{where} has `{key}` {given!r}, expected a list of numbers")
+    return [_checked(one, key, where, least) for one in given]
+
+
+def _checked(value: Any, key: str, where: str, least: float | None) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not (value > 0 if least is None else value >= least):
+        wanted = "above 0" if least is None else f"of {least:g} or more"
+        raise FluidTuneError(f"{where} has `{key}` {value!r}, expected a number {wanted}")
+    return float(value)
+
+
+def plan(
+    path: str, gpus: int | None, gpu_memory: float | None, goal: float, budget: float
+) -> tuple[list[ServedModel], Plan]:
+    """The models of the file at ``path``, and where they are to stand.
+
+    gpus: None: the least number that attains ``goal``. gpu_memory: GiB of weights on each; None: no limit. budget:
+    seconds of the search, which Ctrl-C ends, too. Raises FluidTuneError if anything is wrong, or nothing was found.
+    """
+    if not 0 < goal <= 1:
+        raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
+    if gpus is not None and not 1 <= gpus <= MOST_GPUS:
+        raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {MOST_GPUS}")
+    if gpu_memory is not None and not 0 < gpu_memory < math.inf:
+        raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
+    memory = None if gpu_memory is None else gpu_memory * GIB
+    file = ModelsFile(path, memory)
+    first = file.check(gpus or MOST_GPUS, goal)
+    models, requests, room = file.models, file.requests, math.inf if memory is None else memory
+    search = Search(models, gpus, room, requests) if gpus else LeastGpus(models, first, room, requests, goal)
+    try:
+        ended = _search(search, budget)
+    except ServeError as error:
+        raise FluidTuneError(str(error))
+    found, count = search.best, search.gpus
+    if not found.groups:
+        raise FluidTuneError("the search was ended before it found a placement; give it more --seconds, or more GPUs")
+    simulator = Simulator(models, requests)
+    played = simulator.play(*simulator.lane(found.groups))
+    attained, mean = [], []
+    for number in range(len(models)):
+        its = played.attained[requests.models == number, 0]
+        attained.append(float(its.mean()) if len(its) else 1.0)
+        latencies = played.latency[requests.models == number, 0][its]
+        mean.append(float(latencies.mean()) + models[number].delay if len(latencies) else math.nan)
+    return models, Plan(count, found, ended, most_attained(models, requests, count), tuple(attained), tuple(mean))
+
+
+def _search(search: Search | LeastGpus, budget: float) -> bool:
+    """Search with a bar on stderr until the end, ``budget`` seconds have passed or Ctrl-C. Whether it was the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console, end = Console(stderr=True), time.monotonic() + budget
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with (
+        suppress(KeyboardInterrupt),
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        task = bar.add_task("", total=1.0)
+        for step in search.steps():
+            said = f"{step.gpus} GPUs, {step.what}: {step.best.attainment:.1%} foreseen so far"
+            bar.update(task, completed=step.part, description=said)
+            if step.best.groups and time.monotonic() > end:
+                return False
+        return True
+    return False
+
+
+def as_json(models: list[ServedModel], plan: Plan) -> dict[str, Any]:
+    """The plan as one object. docs/placement.md has its keys."""
+    groups, first = [], 0
+    for shape, held in sorted(plan.found.groups, key=lambda group: (-group.shape.gpus, group)):
+        weights = sum(models[one].cuts[shape].bytes for one in held)
+        devices = list(range(first, first + shape.gpus))
+        names = [models[one].name for one in held]
+        groups.append({"configuration": str(shape), "gpus": devices, "models": names, "bytes_per_gpu": weights})
+        first += shape.gpus
+    rows = [
+        {
+            "name": model.name,
+            "slo": model.slo,
+            "weight": model.weight,
+            "groups": [at for at, group in enumerate(groups) if model.name in group["models"]],  # type: ignore[operator]
+            "attainment": attained,
+            "mean_seconds": None if math.isnan(mean) else mean,
+        }
+        for model, attained, mean in zip(models, plan.attained, plan.mean, strict=True)
+    ]
+    return {
+        "gpus": plan.gpus,
+        "idle_gpus": plan.gpus - first,
+        "attainment": plan.found.attainment,
+        "bound": plan.bound,
+        "ended": plan.ended,
+        "groups": groups,
+        "models": rows,
+        "advice": ADVICE,
+    }
+
+
+def render(found: Mapping[str, Any], memory_known: bool) -> RenderableType:
+    """What `as_json` returned, as tables for `rich`."""
+    from rich.console import Group
+    from rich.table import Table
+
+    title = f"{found['gpus']} GPUs: {found['attainment']:.2%} of the requests within their SLO, by simulation"
+    groups = Table(title=title, title_justify="left")
+    for name in ("group", "GPUs", "stages", "GPUs a stage", "GiB a GPU", "models"):
+        groups.add_column(name, justify="left" if name == "models" else "right")
+    for at, one in enumerate(found["groups"]):
+        op, pp = one["configuration"].split("x")
+        gpus = f"{one['gpus'][0]}-{one['gpus'][-1]}" if len(one["gpus"]) > 1 else str(one["gpus"][0])
+        size = f"{one['bytes_per_gpu'] / GIB:.3g}" if memory_known else "?"
+        groups.add_row(str(at), gpus, pp, op, size, ", ".join(one["models"]))
+    models = Table()
+    for name in ("model", "SLO (s)", "within it", "mean (s)", "groups"):
+        models.add_column(name, justify="left" if name == "model" else "right")
+    for one in found["models"]:
+        mean = "-" if one["mean_seconds"] is None else f"{one['mean_seconds']:.3g}"
+        where = ", ".join(map(str, one["groups"])) or "none"
+        models.add_row(one["name"], f"{one['slo']:g}", f"{one['attainment']:.2%}", mean, where)
+    lost = 1 - found["attainment"]
+    said = [f"{lost:.2%} are refused; no placement on these GPUs refuses less than {1 - found['bound']:.2%}."]
+    said += [f"GPUs that hold no model: {found['idle_gpus']}."] if found["idle_gpus"] else []
+    said += [] if found["ended"] else ["The search was ended before it was through; --seconds gives it longer."]
+    return Group(groups, models, *said, found["advice"])

@@ -1,0 +1,179 @@
+"""`fluidtune serve plan --models`: a file of models, and where they are to stand, without Ray."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from fluidtune.cli import cli
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving import model_placement
+from symphony_serve.profiles import Profile, profiles_to_json
+
+TWO = """
+[[models]]
+name = "ranker"
+seconds = 0.1
+bytes = 2_000_000_000
+slo = 0.5
+rate = 4
+cv = 4
+
+[[models]]
+name = "reader"
+layers = { seconds = [0.05, 0.05, 0.05, 0.05], bytes = [1e9, 1e9, 1e9, 1e9] }
+slo = 1.5
+trace = "arrivals.txt"
+weight = 2
+"""
+ONE = '[[models]]\nname = "a"\nseconds = 0.1\nbytes = 1e9\nslo = 0.5\nrate = 4\n'
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Run the command on this text of a file: exit status and what was said."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(model_placement, "SAMPLE", 400)
+    path = tmp_path / "models.toml"
+    (tmp_path / "arrivals.txt").write_text("\n".join(str(at * 0.4) for at in range(200)))
+
+    def ask(text: str, *options: str) -> str:
+        path.write_text(text)
+        done = CliRunner().invoke(cli, ["serve", "plan", "--models", str(path), *options])
+        if isinstance(done.exception, FluidTuneError):
+            said = str(done.exception)
+            assert "\n" not in said
+            return said
+        assert done.exception is None, done.exception
+        return done.output
+
+    return ask
+
+
+def test_the_plan_as_json(asked):
+    found = json.loads(asked(TWO, "--gpus", "3", "--gpu-memory", "4", "--json"))
+    assert [one["name"] for one in found["models"]] == ["ranker", "reader"]
+    assert 0 < found["attainment"] <= found["bound"] <= 1 and found["ended"] and "advice" in found["advice"]
+    used = [gpu for group in found["groups"] for gpu in group["gpus"]]
+    assert sorted(used) == list(range(len(used))) and len(used) + found["idle_gpus"] == found["gpus"] == 3
+    for group in found["groups"]:
+        op, pp = map(int, group["configuration"].split("x"))
+        assert len(group["gpus"]) == op * pp and 0 < group["bytes_per_gpu"] <= 4 * 2**30
+    for at, one in enumerate(found["models"]):
+        assert one["groups"] == [n for n, group in enumerate(found["groups"]) if one["name"] in group["models"]]
+        assert 0 < one["attainment"] <= 1 and one["mean_seconds"] >= 0.1 + at * 0.1
+
+
+def test_the_plan_for_people(asked):
+    said = asked(TWO, "--gpus", "3")
+    assert "of the requests within their SLO, by simulation" in said and "?" in said
+    assert "This plan is advice" in said and "refused" in said
+
+
+def test_the_least_number_of_gpus(asked):
+    found = json.loads(asked(ONE.replace("rate = 4", "rate = 40"), "--find", "--json"))
+    assert found["attainment"] >= 0.99 and found["gpus"] >= 5
+    fewer = json.loads(asked(ONE.replace("rate = 4", "rate = 40"), "--gpus", str(found["gpus"] - 1), "--json"))
+    assert fewer["attainment"] < 0.99
+
+
+def test_a_run_that_was_served(asked, tmp_path):
+    (tmp_path / "run").mkdir()
+    profiles = {"t1": Profile.linear(0.1, 0.1, 2), "t2": Profile.linear(0.01, 0.01, 2)}
+    (tmp_path / "run" / "profiles.json").write_text(profiles_to_json(profiles, "somewhere", {"t1": 0.03}))
+    text = '[[models]]\nname = "a"\nrun = "run"\nslo = 0.22\nrate = 1\n'
+    assert asked(text, "--gpus", "1").endswith("model a has the trial None, expected `trial` of t1, t2")
+    said = asked(text + 'trial = "t1"\n', "--gpus", "1")
+    assert said.endswith(
+        "has an SLO of 0.22 s, but a request takes 0.2318 s at the least; give an SLO of at least 0.2318 s"
+    )
+    found = json.loads(asked(text + 'trial = "t2"\n', "--gpus", "1", "--json"))
+    assert found["models"][0]["mean_seconds"] == pytest.approx(0.02018, rel=0.2)
+
+
+def test_a_search_that_is_ended_says_so(asked, monkeypatch):
+    found = json.loads(asked(TWO.replace("rate = 4", "rate = 60"), "--gpus", "3", "--seconds", "0", "--json"))
+    assert not found["ended"]
+
+    def interrupted(self):
+        yield from ()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model_placement.Search, "steps", interrupted)
+    assert asked(ONE, "--gpus", "1").startswith("the search was ended before it found a placement")
+
+
+@pytest.mark.parametrize(
+    "text, options, said",
+    [
+        (ONE + ONE, "--gpus 1", "has two models named 'a'; give them different names"),
+        (ONE + "ratee = 1\n", "--gpus 1", "model a has the unknown key 'ratee'; did you mean 'rate'?"),
+        ("[model]\n", "--gpus 1", "has the unknown key 'model'; did you mean 'models'?"),
+        ("models = 3\n", "--gpus 1", "has no models; write a [[models]] table for each"),
+        ("[[models]\n", "--gpus 1", "models.toml is no TOML: "),
+        (ONE.replace('"a"', "3"), "--gpus 1", "model 1 has the name 3, expected text"),
+        (ONE.replace("slo = 0.5", "slo = 0.1"), "--gpus 1", "has an SLO of 0.1 s, but a request takes 0.1009 s"),
+        (ONE.replace("slo = 0.5", ""), "--gpus 1", "model a has no `slo`"),
+        (ONE.replace("slo = 0.5", "slo = true"), "--gpus 1", "has `slo` True, expected a number above 0"),
+        (ONE.replace("rate = 4", "rate = nan"), "--gpus 1", "has `rate` nan, expected a number above 0"),
+        (ONE.replace("rate = 4", "rate = 1e12"), "--find", "keep at least 100900000000 GPUs busy, and no plan is made"),
+        (ONE.replace("rate = 4", ""), "--gpus 1", "model a has neither `rate` nor `trace`; give one of them"),
+        (ONE.replace("rate = 4", 'trace = "none"'), "--gpus 1", "none' cannot be read: No such file or directory"),
+        (ONE.replace("rate = 4", 'trace = "models.toml"'), "--gpus 1", "has a line that is no number of seconds"),
+        (ONE + "cv = -1\n", "--gpus 1", "has `cv` -1, expected a number of 0 or more"),
+        (ONE + 'run = "x"\n', "--gpus 1", "has both `run` and `seconds`; give one of them"),
+        (ONE.replace("seconds = 0.1", 'run = "x"'), "--gpus 1", "there are no profiles at "),
+        (ONE.replace("seconds = 0.1\nbytes = 1e9\n", ""), "--gpus 1", "has no times; give `run`, `seconds`, `layers`"),
+        (ONE + "layers = [1]\n", "--gpus 1", "has `layers` [1], expected a table"),
+        (ONE + "layers = { seconds = [1, 2], bytes = [1] }\n", "--gpus 1", "2 seconds and 1 bytes of layers"),
+        (ONE + 'configurations = { "3x1" = {} }\n', "--gpus 1", "'3x1' is no shape; write OPxPP"),
+        (ONE + 'configurations = { "2x1" = { seconds = [1, 2] } }\n', "--gpus 1", "has the seconds of 2 stages"),
+        (ONE + 'configurations = { "2x1" = 1 }\n', "--gpus 1", "configuration 2x1 is 1, expected a table with"),
+        (ONE, "--gpus 1 --gpu-memory 0.5", "has 0.931 GiB on a GPU even in its smallest stages, and a GPU has 0.5"),
+        (ONE.replace("bytes = 1e9", ""), "--gpus 1 --gpu-memory 1", "has no `bytes`; --gpu-memory needs the bytes"),
+        (
+            '[[models]]\nname = "a"\nslo = 9\nrate = 1\nconfigurations = { "2x1" = { seconds = [1] } }\n',
+            "--gpus 1",
+            "model a needs 2 GPUs; there are 1",
+        ),
+        (ONE + 'trial = "x"\n', "--gpus 1", "model a has `trial` without `run`"),
+        (ONE + "hop = 0.1\n", "--gpus 1", "model a has `hop` without `layers`"),
+        (
+            ONE.replace("slo = 0.5", "slo = 0.15") + "layers = { seconds = [0.1, 0.1], bytes = [5e8, 5e8] }\n",
+            "--gpus 2 --gpu-memory 0.6",
+            "model a has an SLO of 0.15 s, but a request takes 0.2036 s at the least",
+        ),
+        (ONE, "", "with --models, give either --gpus N or --find"),
+        (ONE, "--gpus 1 --find", "with --models, give either --gpus N or --find"),
+        (ONE, "--gpus 1 --rate 3", "the file of --models has runs, rates and SLOs"),
+        (ONE, "--gpus 0", "--gpus is 0, expected 1 to 1024"),
+        (ONE, "--gpus 1 --gpu-memory -1", "--gpu-memory is -1, expected GiB above 0"),
+        (ONE, "--find --attainment 2", "--attainment is 2, expected a part above 0, up to 1"),
+    ],
+)
+def test_bad_input_is_one_line(asked, text, options, said, monkeypatch):
+    monkeypatch.setattr(model_placement, "_search", lambda *_: pytest.fail("it searched"))
+    assert said in asked(text, *options.split())
+
+
+def test_a_file_that_is_not_there():
+    done = CliRunner().invoke(cli, ["serve", "plan", "--models", "nowhere.toml", "--gpus", "1"])
+    assert (
+        str(done.exception)
+        == "the file of models 'nowhere.toml' cannot be read: No such file or directory; give a TOML file"
+    )
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("somewhere", "give SOURCE, --rate and --slo, or --models FILE"),
+        ("somewhere --rate 1 --slo 1 --gpus 2", "--gpus, --find, --gpu-memory and --json are for --models FILE"),
+    ],
+)
+def test_without_models_it_is_another_plan(words, said):
+    done = CliRunner().invoke(cli, ["serve", "plan", *words.split()])
+    assert str(done.exception) == said
