@@ -12,7 +12,7 @@ TWO := -n 2 --dist load --maxschedchunk 1 --reruns 1
 REPORT := --junitxml=.pytest_cache
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks gpu ray-suite clean
+.PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks gpu ray-suite docs clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -91,5 +91,10 @@ gpu: $(if $(REHEARSE),$(STAMP))
 ray-suite: $(STAMP)
 	$(BIN)/python -m tools.ray_suite $(RAY) $(FILES)
 
+# The documentation site, strictly: docs/_build/html/index.html, and llms.txt beside it.
+docs: $(STAMP)
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[docs]"
+	$(BIN)/python -m sphinx -W --keep-going -n -E -q docs docs/_build/html
+
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-frameworks demo gpu-report
+	rm -rf $(VENV) .venv-oldest .venv-frameworks demo gpu-report docs/_build docs/reference/api
