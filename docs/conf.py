@@ -53,3 +53,5 @@ llms_txt_summary = (
     "An execution engine for Ray Tune: forked processes, trials that share a GPU, trials that grow over several GPUs "
     "while they train, a fair share for each job of a cluster, and the best trial as a service."
 )
+# Pages of public names are made from docstrings: their sources say nothing.
+llms_txt_exclude = ["reference/api/*"]
