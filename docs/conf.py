@@ -1,5 +1,7 @@
 """The settings of Sphinx for the documentation site: `make docs` builds it, strictly, into docs/_build/html."""
 
+import re
+from collections import defaultdict
 from pathlib import Path
 
 import fluidtune
@@ -37,6 +39,22 @@ autosummary_generate = True
 # A package says by its __all__ which of its names are public, wherever they are defined.
 autosummary_imported_members = True
 autosummary_ignore_module_all = False
+# Public name -> the examples, and the pages with code, that use it: (text, page).
+DOCS = Path(__file__).parent
+PACKAGES = {"fluidtune": "fluidtune", "elastic": "fluidtune.elastic", "hvd": "fluidtune.elastic.hvd"}
+used_in = defaultdict(list)
+for path in [*sorted(DOCS.parent.glob("examples/*.py")), *sorted(DOCS.rglob("*.md"))]:
+    code = path.read_text()
+    text, where = path.name, "examples"
+    if path.suffix == ".md":
+        text, where = code.partition("\n")[0].lstrip("# "), str(path.relative_to(DOCS).with_suffix(""))
+        code = "".join(re.findall(r"^```python\n(.*?)^```", code, re.DOTALL | re.MULTILINE))
+    names = {f"{PACKAGES[package]}.{name}" for package, name in re.findall(r"\b(fluidtune|elastic|hvd)\.(\w+)", code)}
+    for package, listed in re.findall(r"^from (fluidtune[\w.]*) import ([\w, ]+)", code, re.MULTILINE):
+        names |= {f"{package}.{name.strip()}" for name in listed.split(",")}
+    for name in names:
+        used_in[name].append((text, where))
+autosummary_context = {"used_in": dict(used_in)}
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 # Frameworks that trials may use. The site is built without them, and Horovod's names without Horovod.
