@@ -27,9 +27,9 @@ demo: $(STAMP)
 # What a person waits for: lint, the fast tests, and of each other kind those that are marked core.
 test: lint fast core
 
-# All tests: the rest on the newest Ray; on the oldest those of tune, ray_compat and serving that depend on Ray's
+# All tests, and the documentation site: the rest on the newest Ray; on the oldest those of tune, ray_compat and serving that depend on Ray's
 # version. Where Horovod can be compiled, its tests, too, except those on Ray, which take five minutes.
-test-all: test
+test-all: test docs
 	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
 	$(MAKE) -s oldest-installed & \
 	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" $(TWO) $(REPORT)/rest.xml; \
