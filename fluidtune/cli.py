@@ -7,6 +7,7 @@ why), view (view), plan_command.py (plan), doctor.py (doctor), themis_bridge/she
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -200,7 +201,10 @@ def _connect(address: str) -> None:
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except ConnectionError:
-        raise FluidTuneError(f"there is no Ray cluster at {address!r}; start one with: ray start --head")
+        # Since 2.60 a cluster may want a token, which Ray sends unasked only where it has found the cluster itself.
+        asked = address == "auto" or "RAY_AUTH_MODE" in os.environ
+        token = "" if asked else "; if one runs there, it wants a token: set RAY_AUTH_MODE=token"
+        raise FluidTuneError(f"there is no Ray cluster at {address!r}; start one with: ray start --head{token}")
 
 
 @arbiter.command()

@@ -105,9 +105,11 @@ def test_an_arbiter_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def connect(**settings: Any) -> None:
         raise ConnectionError
 
-    assert "ray start --head" in str(_invoke(monkeypatch, "status", connect=connect))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    assert str(_invoke(monkeypatch, "status", connect=connect)).endswith("ray start --head")
     said = str(_invoke(monkeypatch, "--address", "10.1.2.3:6379", "status", connect=connect))
     assert "no Ray cluster at '10.1.2.3:6379'" in said
+    assert "RAY_AUTH_MODE=token" in said  # docs/bugs.md, 463
 
 
 @pytest.mark.parametrize("group, command", [("arbiter", "start"), ("arbiter", "status"), ("serve", "status")])

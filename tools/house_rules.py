@@ -3,8 +3,9 @@
 Markdown:
 
 - A line has at most 100 columns. Tables, code blocks, and the URLs in a line do not count.
-- A relative link, and a path such as `docs/events.md` in a code span, leads to a file or directory of the repository. A
-  path without a suffix may be that of a module. A path may begin inside `fluidtune`, as in `engine/speed.py`.
+- A relative link and a path such as `docs/events.md` in a code span lead to a file or directory of the repository, and
+  to a heading of it if they name one. A path without a suffix may be that of a module. A path may begin inside
+  `fluidtune`, as in `engine/speed.py`.
 - A `pytest` command in the table of `docs/bugs.md` selects a test in each path that it names, and by each alternative
   of its `-k` term. Tests are read and not imported, so the ids of parameters are guessed: any text that the test's
   module, or a module of the tests that it imports, writes down.
@@ -53,7 +54,9 @@ ROOTS = (*PACKAGES, "benchmarks", "docs", "examples", "tests", "tools")
 
 _URL = re.compile(r"<?https?://\S+|(?<=\])\([^)\s]+\)")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
-_LINK = re.compile(r"\]\(([^)\s#]+)")
+_LINK = re.compile(r"\]\(([^)\s]+)")
+_HEADING = re.compile(r"#{1,6} +(.+)")
+_INCLUDE = re.compile(r"```\{include\} (\S+)")
 _SPAN = re.compile(r"`([^`]+)`")
 _PATH = re.compile(rf"(?<![\w./])(?:{'|'.join(ROOTS)})/[\w./-]*\w")
 _ALTERNATIVE = re.compile(r" or (?![^()]*\))")
@@ -93,12 +96,26 @@ def check_paths(path: Path, text: str, root: Path) -> Iterator[Finding]:
     """Links and paths of a page that lead nowhere."""
     for number, line in _prose(text):
         for target in _LINK.findall(line):
-            if ":" not in target and not (path.parent / target).exists():
+            place, _, heading = target.partition("#")
+            page = path.parent / place if place else path
+            if ":" in target:
+                continue
+            if not page.exists():
                 yield Finding(path, number, f"the link to {target} leads nowhere")
+            elif heading and page.suffix == ".md" and heading not in _anchors(page, text, path):
+                yield Finding(path, number, f"the link to {target}: that page has no such heading")
         for span in _SPAN.findall(line):
             for name in {*_PATH.findall(span), *_INNER_PATH.findall(span)}:
                 if not any(place.exists() for place in (root / name, root / f"{name}.py", root / "fluidtune" / name)):
                     yield Finding(path, number, f"there is no {name}")
+
+
+def _anchors(page: Path, text: str, path: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them. ``text``: that of the page ``path``."""
+    text = text if page == path else page.read_text()
+    text += "".join((page.parent / name).read_text() for name in _INCLUDE.findall(text))
+    headings = [match[1].lower() for _, line in _prose(text) if (match := _HEADING.match(line))]
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
 class Test(NamedTuple):

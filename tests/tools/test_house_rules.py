@@ -36,8 +36,10 @@ def test_wide_lines_of_markdown(text: str, lines: list[int]) -> None:
 @pytest.mark.parametrize(
     "text, found",
     [
-        ("[here](../README.md#start), [there](https://a.b/c), [this](#part)", []),
+        ("[here](../README.md#a-tree), [there](https://a.b/c), [this](#its-c_1-what)\n## Its `c_1`: what?", []),
         ("[gone](../GONE.md)", ["../GONE.md"]),
+        ("[here](../README.md#start), [this](#part)\n```\n# part\n```", ["../README.md#start", "#part"]),
+        ("[included](more/copy.md#a-tree), [not](more/copy.md#head)", ["more/copy.md#head"]),
         ("`pytest tests/a.py -k b` and `fluidtune/a/gone`", ["tests/a.py", "fluidtune/a/gone"]),
         ("`a/b` of `n/a`, and fluidtune/gone.py without a code span", []),
     ],
@@ -77,6 +79,8 @@ def tree(tmp_path: Path) -> Path:
     for name in ("fluidtune/a/messages", "fluidtune/b/messages", "fluidtune/a/shared", "themis_bridge/shared"):
         (tmp_path / f"{name}.py").touch()
     (tmp_path / "README.md").write_text("# A tree\n")
+    (tmp_path / "docs/more").mkdir()
+    (tmp_path / "docs/more/copy.md").write_text("```{include} ../../README.md\n```\n")
     return tmp_path
 
 

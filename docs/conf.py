@@ -1,0 +1,73 @@
+"""The settings of Sphinx for the documentation site: `make docs` builds it, strictly, into docs/_build/html."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import fluidtune
+from fluidtune.elastic.transport import horovod_there
+
+project = "FluidTune"
+author = "The FluidTune authors"
+copyright = "The FluidTune authors"
+version = release = fluidtune.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinxcontrib.mermaid",
+    "sphinx_llms_txt",
+]
+root_doc = "index"
+exclude_patterns = ["_build"]
+templates_path = ["_templates"]
+html_theme = "furo"
+html_title = f"FluidTune {release}"
+
+# Headings get the anchors that GitHub gives them, so that a link works in both places.
+myst_heading_anchors = 4
+myst_fence_as_directive = ["mermaid"]
+
+# A name in single backticks in a docstring is code.
+default_role = "code"
+autosummary_generate = True
+# A package says by its __all__ which of its names are public, wherever they are defined.
+autosummary_imported_members = True
+autosummary_ignore_module_all = False
+# Public name -> the examples, and the pages with code, that use it: (text, page).
+DOCS = Path(__file__).parent
+PACKAGES = {"fluidtune": "fluidtune", "elastic": "fluidtune.elastic", "hvd": "fluidtune.elastic.hvd"}
+used_in = defaultdict(list)
+for path in [*sorted(DOCS.parent.glob("examples/*.py")), *sorted(DOCS.rglob("*.md"))]:
+    code = path.read_text()
+    text, where = path.name, "examples"
+    if path.suffix == ".md":
+        text, where = code.partition("\n")[0].lstrip("# "), str(path.relative_to(DOCS).with_suffix(""))
+        code = "".join(re.findall(r"^```python\n(.*?)^```", code, re.DOTALL | re.MULTILINE))
+    names = {f"{PACKAGES[package]}.{name}" for package, name in re.findall(r"\b(fluidtune|elastic|hvd)\.(\w+)", code)}
+    for package, listed in re.findall(r"^from (fluidtune[\w.]*) import ([\w, ]+)", code, re.MULTILINE):
+        names |= {f"{package}.{name.strip()}" for name in listed.split(",")}
+    for name in names:
+        used_in[name].append((text, where))
+autosummary_context = {"used_in": dict(used_in)}
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+# Frameworks that trials may use. The site is built without them, and Horovod's names without Horovod.
+autodoc_mock_imports = ["accelerate", "horovod", "keras", "lightning", "lightning_utilities", "transformers"]
+autodoc_mock_imports += ["torchmetrics"]
+horovod_there.require_horovod = lambda *_, **__: None
+# What has no docstring of ours says nothing here: Ray's own refer to Ray's site.
+autodoc_inherit_docstrings = False
+# Types of other projects have no page here.
+nitpick_ignore_regex = [(r"py:.*", r".*")]
+
+llms_txt_title = "FluidTune"
+llms_txt_summary = (
+    "An execution engine for Ray Tune: forked processes, trials that share a GPU, trials that grow over several GPUs "
+    "while they train, a fair share for each job of a cluster, and the best trial as a service."
+)
+# Pages of public names are made from docstrings: their sources say nothing.
+llms_txt_exclude = ["reference/api/*"]

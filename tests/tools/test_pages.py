@@ -1,0 +1,101 @@
+"""The pages of the documentation say what the code says, and the index leads to each of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fluidtune.cli import run
+from fluidtune.tune.executor import FluidExecutor
+from tools.house_rules import PACKAGES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+#: Issue 43: a newcomer's ten questions, and ten more.
+QUESTIONS = 20
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def first_cells(text: str) -> list[str]:
+    """The code span that begins each row of the tables of a page."""
+    return re.findall(r"^\| `([^`]+)`", text, re.MULTILINE)
+
+
+@cache
+def texts() -> list[str]:
+    """All texts in the code that users install; a value in a text is left out, as \\0."""
+    found = []
+    for module in (module for package in PACKAGES for module in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append("".join(str(getattr(part, "value", "")) for part in map(constant, node.values)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def constant(part: ast.expr) -> ast.Constant:
+    return part if isinstance(part, ast.Constant) else ast.Constant("\0")
+
+
+def test_the_settings_are_those_of_the_executor_and_of_the_command():
+    rows = re.findall(r"^\| `(\w+)` \| `--([\w-]+)`", page("reference/settings.md"), re.MULTILINE)
+    assert {name for name, _ in rows} == {field.name for field in fields(FluidExecutor)}
+    options = {
+        name for option in run.params for name in [*option.opts, *option.secondary_opts] if name.startswith("--")
+    }
+    assert {f"--{option}" for _, option in rows} <= options
+
+
+@pytest.mark.parametrize("message", first_cells(page("how-to/troubleshooting.md")))
+def test_a_message_of_the_page_is_one_of_the_code(message):
+    assert any(message in text for text in texts())
+
+
+def test_the_metrics_are_those_of_the_code():
+    shells = [*(ROOT / "fluidtune/tune").glob("*.py"), *(ROOT / "themis_bridge/shell").glob("*.py")]
+    made = re.findall(r'(?:Gauge|Counter)\(\s*"(\w+)"', "".join(module.read_text() for module in shells))
+    assert sorted(first_cells(page("reference/metrics.md"))) == sorted(made)
+
+
+def test_every_example_is_on_its_page():
+    there = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    for pattern in (r"^## (.+)$", r"literalinclude\} \.\./examples/(\S+)", r"Download <\.\./examples/(\S+)>"):
+        assert re.findall(pattern, page("examples.md"), re.MULTILINE) == there
+
+
+def test_the_index_leads_to_every_page():
+    lists = re.findall(r"```\{toctree\}\n(.*?)```", page("index.md"), re.DOTALL)
+    entries = [line for text in lists for line in text.splitlines() if line and not line.startswith(":")]
+    pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md") if "_build" not in path.parts}
+    assert sorted(entries) == sorted(pages - {"index"})
+
+
+def test_questions_have_answers():
+    sections = re.split(r"^## (.+\?)$", page("questions.md"), flags=re.MULTILINE)
+    assert len(sections[1::2]) >= QUESTIONS
+    assert all(answer.strip() for answer in sections[2::2])
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted((DOCS / "how-to").glob("*.md")), *sorted((DOCS / "coming-from").glob("*.md"))]
+)
+def test_a_how_to_page_is_short(path):
+    assert len(path.read_text().splitlines()) <= 150
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+def test_the_links_of_the_readme_work_on_any_page():
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert all(target.startswith("https://") for target in targets)
