@@ -27,11 +27,12 @@ from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
-from fluidtune.serving.winners import run_directory, winners
+from fluidtune.serving.setting import Setting
+from fluidtune.serving.winners import run_directory, winner_named, winners
+from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Batching, StartPolicy
 
 if TYPE_CHECKING:
-    from fluidtune.serving.front import Setting
     from fluidtune.serving.model_leases import Leasing
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,25 @@ class Served:
     def status(self) -> dict[str, Any]:
         """As `fluidtune serve status --json` prints it; docs/serving.md has the keys."""
         return status()
+
+    def deploy(
+        self, results: ResultGrid | str | Path, trial: str | None = None, canary: float = 1.0, **ranked: str | None
+    ) -> dict[str, Any]:
+        """Load another checkpoint beside the one that serves, measure it, and move the requests over to it.
+
+        trial: its id; None: the best one. canary: the part of the requests that it gets until `promote`; 1: it gets all
+        at once. ranked: ``metric`` and ``mode``, as for `fluidtune.serve`. Returns the version as it is in `status`.
+        Raises FluidTuneError if it cannot be served; the version before serves on.
+        """
+        return deploy(results, trial, canary, **ranked)
+
+    def promote(self) -> None:
+        """Let the canary answer all requests. Raises FluidTuneError if there is none."""
+        promote()
+
+    def rollback(self) -> None:
+        """Put the version before the last deploy back. Raises FluidTuneError if there is none."""
+        rollback()
 
     def stop(self) -> None:
         """Answer what runs, refuse what waits, and end all processes."""
@@ -153,8 +173,6 @@ def serve(
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
     loading = replace(loading, environment=hidden)
     _check_free(host, port)
-
-    from fluidtune.serving.front import Setting
 
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
@@ -238,13 +256,58 @@ def picture(path: str) -> Path:
     return batches_png(batches, devices, MINUTE_S, path)
 
 
-def _told(method: str) -> Any:
+def deploy(
+    results: ResultGrid | str | Path,
+    trial: str | None = None,
+    canary: float = 1.0,
+    metric: str | None = None,
+    mode: str | None = None,
+) -> dict[str, Any]:
+    """As `Served.deploy`."""
+    if not isinstance(canary, Real) or not 0 < canary <= 1:
+        raise FluidTuneError(f"canary is {canary!r}, expected the part of the requests, above 0 and at most 1")
+    winner = winners(results, 1, metric, mode)[0] if trial is None else winner_named(results, trial)
+    number = _told("deploy", winner, run_directory(results), float(canary))
+    until = time.monotonic() + START_S
+    while True:
+        time.sleep(LOOK_S)
+        try:
+            found = {one["version"]: one for one in status()["trials"]}
+        except FluidTuneError:  # The front may be starting anew.
+            if time.monotonic() > until:
+                raise
+            continue
+        until = time.monotonic() + START_S
+        version = found.get(number)
+        if version is None:
+            raise FluidTuneError(f"version {number} was given up, as the front was restarted; deploy it again")
+        if version["state"] in ("refused", "ended"):
+            why = version["why"] or "it was rolled back"
+            raise FluidTuneError(f"version {number} (trial {winner.name}) does not serve: {why}")
+        if version["state"] not in ("loading", "measuring"):
+            return version
+
+
+def promote() -> None:
+    """As `Served.promote`."""
+    _told("promote")
+
+
+def rollback() -> None:
+    """As `Served.rollback`."""
+    _told("rollback")
+
+
+def _told(method: str, *given: Any) -> Any:
     front = _front()
     if front is None:
         raise FluidTuneError("nothing is served in this Ray cluster; start it with: fluidtune serve start")
     try:
-        return ray.get(getattr(front, method).remote(), timeout=ANSWER_S)
+        return ray.get(getattr(front, method).remote(*given), timeout=ANSWER_S)
     except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, ServeError):  # It has understood, and says no.
+            raise FluidTuneError(str(cause)) from None
         raise FluidTuneError(f"the front does not answer ({type(error).__name__}); it may be starting anew, try again")
 
 
@@ -271,7 +334,14 @@ def status_text(found: dict[str, Any]) -> str:
         became = ", ".join(f"{count} {what}" for what, count in sorted(trial["requests"].items())) or "no request yet"
         alone = "not measured" if trial["batch_1_s"] is None else f"{1e3 * trial['batch_1_s']:.1f} ms alone"
         formed = f", formed by {trial['batching']}" if trial["batching"] == "orloj" else ""
-        lines.append(f"  {trial['trial']}: {became}; {alone}, {mean:.1f} requests in a batch{formed}")
+        p99 = "" if trial["p99_s"] is None else f", p99 {1e3 * trial['p99_s']:.1f} ms"
+        share = f" of {100 * trial['share']:g} %" if trial.get("share") else ""
+        lines += [
+            f"  {trial['trial']} (version {trial['version']}, {trial['state']}{share}): {became}; {alone}, "
+            f"{mean:.1f} requests in a batch{formed}",
+            f"    last minute: {trial['goodput']:.1f} requests/s answered{p99}",
+            *([f"    {trial['why']}"] if trial.get("why") else []),
+        ]
     return "\n".join(lines)
 
 

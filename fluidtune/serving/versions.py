@@ -18,7 +18,7 @@ from symphony_serve.errors import ServeError
 Phase = Literal["one", "loading", "canary", "moved"]
 
 #: ``loading``: its processes start. ``measuring``: its batches are timed. ``refused``: it could not serve. ``serving``:
-#: it answers all requests that are not a canary's. ``kept``: it answers only who names it. ``ended``: it has no process.
+#: it answers all but a canary's requests. ``kept``: it answers only who names it. ``ended``: it has no process.
 State = Literal["loading", "measuring", "refused", "serving", "canary", "kept", "ended"]
 
 #: Every change of the service, with the events that cause it; no other event may. It begins as ``one``.

@@ -57,6 +57,15 @@ def winners(
     return [_winner(trial, values[trial.trial_id]) for trial in ranked[:top]]
 
 
+def winner_named(results: ResultGrid | str | Path, trial: str) -> Winner:
+    """The finished trial with this id. Raises FluidTuneError if there is none with a checkpoint."""
+    where = run_directory(results)
+    found = [one for one in _servable(where, results) if one.trial_id == trial]
+    if not found:
+        raise FluidTuneError(f"no trial {trial!r} in {where} has finished and has a checkpoint; give a trial's id")
+    return _winner(found[0], None)
+
+
 def run_directory(results: ResultGrid | str | Path) -> str:
     """Where the run's files are: a path, or what is one on the run's own file system."""
     return results.experiment_path if isinstance(results, ResultGrid) else str(Path(results).expanduser().resolve())
