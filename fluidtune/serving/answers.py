@@ -83,7 +83,7 @@ def route(method: str, path: str, trials: Sequence[str]) -> str:
 
 
 def inference(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Route:
-    """What is asked for by the Open Inference Protocol. versions: of each model. Raises `Said` for what there is not."""
+    """What is asked for by the Open Inference Protocol. Raises `Said` for what there is not. versions: by model."""
     try:
         return protocol_route(method, path, versions)
     except ProtocolError as error:

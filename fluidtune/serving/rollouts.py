@@ -41,6 +41,7 @@ from fluidtune.serving.watching import Watch
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile, check_slo
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.measuring import measure_profile
 
@@ -277,10 +278,13 @@ class Rollouts:
             raise ServeError(f"its inputs have another form than those of {self.service.serving.said}{said}")
 
     async def _measure(self, version: Version, samples: Samples) -> Model:
+        """Raises ServeError if the version is too slow, or fails with its own samples."""
         setting, key = self._setting, version.key
+        delays = self.answering[self.service.serving.key].model.delays
+        alone = await asyncio.gather(*[device.first_run(key, samples.inputs[:1]) for device in self._present()])
+        check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.smallest)
         runs = [lambda inputs, device=device: device.measure(key, inputs) for device in self._present()]
         profile = await measure_profile(runs, samples.inputs, LONGEST * setting.slo, setting.max_batch)
-        delays = self.answering[self.service.serving.key].model.delays
         self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.smallest)
         return Model(key, profile, setting.slo, setting.batching, setting.policy, delays)
 

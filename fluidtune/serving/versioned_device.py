@@ -181,16 +181,25 @@ class VersionedDevice:
         began = time.monotonic()
         async with self._turn:
             waited = time.monotonic() - began
-            process = next((one for one in (self._main, self._aside) if one is not None and model in one.models), None)
-            if process is None:
-                raise ServeError("its process was ended while it was measured")
-            try:
-                outcomes, seconds = await process.measure(model, inputs)
-            except RayError as error:
-                if isinstance(error, RayTaskError):
-                    raise
-                raise ServeError("its process has ended while it was measured") from None
+            outcomes, seconds = await self._measure(model, inputs)
             return Waited(outcomes, seconds + waited)
+
+    async def first_run(self, model: str, inputs: list[Any]) -> float:
+        """The seconds of a batch that takes no turn, so that one that takes too long holds nobody up."""
+        began = time.monotonic()
+        await self._measure(model, inputs)
+        return time.monotonic() - began
+
+    async def _measure(self, model: str, inputs: list[Any]) -> Waited:
+        process = next((one for one in (self._main, self._aside) if one is not None and model in one.models), None)
+        if process is None:
+            raise ServeError("its process was ended while it was measured")
+        try:
+            return await process.measure(model, inputs)
+        except RayTaskError:
+            raise
+        except RayError:
+            raise ServeError("its process has ended, or hangs, while it was measured") from None
 
     async def check(self) -> None:
         """Ask the processes, which are idle, whether they are there. Raises DeviceLost if the serving one is not."""
