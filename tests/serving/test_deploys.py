@@ -135,13 +135,7 @@ def test_a_deploy_that_cannot_serve_is_refused_in_one_line_and_nobody_is_harmed(
 
 def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_ends_the_first(served, run):
     found, before = [], _model_processes()
-
-    def deploy():
-        with pytest.raises(FluidTuneError) as error:
-            served.deploy(run[0], run[1]["hangs"])
-        found.append(str(error.value))
-
-    thread = threading.Thread(target=deploy)
+    thread = threading.Thread(target=_refused, args=(served, run[0], run[1]["hangs"], found))
     thread.start()
     until(lambda: "loading" in states(served).values())
     with pytest.raises(FluidTuneError, match=r"version \d+ \(trial .*\) is being deployed; wait for it"):
@@ -154,7 +148,7 @@ def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_
 
 
 def test_a_deploy_that_loads_can_be_given_up(served, run):
-    thread = threading.Thread(target=lambda: pytest.raises(FluidTuneError, served.deploy, run[0], run[1]["hangs"]))
+    thread = threading.Thread(target=_refused, args=(served, run[0], run[1]["hangs"], []))
     thread.start()
     until(lambda: "loading" in states(served).values())
     served.rollback()
@@ -214,6 +208,13 @@ def test_the_commands(served, run):
     assert command("rollback")[0] == 2
     assert command("deploy", str(run[0]), "--canary", "10")[0] == 2
     assert command("deploy", str(run[0]), "--trial", "nobody")[1].startswith("fluidtune: no trial 'nobody' in")
+
+
+def _refused(served, run, trial, found):
+    """A deploy that is refused; ``found`` gets what is said."""
+    with pytest.raises(FluidTuneError) as error:
+        served.deploy(run, trial)
+    found.append(str(error.value))
 
 
 def _model_processes():

@@ -105,7 +105,7 @@ def test_a_process_beside_uses_the_device_without_taking_it(device):
 
 def test_one_batch_runs_at_a_time_whichever_version_has_it(device):
     async def run():
-        one, (first, beside) = await device()
+        one, (first, _) = await device()
         first.release.clear()
         running = asyncio.ensure_future(one.run("a", [1]))
         await asyncio.sleep(0)
