@@ -19,7 +19,7 @@ from fluidtune.ray_compat import kept_state
 from fluidtune.serving.inference_protocol import Interface
 from fluidtune.serving.intake import largest_body
 from fluidtune.serving.model_process import Loading, Samples
-from fluidtune.serving.remote_devices import LOAD_S, RemoteDevice
+from fluidtune.serving.remote_devices import LOAD_S, LOOK_S, RemoteDevice
 from fluidtune.serving.setting import Setting
 from fluidtune.serving.versioned_device import VersionedDevice
 from fluidtune.serving.versions import (
@@ -257,15 +257,15 @@ class Rollouts:
 
     async def _samples(self, version: Version) -> Samples:
         """The samples of a version that each device has loaded. Raises ServeError."""
-        loading, until, found = self._loading(version), time.monotonic() + LOAD_S, None
+        loading, until = self._loading(version), time.monotonic() + LOAD_S
         while time.monotonic() < until:
-            waits = [device for device in self._present() if version.key not in device.models]
-            if found is not None and not waits:
-                return found[version.key]
-            for device in waits:
+            found: list[dict[str, Samples] | None] = []
+            for device in self._present():
                 device.load_beside(loading)
-                found = await device.look_beside() or found
-            await asyncio.sleep(0)
+                found.append(await device.look_beside())
+            if found and found[0] and all(found):
+                return found[0][version.key]
+            await asyncio.sleep(LOOK_S)
         raise ServeError(f"not every device has loaded it within {LOAD_S:.0f} s; does load end, and is there a device?")
 
     def _check_form(self, version: Version, samples: Samples) -> None:
