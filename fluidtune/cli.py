@@ -306,6 +306,7 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--max-body", type=int, default=None, help="Bytes of a request's body.  [64 times the longest sample]")
 @click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
+@click.option("--follow", type=float, default=None, metavar="SECONDS", help="Deploy what a running search finds.  [no]")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
 @click.option("--port", type=int, default=8000, show_default=True)

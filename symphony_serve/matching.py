@@ -79,8 +79,9 @@ class Matching:
 
     def remove(self, model: str) -> None:
         """The model makes no offer any more; what it has offered is void."""
-        for heap in (self._timers, self._ready):
-            heap[:] = [one for one in heap if one[-2] != model]  # type: ignore[index]
+        heaps: tuple[list[Any], ...] = (self._timers, self._ready)
+        for heap in heaps:
+            heap[:] = [one for one in heap if one[-2] != model]
             heapq.heapify(heap)
         del self._models[model]
 

@@ -43,6 +43,7 @@ from fluidtune.serving.answers import (
     route,
 )
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
+from fluidtune.serving.following import follow
 from fluidtune.serving.inference_protocol import Asked, Route, server_metadata
 from fluidtune.serving.intake import Intake, collect_seldom
 from fluidtune.serving.model_process import Loading
@@ -104,6 +105,7 @@ class Front:
         self._rollouts = Rollouts(setting, self._log.write)
         self._books = Books(self._rollouts.keys)
         self._watch: Watch | None = None
+        self._following: asyncio.Task[None] | None = None
         self._stopping = False
         self._began = time.monotonic()
         self._tell_start()
@@ -291,8 +293,11 @@ class Front:
         if what == "server":
             return as_json(200, server_metadata())
         if what == "/":
-            trials = [{"trial": one.name, "value": one.value} for one in self._setting.loading.trials]
-            trials[0]["versions"] = list(self._rollouts.service.answering)
+            versions = self._versions()
+            trials = [
+                {"trial": one.name, "value": one.value, "versions": versions[one.name]}
+                for one in self._setting.loading.trials
+            ]
             return as_json(200, {"state": self._doing, "slo_s": self._setting.slo, "trials": trials})
         if not self._document:
             raise refused(self._state, f"the models are not there yet: {self._doing}")
@@ -328,6 +333,8 @@ class Front:
         """Refuse whatever comes from now on. Returns when what runs is answered, or after `STOP_S`, and all is kept."""
         self._stopping = True
         self._beginning.cancel()
+        if self._following is not None:
+            self._following.cancel()
         await asyncio.wait([self._beginning])
         if self._server is not None:
             await self._server.close(STOP_S)
@@ -470,6 +477,9 @@ class Front:
         self._watch = Watch(self._books, self._log, ServingGauges(), lambda: held.count, scaler, self._note)
         self._watch.start()
         self._rollouts.begin(self._server, self._watch)
+        if setting.following is not None:
+            following = follow(self._rollouts, setting.run, setting.following)
+            self._following = asyncio.create_task(following, name="serve-follow")
         collect_seldom()
         self._state, self._why = "serving", ""
 

@@ -27,8 +27,8 @@ from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
-from fluidtune.serving.setting import Setting
-from fluidtune.serving.winners import run_directory, winner_named, winners
+from fluidtune.serving.setting import Following, Setting
+from fluidtune.serving.winners import ranking, run_directory, winner_named, winners
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Batching, StartPolicy
 
@@ -125,6 +125,7 @@ def serve(
     token: str | None = None,
     cors: Sequence[str] = (),
     batching: str = "auto",
+    follow: float | None = None,
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
 
@@ -156,11 +157,14 @@ def serve(
         cors: origins, such as "https://example.org", whose pages may ask from a browser. Default: none.
         batching: which requests form a batch: "window", "orloj" for models whose times vary by the input, or "auto":
             "orloj" while the times of batches of one size vary.
+        follow: the run may still go on. Its best trial's latest checkpoint is served. Every so many seconds the run is
+            looked at, and what is better than all versions that the status shows is deployed (`Served.deploy`).
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
     """
-    trials = winners(results, top, metric, mode)
+    following = _following(results, top, metric, mode, follow) if follow is not None else None
+    trials = winners(results, top, metric, mode, running=follow is not None)
     loading = Loading.of(load, trials, beside)
     policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
     former = _former(batching)
@@ -177,7 +181,7 @@ def serve(
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
     setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
-    setting = replace(setting, token=token, cors=tuple(cors), batching=former)
+    setting = replace(setting, token=token, cors=tuple(cors), batching=former, following=following)
     _start(setting, host, port)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
@@ -201,6 +205,21 @@ def _checked(
     ):
         raise FluidTuneError(f'cors is {cors!r}, expected a list of origins such as "https://example.org", or "*"')
     return start_policy(starts)
+
+
+def _following(
+    results: ResultGrid | str | Path, top: int, metric: str | None, mode: str | None, every: float
+) -> Following:
+    """How the search is followed. Raises FluidTuneError if it cannot be."""
+    if not isinstance(every, Real) or not 0 < every < math.inf:
+        raise FluidTuneError(f"follow is {every!r}, expected seconds between two looks, above 0")
+    if top != 1:
+        raise FluidTuneError(f"follow is for the best trial alone, and top is {top}; leave one of the two out")
+    where = run_directory(results)
+    metric, mode = ranking(where, metric, mode)
+    if metric is None or mode is None:
+        raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
+    return Following(float(every), metric, mode)
 
 
 def _former(batching: str) -> Batching:
@@ -266,7 +285,7 @@ def deploy(
     """As `Served.deploy`."""
     if not isinstance(canary, Real) or not 0 < canary <= 1:
         raise FluidTuneError(f"canary is {canary!r}, expected the part of the requests, above 0 and at most 1")
-    winner = winners(results, 1, metric, mode)[0] if trial is None else winner_named(results, trial)
+    winner = winners(results, 1, metric, mode)[0] if trial is None else winner_named(results, trial, metric)
     number = _told("deploy", winner, run_directory(results), float(canary))
     until = time.monotonic() + START_S
     while True:

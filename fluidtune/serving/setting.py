@@ -13,13 +13,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Following:
+    """How a search that still runs is followed: seconds between two looks at it, and how its trials are ranked."""
+
+    every: float
+    metric: str
+    mode: str
+
+
+@dataclass(frozen=True)
 class Setting:
     """What is served, to whom, and how.
 
     run: the directory of the run. resources: Ray's options for a model process. devices: how many there are; 0: they
     are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None: they are
     not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever asks has
-    it; None: anybody may. cors: origins of pages that may ask.
+    it; None: anybody may. cors: origins of pages that may ask. following: the search; None: the run has ended.
     """
 
     run: str
@@ -35,3 +44,4 @@ class Setting:
     token: str | None = None
     cors: tuple[str, ...] = ()
     batching: Batching = Batching.AUTO
+    following: Following | None = None

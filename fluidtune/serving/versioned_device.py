@@ -112,8 +112,8 @@ class VersionedDevice:
 
     def _beside(self, loading: Loading, place: Place) -> tuple[Loading, dict[str, Any]]:
         """What a process loads, and Ray's options for it, that uses the device without taking it in Ray's books."""
-        somewhere = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        strategy = self._resources.get("scheduling_strategy", somewhere)
+        group = self._resources.get("scheduling_strategy")
+        strategy = group if group is not None else NodeAffinitySchedulingStrategy(place.node, soft=False)
         environment = {**loading.environment, VISIBLE_GPUS: place.gpus} if place.gpus else loading.environment
         return replace(loading, environment=environment), {"num_cpus": 0, "scheduling_strategy": strategy}
 

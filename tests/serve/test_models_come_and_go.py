@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -72,14 +73,15 @@ def test_each_request_is_answered_or_refused_once_whatever_models_come_and_go(
     run.joins(*[0.0] * (gpus + len(losses)))
     for number, moment in enumerate(losses, start=gpus + 1):
         run.at(moment, GpuLost(number))
-    there = {}
+    there, removed = set(), dict.fromkeys("bc", -math.inf)
     for moment, name in sorted(changes):
-        if there.get(name, -1.0) < 0:
-            there[name] = moment
-            run.at(moment, ModelAdded(model(name, gathering, policy)))
-        elif moment > there[name] + 2 * SLO_S:  # It is gone, so that it could be added again.
-            there[name] = -1.0
+        if name in there:
+            there.remove(name)
+            removed[name] = moment
             run.at(moment, ModelRemoved(name))
+        elif moment > removed[name] + 2 * SLO_S:  # It is gone.
+            there.add(name)
+            run.at(moment, ModelAdded(model(name, gathering, policy)))
     requests = [
         Request(number, name, moment, moment + SLO_S) for number, (moment, name) in enumerate(sorted(arrivals), start=1)
     ]
@@ -93,8 +95,7 @@ def test_each_request_is_answered_or_refused_once_whatever_models_come_and_go(
     assert not run.scheduler.unanswered
     for batch in run.dispatches:
         assert {one.model for one in batch.requests} == {batch.model}
-    removed = sum(1 for name, since in there.items() if since < 0)
-    assert len(run.gone) >= removed
+    assert {name for _, name in run.gone} == {name for name, moment in removed.items() if moment >= 0}
 
 
 def test_what_waits_for_a_model_that_is_removed_is_answered_and_what_comes_is_refused():

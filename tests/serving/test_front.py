@@ -63,7 +63,7 @@ def made():
 
         one = object.__new__(front.Front)
         one._names, one._books, one._intake, one._state = ["t"], Books(["t"]), Intake(slo), "serving"
-        one._server, one._stopping, one._watch, one._began = server, False, None, 0.0
+        one._server, one._stopping, one._watch, one._began, one._following = server, False, None, 0.0, None
         one._devices = SimpleNamespace(count=count, waits=waits, trouble="", close=nothing)
         one._setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=[]), token=token)
         model = Model("t", Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))

@@ -38,7 +38,7 @@ def test_functions_that_are_not_there(text, said):
 
 def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(service, "NEEDS", ("no_such_module", "json"))
-    monkeypatch.setattr(service, "winners", lambda *given: [])
+    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     with pytest.raises(
         FluidTuneError, match=r'no_such_module is not installed; type: pip install "fluidtune\[serve\]"'
     ):
@@ -83,7 +83,7 @@ def test_what_is_said_of_a_start_that_fails_is_one_line(monkeypatch, error, said
     ],
 )
 def test_settings_that_are_refused(monkeypatch, given, said):
-    monkeypatch.setattr(service, "winners", lambda *given: [])
+    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     with pytest.raises(FluidTuneError, match=said):
         serve("run", runs.load, **given)
 
@@ -176,7 +176,7 @@ def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
 
 def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
     monkeypatch.setattr(cli, "_connect", lambda address: None)
-    monkeypatch.setattr(service, "winners", lambda *given: [])
+    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     words = ["serve", "start", ".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"]
     found = CliRunner().invoke(cli.cli, words)
