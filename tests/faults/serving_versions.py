@@ -21,6 +21,7 @@ import ray
 
 import fluidtune
 from fluidtune.report import read_events
+from fluidtune.report.serving_report import summarise_serving
 from tests.conftest import assert_nothing_left
 from tests.faults.serving import SLO_S, Clients, status, until
 from tests.serving import runs
@@ -99,7 +100,11 @@ def rounds(count: int, directory: Path, port: int) -> Counter[str]:
             assert status()["unanswered"] == 0
         faults = [what for what in became if what not in ("answered", "refused")]
         assert not faults, faults
-        ready = times_of(read_events(run / "serving" / "fluid_events.jsonl"))
+        events = read_events(run / "serving" / "fluid_events.jsonl")
+        counted = sum(summarise_serving(events).requests.values(), Counter[str]())
+        print(f"the log has {dict(counted)}", flush=True)
+        assert counted["answered"] == became["answered"], (counted, became)
+        ready = times_of(events)
         for came, version in clients.answered:
             begin, end = ready[version]
             assert begin <= came <= end + SLO_S, f"version {version} has answered at {came}, not in {ready[version]}"
