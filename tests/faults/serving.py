@@ -57,7 +57,9 @@ class Response(NamedTuple):
 
 
 class Clients:
-    """Threads that ask about one number after the other, each number once."""
+    """Threads that ask about one number after the other, each number once. pause_s: between an answer and the next."""
+
+    pause_s = 0.0
 
     def __init__(self, port: int):
         self._port, self._numbers, self._ends = port, itertools.count(runs.KILLS + 1), threading.Event()
@@ -84,8 +86,7 @@ class Clients:
                 self.responses.append(Response(begin, now, what))
                 if what == "answered":
                     self.gap, self._answered = max(self.gap, now - self._answered), now
-            if what != "answered":
-                self._ends.wait(0.02)
+            self._ends.wait(self.pause_s if what == "answered" else 0.02)
 
     def _ask(self, number: int) -> str:
         try:

@@ -34,6 +34,9 @@ SHARE = 0.3
 class Asking(Clients):
     """Clients that know the factor of each version, and note which one has answered when, in Unix time."""
 
+    #: Without a pause, four clients leave a machine of two cores no time to start a process in.
+    pause_s = 0.02
+
     def __init__(self, port: int, factors: dict[str, int]):
         self._factors = factors
         self.answered: list[tuple[float, str]] = []
