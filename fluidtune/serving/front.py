@@ -47,13 +47,13 @@ from fluidtune.serving.following import follow
 from fluidtune.serving.inference_protocol import Asked, Route, server_metadata
 from fluidtune.serving.intake import Intake, collect_seldom
 from fluidtune.serving.model_process import Loading
+from fluidtune.serving.model_versions import labels
 from fluidtune.serving.openapi import DOCUMENT, Described, document, page
 from fluidtune.serving.remote_devices import RemoteDevice
 from fluidtune.serving.rollouts import Answering, Rollouts
 from fluidtune.serving.served_devices import Measured, OwnDevices, ServedDevices
 from fluidtune.serving.setting import Setting
 from fluidtune.serving.versioned_device import VersionedDevice
-from fluidtune.serving.versions import labels
 from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, exposition
 from fluidtune.serving.winners import Winner
 from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, timeout_s

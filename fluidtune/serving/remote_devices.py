@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.serving.model_process import Loading, ModelProcess, Place, Samples
-from fluidtune.serving.versions import labels
+from fluidtune.serving.model_versions import labels
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.shell.device import Waited
 

@@ -1,4 +1,4 @@
-"""Carries out what `versions` decides: loads, measures and ends versions, and keeps what a restart must know.
+"""Carries out what `model_versions` decides: loads, measures and ends versions, and keeps what a restart must know.
 
 All of it runs on the front's event loop, beside the requests. All times are seconds.
 """
@@ -19,10 +19,7 @@ from fluidtune.ray_compat import kept_state
 from fluidtune.serving.inference_protocol import Interface
 from fluidtune.serving.intake import largest_body
 from fluidtune.serving.model_process import Loading, Samples
-from fluidtune.serving.remote_devices import LOAD_S, LOOK_S, RemoteDevice
-from fluidtune.serving.setting import Setting
-from fluidtune.serving.versioned_device import VersionedDevice
-from fluidtune.serving.versions import (
+from fluidtune.serving.model_versions import (
     Act,
     Deploy,
     Event,
@@ -37,6 +34,9 @@ from fluidtune.serving.versions import (
     Version,
     handle,
 )
+from fluidtune.serving.remote_devices import LOAD_S, LOOK_S, RemoteDevice
+from fluidtune.serving.setting import Setting
+from fluidtune.serving.versioned_device import VersionedDevice
 from fluidtune.serving.watching import Watch
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError

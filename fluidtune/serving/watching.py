@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily
 from ray.util import metrics
 
 from fluidtune.report import EventLogError, LossyLog
-from fluidtune.serving.versions import labels
+from fluidtune.serving.model_versions import labels
 from symphony_serve.autoscale import BAD_RATE, Autoscaler, Sample
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import BatchSeen
@@ -45,7 +45,7 @@ TOO_LATE = (
 
 @dataclass
 class Span:
-    """What happened within some seconds, each by `versions.Version.key`.
+    """What happened within some seconds, each by `model_versions.Version.key`.
 
     requests: by what became of them. batches: by size. waited: seconds that requests waited for their batch, added up.
     busy: seconds of batches, all devices together; a batch counts where it ends.

@@ -9,8 +9,8 @@ import pytest
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import following, service
+from fluidtune.serving.model_versions import Deploy, Rollback, Service, Version, handle
 from fluidtune.serving.setting import Following
-from fluidtune.serving.versions import Deploy, Rollback, Service, Version, handle
 from fluidtune.serving.winners import Winner
 from tests.serving import runs
 

@@ -53,8 +53,8 @@ def made():
     from fluidtune.serving import front
     from fluidtune.serving.intake import Intake
     from fluidtune.serving.model_process import Samples
+    from fluidtune.serving.model_versions import Service, Version
     from fluidtune.serving.rollouts import Answering
-    from fluidtune.serving.versions import Service, Version
     from fluidtune.serving.watching import Books
 
     def make(server=None, slo=0.5, count=1, waits="", token=None):

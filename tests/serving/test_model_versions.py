@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fluidtune.serving.versions import (
+from fluidtune.serving.model_versions import (
     PHASES,
     STATES,
     Deploy,
@@ -46,7 +46,7 @@ def after(*events, service=None):
 
 
 @pytest.mark.parametrize(
-    ("heading", "table", "names"), [("### The service", PHASES, Phase), ("### A version", STATES, State)]
+    ("heading", "table", "names"), [("### The states of the service", PHASES, Phase), ("### The states of a version", STATES, State)]
 )
 def test_the_page_draws_exactly_the_table(heading, table, names):
     text = PAGE.read_text().split(heading, 1)[1].split("```", 2)[1]
