@@ -11,17 +11,20 @@ _NAMESPACE = b"fluidtune"
 
 def keep(state: bytes) -> None:
     """Keep this for this actor, in place of what it has kept before."""
-    global_worker.gcs_client.internal_kv_put(_key(), state, True, _NAMESPACE)
+    store = global_worker.gcs_client
+    store.internal_kv_put(_key(), state, True, _NAMESPACE)
 
 
 def kept() -> bytes | None:
     """What this actor has kept; None: nothing."""
-    return global_worker.gcs_client.internal_kv_get(_key(), _NAMESPACE)
+    store = global_worker.gcs_client
+    return store.internal_kv_get(_key(), _NAMESPACE)
 
 
 def forget() -> None:
     """Keep nothing any more."""
-    global_worker.gcs_client.internal_kv_del(_key(), False, _NAMESPACE)
+    store = global_worker.gcs_client
+    store.internal_kv_del(_key(), False, _NAMESPACE)
 
 
 def _key() -> bytes:
