@@ -46,7 +46,8 @@ def after(*events, service=None):
 
 
 @pytest.mark.parametrize(
-    ("heading", "table", "names"), [("### The states of the service", PHASES, Phase), ("### The states of a version", STATES, State)]
+    ("heading", "table", "names"),
+    [("### The states of the service", PHASES, Phase), ("### The states of a version", STATES, State)],
 )
 def test_the_page_draws_exactly_the_table(heading, table, names):
     text = PAGE.read_text().split(heading, 1)[1].split("```", 2)[1]
