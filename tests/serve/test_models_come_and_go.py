@@ -40,11 +40,11 @@ def model(name, gathering=Window, policy=EAGER, **options):
 
 
 class Seen(Driver):
-    """Also knows which models are there: a request to another one is refused, and no batch is of one that is gone."""
+    """Also notes when which models are gone."""
 
-    def __init__(self, scheduler, first):
-        super().__init__(scheduler)
-        self.gone, self.first = [], first
+    def __init__(self, *models):
+        super().__init__(Scheduler(models))
+        self.gone = []
 
     def _carry_out(self, instruction):
         super()._carry_out(instruction)
@@ -69,7 +69,7 @@ def test_each_request_is_answered_or_refused_once_whatever_models_come_and_go(
     arrivals, changes, gathering, policy, gpus, losses
 ):
     """A change adds a model if it is not there, and removes it otherwise. A GPU may be lost, and never come back."""
-    run = Seen(Scheduler([model("a", gathering, policy)]), "a")
+    run = Seen(model("a", gathering, policy))
     run.joins(*[0.0] * (gpus + len(losses)))
     for number, moment in enumerate(losses, start=gpus + 1):
         run.at(moment, GpuLost(number))
@@ -99,7 +99,7 @@ def test_each_request_is_answered_or_refused_once_whatever_models_come_and_go(
 
 
 def test_what_waits_for_a_model_that_is_removed_is_answered_and_what_comes_is_refused():
-    run = Seen(Scheduler([model("a"), model("b")]), "a")
+    run = Seen(model("a"), model("b"))
     run.joins(0.0)
     run.requests([Request(1, "a", 0.0, 20.0), Request(2, "b", 0.5, 20.0), Request(3, "b", 2.0, 20.0)])
     run.at(1.0, ModelRemoved("b"))
@@ -108,6 +108,16 @@ def test_what_waits_for_a_model_that_is_removed_is_answered_and_what_comes_is_re
     assert (run.refused, run.gone) == ({3: "UNKNOWN_MODEL"}, [(12.0, "b")])
     late = [BatchTook("b", (Request(2, "b", 0.5, 20.0),), 6.0), Cancelled("b", 2), ModelRemoved("b")]
     assert all(run.scheduler.handle(event, 13.0) == [] for event in late)
+
+
+def test_what_a_model_that_is_gone_had_offered_is_forgotten():
+    run = Seen(model("a", policy=DEFERRED), model("b", policy=DEFERRED))
+    run.joins(0.0)
+    run.requests([Request(1, "a", 0.0, 20.0), Request(2, "b", 0.0, 30.0)])
+    run.at(1.0, Cancelled("b", 2))
+    run.at(2.0, ModelRemoved("b"))
+    run.run()
+    assert (run.batches, run.gone) == ([(13.0, 1, [1])], [(2.0, "b")])
 
 
 @pytest.mark.parametrize(
