@@ -335,6 +335,7 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--max-body", type=int, default=None, help="Bytes of a request's body.  [64 times the longest sample]")
 @click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
+@click.option("--follow", type=float, default=None, metavar="SECONDS", help="Deploy what a running search finds.  [no]")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
 @click.option("--port", type=int, default=8000, show_default=True)
@@ -371,6 +372,59 @@ def serve_status(address: str, as_json: bool, picture: str | None) -> None:
     click.echo(json.dumps(found) if as_json else service.status_text(found))
     if picture is not None:
         click.echo(f"wrote {service.picture(picture)}", err=as_json)
+
+
+def _share(context: Any, option: Any, text: str) -> float:
+    """The part of 1 that a percentage is."""
+    try:
+        percent = float(text.removesuffix("%"))
+    except ValueError:
+        percent = 0.0
+    if not text.endswith("%") or not 0 < percent <= 100:
+        raise click.BadParameter(f"{text!r} is no share of the requests; expected one such as 10%")
+    return percent / 100
+
+
+@serve.command("deploy")
+@click.argument("run_dir")
+@click.option("--trial", default=None, help="The id of the trial.  [the best one]")
+@click.option("--canary", default="100%", metavar="10%", callback=_share, help="The share of the requests at first.")
+@click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
+@click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
+@click.pass_obj
+def serve_deploy(address: str, run_dir: str, **asked: Any) -> None:
+    """Load another checkpoint beside the one that serves, measure it, and move the requests over to it."""
+    _connect(address)
+    from fluidtune.serving.service import deploy
+
+    found = deploy(run_dir, **asked)
+    said = "all requests go to it; the version before is kept"
+    if found["state"] == "canary":
+        said = f"{100 * found['share']:g} % of the requests go to it; all with: fluidtune serve promote"
+    click.echo(f"version {found['version']} (trial {found['trial']}): {said}; back with: fluidtune serve rollback")
+
+
+@serve.command("promote")
+@click.pass_obj
+def serve_promote(address: str) -> None:
+    """Let the canary answer all requests. The version before is kept."""
+    _connect(address)
+    from fluidtune.serving.service import promote
+
+    promote()
+    click.echo("the canary answers all requests; the version before is kept: fluidtune serve rollback")
+
+
+@serve.command("rollback")
+@click.pass_obj
+def serve_rollback(address: str) -> None:
+    """Put the version before the last deploy back, also while that one loads, or is a canary."""
+    _connect(address)
+    from fluidtune.serving import service
+
+    service.rollback()
+    found = service.status()["trials"][0]
+    click.echo(f"version {found['version']} (trial {found['trial']}) answers all requests")
 
 
 @serve.command("plan")

@@ -14,12 +14,13 @@ import random
 import re
 import threading
 import time
+import uuid
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving.wire import CODES, TIMEOUT
+from fluidtune.serving.wire import CODES, REQUEST_ID, TIMEOUT
 
 if TYPE_CHECKING:
     import httpx
@@ -138,9 +139,12 @@ class AsyncClient:
         """The answer of one attempt or of several."""
         began = time.monotonic()
         until = began + min(self._timeout, deadline_s or self._timeout)
+        number = uuid.uuid4().hex  # One for all attempts, so that all ask the same version.
         for attempt in range(ATTEMPTS):
             left = until - time.monotonic()
-            headers = {} if deadline_s is None else {TIMEOUT: str(max(1, int(1000 * left)))}
+            headers = {REQUEST_ID: number}
+            if deadline_s is not None:
+                headers[TIMEOUT] = str(max(1, int(1000 * left)))
             try:
                 return await self._once(method, path, body, headers)
             except _TryAgain as error:

@@ -87,6 +87,14 @@ class Autoscaler:
         #: The samples of the last `IDLE_S` with the present number of GPUs, the newest last.
         self._samples: deque[Sample] = deque()
 
+    def serve(self, model: str, profile: Profile, slo: float) -> None:
+        """One more model is served."""
+        self._served[model] = profile, slo
+
+    def forget(self, model: str) -> None:
+        """The model is not served any more."""
+        self._served.pop(model, None)
+
     def add(self, sample: Sample) -> int:
         """Take in the newest sample. Returns how many GPUs would serve the load and be idle for short times only.
 

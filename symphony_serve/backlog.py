@@ -20,15 +20,24 @@ class Backlog:
     """
 
     def __init__(self, profiles: Mapping[str, Profile], budgets: Mapping[str, float]):
-        self._budgets = dict(budgets)
+        self._budgets: dict[str, float] = {}
         #: By model, how many requests wait.
-        self.waiting = dict.fromkeys(budgets, 0)
+        self.waiting: dict[str, int] = {}
         #: By model, the seconds of a request in the batches that take the fewest for each.
         self._each: dict[str, float] = {}
         #: By device, when its batch ends by its profile.
         self._busy: dict[int, float] = {}
         for model, profile in profiles.items():
-            self.set_profile(model, profile)
+            self.add(model, profile, budgets[model])
+
+    def add(self, model: str, profile: Profile, budget: float) -> None:
+        """One more model. Nothing waits for it yet."""
+        self._budgets[model], self.waiting[model] = budget, 0
+        self.set_profile(model, profile)
+
+    def remove(self, model: str) -> None:
+        """Nothing waits for the model any more, and nothing will."""
+        del self._budgets[model], self.waiting[model], self._each[model]
 
     def set_profile(self, model: str, profile: Profile) -> None:
         """Batches of the model take other times from now on."""

@@ -73,6 +73,18 @@ class Matching:
         #: (latest, deadline, model, stamp) of ready models.
         self._ready: list[tuple[float, float, str, int]] = []
 
+    def add(self, model: str) -> None:
+        """One more model makes offers."""
+        self._models[model] = _Standing()
+
+    def remove(self, model: str) -> None:
+        """The model makes no offer any more; what it has offered is void."""
+        heaps: tuple[list[Any], ...] = (self._timers, self._ready)
+        for heap in heaps:
+            heap[:] = [one for one in heap if one[-2] != model]
+            heapq.heapify(heap)
+        del self._models[model]
+
     def offer(self, model: str, offer: Offer | None, now: float) -> None:
         """The model's offer from now on, in the place of the one before."""
         standing = self._models[model]

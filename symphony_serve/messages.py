@@ -95,6 +95,23 @@ class ProfileChanged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelAdded(Event):
+    """One more model is served. All GPUs have it.
+
+    model: a `model_side.Model`, of the same delays as the others.
+    """
+
+    model: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRemoved(Event):
+    """A model takes no request any more. Those that it has are answered or refused, then `ModelGone` follows."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
 class BatchTook(Event):
     """A batch of a model took ``seconds``, after it had ``waited`` for its turn.
 
@@ -184,6 +201,13 @@ class Refuse(Instruction):
 
     request: Request
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ModelGone(Instruction):
+    """A model that was removed has no request any more, and no GPU runs a batch of it."""
+
+    model: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,9 @@ from symphony_serve.messages import (
     GpuLeaving,
     GpuLost,
     Instruction,
+    ModelAdded,
+    ModelGone,
+    ModelRemoved,
     ProfileChanged,
     Reason,
     Refuse,
@@ -52,7 +55,10 @@ class Scheduler:
         if len({model.delays for model in given}) > 1:
             raise ServeError("the models have different delays, expected the same for all models of a scheduler")
         self._sides = {model.name: ModelSide(model) for model in given}
-        ahead = 1 if given[0].delays.control > 0 else 0
+        #: The names of the models that were removed and still have requests.
+        self._leaving: set[str] = set()
+        self._delays = given[0].delays
+        ahead = 1 if self._delays.control > 0 else 0
         self._gpus = GpuTable(ahead, least_patience)
         self._matching = Matching(self._sides, self._gpus)
         #: The ids of all requests that are neither answered nor refused.
@@ -63,6 +69,8 @@ class Scheduler:
         self._handlers = {
             RequestArrived: self._request_arrived,
             Cancelled: self._cancelled,
+            ModelAdded: self._model_added,
+            ModelRemoved: self._model_removed,
             ProfileChanged: self._profile_changed,
             GpuJoined: self._gpu_joined,
             GpuLeaving: self._gpu_leaving,
@@ -75,7 +83,8 @@ class Scheduler:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in what happened at ``now``. A clock that goes back stands still here until it is right again.
 
-        Raises ServeError for a request whose deadline or cost is none. Nothing has happened then.
+        Raises ServeError for a request whose deadline or cost is none, and for a model that is added though one of its
+        name is there, or with other delays. Nothing has happened then.
         """
         if now > self._now:
             self._now = now
@@ -83,6 +92,11 @@ class Scheduler:
             now = self._now
         out: list[Instruction] = []
         self._handlers[type(event)](event, now, out)  # type: ignore[operator]
+        for name in [one for one in self._leaving if self._is_idle(one)]:
+            self._leaving.remove(name)
+            del self._sides[name]
+            self._matching.remove(name)
+            out.append(ModelGone(name))
         wake = min(self._matching.next_wake(now), self._gpus.watch_at())
         if wake != self._wake:
             self._wake = wake
@@ -95,7 +109,7 @@ class Scheduler:
         if request.id in self._open:
             return  # Its frontend has sent it again because the answer takes long.
         side = self._sides.get(request.model)
-        if side is None:
+        if side is None or request.model in self._leaving:
             out.append(Refuse(request, Reason.UNKNOWN_MODEL))
             return
         side.add(request, now)  # First: it raises ServeError for a request that cannot be.
@@ -109,10 +123,29 @@ class Scheduler:
             self._refuse(Refuse(request, Reason.CANCELLED), out)
             self._offer(side, side.offer(now), now, out)
 
+    def _model_added(self, event: ModelAdded, now: float, out: list[Instruction]) -> None:
+        model = event.model
+        if model.name in self._sides:
+            raise ServeError(f"model {model.name} is served already, expected another name")
+        if model.delays != self._delays:
+            raise ServeError(f"model {model.name} has the delays {model.delays}, expected those of the others")
+        self._sides[model.name] = ModelSide(model)
+        self._matching.add(model.name)
+
+    def _model_removed(self, event: ModelRemoved, now: float, out: list[Instruction]) -> None:
+        if event.model in self._sides:
+            self._leaving.add(event.model)
+
+    def _is_idle(self, name: str) -> bool:
+        """Whether no request of the model waits, and none was sent that is not answered."""
+        sent = (batch.model for gpu in self._gpus.gpus.values() for batch in gpu.sent)
+        return not len(self._sides[name].former) and name not in sent
+
     def _profile_changed(self, event: ProfileChanged, now: float, out: list[Instruction]) -> None:
-        side = self._sides[event.model]
-        side.former.set_profile(event.profile)
-        self._offer(side, side.offer(now), now, out)
+        side = self._sides.get(event.model)
+        if side is not None:
+            side.former.set_profile(event.profile)
+            self._offer(side, side.offer(now), now, out)
 
     def _gpu_joined(self, event: GpuJoined, now: float, out: list[Instruction]) -> None:
         known = self._gpus.gpus.get(event.gpu)
@@ -138,8 +171,8 @@ class Scheduler:
             self._take_back(over[:-1], now, out)
 
     def _batch_took(self, event: BatchTook, now: float, out: list[Instruction]) -> None:
-        side = self._sides[event.model]
-        if event.requests and side.took(event.requests, event.seconds, event.waited):
+        side = self._sides.get(event.model)
+        if side is not None and event.requests and side.took(event.requests, event.seconds, event.waited):
             self._offer(side, side.offer(now), now, out)
 
     def _tick(self, event: Tick, now: float, out: list[Instruction]) -> None:

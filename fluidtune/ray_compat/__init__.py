@@ -2,11 +2,11 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
-`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`: what
-Ray runs as a worker. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn.
-`job_metadata`: what a job says of itself. This package decides nothing and imports no other room but `errors`.
-``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or
-DeveloperAPI counts as public.
+`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`:
+what Ray runs as a worker. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that
+in turn. `job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. This package decides nothing
+and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's
+public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
 this package uses something that has no entry.
@@ -101,7 +101,8 @@ What an actor has created (`descent`). Ray's public list needs the dashboard, an
 The cluster (`cluster_state`):
 
 - ``get_cluster_resource_state``: what each node has free, and what waits for resources, as Ray tells its autoscaler.
-- ``Worker.gcs_client``: the connection to ask it by, also for the status that Ray's monitor keeps for ``ray status``.
+- ``Worker.gcs_client``: the connection to ask it by, also for the status that Ray's monitor keeps for ``ray status``,
+  and for what an actor keeps beyond its process (`kept_state`).
 - ``Worker.mode``: whether Ray runs everything in this process (in old Rays only).
 
 The job (`job_metadata`):

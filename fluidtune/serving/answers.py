@@ -21,8 +21,6 @@ from symphony_serve.errors import Refused, ServeError
 #: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
 #: can answer, and Prometheus' name for what it scrapes.
 LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
-#: The version of each trial.
-VERSION = "1"
 #: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
 
@@ -84,10 +82,10 @@ def route(method: str, path: str, trials: Sequence[str]) -> str:
     return asked
 
 
-def inference(method: str, path: str, trials: Sequence[str]) -> Route:
-    """What is asked for by the Open Inference Protocol. Raises `Said` for what there is not."""
+def inference(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Route:
+    """What is asked for by the Open Inference Protocol. Raises `Said` for what there is not. versions: by model."""
     try:
-        return protocol_route(method, path, dict.fromkeys(trials, (VERSION,)))
+        return protocol_route(method, path, versions)
     except ProtocolError as error:
         raise bad(error) from None
 

@@ -16,10 +16,9 @@ import platform
 import time
 import uuid
 from asyncio import FIRST_COMPLETED
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -35,7 +34,6 @@ from fluidtune.serving.answers import (
     LIVE,
     METRICS,
     READY,
-    VERSION,
     Said,
     as_json,
     bad,
@@ -45,25 +43,28 @@ from fluidtune.serving.answers import (
     route,
 )
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
-from fluidtune.serving.inference_protocol import Interface, Route, server_metadata
-from fluidtune.serving.intake import Intake, collect_seldom, largest_body
+from fluidtune.serving.following import follow
+from fluidtune.serving.inference_protocol import Asked, Route, server_metadata
+from fluidtune.serving.intake import Intake, collect_seldom
 from fluidtune.serving.model_process import Loading
+from fluidtune.serving.model_versions import labels
 from fluidtune.serving.openapi import DOCUMENT, Described, document, page
-from fluidtune.serving.remote_devices import Measured, OwnDevices, RemoteDevice, ServedDevices
+from fluidtune.serving.remote_devices import RemoteDevice
+from fluidtune.serving.rollouts import Answering, Rollouts
+from fluidtune.serving.served_devices import Measured, OwnDevices, ServedDevices
+from fluidtune.serving.setting import Setting
+from fluidtune.serving.versioned_device import VersionedDevice
 from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, exposition
-from fluidtune.serving.wire import REQUEST_ID, SOURCE, TIMEOUT, timeout_s
+from fluidtune.serving.winners import Winner
+from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, timeout_s
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.forms import Form
 from symphony_serve.messages import Reason
-from symphony_serve.model_side import Batching, Model, StartPolicy
 from symphony_serve.profiles import profiles_to_json
 from symphony_serve.reading import PIECE
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.measuring import measure_models
-
-if TYPE_CHECKING:
-    from fluidtune.serving.model_leases import Leasing
 
 logger = logging.getLogger(__name__)
 
@@ -72,31 +73,6 @@ STOP_S = 1.0
 #: Characters of a request's id and of its source that are kept, and inputs of one request. Judgement: an id of any
 #: tracer, and several of the largest batches.
 MOST_ID, MOST_INPUTS = 128, 1024
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is served, to whom, and how.
-
-    run: the directory of the run. resources: Ray's options for a model process. devices: how many there are; 0: they
-    are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None: they are
-    not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever asks has
-    it; None: anybody may. cors: origins of pages that may ask.
-    """
-
-    run: str
-    loading: Loading
-    slo: float
-    resources: dict[str, float]
-    devices: int
-    max_batch: int
-    max_body: int | None
-    policy: StartPolicy
-    modules: tuple[str, ...] | None
-    leasing: Leasing | None = None
-    token: str | None = None
-    cors: tuple[str, ...] = ()
-    batching: Batching = Batching.AUTO
 
 
 class Front:
@@ -118,10 +94,6 @@ class Front:
         #: What it does now, in one word, and in the state "failed" why.
         self._state, self._why = "loading", ""
         self._server: AsyncServer | None = None
-        self._models: dict[str, Model] = {}
-        #: By trial, the form of its inputs and its tensors, and how many bytes the body of one input may have.
-        self._interfaces: dict[str, Interface] = {}
-        self._most: dict[str, int] = {}
         #: The OpenAPI document of all.
         self._document: dict[str, Any] = {}
         self._devices: ServedDevices | None = None
@@ -129,9 +101,11 @@ class Front:
         self._intake = Intake(setting.slo)
         #: What is kept for `fluidtune serve plan`: profiles and delays of a time without overload.
         self._kept = ""
-        self._books = Books(self._names)
         self._log = ServingLog(Path(setting.run) / DIRECTORY)
+        self._rollouts = Rollouts(setting, self._log.write)
+        self._books = Books(self._rollouts.keys)
         self._watch: Watch | None = None
+        self._following: asyncio.Task[None] | None = None
         self._stopping = False
         self._began = time.monotonic()
         self._tell_start()
@@ -155,57 +129,99 @@ class Front:
     async def _respond(self, request: Request, arrival: float, number: str) -> Response:
         """Raises `Said`."""
         path = request.scope["path"]
-        asked = inference(request.method, path, self._names) if path.startswith("/v2") else None
+        asked = inference(request.method, path, self._versions()) if path.startswith("/v2") else None
         name = asked.model if asked is not None else route(request.method, path, self._names)
         if request.method != "POST":
             return self._shown(name, asked)
+        version = asked.version if asked is not None else ""
+        key = self._key(name, version, number)
         try:
             until = arrival + timeout_s(request.headers.get(TIMEOUT), self._setting.slo)
             with self._intake.one() as holding:
                 server = self._check_there()
-                if server.hopeless(name, until - arrival):
+                if server.hopeless(key, until - arrival):
                     raise Refused(name, Reason.QUEUE_FULL)  # To read it costs more than to refuse it.
+                about = self._rollouts.answering[key]
                 if asked is None:
-                    form = self._interfaces[name].form
-                    value = await self._intake.read(request, form, self._most[name], until, holding)
-                    ((status, text),) = await self._ask(server, request, name, [value], until)
+                    value = await self._intake.read(request, about.interface.form, about.most, until, holding)
+                    key = self._key(name, version, number)  # It may be another one by now. All have one form.
+                    ((status, text),) = await self._ask(server, request, key, [value], arrival, until)
                     if status != 200:
                         logger.warning("Request %s: %s", number[:MOST_ID], text)
-                    return Response(text, status, media_type="application/json")
-                body = await self._intake.read_tensors(request, self._most[name], until, holding)
-                return await self._infer(server, request, asked, body, until)
+                    response = Response(text, status, media_type="application/json")
+                else:
+                    body = await self._intake.read_tensors(request, about.most, until, holding)
+                    batch, until = await self._decoded(about, request, body, until)
+                    key = self._key(name, version, number)
+                    response = await self._infer(server, request, key, asked, batch, arrival, until)
+                response.headers[MODEL_VERSION] = labels(key)[1]
+                return response
         except Refused as error:
-            said = of_server(error, self._server.wait(name) if self._server is not None else self._setting.slo)
-            self._count(name, said)
+            there = self._server is not None and key in self._rollouts.answering
+            said = of_server(error, self._server.wait(key) if there else self._setting.slo)  # type: ignore[union-attr]
+            self._count(key, said)
             raise said from None
         except ServeError as error:
             said = bad(error)
-            self._count(name, said)
+            self._count(key, said)
             raise said from None
         except Said as said:
-            self._count(name, said)
+            self._count(key, said)
             raise
 
-    async def _infer(self, server: AsyncServer, request: Request, asked: Route, body: bytes, until: float) -> Response:
-        """The answer to a batch of inputs as tensors. Raises `Said`, ServeError and Refused."""
-        interface, headers = self._interfaces[asked.model], request.headers
-        decode = functools.partial(interface.decode, headers, body, MOST_INPUTS)
+    def _key(self, name: str, version: str, number: str) -> str:
+        """Of the model and version that answer the request with this id. version: that it names; "": none.
+
+        Raises `Said` if there is no such version any more.
+        """
+        service = self._rollouts.service
+        if name != self._names[0]:
+            return name
+        if not version:
+            able = service.phase != "canary" or self._rollouts.able(service.known[1])
+            return service.drawn(number, able).key
+        if version not in service.answering:
+            raise Said(404, "not_found", f"version {version} of {name} is not there any more")
+        return service.answering[version].key
+
+    def _versions(self) -> dict[str, tuple[str, ...]]:
+        """Of each model, the versions that a request may name."""
+        found: dict[str, tuple[str, ...]] = dict.fromkeys(self._names, ("1",))
+        return {**found, self._names[0]: tuple(self._rollouts.service.answering)}
+
+    async def _decoded(self, about: Answering, request: Request, body: bytes, until: float) -> tuple[Asked, float]:
+        """The batch in a body of tensors, and until when its answer is wanted. Raises ServeError."""
+        decode = functools.partial(about.interface.decode, request.headers, body, MOST_INPUTS)
         # A large one in a thread: what checks it is Python, which lets the loop go on meanwhile.
         batch = decode() if len(body) <= PIECE else await asyncio.to_thread(decode)
         if batch.timeout_s is not None:
             until = min(until, time.monotonic() + batch.timeout_s)
-        outcomes = await self._ask(server, request, asked.model, batch.inputs, until)
+        return batch, until
+
+    async def _infer(
+        self,
+        server: AsyncServer,
+        request: Request,
+        key: str,
+        asked: Route,
+        batch: Asked,
+        arrival: float,
+        until: float,
+    ) -> Response:
+        """The answer to a batch of inputs as tensors. Raises `Said`, ServeError and Refused."""
+        interface = self._rollouts.answering[key].interface
+        outcomes = await self._ask(server, request, key, batch.inputs, arrival, until)
         for status, text in outcomes:
             if status != 200:
                 return Response(text, status, media_type="application/json")
         outputs = [json.loads(text) for _, text in outcomes]
-        answer, described = interface.encode(batch, asked.model, asked.version or VERSION, outputs)
+        answer, described = interface.encode(batch, asked.model, labels(key)[1], outputs)
         return Response(answer, 200, described)
 
     async def _ask(
-        self, server: AsyncServer, request: Request, name: str, values: Sequence[Any], until: float
+        self, server: AsyncServer, request: Request, name: str, values: Sequence[Any], arrival: float, until: float
     ) -> list[tuple[int, str]]:
-        """The status and the text of each answer of the model ``name``. Raises `Said` and Refused."""
+        """The status and the text of each answer of the model ``name`` of the server. Raises `Said` and Refused."""
         source = request.headers.get(SOURCE, "")[:MOST_ID]
         answers = [server.ask(name, value, until - time.monotonic(), source) for value in values]
         gone = asyncio.ensure_future(_disconnected(request))
@@ -222,7 +238,7 @@ class Front:
         told = [one for one in answers if not one.cancelled()]
         why = next((error for one in told if isinstance(error := one.exception(), Refused)), None)
         if why is None and len(told) == len(answers):
-            return [self._outcome(name, one) for one in told]
+            return [self._outcome(name, one, arrival) for one in told]
         if why is None and gone.done() and not gone.cancelled():
             self._books.count(name, "cancelled", len(values))
             raise Said(400, "disconnected", "the client has gone")
@@ -230,14 +246,17 @@ class Front:
         self._count(name, of_server(why, 0.0), len(values) - 1)
         raise why
 
-    def _outcome(self, name: str, answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
+    def _outcome(self, name: str, answer: asyncio.Future[tuple[int, str]], arrival: float) -> tuple[int, str]:
         """The status and the text of an answer that is there."""
         error = answer.exception()
         if error is None:
             status, text = answer.result()
         else:
             status, text = 500, json.dumps({"error": str(error), "code": "model_failed"})
-        self._books.count(name, "failed" if status != 200 else "answered")
+        if status == 200:
+            self._books.answered(name, time.monotonic() - arrival)
+        else:
+            self._books.count(name, "failed")
         return status, text
 
     def _check_there(self) -> AsyncServer:
@@ -251,9 +270,10 @@ class Front:
             raise refused("no_lease", f"the service has no device now: {waits}")
         return self._server
 
-    def _check_ready(self) -> None:
-        """Raises `Said` if no model process can answer now."""
-        if not self._check_there().able:
+    def _check_ready(self, version: str) -> None:
+        """Raises `Said` if no model process can answer now. version: that is asked about; "": the one that serves."""
+        named = self._rollouts.service.answering.get(version)
+        if not self._check_there().able or (named is not None and not self._rollouts.able(named)):
             raise refused("no_model_process", "no model process answers")
 
     def _count(self, name: str, said: Said, times: int = 1) -> None:
@@ -265,7 +285,7 @@ class Front:
         """What needs no model: a state, a description, or counts. Raises `Said`."""
         what = asked.what if asked is not None else name
         if what in (READY, "ready", "model_ready"):
-            self._check_ready()
+            self._check_ready(asked.version if asked is not None else "")
         if what in (LIVE, READY, "live", "ready", "model_ready"):
             return as_json(200, {"state": self._doing})
         if what == METRICS:
@@ -273,12 +293,18 @@ class Front:
         if what == "server":
             return as_json(200, server_metadata())
         if what == "/":
-            trials = [{"trial": one.name, "value": one.value} for one in self._setting.loading.trials]
+            versions = self._versions()
+            trials = [
+                {"trial": one.name, "value": one.value, "versions": versions[one.name]}
+                for one in self._setting.loading.trials
+            ]
             return as_json(200, {"state": self._doing, "slo_s": self._setting.slo, "trials": trials})
         if not self._document:
             raise refused(self._state, f"the models are not there yet: {self._doing}")
         if what == "model":
-            return as_json(200, self._interfaces[name].metadata(name, [VERSION]))
+            assert asked is not None
+            about = self._rollouts.answering[self._key(name, asked.version, "")]
+            return as_json(200, about.interface.metadata(name, self._versions()[name]))
         if what == DOCUMENT:
             return as_json(200, self._document)
         return Response(page(self._document), media_type="text/html")
@@ -307,6 +333,8 @@ class Front:
         """Refuse whatever comes from now on. Returns when what runs is answered, or after `STOP_S`, and all is kept."""
         self._stopping = True
         self._beginning.cancel()
+        if self._following is not None:
+            self._following.cancel()
         await asyncio.wait([self._beginning])
         if self._server is not None:
             await self._server.close(STOP_S)
@@ -314,6 +342,7 @@ class Front:
         while self._intake.open and time.monotonic() < until:
             await asyncio.sleep(0.01)
         self._state = "ended"
+        await self._rollouts.close()
         if self._server is not None:
             self._keep_profiles()
         if self._devices is not None:
@@ -325,19 +354,10 @@ class Front:
 
     def status(self) -> dict[str, Any]:
         """What is served, and what has become of the requests."""
-        trials = []
-        for trial in self._setting.loading.trials:
-            profile = self._server.profile(trial.name) if self._server is not None else None
-            trials.append(
-                {
-                    "trial": trial.name,
-                    "value": trial.value,
-                    "batching": self._server.batching(trial.name) if self._server is not None else None,
-                    "batch_1_s": profile.seconds(1) if profile is not None else None,
-                    "requests": self._books.requests(trial.name),
-                    "batches": {str(size): count for size, count in self._books.sizes(trial.name).items()},
-                }
-            )
+        others = [
+            {"trial": one.name, "version": 1, "state": "serving", "value": one.value, **self._figures(one.name)}
+            for one in self._setting.loading.trials[1:]
+        ]
         return {
             "state": self._doing,
             "why": self._why,
@@ -351,8 +371,35 @@ class Front:
             "pid": os.getpid(),
             "device_pids": self._devices.pids if self._devices is not None else [],
             "unanswered": self._server.unanswered if self._server is not None else 0,
-            "trials": trials,
+            "model": self._names[0],
+            "phase": self._rollouts.service.phase,
+            "trials": [*self._rollouts.status(self._figures), *others],
         }
+
+    def _figures(self, key: str) -> dict[str, Any]:
+        """What has become of the requests to a version, and how it answers."""
+        there = self._server is not None and key in self._rollouts.answering
+        goodput, p99 = self._books.pace(key)
+        return {
+            "batching": self._server.batching(key) if there else None,  # type: ignore[union-attr]
+            "batch_1_s": self._server.profile(key).seconds(1) if there else None,  # type: ignore[union-attr]
+            "requests": self._books.requests(key),
+            "goodput": goodput,
+            "p99_s": p99,
+            "batches": {str(size): count for size, count in self._books.sizes(key).items()},
+        }
+
+    async def deploy(self, winner: Winner, run: str, share: float) -> int:
+        """As `Rollouts.deploy`."""
+        return await self._rollouts.deploy(winner, run, share)
+
+    async def promote(self) -> None:
+        """As `Rollouts.promote`."""
+        await self._rollouts.promote()
+
+    async def rollback(self) -> None:
+        """As `Rollouts.rollback`."""
+        await self._rollouts.rollback()
 
     def minute(self) -> list[tuple[int, str, int, float, float]]:
         """The batches of the last minute: device, trial, size, seconds from the minute's begin, seconds."""
@@ -373,6 +420,11 @@ class Front:
             self._forks = await asyncio.to_thread(
                 ForkedActors, self._setting.modules, self._setting.loading.environment
             )
+        before = self._rollouts.keys[0]
+        await self._rollouts.restore()
+        if self._rollouts.keys[0] != before:
+            self._books.forget(before)
+            self._books.add(self._rollouts.keys[0])
         while True:
             try:
                 await self._load_and_measure()
@@ -397,19 +449,11 @@ class Front:
         held = self._devices = self._devices or await self._get_devices()
         devices, samples = await held.first()
         self._state = "measuring"
-        inputs = {name: some.inputs for name, some in samples.items()}
-        self._most = {name: setting.max_body or largest_body(some) for name, some in inputs.items()}
-        self._interfaces = {name: Interface.of(*some) for name, some in samples.items()}
-        described = {
-            name: Described(self._interfaces[name].form, some.inputs[0], Form.of(some.outputs))
-            for name, some in samples.items()
-        }
-        self._document = document(described, setting.slo, setting.token is not None)
-        slos = dict.fromkeys(self._names, setting.slo)
+        inputs = {key: some.inputs for key, some in samples.items()}
         models = await measure_models(
             [Measured(device) for device in devices.values()],
             inputs,
-            slos,
+            dict.fromkeys(self._rollouts.keys, setting.slo),
             setting.max_batch,
             None,
             setting.policy,
@@ -418,7 +462,13 @@ class Front:
         for model in models:
             seconds = model.profile.table[1:-1]
             self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.smallest)
-        self._models = {model.name: model for model in models}
+        found = {model.name: Answering.of(model, samples[model.name], setting.max_body) for model in models}
+        described = {
+            name: Described(one.interface.form, one.samples.inputs[0], Form.of(one.samples.outputs))
+            for name, one in zip(self._names, found.values(), strict=True)
+        }
+        self._document = document(described, setting.slo, setting.token is not None)
+        self._rollouts.answering.update(found)
         self._server = AsyncServer(models, devices, self._books.batch)
         held.serve(self._server, lambda: self._watch.wanted if self._watch is not None else 1)
         self._note()
@@ -426,24 +476,32 @@ class Front:
         scaler = Autoscaler({one.name: (one.profile, one.budget) for one in models})
         self._watch = Watch(self._books, self._log, ServingGauges(), lambda: held.count, scaler, self._note)
         self._watch.start()
+        self._rollouts.begin(self._server, self._watch)
+        if setting.following is not None:
+            following = follow(self._rollouts, setting.run, setting.following)
+            self._following = asyncio.create_task(following, name="serve-follow")
         collect_seldom()
         self._state, self._why = "serving", ""
 
     async def _get_devices(self) -> ServedDevices:
         setting = self._setting
         if setting.leasing is None:
-            return OwnDevices(setting.devices, self._start_device)
+            return OwnDevices(setting.devices, setting.resources, self._start_device)
         # Here and not above: a service with devices of its own needs neither Themis nor its solver.
         from fluidtune.serving.model_leases import ModelLeases
 
         return await asyncio.to_thread(ModelLeases, setting.leasing, self._start_device, self._log.write)
 
-    def _start_device(self, number: int, group: Any = None) -> RemoteDevice:
-        """A process for a device. ``group``: the placement group of its lease, if it is one."""
-        options = dict(self._setting.resources)
+    def _start_device(self, number: int, group: Any = None) -> VersionedDevice:
+        """The processes of a device. ``group``: the placement group that holds it, if it is held."""
+        options: dict[str, Any] = dict(self._setting.resources)
         if group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        return RemoteDevice(number, self._setting.loading, options, self._log.write, self._forks)
+
+        def make(loading: Loading, resources: Mapping[str, Any]) -> RemoteDevice:
+            return RemoteDevice(number, loading, resources, self._log.write, self._forks)
+
+        return self._rollouts.device(make, options)
 
     def _tell_start(self) -> None:
         setting = self._setting
@@ -464,8 +522,8 @@ class Front:
     def _note(self) -> None:
         """Take down the profiles as they are known now. It is called when there is no overload."""
         if self._server is not None:
-            known, delays = {name: self._server.profile(name) for name in self._names}, self._delays()
-            if all(known[name].seconds(1) + delays[name] <= self._setting.slo for name in self._names):
+            known, delays = {name: self._server.profile(name) for name in self._rollouts.keys}, self._delays()
+            if all(known[name].seconds(1) + delays[name] <= self._setting.slo for name in known):
                 self._kept = profiles_to_json(known, this_machine(), delays)
 
     def _keep_profiles(self) -> None:
@@ -474,8 +532,8 @@ class Front:
             self._log.keep(PROFILES, self._kept)
 
     def _delays(self) -> dict[str, float]:
-        """By trial, the seconds that an answer takes besides its batch."""
-        return {name: model.delays.smallest for name, model in self._models.items()}
+        """By key, the seconds that an answer takes besides its batch."""
+        return {key: one.model.delays.smallest for key, one in self._rollouts.answering.items()}
 
 
 async def _disconnected(request: Request) -> None:

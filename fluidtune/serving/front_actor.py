@@ -16,7 +16,9 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 
 from fluidtune.serving.door import Door
-from fluidtune.serving.front import Front, Setting
+from fluidtune.serving.front import Front
+from fluidtune.serving.setting import Setting
+from fluidtune.serving.winners import Winner
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +67,18 @@ class FrontActor:
     def minute(self) -> list[tuple[int, str, int, float, float]]:
         """As `Front.minute`."""
         return self._call(_awaited(self._served.front.minute))
+
+    def deploy(self, winner: Winner, run: str, share: float) -> int:
+        """As `Rollouts.deploy`."""
+        return self._call(self._served.front.deploy(winner, run, share))
+
+    def promote(self) -> None:
+        """As `Rollouts.promote`."""
+        self._call(self._served.front.promote())
+
+    def rollback(self) -> None:
+        """As `Rollouts.rollback`."""
+        self._call(self._served.front.rollback())
 
     def stop(self) -> None:
         """Refuse, answer what runs, close the port, and keep what is to be kept."""

@@ -17,7 +17,9 @@ from typing import Any
 
 from fluidtune.cluster.devices.holding import SPARE_S
 from fluidtune.serving.model_process import Samples
-from fluidtune.serving.remote_devices import PAUSE_S, First, RemoteDevice
+from fluidtune.serving.remote_devices import PAUSE_S
+from fluidtune.serving.served_devices import First
+from fluidtune.serving.versioned_device import VersionedDevice
 from symphony_serve.errors import ServeError
 from symphony_serve.shell.async_server import AsyncServer
 from themis_bridge import ThemisError
@@ -52,7 +54,7 @@ class _Leased:
 
     lease: Gained
     number: int
-    device: RemoteDevice
+    device: VersionedDevice
     samples: dict[str, Samples] | None = None
     error: ServeError | None = None
     again: float = math.inf
@@ -72,7 +74,7 @@ class ModelLeases:
     def __init__(
         self,
         leasing: Leasing,
-        start: Callable[[int, Any], RemoteDevice],
+        start: Callable[[int, Any], VersionedDevice],
         tell: Callable[..., None],
         tenant: Callable[..., Tenant] = Tenant,
         clock: Callable[[], float] = time.monotonic,
@@ -110,7 +112,7 @@ class ModelLeases:
 
     @property
     def pids(self) -> list[int]:
-        return [one.device.pid for one in list(self._held.values()) if one.device.pid is not None]
+        return [pid for one in list(self._held.values()) for pid in one.device.pids]
 
     @property
     def waits(self) -> str:

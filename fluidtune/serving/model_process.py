@@ -9,21 +9,26 @@ import platform
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+import ray
 from ray import cloudpickle
 
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import cuda_failure
 from fluidtune.errors import FluidTuneError
-from fluidtune.ray_compat.accelerators import adopt_environment
+from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, adopt_environment
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 
 #: This module.
 MODEL_PROCESS = __name__
+#: Bytes of a GPU that a process takes before it has a tensor there. Judgement: CUDA's context with torch's kernels.
+CONTEXT = 500 << 20
 #: What becomes of one input: the HTTP status, and the body as JSON text.
 Outcome = tuple[int, str]
 
@@ -59,6 +64,20 @@ class Samples(NamedTuple):
     outputs: list[Any]
 
 
+class Place(NamedTuple):
+    """Where a process is, and the memory of its machine and of its GPU, in bytes; of the GPU 0 without one.
+
+    gpus: what CUDA lets it see. used, gpu_used: by this process. free, gpu_free: for others.
+    """
+
+    node: str
+    gpus: str
+    used: int
+    free: int
+    gpu_used: int
+    gpu_free: int
+
+
 class ModelProcess:
     """Loads the models at its start. It is a Ray actor without restarts: the front starts another one.
 
@@ -87,6 +106,20 @@ class ModelProcess:
 
     def alive(self) -> None:
         """The process answers, so it can answer others."""
+
+    def place(self) -> Place:
+        """Where it is, and what memory there is."""
+        used, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
+        # A container has its own limit; files that it has cached can be let go.
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            limit, taken = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+            cached = Path("/sys/fs/cgroup/memory.stat").read_text().split("inactive_file ", 1)[1].split()[0]
+            free = min(free, limit - taken + int(cached))
+        torch, gpu_used, gpu_free = sys.modules.get("torch"), 0, 0
+        if torch is not None and torch.cuda.is_initialized():
+            gpu_free, gpu_used = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved() + CONTEXT
+        node = ray.get_runtime_context().get_node_id()
+        return Place(node, os.environ.get(VISIBLE_GPUS, ""), used, free, gpu_used, gpu_free)
 
     def run(self, name: str, inputs: list[Any]) -> tuple[list[Outcome], float]:
         """The batch's outcomes, and the seconds that it has waited for its turn.

@@ -1,7 +1,6 @@
-"""The front's side of the processes that hold the models: starts them, calls them, and replaces one that has died.
+"""The front's side of a process that holds models: starts it, calls it, and replaces it when it has died.
 
-`ServedDevices` is what the front knows of them. `OwnDevices` are the usual ones: a fixed number that the service holds
-from start to end. `model_leases` has the others, which are leases of the arbiter.
+`versioned_device` has those of one device, `served_devices` those of a service.
 """
 
 from __future__ import annotations
@@ -9,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
-from fluidtune.serving.model_process import Loading, ModelProcess, Samples
+from fluidtune.serving.model_process import Loading, ModelProcess, Place, Samples
+from fluidtune.serving.model_versions import labels
 from symphony_serve.errors import DeviceLost, ServeError
-from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import Waited
 
 #: Seconds after which a batch that has not ended ends its process. `AsyncServer` has given the batch up long before,
@@ -46,7 +45,7 @@ async def fetched(reference: Any, wait_s: float) -> Any:
 
 
 class RemoteDevice:
-    """One device: its process (`ModelProcess`), and after its death the next one. A `symphony_serve.shell.Device`.
+    """A process of a device (`ModelProcess`), and after its death the next one. A `symphony_serve.shell.Device`.
 
     number: the device's number. resources: Ray's options for the process, such as ``num_gpus``. tell: is called with an
     event and its fields when a process is there, and when one is lost. forks: has the process forked; None: it is
@@ -62,10 +61,12 @@ class RemoteDevice:
         forks: ForkedActors | None = None,
     ):
         # Ray would restart it at once and for ever; here it is tried again after a pause, and the reason is logged.
-        self._class, self._options = ray.remote(ModelProcess), {"max_restarts": 0, **resources}
-        self._loading = loading
+        self._class = ray.remote(ModelProcess)
+        #: What its next process has and loads.
+        self.resources, self.loading = resources, loading
         self._number, self._tell, self._forks = number, tell, forks
-        self.models = frozenset(trial.name for trial in loading.trials)
+        version = labels(loading.trials[0].name)[1]
+        self._name = f"models-{number}" if version == "1" else f"models-{number}-{version}"
         #: How many processes it has had.
         self._processes = 0
         #: The id of its process; None: it is not there.
@@ -76,13 +77,18 @@ class RemoteDevice:
         self._over = False
         self._start()
 
+    @property
+    def models(self) -> frozenset[str]:
+        return frozenset(trial.name for trial in self.loading.trials)
+
     def _start(self) -> None:
         runtime_env = self._forks.runtime_env() if self._forks is not None else {}
-        self._actor = self._class.options(**self._options, runtime_env=runtime_env or None).remote(self._loading)
+        options = {"max_restarts": 0, **self.resources, "runtime_env": runtime_env or None}
+        self._actor = self._class.options(**options).remote(self.loading)
         self._told = self._actor.ready.remote()
         self._began = time.monotonic()
         self._processes += 1
-        self._worker = f"models-{self._number}-{self._processes}"
+        self._worker = f"{self._name}-{self._processes}"
 
     async def look(self, wait_s: float = LOOK_S) -> dict[str, Samples] | None:
         """The samples of each model, if the process is there within ``wait_s`` seconds.
@@ -130,6 +136,13 @@ class RemoteDevice:
         except RayTaskError as error:
             self._plainly(error)  # the next attempt has plain processes
             raise
+
+    async def place(self) -> Place:
+        """Where its process is. Raises ServeError if it does not answer."""
+        try:
+            return await fetched(self._actor.place.remote(), HUNG_S)
+        except RayError as error:
+            raise ServeError(f"the process of device {self._number} does not answer ({_said(error)})") from None
 
     async def check(self) -> None:
         """Ask the process, which is idle, whether it is there. Raises DeviceLost if it does not answer."""
@@ -201,99 +214,3 @@ def _said(error: Exception) -> str:
     cause: BaseException = getattr(error, "cause", None) or error
     text = str(cause).strip()
     return _own(error) or (text.splitlines()[-1] if text else type(cause).__name__)
-
-
-class First(NamedTuple):
-    """What there is when the models are loaded: devices by number, one at least, and the samples of each model."""
-
-    devices: dict[int, RemoteDevice]
-    samples: dict[str, Samples]
-
-
-class Measured(NamedTuple):
-    """A device whose batches are measured: the same way, but what fails raises."""
-
-    device: RemoteDevice
-
-    @property
-    def models(self) -> frozenset[str]:
-        return self.device.models
-
-    async def run(self, model: str, inputs: list[Any]) -> Waited:
-        return await self.device.measure(model, inputs)
-
-    async def check(self) -> None:
-        await self.device.check()
-
-
-class ServedDevices(Protocol):
-    """The devices of a service, on the front's event loop."""
-
-    @property
-    def count(self) -> int:
-        """How many there are to serve with; before `serve`, how many are to come."""
-
-    @property
-    def pids(self) -> list[int]:
-        """The ids of their processes, as far as these are there."""
-
-    @property
-    def waits(self) -> str:
-        """What is waited for, other than that models load; "" if nothing is."""
-
-    @property
-    def trouble(self) -> str:
-        """Why there will never be a device again; "" if nothing is wrong."""
-
-    async def first(self) -> First:
-        """Wait until the models are loaded. Raises ServeError if a model cannot be loaded."""
-
-    async def interrupted(self) -> bool:
-        """Whether devices of `first` have gone since; then an error says nothing about the models."""
-
-    def anew(self) -> None:
-        """Something has failed since `first` was called: it will be called again, and has other processes then."""
-
-    def serve(self, server: AsyncServer, wanted: Callable[[], int]) -> None:
-        """The server was made with the devices of `first`. ``wanted``: how many devices its load wants."""
-
-    async def close(self) -> None:
-        """The service is over."""
-
-
-class OwnDevices:
-    """``count`` devices, as `ServedDevices`. start: makes the device of a number."""
-
-    waits = trouble = ""
-
-    def __init__(self, count: int, start: Callable[[int], RemoteDevice]):
-        self.count, self._start = count, start
-        self._devices: list[RemoteDevice] = []
-
-    @property
-    def pids(self) -> list[int]:
-        return [device.pid for device in self._devices if device.pid is not None]
-
-    async def first(self) -> First:
-        for number in range(self.count):
-            self._devices.append(self._start(number))
-        samples: dict[str, Samples] = {}
-        for device in self._devices:
-            while (found := await device.look()) is None:
-                pass
-            samples = found
-        return First(dict(enumerate(self._devices)), samples)
-
-    async def interrupted(self) -> bool:
-        return False
-
-    def anew(self) -> None:
-        for device in self._devices:
-            device.stop()
-        self._devices = []
-
-    def serve(self, server: AsyncServer, wanted: Callable[[], int]) -> None:
-        """Nothing changes."""
-
-    async def close(self) -> None:
-        """Nothing is to be done: Ray ends the processes with this one."""

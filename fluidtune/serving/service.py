@@ -27,11 +27,12 @@ from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
-from fluidtune.serving.winners import run_directory, winners
+from fluidtune.serving.setting import Following, Setting
+from fluidtune.serving.winners import ranking, run_directory, winner_named, winners
+from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Batching, StartPolicy
 
 if TYPE_CHECKING:
-    from fluidtune.serving.front import Setting
     from fluidtune.serving.model_leases import Leasing
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,25 @@ class Served:
         """As `fluidtune serve status --json` prints it; docs/serving.md has the keys."""
         return status()
 
+    def deploy(
+        self, results: ResultGrid | str | Path, trial: str | None = None, canary: float = 1.0, **ranked: str | None
+    ) -> dict[str, Any]:
+        """Load another checkpoint beside the one that serves, measure it, and move the requests over to it.
+
+        trial: its id; None: the best one. canary: the part of the requests that it gets until `promote`; 1: it gets all
+        at once. ranked: ``metric`` and ``mode``, as for `fluidtune.serve`. Returns the version as it is in `status`.
+        Raises FluidTuneError if it cannot be served; the version before serves on.
+        """
+        return deploy(results, trial, canary, **ranked)
+
+    def promote(self) -> None:
+        """Let the canary answer all requests. Raises FluidTuneError if there is none."""
+        promote()
+
+    def rollback(self) -> None:
+        """Put the version before the last deploy back. Raises FluidTuneError if there is none."""
+        rollback()
+
     def stop(self) -> None:
         """Answer what runs, refuse what waits, and end all processes."""
         stop()
@@ -105,6 +125,7 @@ def serve(
     token: str | None = None,
     cors: Sequence[str] = (),
     batching: str = "auto",
+    follow: float | None = None,
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
 
@@ -136,11 +157,14 @@ def serve(
         cors: origins, such as "https://example.org", whose pages may ask from a browser. Default: none.
         batching: which requests form a batch: "window", "orloj" for models whose times vary by the input, or "auto":
             "orloj" while the times of batches of one size vary.
+        follow: the run may still go on. Its best trial's latest checkpoint is served. Every so many seconds the run is
+            looked at, and what is better than all versions that the status shows is deployed (`Served.deploy`).
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
     """
-    trials = winners(results, top, metric, mode)
+    following = _following(results, top, metric, mode, follow) if follow is not None else None
+    trials = winners(results, top, metric, mode, running=follow is not None)
     loading = Loading.of(load, trials, beside)
     policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
     former = _former(batching)
@@ -154,12 +178,10 @@ def serve(
     loading = replace(loading, environment=hidden)
     _check_free(host, port)
 
-    from fluidtune.serving.front import Setting
-
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
     setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
-    setting = replace(setting, token=token, cors=tuple(cors), batching=former)
+    setting = replace(setting, token=token, cors=tuple(cors), batching=former, following=following)
     _start(setting, host, port)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
@@ -183,6 +205,21 @@ def _checked(
     ):
         raise FluidTuneError(f'cors is {cors!r}, expected a list of origins such as "https://example.org", or "*"')
     return start_policy(starts)
+
+
+def _following(
+    results: ResultGrid | str | Path, top: int, metric: str | None, mode: str | None, every: float
+) -> Following:
+    """How the search is followed. Raises FluidTuneError if it cannot be."""
+    if not isinstance(every, Real) or not 0 < every < math.inf:
+        raise FluidTuneError(f"follow is {every!r}, expected seconds between two looks, above 0")
+    if top != 1:
+        raise FluidTuneError(f"follow is for the best trial alone, and top is {top}; leave one of the two out")
+    where = run_directory(results)
+    metric, mode = ranking(where, metric, mode)
+    if metric is None or mode is None:
+        raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
+    return Following(float(every), metric, mode)
 
 
 def _former(batching: str) -> Batching:
@@ -238,13 +275,58 @@ def picture(path: str) -> Path:
     return batches_png(batches, devices, MINUTE_S, path)
 
 
-def _told(method: str) -> Any:
+def deploy(
+    results: ResultGrid | str | Path,
+    trial: str | None = None,
+    canary: float = 1.0,
+    metric: str | None = None,
+    mode: str | None = None,
+) -> dict[str, Any]:
+    """As `Served.deploy`."""
+    if not isinstance(canary, Real) or not 0 < canary <= 1:
+        raise FluidTuneError(f"canary is {canary!r}, expected the part of the requests, above 0 and at most 1")
+    winner = winners(results, 1, metric, mode)[0] if trial is None else winner_named(results, trial, metric)
+    number = _told("deploy", winner, run_directory(results), float(canary))
+    until = time.monotonic() + START_S
+    while True:
+        time.sleep(LOOK_S)
+        try:
+            found = {one["version"]: one for one in status()["trials"]}
+        except FluidTuneError:  # The front may be starting anew.
+            if time.monotonic() > until:
+                raise
+            continue
+        until = time.monotonic() + START_S
+        version = found.get(number)
+        if version is None:
+            raise FluidTuneError(f"version {number} was given up, as the front was restarted; deploy it again")
+        if version["state"] in ("refused", "ended"):
+            why = version["why"] or "it was rolled back"
+            raise FluidTuneError(f"version {number} (trial {winner.name}) does not serve: {why}")
+        if version["state"] not in ("loading", "measuring"):
+            return version
+
+
+def promote() -> None:
+    """As `Served.promote`."""
+    _told("promote")
+
+
+def rollback() -> None:
+    """As `Served.rollback`."""
+    _told("rollback")
+
+
+def _told(method: str, *given: Any) -> Any:
     front = _front()
     if front is None:
         raise FluidTuneError("nothing is served in this Ray cluster; start it with: fluidtune serve start")
     try:
-        return ray.get(getattr(front, method).remote(), timeout=ANSWER_S)
+        return ray.get(getattr(front, method).remote(*given), timeout=ANSWER_S)
     except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, ServeError):  # It has understood, and says no.
+            raise FluidTuneError(str(cause)) from None
         raise FluidTuneError(f"the front does not answer ({type(error).__name__}); it may be starting anew, try again")
 
 
@@ -271,7 +353,14 @@ def status_text(found: dict[str, Any]) -> str:
         became = ", ".join(f"{count} {what}" for what, count in sorted(trial["requests"].items())) or "no request yet"
         alone = "not measured" if trial["batch_1_s"] is None else f"{1e3 * trial['batch_1_s']:.1f} ms alone"
         formed = f", formed by {trial['batching']}" if trial["batching"] == "orloj" else ""
-        lines.append(f"  {trial['trial']}: {became}; {alone}, {mean:.1f} requests in a batch{formed}")
+        p99 = "" if trial["p99_s"] is None else f", p99 {1e3 * trial['p99_s']:.1f} ms"
+        share = f" of {100 * trial['share']:g} %" if trial.get("share") else ""
+        lines += [
+            f"  {trial['trial']} (version {trial['version']}, {trial['state']}{share}): {became}; {alone}, "
+            f"{mean:.1f} requests in a batch{formed}",
+            f"    last minute: {trial['goodput']:.1f} requests/s answered{p99}",
+            *([f"    {trial['why']}"] if trial.get("why") else []),
+        ]
     return "\n".join(lines)
 
 

@@ -20,7 +20,9 @@ from prometheus_client.core import CounterMetricFamily
 from ray.util import metrics
 
 from fluidtune.report import EventLogError, LossyLog
+from fluidtune.serving.model_versions import labels
 from symphony_serve.autoscale import BAD_RATE, Autoscaler, Sample
+from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import BatchSeen
 
 logger = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ LOOK_S, LOOKS = 1.0, 10
 #: Seconds of batches that are kept for the picture, and their largest number: 1,600 a second are more than one front
 #: decides, and take 20 MB.
 MINUTE_S, MOST = 60.0, 100_000
+#: Answers of a version whose times are kept for its 99th percentile: so many that one in a hundred is known to a tenth.
+MOST_ANSWERS = 10_000
 #: What became of requests for which a device came too late: more devices would have helped.
 TOO_LATE = (
     *("late", "refused: late", "refused: makes_way", "refused: late_on_arrival", "refused: gpu_lost"),
@@ -41,7 +45,7 @@ TOO_LATE = (
 
 @dataclass
 class Span:
-    """What happened within some seconds, each by trial.
+    """What happened within some seconds, each by `model_versions.Version.key`.
 
     requests: by what became of them. batches: by size. waited: seconds that requests waited for their batch, added up.
     busy: seconds of batches, all devices together; a batch counts where it ends.
@@ -61,26 +65,59 @@ class Span:
         """What happened from one `Books.total` to this one."""
         return Span(
             self.seconds - before.seconds,
-            {name: counts - before.requests[name] for name, counts in self.requests.items()},
-            {name: counts - before.batches[name] for name, counts in self.batches.items()},
-            {name: seconds - before.waited[name] for name, seconds in self.waited.items()},
+            {name: counts - before.requests.get(name, Counter()) for name, counts in self.requests.items()},
+            {name: counts - before.batches.get(name, Counter()) for name, counts in self.batches.items()},
+            {name: seconds - before.waited.get(name, 0.0) for name, seconds in self.waited.items()},
             self.busy - before.busy,
         )
 
 
 class Books:
-    """Counts for these trials. `count` is called by one thread, `batch` by those of the devices, the others by any."""
+    """Counts for these trials, or later versions. The front's thread writes, any thread may read."""
 
     def __init__(self, trials: Sequence[str], clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         #: All that was added up. Its seconds are not used.
-        self._sums = Span(
-            0.0, {name: Counter() for name in trials}, {name: Counter() for name in trials}, dict.fromkeys(trials, 0.0)
-        )
+        self._sums = Span(0.0, {}, {}, {})
+        #: By key, since when it counts, and when it has answered the latest requests, with the seconds that each took.
+        self._answers: dict[str, tuple[float, deque[tuple[float, float]]]] = {}
         #: Batches that are not added up yet, and those of the last minute.
         self._fresh: deque[BatchSeen] = deque()
         self._recent: deque[BatchSeen] = deque(maxlen=MOST)
         self._lock = threading.Lock()
+        for name in trials:
+            self.add(name)
+
+    def add(self, key: str) -> None:
+        """Count for one more, if it does not yet."""
+        with self._lock:
+            if key in self._answers:
+                return
+            self._sums.requests[key], self._sums.batches[key], self._sums.waited[key] = Counter(), Counter(), 0.0
+            self._answers[key] = self._clock(), deque(maxlen=MOST_ANSWERS)
+
+    def forget(self, key: str) -> None:
+        """It is not counted for any more, and what was counted is gone."""
+        with self._lock:
+            self._add_up()
+            for counts in (self._sums.requests, self._sums.batches, self._sums.waited, self._answers):
+                counts.pop(key, None)  # type: ignore[attr-defined]
+
+    def answered(self, key: str, seconds: float) -> None:
+        """A request was answered, ``seconds`` after it came."""
+        self.count(key, "answered")
+        if key in self._answers:
+            self._answers[key][1].append((self._clock(), seconds))
+
+    def pace(self, key: str) -> tuple[float, float | None]:
+        """Of the last minute: requests answered per second, and the seconds that 99 % of them took at most."""
+        since, answers = self._answers.get(key, (self._clock(), ()))
+        now, kept = self._clock(), list(answers)
+        if len(kept) == MOST_ANSWERS:
+            since = max(since, kept[0][0])
+        recent = sorted(seconds for at, seconds in kept if at >= now - MINUTE_S)
+        rate = len(recent) / max(1.0, min(MINUTE_S, now - since))
+        return rate, recent[int(0.99 * (len(recent) - 1))] if recent else None
 
     def count(self, trial: str, became: str, times: int = 1) -> None:
         """Inputs to this trial got this outcome, ``times`` of them. A name that is no trial does not count."""
@@ -92,11 +129,11 @@ class Books:
 
     def requests(self, trial: str) -> dict[str, int]:
         """The trial's requests by what became of them."""
-        return dict(self._sums.requests[trial])
+        return dict(self._sums.requests.get(trial, ()))
 
     def sizes(self, trial: str) -> dict[int, int]:
         """The trial's batches by size, the smallest first."""
-        return dict(sorted(self.total().batches[trial].items()))
+        return dict(sorted(self.total().batches.get(trial, Counter()).items()))
 
     def minute(self) -> list[BatchSeen]:
         """The batches that were sent within the last minute, in the order in which they ended."""
@@ -116,8 +153,9 @@ class Books:
     def _add_up(self) -> None:
         while self._fresh:
             seen = self._fresh.popleft()
-            self._sums.batches[seen.model][seen.size] += 1
-            self._sums.waited[seen.model] += seen.waited
+            if seen.model in self._sums.batches:
+                self._sums.batches[seen.model][seen.size] += 1
+                self._sums.waited[seen.model] += seen.waited
             self._sums.busy += seen.seconds
             self._recent.append(seen)
         until = self._clock() - MINUTE_S
@@ -169,8 +207,8 @@ class ServingGauges:
     """The gauges of a service; docs/serving.md says what each one is."""
 
     def __init__(self) -> None:
-        by_trial = ("trial",)
-        self._requests = metrics.Counter("fluidtune_serve_requests", "Requests by outcome", ("trial", "outcome"))
+        by_trial = ("trial", "version")
+        self._requests = metrics.Counter("fluidtune_serve_requests", "Requests by outcome", (*by_trial, "outcome"))
         self._goodput = metrics.Gauge("fluidtune_serve_goodput", "Requests answered in time, per second", by_trial)
         self._batch = metrics.Gauge("fluidtune_serve_batch_size", "Requests of a batch, mean", by_trial)
         self._waited = metrics.Gauge("fluidtune_serve_queueing_seconds", "Seconds that a request waits, mean", by_trial)
@@ -179,7 +217,7 @@ class ServingGauges:
 
     def set(self, span: Span, wanted: int) -> None:
         for trial, counts in span.requests.items():
-            tags = {"trial": trial}
+            tags = dict(zip(("trial", "version"), labels(trial), strict=True))
             for outcome, count in counts.items():
                 self._requests.inc(count, {**tags, "outcome": outcome})
             self._goodput.set(counts["answered"] / span.seconds, tags)
@@ -199,18 +237,18 @@ class _Collected:
         self._books = books
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        total = self._books.total()
-        requests = CounterMetricFamily("fluidtune_serve_requests", "Requests by outcome", labels=("trial", "outcome"))
-        batches = CounterMetricFamily("fluidtune_serve_batches", "Batches", labels=("trial",))
+        total, named = self._books.total(), ("trial", "version")
+        requests = CounterMetricFamily("fluidtune_serve_requests", "Requests by outcome", labels=(*named, "outcome"))
+        batches = CounterMetricFamily("fluidtune_serve_batches", "Batches", labels=named)
         waited = CounterMetricFamily(
-            "fluidtune_serve_queueing_seconds", "Seconds that requests waited for their batches", labels=("trial",)
+            "fluidtune_serve_queueing_seconds", "Seconds that requests waited for their batches", labels=named
         )
         busy = CounterMetricFamily("fluidtune_serve_busy_seconds", "Seconds of batches, all devices together")
         for trial, counts in total.requests.items():
             for outcome, count in counts.items():
-                requests.add_metric((trial, outcome), count)
-            batches.add_metric((trial,), total.batches[trial].total())
-            waited.add_metric((trial,), total.waited[trial])
+                requests.add_metric((*labels(trial), outcome), count)
+            batches.add_metric(labels(trial), total.batches[trial].total())
+            waited.add_metric(labels(trial), total.waited[trial])
         busy.add_metric((), total.busy)
         yield from (requests, batches, waited, busy)
 
@@ -270,6 +308,19 @@ class Watch:
                 self._write(now)
             self._gauges.set(now.since(self._last), self.wanted)
             self._last = now
+
+    def serves(self, key: str, profile: Profile, budget: float) -> None:
+        """One more version is served. budget: seconds of the SLO for its batches."""
+        with self._lock:
+            self._books.add(key)
+            self._scaler.serve(key, profile, budget)
+
+    def forget(self, key: str) -> None:
+        """Log what this version has done, and count no more for it."""
+        with self._lock:
+            self._write(self._books.total())
+            self._books.forget(key)
+            self._scaler.forget(key)
 
     def _run(self) -> None:
         while not self._ends.wait(LOOK_S):

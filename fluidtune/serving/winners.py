@@ -25,9 +25,13 @@ class Winner:
 
 
 def winners(
-    results: ResultGrid | str | Path, top: int = 1, metric: str | None = None, mode: str | None = None
+    results: ResultGrid | str | Path,
+    top: int = 1,
+    metric: str | None = None,
+    mode: str | None = None,
+    running: bool = False,
 ) -> list[Winner]:
-    """The best ``top`` finished trials that have a checkpoint, best first.
+    """The best ``top`` finished trials that have a checkpoint, best first. running: those that still run count, too.
 
     results: what `Tuner.fit` returned, or the run's directory. metric, mode: as in `tune.TuneConfig`. None: those in
     FluidTune's event log of the run; a ResultGrid with a metric also knows its best trial. As in
@@ -40,9 +44,8 @@ def winners(
     if mode not in (None, "min", "max"):
         raise FluidTuneError(f'mode is {mode!r}, expected "min" or "max"')
     where = run_directory(results)
-    trials = _servable(where, results)
-    logged = _logged(where)
-    metric, mode = metric or logged[0], mode or logged[1]
+    trials = _servable(where, results, running)
+    metric, mode = ranking(where, metric, mode)
     if metric is None or mode is None:
         if isinstance(results, ResultGrid) and top == 1:
             best = _best(results)
@@ -57,20 +60,39 @@ def winners(
     return [_winner(trial, values[trial.trial_id]) for trial in ranked[:top]]
 
 
+def winner_named(results: ResultGrid | str | Path, trial: str, metric: str | None = None) -> Winner:
+    """The trial with this id, as far as it has come. Raises FluidTuneError if there is none with a checkpoint."""
+    where = run_directory(results)
+    found = next((one for one in _servable(where, results, running=True) if one.trial_id == trial), None)
+    if found is None:
+        raise FluidTuneError(f"no trial {trial!r} in {where} has a checkpoint; give a trial's id")
+    metric, _ = ranking(where, metric, None)
+    return _winner(found, _value(found, metric) if metric is not None else None)
+
+
+def ranking(where: str, metric: str | None, mode: str | None) -> tuple[str | None, str | None]:
+    """The metric and mode by which the run's trials are ranked: those that are given, else the run's, if it has any."""
+    if metric is not None and mode is not None:
+        return metric, mode
+    logged = _logged(where)
+    return metric or logged[0], mode or logged[1]
+
+
 def run_directory(results: ResultGrid | str | Path) -> str:
     """Where the run's files are: a path, or what is one on the run's own file system."""
     return results.experiment_path if isinstance(results, ResultGrid) else str(Path(results).expanduser().resolve())
 
 
-def _servable(where: str, results: ResultGrid | str | Path) -> list[Trial]:
-    """The trials of the run that have ended well and have a checkpoint."""
+def _servable(where: str, results: ResultGrid | str | Path, running: bool) -> list[Trial]:
+    """The trials of the run that have a checkpoint and have ended well, or whose end is not known yet."""
     filesystem = results.filesystem if isinstance(results, ResultGrid) else None
     try:
         trials = ExperimentAnalysis(where, storage_filesystem=filesystem).trials
     except Exception as error:  # Ray raises what its storage raises
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FluidTuneError(f"{where} is no run's directory ({said}); give the one that holds experiment_state-*.json")
-    found = [trial for trial in trials or () if trial.status == Trial.TERMINATED and trial.checkpoint is not None]
+    states = (Trial.TERMINATED, Trial.RUNNING, Trial.PAUSED, Trial.PENDING) if running else (Trial.TERMINATED,)
+    found = [trial for trial in trials or () if trial.status in states and trial.checkpoint is not None]
     return found or _none(where, len(trials or ()))
 
 

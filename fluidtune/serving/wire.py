@@ -16,6 +16,8 @@ from symphony_serve.messages import Reason
 TIMEOUT = "Request-Timeout-Ms"
 #: Given by the client, or made by the service; it is in the log and in the answer.
 REQUEST_ID = "X-Request-ID"
+#: Of an answer: the number of the version that has given it.
+MODEL_VERSION = "Model-Version"
 #: Where the times of a model's batches vary: names whom or what the request comes from. Requests of one source are
 #: taken to need times of one distribution.
 SOURCE = "Request-Source"

@@ -28,6 +28,9 @@ from symphony_serve.messages import (
     GpuJoined,
     GpuLeaving,
     GpuLost,
+    ModelAdded,
+    ModelGone,
+    ModelRemoved,
     Reason,
     Refuse,
     Request,
@@ -125,9 +128,9 @@ class AsyncServer:
     returns. An error that `run` raises is its batch's answer: each of the requests gets it. With `DeviceLost` the
     device is lost until the error's ``back`` returns True. The batch's requests go to another device, or are refused;
     one that has lost two devices is refused. ``watch`` is called with each batch after its requests were answered. A
-    device that had no batch for `IDLE_S` is asked `Device.check`. Devices come and go by `join` and `leave`. Use it as
-    an async context manager, or `close` it. It belongs to the event loop that runs when it is made. Raises ServeError
-    if a device lacks a model, or has one that is not in ``models``.
+    device that had no batch for `IDLE_S` is asked `Device.check`. Devices come and go by `join` and `leave`, models by
+    `add` and `remove`. Use it as an async context manager, or `close` it. It belongs to the event loop that runs when
+    it is made. Raises ServeError if a device lacks a model.
 
     One thing: callers, timers and devices share the scheduler and its open requests.
     """
@@ -162,11 +165,13 @@ class AsyncServer:
         #: By number, the devices that are there; and of each that has left, its last token.
         self._slots: dict[int, _Slot] = {}
         self._left: dict[int, int] = {}
+        #: By name, the models that were removed and still have requests.
+        self._going: dict[str, asyncio.Future[None]] = {}
         for number, device in numbered.items():
             self.join(number, device)
 
     def _check(self, number: int, device: Device) -> None:
-        if device.models != self._slos.keys():
+        if not device.models >= self._slos.keys():
             raise ServeError(
                 f"device {number} has the models {sorted(device.models)}, expected {sorted(self._slos)}: "
                 "every device has each model"
@@ -235,6 +240,25 @@ class AsyncServer:
             slot.leaves = True
             self._handle(GpuLeaving(number, time.monotonic()))
             slot.end()
+
+    def add(self, model: Model) -> None:
+        """One more model takes requests. Raises ServeError if a device lacks it, or one of its name is there."""
+        if model.name in self._slos:
+            raise ServeError(f"model {model.name} is served already, expected another name")
+        lacking = sorted(slot.number for slot in self._slots.values() if model.name not in slot.device.models)
+        if lacking:
+            raise ServeError(f"device {lacking[0]} has not the model {model.name}: every device has each model")
+        self._slos[model.name], self._budgets[model.name] = model.slo, model.budget
+        self._profiles[model.name] = model.profile
+        self._backlog.add(model.name, model.profile, model.budget)
+        self._handle(ModelAdded(model))
+
+    async def remove(self, model: str) -> None:
+        """A model takes no request any more. Returns when those that it has are answered or refused."""
+        if not self._closed:
+            gone = self._going[model] = self._loop.create_future()
+            self._handle(ModelRemoved(model))
+            await gone
 
     @property
     def devices(self) -> frozenset[int]:
@@ -316,6 +340,8 @@ class AsyncServer:
                 self._send(instruction)
             elif isinstance(instruction, Refuse):
                 self._refuse(instruction.request.id, instruction.reason)
+            elif isinstance(instruction, ModelGone):
+                self._forget_model(instruction.model)
             elif isinstance(instruction, Suspect):
                 slot = self._slots[instruction.gpu]
                 slot.token += 1  # It joins again when its batch returns.
@@ -373,6 +399,16 @@ class AsyncServer:
         for number, answer in list(self._open.items()):
             if not (waiting_only and answer.sent):
                 self._refuse(number, Reason.CLOSED)
+        for model in list(self._going):
+            self._forget_model(model)
+
+    def _forget_model(self, model: str) -> None:
+        """The model has no request any more, or all are refused."""
+        self._backlog.remove(model)
+        del self._slos[model], self._budgets[model], self._profiles[model]
+        gone = self._going.pop(model)
+        if not gone.done():
+            gone.set_result(None)
 
     def _forget(self, answer: Answer) -> None:
         """The answer was cancelled."""
@@ -473,7 +509,7 @@ class AsyncServer:
     def _learn(self, batch: Dispatch, seconds: float, waited: float) -> None:
         """A batch that has run says how long the next ones take."""
         self._handle(BatchTook(batch.model, batch.requests, seconds, waited))
-        if isinstance(self._scheduler, Scheduler):
+        if isinstance(self._scheduler, Scheduler) and batch.model in self._profiles:
             profile = self._scheduler.profile(batch.model)
             if profile is not self._profiles[batch.model]:
                 self._profiles[batch.model] = profile

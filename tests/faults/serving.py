@@ -57,7 +57,9 @@ class Response(NamedTuple):
 
 
 class Clients:
-    """Threads that ask about one number after the other, each number once."""
+    """Threads that ask about one number after the other, each number once. pause_s: between an answer and the next."""
+
+    pause_s = 0.0
 
     def __init__(self, port: int):
         self._port, self._numbers, self._ends = port, itertools.count(runs.KILLS + 1), threading.Event()
@@ -84,25 +86,29 @@ class Clients:
                 self.responses.append(Response(begin, now, what))
                 if what == "answered":
                     self.gap, self._answered = max(self.gap, now - self._answered), now
-            if what != "answered":
-                self._ends.wait(0.02)
+            self._ends.wait(self.pause_s if what == "answered" else 0.02)
 
     def _ask(self, number: int) -> str:
         try:
             connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
             connection.request("POST", "/", json.dumps(number))
             answer = connection.getresponse()
-            status, body = answer.status, answer.read()
+            status, body, version = answer.status, answer.read(), answer.headers.get("Model-Version")
             connection.close()
         except TimeoutError:
             return f"lost: no response for {number}"
         except (OSError, http.client.HTTPException):
             return "error"
         if status == 200:
-            return "answered" if json.loads(body) == FACTOR * number else f"wrong: {body!r} for {number}"
+            right = json.loads(body) == self.factor(version) * number
+            return "answered" if right else f"wrong: {body!r} of version {version} for {number}"
         if status == 503 and b"reason" in body:
             return "refused"
         return "error" if status in (500, 503) else f"wrong: status {status}"
+
+    def factor(self, version: str | None) -> float:
+        """By what this version multiplies. Is called with each answer, as soon as it is there."""
+        return FACTOR
 
     def end(self) -> Counter[str]:
         self._ends.set()

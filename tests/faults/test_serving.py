@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.common import free_ports
-from tests.faults import serving
+from tests.faults import serving, serving_versions
 from tests.faults.serving import Response
 
 
@@ -14,6 +14,14 @@ from tests.faults.serving import Response
 @pytest.mark.serve
 def test_each_request_has_one_response_whoever_is_killed(no_ray, tmp_path):
     became = serving.rounds(len(serving.KINDS), tmp_path, free_ports(1)[0])
+    assert became["answered"] > 0
+
+
+@pytest.mark.ray
+@pytest.mark.faults
+@pytest.mark.serve
+def test_no_request_is_lost_while_versions_are_deployed_and_rolled_back(no_ray, tmp_path):
+    became = serving_versions.rounds(len(serving_versions.KINDS), tmp_path, free_ports(1)[0])
     assert became["answered"] > 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from ray import tune
@@ -38,6 +39,11 @@ def run(storage: Path) -> Path:
     return storage / "factors"
 
 
+def factors(run: Path) -> dict[str, int]:
+    """The factor of each trial of the run, by its id."""
+    return {one.trial_id: one.config["factor"] for one in tune.ExperimentAnalysis(str(run)).trials}
+
+
 def load(directory, config):
     """Multiplies numbers by the factor in the checkpoint."""
     factor = json.loads(Path(directory, "factor.json").read_text())
@@ -52,3 +58,43 @@ def load(directory, config):
 
     multiply.samples = [1, 2.5]
     return multiply
+
+
+#: What a trial of `kinds` is, and what becomes of its deploy.
+KINDS = ("first", "second", "slow", "other form", "broken", "hangs")
+
+
+def kinds(storage: Path) -> tuple[Path, dict[str, str]]:
+    """A run with a trial of each of `KINDS`, of which "first" is best; and by kind, the trial's id."""
+
+    def train_kind(config):
+        with tempfile.TemporaryDirectory() as directory:
+            if config["kind"] != "broken":
+                Path(directory, "kind").write_text(config["kind"])
+            score = -KINDS.index(config["kind"])
+            tune.report({"score": score}, checkpoint=Checkpoint.from_directory(directory))
+
+    tuner = fluidtune.Tuner(
+        train_kind,
+        param_space={"kind": tune.grid_search(list(KINDS))},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=tune.RunConfig(name="kinds", storage_path=str(storage)),
+        executor=fluidtune.FluidExecutor(devices="cpu:1"),
+    )
+    found = tuner.fit()
+    return storage / "kinds", {one.config["kind"]: one.metrics["trial_id"] for one in found}
+
+
+def load_kind(directory, config):
+    """Answers a number with the trial's kind."""
+    kind = Path(directory, "kind").read_text()
+    while kind == "hangs":
+        time.sleep(0.1)
+
+    def answer(values):
+        if kind == "slow":
+            time.sleep(6.0)
+        return [kind] * len(values)
+
+    answer.samples = [[1]] if kind == "other form" else [1, 2.5]
+    return answer

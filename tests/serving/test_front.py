@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from symphony_serve.delays import Delays
 from symphony_serve.errors import Refused
 from symphony_serve.messages import Reason
+from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 
 pytestmark = pytest.mark.serve
@@ -49,8 +51,10 @@ class Server:
 def made():
     """Makes a front that serves trial "t", whose inputs are numbers."""
     from fluidtune.serving import front
-    from fluidtune.serving.inference_protocol import Interface
     from fluidtune.serving.intake import Intake
+    from fluidtune.serving.model_process import Samples
+    from fluidtune.serving.model_versions import Service, Version
+    from fluidtune.serving.rollouts import Answering
     from fluidtune.serving.watching import Books
 
     def make(server=None, slo=0.5, count=1, waits="", token=None):
@@ -59,11 +63,14 @@ def made():
 
         one = object.__new__(front.Front)
         one._names, one._books, one._intake, one._state = ["t"], Books(["t"]), Intake(slo), "serving"
-        one._server, one._stopping, one._watch, one._began = server, False, None, 0.0
+        one._server, one._stopping, one._watch, one._began, one._following = server, False, None, 0.0, None
         one._devices = SimpleNamespace(count=count, waits=waits, trouble="", close=nothing)
         one._setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=[]), token=token)
-        one._interfaces, one._document = {"t": Interface.of([1], [2])}, {}
-        one._models, one._most, one._kept = {}, {"t": 100}, ""
+        model = Model("t", Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))
+        service = Service(Version(1, "t", "run", state="serving"))
+        answering = Answering.of(model, Samples([1], [2]), 100)
+        about = {"service": service, "answering": {"t": answering}, "keys": ["t"], "close": nothing}
+        one._rollouts, one._document, one._kept = SimpleNamespace(**about, able=lambda version: True), {}, ""
         one._log = SimpleNamespace(write=lambda event, **fields: None, close=lambda: None)
         return one
 
@@ -235,7 +242,6 @@ def test_of_an_overload_no_times_are_kept(made):
     """Else `fluidtune serve plan` says that no SLO is long enough. docs/bugs.md, 374."""
     front, kept = made(Server()), []
     front._log = SimpleNamespace(keep=lambda name, text: kept.append(json.loads(text)))
-    front._models = {"t": SimpleNamespace(delays=Delays(jitter=0.01))}
     front._server.profile = lambda name: Profile.linear(0.0, 0.2, 1)
     front._note()
     front._server.profile = lambda name: Profile.linear(0.0, 5.0, 1)
@@ -258,7 +264,7 @@ def test_metrics_are_in_the_text_format_of_prometheus(made):
     asyncio.run(front(scope, None, send))
     found = {one.name: one for one in text_string_to_metric_families(sent[1]["body"].decode())}
     (sample,) = found["fluidtune_serve_requests"].samples
-    assert (sample.labels, sample.value) == ({"trial": "t", "outcome": "refused: queue_full"}, 1.0)
+    assert (sample.labels, sample.value) == ({"trial": "t", "version": "1", "outcome": "refused: queue_full"}, 1.0)
 
 
 async def answering(front, count, answers, **given):
@@ -311,6 +317,6 @@ def test_a_batch_of_tensors_is_answered_whole_or_refused(made):
 @pytest.mark.parametrize("headers", [[(b"inference-header-content-length", b"999999")], []])
 def test_json_with_tensors_is_bounded_because_it_is_read_in_one_go(made, headers):
     front = made(Server(), slo=PATIENCE_S)
-    front._most = {"t": 1 << 20}
+    front._rollouts.answering["t"] = dataclasses.replace(front._rollouts.answering["t"], most=1 << 20)
     status, said, _ = answered(front, path="/v2/models/t/infer", body=b" " * (257 << 10), headers=headers)
     assert (status, said["code"]) == (413, "too_large") and "send binary tensors" in said["error"]

@@ -33,7 +33,7 @@ class Device(LocalDevice):
     def __init__(self, number, group, found):
         super().__init__({"t": self._double})
         self.number, self.group, self.found = number, group, found
-        self.pid, self.starts, self.stopped = number, 1, False
+        self.pids, self.starts, self.stopped = [number], 1, False
         self.go, self.entered, self.killed = threading.Event(), threading.Event(), False
         self.go.set()
 

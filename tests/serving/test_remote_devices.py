@@ -10,7 +10,8 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from fluidtune.serving import remote_devices
 from fluidtune.serving.model_process import Loading
-from fluidtune.serving.remote_devices import Measured, RemoteDevice
+from fluidtune.serving.remote_devices import RemoteDevice
+from fluidtune.serving.served_devices import Measured
 from symphony_serve.errors import DeviceLost, ServeError
 
 SAMPLES = {"t": [1]}

@@ -38,7 +38,7 @@ def test_functions_that_are_not_there(text, said):
 
 def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(service, "NEEDS", ("no_such_module", "json"))
-    monkeypatch.setattr(service, "winners", lambda *given: [])
+    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     with pytest.raises(
         FluidTuneError, match=r'no_such_module is not installed; type: pip install "fluidtune\[serve\]"'
     ):
@@ -83,7 +83,7 @@ def test_what_is_said_of_a_start_that_fails_is_one_line(monkeypatch, error, said
     ],
 )
 def test_settings_that_are_refused(monkeypatch, given, said):
-    monkeypatch.setattr(service, "winners", lambda *given: [])
+    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     with pytest.raises(FluidTuneError, match=said):
         serve("run", runs.load, **given)
 
@@ -92,7 +92,12 @@ def test_the_status_in_words():
     trial = {
         "trial": "a",
         "value": 1.0,
-        "batching": "window", "batch_1_s": 0.002,
+        "version": 1,
+        "state": "serving",
+        "batching": "window",
+        "batch_1_s": 0.002,
+        "goodput": 2.5,
+        "p99_s": 0.012,
         "requests": {"answered": 3, "late": 1},
         "batches": {"2": 2},
     }
@@ -109,8 +114,14 @@ def test_the_status_in_words():
     assert status_text({**found, "seconds": 9.0, "trials": [trial]}).splitlines() == [
         "serving: SLO 200 ms, 1 of 2 devices, 1 requests wait, 9 s",
         "  the load wants 3 devices",
-        "  a: 3 answered, 1 late; 2.0 ms alone, 2.0 requests in a batch",
+        "  a (version 1, serving): 3 answered, 1 late; 2.0 ms alone, 2.0 requests in a batch",
+        "    last minute: 2.5 requests/s answered, p99 12.0 ms",
     ]
+    canary = {**trial, "version": 2, "state": "canary", "share": 0.1, "p99_s": None}
+    refused = {**trial, "version": 3, "state": "refused", "why": "it is slow"}
+    lines = status_text({**found, "seconds": 9.0, "trials": [canary, refused]}).splitlines()
+    assert lines[2].startswith("  a (version 2, canary of 10 %): 3 answered")
+    assert (lines[3], lines[-1]) == ("    last minute: 2.5 requests/s answered", "    it is slow")
     leased = {**found, "app": "run-served", "devices_wanted": 2, "seconds": 9.0, "trials": []}
     assert status_text(leased) == "serving: SLO 200 ms, 1 of 2 leased devices, 1 requests wait, 9 s"
 
@@ -165,7 +176,7 @@ def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
 
 def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
     monkeypatch.setattr(cli, "_connect", lambda address: None)
-    monkeypatch.setattr(service, "winners", lambda *given: [])
+    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     words = ["serve", "start", ".", "--load", f"{HERE}:load", "--slo", "1", "--beside", "--shared"]
     found = CliRunner().invoke(cli.cli, words)

@@ -77,7 +77,7 @@ def test_status_counts(served):
     found = served.status()
     assert found["state"] == "serving"
     assert found["trials"][0]["requests"]["answered"] == before + 1
-    assert ask(served, "", method="GET")[1]["trials"][0] == {"trial": served.trials[0], "value": 3.0}
+    assert ask(served, "", method="GET")[1]["trials"][0] == {"trial": served.trials[0], "value": 3.0, "versions": ["1"]}
 
 
 def test_the_log_the_profiles_and_the_picture_of_a_service(served, finished, tmp_path):

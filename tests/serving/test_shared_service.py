@@ -13,10 +13,12 @@ import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.report import read_events
 from tests.faults.serving import Clients, until
+from tests.serving import runs
 from tests.serving.runs import load
 from tests.serving.test_service import ask
 from themis_bridge import JobInfo
 from themis_bridge.bids import Valuation
+from themis_bridge.shell.tenant import Tenant
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
 
@@ -94,7 +96,6 @@ class Greedy:
 
 def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(served, clients, finished):
     from themis_bridge.shell import control
-    from themis_bridge.shell.tenant import Tenant
 
     until(lambda: clients.became["answered"] > 0, "an answer")
     control.change(None, {"reserves": {"other": 2}})
@@ -113,6 +114,27 @@ def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(
     assert set(became) == {"answered", "refused"}
     leases = [event["event"] for event in logged(finished) if event["event"].startswith("device_")]
     assert leases[-3:] == ["device_gained", "device_returned", "device_gained"]
+
+
+def test_a_version_stands_on_the_same_leases_and_comes_along_to_the_next_one(served, finished):
+    from themis_bridge.shell import control
+
+    other = next(trial for trial, factor in runs.factors(finished).items() if factor == 2)
+    until(lambda: held(APP) and served.status()["device_pids"], "a device")
+    deployed = served.deploy(finished, other)
+    assert (deployed["state"], ask(served, 5), held(APP)) == ("serving", (200, 10), 1)
+    pids = served.status()["device_pids"]
+    control.change(None, {"reserves": {"other": 2}})
+    other = Tenant("other", Greedy(), {"CPU": 1.0}, "CPU")
+    try:
+        until(lambda: held("other") == 2, "a job that has its reserve")
+    finally:
+        other.close()
+    until(lambda: len(served.status()["device_pids"]) == 2, "both versions on the next lease")
+    assert not set(pids) & set(served.status()["device_pids"])
+    until(lambda: ask(served, 5) == (200, 10), "an answer of the version that serves")
+    served.rollback()
+    assert ask(served, 5) == (200, 15)
 
 
 def test_a_killed_front_comes_back_under_its_name(served, clients):

@@ -1,0 +1,249 @@
+"""The versions of a served model: which one serves, which one stands beside it, and what may be asked next. It is pure.
+
+A version is a checkpoint of a trial, with a number from 1. At most two are loaded at a time. An event goes into
+`handle`, and the service after it comes out, with what the shell (`rollouts`) must do. docs/serving-decisions.md shows
+the tables as diagrams, and a test holds the two equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from symphony_serve.errors import ServeError
+
+#: ``one``: one version is loaded. ``loading``: another one loads, or is measured. ``canary``: another one answers its
+#: share of the requests. ``moved``: the newer one answers all, and the one before is kept.
+Phase = Literal["one", "loading", "canary", "moved"]
+
+#: ``loading``: its processes start. ``measuring``: its batches are timed. ``refused``: it could not serve. ``serving``:
+#: it answers all but a canary's requests. ``kept``: it answers only who names it. ``ended``: it has no process.
+State = Literal["loading", "measuring", "refused", "serving", "canary", "kept", "ended"]
+
+#: Every change of the service, with the events that cause it; no other event may. It begins as ``one``.
+PHASES: dict[tuple[Phase, Phase], str] = {
+    ("one", "loading"): "Deploy, Restored",
+    ("moved", "loading"): "Deploy",
+    ("loading", "canary"): "Measured",
+    ("loading", "moved"): "Measured",
+    ("loading", "one"): "Failed, Rollback",
+    ("canary", "moved"): "Promote",
+    ("canary", "one"): "Rollback",
+    ("moved", "one"): "Rollback",
+}
+
+#: Every change of a version. The first one begins as ``serving``, the others as ``loading``.
+STATES: dict[tuple[State, State], str] = {
+    ("loading", "measuring"): "Loaded",
+    ("loading", "refused"): "Failed",
+    ("loading", "ended"): "Rollback",
+    ("measuring", "refused"): "Failed",
+    ("measuring", "ended"): "Rollback",
+    ("measuring", "serving"): "Measured",
+    ("measuring", "canary"): "Measured",
+    ("measuring", "kept"): "Measured",
+    ("canary", "serving"): "Promote",
+    ("canary", "ended"): "Rollback",
+    ("serving", "kept"): "Measured, Promote",
+    ("serving", "ended"): "Rollback",
+    ("kept", "serving"): "Rollback",
+    ("kept", "ended"): "Deploy",
+}
+
+
+@dataclass(frozen=True)
+class Version:
+    """A checkpoint of a trial that is or was served.
+
+    what: what a process needs to load it; nothing is decided by it. aim: its state when it is measured. share: the part
+    of the requests that it answers as a canary. why: it was refused.
+    """
+
+    number: int
+    trial: str
+    run: str
+    what: Any = None
+    state: State = "loading"
+    aim: State = "serving"
+    share: float = 0.0
+    why: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its name in the scheduler, the log and the books: the trial, and from version 2 on its number."""
+        return self.trial if self.number == 1 else f"{self.trial}@{self.number}"
+
+    @property
+    def said(self) -> str:
+        return f"version {self.number} (trial {self.trial})"
+
+
+def labels(key: str) -> tuple[str, str]:
+    """The trial and the version's number of a `Version.key`."""
+    trial, _, number = key.partition("@")
+    return trial, number or "1"
+
+
+@dataclass(frozen=True)
+class Service:
+    """The versions of a model. serving: answers. other: stands beside it, or is to. last: the latest that went."""
+
+    serving: Version
+    other: Version | None = None
+    last: Version | None = None
+
+    @property
+    def phase(self) -> Phase:
+        if self.other is None:
+            return "one"
+        phases: dict[State, Phase] = {"canary": "canary", "kept": "moved"}
+        return phases.get(self.other.state, "loading")
+
+    @property
+    def known(self) -> list[Version]:
+        """All that status shows, the serving one first."""
+        return [one for one in (self.serving, self.other, self.last) if one is not None]
+
+    @property
+    def answering(self) -> dict[str, Version]:
+        """By number, the versions that a request may name."""
+        found = [one for one in self.known if one.state in ("serving", "canary", "kept")]
+        return {str(one.number): one for one in sorted(found, key=lambda one: one.number)}
+
+    def drawn(self, request: str, able: bool = True) -> Version:
+        """The version for a request with this id; the same each time. able: whether a canary can answer now."""
+        if self.other is None or self.other.state != "canary" or not able:
+            return self.serving
+        mark = int.from_bytes(hashlib.blake2b(request.encode(), digest_size=8).digest(), "big")
+        return self.other if mark < self.other.share * 2**64 else self.serving
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """Somebody wants another checkpoint to serve. share: the part of the requests that it gets at first; 1: all."""
+
+    trial: str
+    run: str
+    what: Any = None
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The front was restarted, and the version that was beside the serving one is to come back. ``version``: as it was.
+
+    It takes the place that it had when it is measured.
+    """
+
+    version: Version
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """All devices have the version of this number. Now its batches are timed."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The version can serve."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The version cannot serve."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Promote:
+    """The canary is to answer all requests."""
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """What was deployed last is to go: one that loads, a canary, or one that answers all and has the other one kept."""
+
+
+Event = Deploy | Restored | Loaded | Measured | Failed | Promote | Rollback
+
+
+@dataclass(frozen=True)
+class Load:
+    """Start processes for the version beside the others, time its batches, and say `Loaded` and `Measured`."""
+
+    version: Version
+
+
+@dataclass(frozen=True)
+class End:
+    """Let the version answer what it has, and end its processes."""
+
+    version: Version
+
+
+Act = Load | End
+
+
+def handle(service: Service, event: Event) -> tuple[Service, list[Act]]:
+    """The service after the event, and what must be done.
+
+    Raises ServeError in one line for what cannot be asked now; nothing has changed then. An event of a version that is
+    not loading any more changes nothing.
+    """
+    other, phase = service.other, service.phase
+    if isinstance(event, Deploy):
+        return _deploy(service, event)
+    if isinstance(event, Restored):
+        if phase != "one":
+            raise ServeError(f"a version comes back to a service that is {phase}, expected one version")
+        back = replace(event.version, state="loading", aim=event.version.state)
+        return replace(service, other=back), [Load(back)]
+    if isinstance(event, Promote):
+        if other is None or other.state != "canary":
+            raise ServeError("there is no canary to promote; fluidtune serve status shows the versions")
+        return _move(service, other), []
+    if isinstance(event, Rollback):
+        if other is None:
+            raise ServeError(f"only {service.serving.said} is loaded, so there is nothing to go back to; deploy one")
+        if other.state != "kept":
+            return Service(service.serving, last=replace(other, state="ended")), [End(other)]
+        gone = service.serving
+        return Service(replace(other, state="serving"), last=replace(gone, state="ended")), [End(gone)]
+    if other is None or other.number != event.number or phase != "loading":
+        return service, []
+    if isinstance(event, Failed):
+        return Service(service.serving, last=replace(other, state="refused", why=event.why)), [End(other)]
+    if isinstance(event, Loaded):
+        return replace(service, other=replace(other, state="measuring")), []
+    if other.state != "measuring":
+        return service, []
+    if other.aim == "serving":
+        return _move(service, other), []
+    return replace(service, other=replace(other, state=other.aim)), []
+
+
+def _deploy(service: Service, event: Deploy) -> tuple[Service, list[Act]]:
+    other = service.other
+    if other is not None and other.state == "canary":
+        said = f"{other.said} is a canary; first fluidtune serve promote, or fluidtune serve rollback"
+        raise ServeError(said)
+    if other is not None and other.state != "kept":
+        raise ServeError(f"{other.said} is being deployed; wait for it, or give it up with fluidtune serve rollback")
+    ends: list[Act] = [End(other)] if other is not None else []
+    aim: State = "serving" if event.share >= 1 else "canary"
+    number = 1 + max(one.number for one in service.known)
+    new = Version(number, event.trial, event.run, event.what, aim=aim, share=event.share)
+    last = replace(other, state="ended") if other is not None else service.last
+    return Service(service.serving, new, last), [*ends, Load(new)]
+
+
+def _move(service: Service, new: Version) -> Service:
+    """The new version answers all; the one before is kept."""
+    return Service(replace(new, state="serving"), replace(service.serving, state="kept"), service.last)

@@ -1,0 +1,326 @@
+"""Carries out what `model_versions` decides: loads, measures and ends versions, and keeps what a restart must know.
+
+All of it runs on the front's event loop, beside the requests. All times are seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ray import cloudpickle
+
+from fluidtune.ray_compat import kept_state
+from fluidtune.serving.inference_protocol import Interface
+from fluidtune.serving.intake import largest_body
+from fluidtune.serving.model_process import Loading, Samples
+from fluidtune.serving.model_versions import (
+    Act,
+    Deploy,
+    Event,
+    Failed,
+    Load,
+    Loaded,
+    Measured,
+    Promote,
+    Restored,
+    Rollback,
+    Service,
+    Version,
+    handle,
+)
+from fluidtune.serving.remote_devices import LOAD_S, LOOK_S, RemoteDevice
+from fluidtune.serving.setting import Setting
+from fluidtune.serving.versioned_device import VersionedDevice
+from fluidtune.serving.watching import Watch
+from fluidtune.serving.winners import Winner
+from symphony_serve.errors import ServeError
+from symphony_serve.model_side import Model
+from symphony_serve.profiles import Profile, check_slo
+from symphony_serve.shell.async_server import AsyncServer
+from symphony_serve.shell.measuring import measure_profile
+
+logger = logging.getLogger(__name__)
+
+#: A version is not measured with larger batches when one takes this part of the SLO: a batch of the other version waits
+#: for it. No larger one is of use: while it runs, the next one gathers (equation 1 with one device).
+LONGEST = 0.5
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What the front knows of a model that answers: its form, its tensors, and how many bytes a body may have."""
+
+    model: Model
+    interface: Interface
+    samples: Samples
+    most: int
+
+    @classmethod
+    def of(cls, model: Model, samples: Samples, max_body: int | None) -> Answering:
+        return cls(model, Interface.of(*samples), samples, max_body or largest_body(samples.inputs))
+
+
+class Rollouts:
+    """The versions of the model that ``POST /`` asks. tell: is called with an event of the log and its fields.
+
+    One thing: what may be asked, the devices with their processes, and the server change together.
+    """
+
+    def __init__(self, setting: Setting, tell: Callable[..., None]):
+        self._setting, self._tell_log = setting, tell
+        first = setting.loading.trials[0]
+        self.service = Service(Version(1, first.name, setting.run, first, "serving"))
+        #: Of each model of the server, by its key: what the front knows of it.
+        self.answering: dict[str, Answering] = {}
+        self._before: Version | None = None
+        self._devices: list[VersionedDevice] = []
+        self._server: AsyncServer | None = None
+        self._watch: Watch | None = None
+        #: The task that carries out the latest acts, when those before are done; and the one in it that loads.
+        self._work: asyncio.Task[None] | None = None
+        self._loader: asyncio.Task[None] | None = None
+        self._keeping = asyncio.Lock()
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the models that answer from the start."""
+        return [self.service.serving.key, *[trial.name for trial in self._setting.loading.trials[1:]]]
+
+    async def restore(self) -> None:
+        """Go on with the versions that the front had before Ray restarted it."""
+        kept = await asyncio.to_thread(kept_state.kept)
+        if kept is not None:
+            service: Service = cloudpickle.loads(kept)
+            self.service, self._before = replace(service, other=None), service.other
+            self._say(service.serving)
+
+    def begin(self, server: AsyncServer, watch: Watch) -> None:
+        """The server answers, with the serving version."""
+        self._server, self._watch = server, watch
+        if self._before is not None:
+            self._tell(Restored(self._before))
+            self._before = None
+
+    async def close(self) -> None:
+        """The service is over."""
+        for task in (self._loader, self._work):
+            if task is not None:
+                task.cancel()
+        await asyncio.to_thread(kept_state.forget)
+
+    def device(
+        self, make: Callable[[Loading, Mapping[str, Any]], RemoteDevice], resources: Mapping[str, Any]
+    ) -> VersionedDevice:
+        """A device that comes now, with all that the others have."""
+        other = self.service.other
+        beside = self._loading(other) if other is not None else None
+        made = VersionedDevice(make, resources, self._loading(self.service.serving), beside)
+        self._devices = [*self._present(), made]
+        return made
+
+    def able(self, version: Version) -> bool:
+        """Whether each device has a process of this version that is there."""
+        present = self._present()
+        return bool(present) and all(device.able(version.key) for device in present if self._is_in_use(device))
+
+    def _present(self) -> list[VersionedDevice]:
+        return [device for device in self._devices if not device.over]
+
+    def _is_in_use(self, device: VersionedDevice) -> bool:
+        """Whether its serving process has loaded; else it takes no batch yet."""
+        return device.able(self.service.serving.key)
+
+    # What operators ask.
+
+    async def deploy(self, winner: Winner, run: str, share: float) -> int:
+        """Begin to load this trial's checkpoint. Returns its version. Raises ServeError if that cannot be now."""
+        event = Deploy(winner.name, run, winner, share)
+        handle(self.service, event)  # First, as it says in one line what stands in the way.
+        if len(self._setting.loading.trials) > 1:
+            raise ServeError("this service has several trials, and versions are of one; start it without --top")
+        if self._server is None or not self._present():
+            raise ServeError("the service does not answer yet; fluidtune serve status says what it waits for")
+        if self.service.other is None:  # Else the kept version goes first.
+            await self._check_memory()
+        self._tell(event)
+        assert self.service.other is not None
+        return self.service.other.number
+
+    async def promote(self) -> None:
+        """Let the canary answer all requests. Raises ServeError if there is none that can."""
+        await self._check_able("canary")
+        self._tell(Promote())
+        await self._keep()
+
+    async def rollback(self) -> None:
+        """Let what was deployed last go. Raises ServeError if there is nothing to go back to."""
+        await self._check_able("kept")
+        self._tell(Rollback())
+        await self._keep()
+
+    async def _check_able(self, state: str) -> None:
+        """Raises ServeError if the version in this state is to answer all, and its processes are not there."""
+        other = self.service.other
+        if other is None or other.state != state:
+            return
+        answers = await asyncio.gather(*[one.check_beside() for one in self._present() if self._is_in_use(one)])
+        if not all(answers):
+            said = f"a process of {other.said} has ended and loads again"
+            raise ServeError(f"{said}; ask once more when fluidtune serve status counts all of them")
+
+    async def _check_memory(self) -> None:
+        """Raises ServeError if the machines have no memory for one more process of each device."""
+        places = await asyncio.gather(*[device.place() for device in self._present()])
+        needs = Counter[str]()
+        for place in places:
+            needs[place.node] += place.used
+            short = place.gpu_used > place.gpu_free
+            if short or needs[place.node] > place.free:
+                where, used = ("the GPU", place.gpu_used) if short else ("the machine", needs[place.node])
+                free = place.gpu_free if short else place.free
+                raise ServeError(
+                    f"a second version takes about {used / 2**30:.1f} GiB of {where}, as the first one does, and "
+                    f"{free / 2**30:.1f} GiB are free; stop the service and start it with the other checkpoint"
+                )
+
+    # The machine.
+
+    def _tell(self, event: Event) -> None:
+        """Let the machine handle the event, and carry out what it says. Raises ServeError."""
+        before = {one.number: one for one in self.service.known}
+        last = self.service.last
+        self.service, acts = handle(self.service, event)
+        for one in self.service.known:
+            if one.number not in before or before[one.number].state != one.state:
+                self._say(one)
+        for device in self._present():
+            device.serve(self.service.serving.key)
+        if last is not None and last not in self.service.known and self._watch is not None:
+            self._watch.forget(last.key)
+        if acts:
+            self._carry_out(acts)
+
+    def _say(self, one: Version) -> None:
+        why = {"reason": one.why} if one.why else {}
+        share = {"share": one.share} if one.state == "canary" else {}
+        told = {"trial": one.trial, "version": one.number, "state": one.state, "run": one.run, **why, **share}
+        self._tell_log("version_changed", **told)
+
+    def _carry_out(self, acts: list[Act]) -> None:
+        """Do this when what was to be done before is done. A version that is to end is not loaded any further."""
+        loader = self._loader
+        if loader is not None and loader is not asyncio.current_task() and not isinstance(acts[0], Load):
+            loader.cancel()
+        self._work = asyncio.create_task(self._do(self._work, acts), name="serve-rollout")
+
+    async def _do(self, before: asyncio.Task[None] | None, acts: list[Act]) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        for act in acts:
+            if not isinstance(act, Load):
+                await self._end(act.version)
+            elif self._loads(act.version):
+                self._loader = asyncio.create_task(self._load(act.version), name="serve-load")
+                await asyncio.wait([self._loader])
+
+    def _loads(self, version: Version) -> bool:
+        """Whether the version is still to be loaded."""
+        other = self.service.other
+        return other is not None and other.number == version.number
+
+    async def _load(self, version: Version) -> None:
+        assert self._server is not None and self._watch is not None
+        try:
+            samples = await self._samples(version)
+            self._check_form(version, samples)
+            self._tell(Loaded(version.number))
+            found = Answering.of(await self._measure(version, samples), samples, self._setting.max_body)
+            if not all(await asyncio.gather(*[device.check_beside() for device in self._present()])):
+                raise ServeError("a process of it has ended while it was measured")
+            self._server.add(found.model)
+        except Exception as error:
+            why = " ".join(str(error).split()) if isinstance(error, ServeError) else repr(error)
+            logger.warning("Version %d cannot be served: %s", version.number, why)
+            self._tell(Failed(version.number, why))
+        else:
+            self.answering[version.key] = found
+            self._watch.serves(version.key, found.model.profile, found.model.budget)
+            self._tell(Measured(version.number))
+        self._loader = None
+        await self._keep()
+
+    async def _samples(self, version: Version) -> Samples:
+        """The samples of a version that each device has loaded. Raises ServeError."""
+        loading, until = self._loading(version), time.monotonic() + LOAD_S
+        while time.monotonic() < until:
+            found: list[dict[str, Samples] | None] = []
+            for device in self._present():
+                device.load_beside(loading)
+                found.append(await device.look_beside())
+            if found and found[0] and all(found):
+                return found[0][version.key]
+            await asyncio.sleep(LOOK_S)
+        raise ServeError(f"not every device has loaded it within {LOAD_S:.0f} s; does load end, and is there a device?")
+
+    def _check_form(self, version: Version, samples: Samples) -> None:
+        """Raises ServeError if clients of the serving version would have to send something else."""
+        serving, new = self.answering[self.service.serving.key].interface, Interface.of(*samples)
+        if (serving.form, serving.inputs) != (new.form, new.inputs):
+            sample = self.answering[self.service.serving.key].samples.inputs[0]
+            trouble = new.form.trouble(sample, "a sample of the serving version")
+            said = f": {trouble}" if trouble is not None else ""
+            raise ServeError(f"its inputs have another form than those of {self.service.serving.said}{said}")
+
+    async def _measure(self, version: Version, samples: Samples) -> Model:
+        """Raises ServeError if the version is too slow, or fails with its own samples."""
+        setting, key = self._setting, version.key
+        delays = self.answering[self.service.serving.key].model.delays
+        alone = await asyncio.gather(*[device.first_run(key, samples.inputs[:1]) for device in self._present()])
+        check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.smallest)
+        runs = [lambda inputs, device=device: device.measure(key, inputs) for device in self._present()]
+        profile = await measure_profile(runs, samples.inputs, LONGEST * setting.slo, setting.max_batch)
+        self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.smallest)
+        return Model(key, profile, setting.slo, setting.batching, setting.policy, delays)
+
+    async def _end(self, version: Version) -> None:
+        assert self._server is not None
+        if version.key in self.answering:
+            await self._server.remove(version.key)
+            del self.answering[version.key]
+        for device in self._present():
+            device.end_beside()
+
+    def _loading(self, version: Version) -> Loading:
+        if version.number == 1:
+            return self._setting.loading
+        return replace(self._setting.loading, trials=(replace(version.what, name=version.key),))
+
+    async def _keep(self) -> None:
+        """Keep what a restart must know. A version that loads is none of it."""
+        async with self._keeping:
+            if self.service.phase != "loading":
+                await asyncio.to_thread(kept_state.keep, cloudpickle.dumps(self.service))
+
+    # What status shows.
+
+    def status(self, now: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
+        """The versions, the serving one first. now: figures by key."""
+        return [
+            {
+                "trial": one.trial,
+                "version": one.number,
+                "state": one.state,
+                "run": one.run,
+                "why": one.why,
+                "share": one.share if one.state == "canary" else None,
+                "value": one.what.value,
+                **now(one.key),
+            }
+            for one in self.service.known
+        ]

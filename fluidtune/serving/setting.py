@@ -1,0 +1,47 @@
+"""What a service is started with: what is served, to whom, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fluidtune.serving.model_process import Loading
+from symphony_serve.model_side import Batching, StartPolicy
+
+if TYPE_CHECKING:
+    from fluidtune.serving.model_leases import Leasing
+
+
+@dataclass(frozen=True)
+class Following:
+    """How a search that still runs is followed: seconds between two looks at it, and how its trials are ranked."""
+
+    every: float
+    metric: str
+    mode: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is served, to whom, and how.
+
+    run: the directory of the run. resources: Ray's options for a model process. devices: how many there are; 0: they
+    are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None: they are
+    not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever asks has
+    it; None: anybody may. cors: origins of pages that may ask. following: the search; None: the run has ended.
+    """
+
+    run: str
+    loading: Loading
+    slo: float
+    resources: dict[str, float]
+    devices: int
+    max_batch: int
+    max_body: int | None
+    policy: StartPolicy
+    modules: tuple[str, ...] | None
+    leasing: Leasing | None = None
+    token: str | None = None
+    cors: tuple[str, ...] = ()
+    batching: Batching = Batching.AUTO
+    following: Following | None = None

@@ -1,0 +1,174 @@
+"""Models are added to a scheduler and removed from it while requests come, in the pure scheduler and in its server."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.rival_servers.fifo import Fifo
+from symphony_serve.batching.window import Window
+from symphony_serve.delays import Delays
+from symphony_serve.errors import Refused, ServeError
+from symphony_serve.messages import (
+    BatchTook,
+    Cancelled,
+    GpuLost,
+    ModelAdded,
+    ModelGone,
+    ModelRemoved,
+    Reason,
+    Request,
+    RequestArrived,
+)
+from symphony_serve.model_side import DEFERRED, EAGER, Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.shell.async_server import AsyncServer
+from symphony_serve.shell.device import LocalDevice
+from tests.serve.driving import Driver
+
+SLO_S = 14.0
+
+
+def model(name, gathering=Window, policy=EAGER, **options):
+    """A batch of b takes b + 5 s (figure 4)."""
+    return Model(name, Profile.linear(1.0, 5.0, 8), SLO_S, gathering, policy, **options)
+
+
+class Seen(Driver):
+    """Also notes when which models are gone."""
+
+    def __init__(self, *models):
+        super().__init__(Scheduler(models))
+        self.gone = []
+
+    def _carry_out(self, instruction):
+        super()._carry_out(instruction)
+        if isinstance(instruction, ModelGone):
+            self.gone.append((self.now, instruction.model))
+
+
+MOMENTS = st.floats(0.0, 60.0, allow_nan=False).map(lambda moment: round(moment, 3))
+CHANGES = st.lists(st.tuples(MOMENTS, st.sampled_from("bc")), max_size=8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(MOMENTS, st.sampled_from("abc")), max_size=60),
+    CHANGES,
+    st.sampled_from([Fifo, Window]),
+    st.sampled_from([EAGER, DEFERRED]),
+    st.integers(1, 3),
+    st.lists(MOMENTS, max_size=2),
+)
+def test_each_request_is_answered_or_refused_once_whatever_models_come_and_go(
+    arrivals, changes, gathering, policy, gpus, losses
+):
+    """A change adds a model if it is not there, and removes it otherwise. A GPU may be lost, and never come back."""
+    run = Seen(model("a", gathering, policy))
+    run.joins(*[0.0] * (gpus + len(losses)))
+    for number, moment in enumerate(losses, start=gpus + 1):
+        run.at(moment, GpuLost(number))
+    there, removed = set(), dict.fromkeys("bc", -math.inf)
+    for moment, name in sorted(changes):
+        if name in there:
+            there.remove(name)
+            removed[name] = moment
+            run.at(moment, ModelRemoved(name))
+        elif moment > removed[name] + 2 * SLO_S:  # It is gone.
+            there.add(name)
+            run.at(moment, ModelAdded(model(name, gathering, policy)))
+    requests = [
+        Request(number, name, moment, moment + SLO_S) for number, (moment, name) in enumerate(sorted(arrivals), start=1)
+    ]
+    run.requests(requests)
+    run.run()
+    answered = [one.id for batch in run.dispatches for one in batch.requests]
+    taken_back = len(answered) - len(set(answered))
+    assert taken_back == 0 or losses
+    assert set(answered) | set(run.refused) == {one.id for one in requests}
+    assert losses or not set(answered) & set(run.refused)
+    assert not run.scheduler.unanswered
+    for batch in run.dispatches:
+        assert {one.model for one in batch.requests} == {batch.model}
+    assert {name for _, name in run.gone} == {name for name, moment in removed.items() if moment >= 0}
+
+
+def test_what_waits_for_a_model_that_is_removed_is_answered_and_what_comes_is_refused():
+    run = Seen(model("a"), model("b"))
+    run.joins(0.0)
+    run.requests([Request(1, "a", 0.0, 20.0), Request(2, "b", 0.5, 20.0), Request(3, "b", 2.0, 20.0)])
+    run.at(1.0, ModelRemoved("b"))
+    run.run()
+    assert run.batches == [(0.0, 1, [1]), (6.0, 1, [2])]
+    assert (run.refused, run.gone) == ({3: "UNKNOWN_MODEL"}, [(12.0, "b")])
+    late = [BatchTook("b", (Request(2, "b", 0.5, 20.0),), 6.0), Cancelled("b", 2), ModelRemoved("b")]
+    assert all(run.scheduler.handle(event, 13.0) == [] for event in late)
+
+
+def test_what_a_model_that_is_gone_had_offered_is_forgotten():
+    run = Seen(model("a", policy=DEFERRED), model("b", policy=DEFERRED))
+    run.joins(0.0)
+    run.requests([Request(1, "a", 0.0, 20.0), Request(2, "b", 0.0, 30.0)])
+    run.at(1.0, Cancelled("b", 2))
+    run.at(2.0, ModelRemoved("b"))
+    run.run()
+    assert (run.batches, run.gone) == ([(13.0, 1, [1])], [(2.0, "b")])
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        (model("a"), "model a is served already, expected another name"),
+        (model("b", delays=Delays(response=0.1)), "model b has the delays .*, expected those of the others"),
+    ],
+)
+def test_a_model_that_cannot_be_added_changes_nothing(added, said):
+    scheduler = Scheduler([model("a")])
+    with pytest.raises(ServeError, match=said):
+        scheduler.handle(ModelAdded(added), 0.0)
+    request = Request(1, "b", 0.0, 14.0)
+    (refuse, *_) = scheduler.handle(RequestArrived(request), 1.0)
+    assert refuse.reason is Reason.UNKNOWN_MODEL
+
+
+def quick(name, delays):
+    return Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, Fifo, EAGER, delays)
+
+
+def test_a_server_takes_a_model_and_lets_it_go_when_its_requests_are_answered():
+    async def run():
+        delays, release = Delays(jitter=30.0), asyncio.Event()
+
+        class Slow(LocalDevice):
+            async def run(self, name, inputs):
+                if name == "b":
+                    await release.wait()
+                return [f"{name}{value}" for value in inputs]
+
+        server = AsyncServer([quick("a", delays)], [Slow({"a": list, "b": list})])
+        with pytest.raises(ServeError, match="device 0 has not the model c"):
+            server.add(quick("c", delays))
+        server.add(quick("b", delays))
+        with pytest.raises(ServeError, match="model b is served already"):
+            server.add(quick("b", delays))
+        answer = server.ask("b", 1)
+        removed = asyncio.ensure_future(server.remove("b"))
+        await asyncio.sleep(0)
+        with pytest.raises(Refused, match="no model of that name"):
+            await server.ask("b", 2)
+        assert not removed.done()
+        release.set()
+        assert (await answer, await server.ask("a", 3)) == ("b1", "a3")
+        await removed
+        server.add(quick("b", delays))
+        assert await server.ask("b", 4) == "b4"
+        gone = asyncio.ensure_future(server.remove("b"))
+        await server.close()
+        await gone
+
+    asyncio.run(run())

@@ -1,0 +1,226 @@
+"""Versions of a served model in a real Ray cluster: deployed, refused, promoted, rolled back, restarted."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+import ray
+
+import fluidtune
+from benchmarks.common import free_ports
+from fluidtune.errors import FluidTuneError
+from fluidtune.report import read_events
+from fluidtune.serving import service
+from tests.conftest import assert_nothing_left
+from tests.serve.driving import PATIENCE_S, until
+from tests.serving.runs import kinds, load_kind
+
+pytestmark = [pytest.mark.ray, pytest.mark.serve, pytest.mark.faults]
+
+#: Seconds. A batch of the trial "slow" takes 6.
+SLO_S = 4.0
+
+
+@pytest.fixture(scope="module")
+def run(one_ray, tmp_path_factory):
+    one_ray.use(num_cpus=2)
+    yield kinds(tmp_path_factory.mktemp("results"))
+    assert_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def started(run):
+    with fluidtune.serve(run[0], load_kind, SLO_S, port=free_ports(1)[0]) as served:
+        yield served
+
+
+@pytest.fixture
+def served(started, run):
+    """The service with one version, the trial "first", whatever its number is."""
+    yield started
+    while started.status()["phase"] != "one":
+        started.rollback()
+    if answer(started)[0] != "first":
+        started.deploy(run[0], run[1]["first"])
+        started.deploy(run[0], run[1]["second"])
+        started.rollback()
+
+
+def ask(served, path="", body="1", number=None, method="POST"):
+    url = urlsplit(served.url)
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S)
+    connection.request(method, f"/{path}", body, {"X-Request-ID": number} if number else {})
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    return answer.status, json.loads(text) if text else None, answer.headers.get("Model-Version")
+
+
+def answer(served, **given):
+    """What a request is answered, and the version."""
+    status, value, version = until(lambda: (found := ask(served, **given))[0] != 503 and found)
+    assert status == 200, value
+    return value, version
+
+
+def states(served):
+    return {one["version"]: one["state"] for one in served.status()["trials"]}
+
+
+def test_a_deploy_moves_the_requests_and_a_rollback_brings_them_back(served, run):
+    before = served.status()["trials"][0]
+    deployed = served.deploy(run[0], run[1]["second"])
+    number = str(deployed["version"])
+    assert (deployed["state"], answer(served)) == ("serving", ("second", number))
+    assert states(served)[before["version"]] == "kept"
+    model = served.trials[0]
+    assert ask(served, f"v2/models/{model}", None, method="GET")[1]["versions"] == [str(before["version"]), number]
+    body = json.dumps({"inputs": [{"name": "input", "shape": [1], "datatype": "INT64", "data": [1]}]})
+    old = f"v2/models/{model}/versions/{before['version']}"
+    assert ask(served, f"{old}/infer", body)[1]["outputs"][0]["data"] == ["first"]
+    assert ask(served, f"v2/models/{model}/infer", body)[1]["model_version"] == number
+    assert ask(served, f"{old}/ready", None, method="GET")[0] == 200
+    assert len(served.status()["device_pids"]) == 2
+    served.rollback()
+    assert answer(served) == ("first", str(before["version"]))
+    until(lambda: ask(served, f"v2/models/{model}/versions/{number}/ready", None, method="GET")[0] == 404)
+    until(lambda: len(served.status()["device_pids"]) == 1)
+    found = {one["version"]: one for one in served.status()["trials"]}[deployed["version"]]
+    assert (found["state"], found["requests"]["answered"]) == ("ended", 2)
+    changes = [
+        event["state"]
+        for event in read_events(run[0] / "serving" / "fluid_events.jsonl")
+        if event["event"] == "version_changed" and str(event["version"]) == number
+    ]
+    assert changes == ["loading", "measuring", "serving", "ended"]
+
+
+def test_a_canary_gets_its_share_and_the_same_request_asks_the_same_version(served, run):
+    deployed = served.deploy(run[0], run[1]["second"], canary=0.5)
+    assert deployed["state"] == "canary"
+    drawn = {str(one): answer(served, number=str(one))[0] for one in range(40)}
+    assert set(drawn.values()) == {"first", "second"}
+    assert {number: answer(served, number=number)[0] for number in drawn} == drawn
+    with pytest.raises(FluidTuneError, match=r"version \d+ .* is a canary; first fluidtune serve promote"):
+        served.deploy(run[0], run[1]["first"])
+    served.promote()
+    assert {answer(served, number=number)[0] for number in drawn} == {"second"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("broken", "the checkpoint of trial .* does not load: FileNotFoundError"),
+        ("slow", "has an SLO of 4.0 s, but a batch of 1 takes"),
+        ("other form", "its inputs have another form than those of version"),
+    ],
+)
+def test_a_deploy_that_cannot_serve_is_refused_in_one_line_and_nobody_is_harmed(served, run, kind, said):
+    with pytest.raises(FluidTuneError, match=said) as refused:
+        served.deploy(run[0], run[1][kind])
+    assert "\n" not in str(refused.value)
+    assert answer(served)[0] == "first"
+    assert (served.status()["phase"], list(states(served).values())[-1]) == ("one", "refused")
+    until(lambda: len(served.status()["device_pids"]) == 1)
+
+
+def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_ends_the_first(served, run):
+    found, before = [], _model_processes()
+    thread = threading.Thread(target=_refused, args=(served, run[0], run[1]["hangs"], found))
+    thread.start()
+    until(lambda: "loading" in states(served).values())
+    with pytest.raises(FluidTuneError, match=r"version \d+ \(trial .*\) is being deployed; wait for it"):
+        served.deploy(run[0], run[1]["second"])
+    (killed,) = until(lambda: _model_processes() - before)
+    os.kill(killed, signal.SIGKILL)
+    thread.join(PATIENCE_S)
+    assert "has ended before it had loaded the models" in found[0] and "\n" not in found[0]
+    assert answer(served)[0] == "first"
+
+
+def test_a_deploy_that_loads_can_be_given_up(served, run):
+    thread = threading.Thread(target=_refused, args=(served, run[0], run[1]["hangs"], []))
+    thread.start()
+    until(lambda: "loading" in states(served).values())
+    served.rollback()
+    thread.join(PATIENCE_S)
+    assert served.status()["phase"] == "one" and not thread.is_alive()
+    assert answer(served)[0] == "first"
+    with pytest.raises(FluidTuneError, match="is loaded, so there is nothing to go back to"):
+        served.rollback()
+    with pytest.raises(FluidTuneError, match="there is no canary to promote"):
+        served.promote()
+
+
+def test_a_canary_whose_process_is_killed_harms_nobody_and_comes_back(served, run):
+    served.deploy(run[0], run[1]["second"], canary=0.9)
+    first, second = served.status()["device_pids"]
+    os.kill(second, signal.SIGKILL)
+    until(lambda: served.status()["device_pids"] not in ([first, second], [first]))
+    until(lambda: answer(served)[0] == "second")
+    assert served.status()["device_pids"][0] == first
+
+
+def test_a_front_that_restarts_comes_back_with_its_versions(served, run):
+    served.deploy(run[0], run[1]["second"])
+    deployed = served.deploy(run[0], run[1]["first"], canary=0.4)
+    drawn = {str(one): answer(served, number=str(one)) for one in range(20)}
+    assert {version for _, version in drawn.values()} == {str(deployed["version"] - 1), str(deployed["version"])}
+    pid = served.status()["pid"]
+    os.kill(pid, signal.SIGKILL)
+
+    def back():
+        try:
+            found = service.status()
+        except FluidTuneError:
+            return False
+        return found["pid"] != pid and found["phase"] == "canary"
+
+    until(back)
+    assert {number: answer(served, number=number) for number in drawn} == drawn
+    served.promote()
+    assert answer(served) == ("first", str(deployed["version"]))
+
+
+def test_the_commands(served, run):
+    def command(*given):
+        address = ray.get_runtime_context().gcs_address
+        words = [sys.executable, "-m", "fluidtune.cli", "serve", "--address", address, *given]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+        return done.returncode, done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+    trial = run[1]["second"]
+    code, said = command("deploy", str(run[0]), "--trial", trial, "--canary", "10%")
+    assert code == 0 and said.endswith(
+        "10 % of the requests go to it; all with: fluidtune serve promote; back with: fluidtune serve rollback"
+    ), said
+    assert command("promote")[0] == 0
+    assert "answers all requests" in command("rollback")[1]
+    assert command("rollback")[0] == 2
+    assert command("deploy", str(run[0]), "--canary", "10")[0] == 2
+    assert command("deploy", str(run[0]), "--trial", "nobody")[1].startswith("fluidtune: no trial 'nobody' in")
+
+
+def _refused(served, run, trial, found):
+    """A deploy that is refused; ``found`` gets what is said."""
+    with pytest.raises(FluidTuneError) as error:
+        served.deploy(run, trial)
+    found.append(str(error.value))
+
+
+def _model_processes():
+    """The ids of the processes of models, those that load included."""
+    found = set()
+    for process in psutil.process_iter(["cmdline"]):
+        if "ray::ModelProcess" in " ".join(process.info["cmdline"] or []):
+            found.add(process.pid)
+    return found

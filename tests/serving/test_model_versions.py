@@ -1,0 +1,151 @@
+"""The versions of a served model as a pure machine: its tables, its drawing, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluidtune.serving.model_versions import (
+    PHASES,
+    STATES,
+    Deploy,
+    End,
+    Failed,
+    Load,
+    Loaded,
+    Measured,
+    Phase,
+    Promote,
+    Restored,
+    Rollback,
+    Service,
+    State,
+    Version,
+    handle,
+    labels,
+)
+from symphony_serve.errors import ServeError
+
+PAGE = Path(__file__).parents[2] / "docs" / "serving-decisions.md"
+
+
+def first():
+    return Service(Version(1, "a", "run", state="serving"))
+
+
+def after(*events, service=None):
+    service = service or first()
+    for event in events:
+        service, _ = handle(service, event)
+    return service
+
+
+@pytest.mark.parametrize(
+    ("heading", "table", "names"),
+    [("### The states of the service", PHASES, Phase), ("### The states of a version", STATES, State)],
+)
+def test_the_page_draws_exactly_the_table(heading, table, names):
+    text = PAGE.read_text().split(heading, 1)[1].split("```", 2)[1]
+    arrows = re.findall(r"^ +(\w+) --> (\w+): (.+)$", text, re.MULTILINE)
+    assert {(begin, end): causes for begin, end, causes in arrows} == table
+    assert {name for pair in table for name in pair} == set(get_args(names))
+
+
+EVENTS = st.one_of(
+    st.builds(Deploy, st.sampled_from("bc"), st.just("run"), share=st.sampled_from([0.1, 1.0])),
+    st.builds(Loaded, st.integers(1, 6)),
+    st.builds(Measured, st.integers(1, 6)),
+    st.builds(Failed, st.integers(1, 6), st.just("it is slow")),
+    st.just(Promote()),
+    st.just(Rollback()),
+)
+
+
+@given(st.lists(EVENTS, max_size=40))
+def test_every_change_is_drawn_and_what_has_ended_stays_so(events):
+    """Whatever happens, one version serves; a version that has no process any more is told to end once."""
+    service, states, ended, loads = first(), {1: "serving"}, [], []
+    for event in events:
+        try:
+            new, acts = handle(service, event)
+        except ServeError as error:
+            assert "\n" not in str(error)
+            continue
+        cause = type(event).__name__
+        if new.phase != service.phase:
+            assert cause in PHASES[service.phase, new.phase].split(", ")
+        for one in new.known:
+            before = states.get(one.number)
+            if before is None:
+                assert one.state == "loading" and cause == "Deploy"
+            elif before != one.state:
+                assert cause in STATES[before, one.state].split(", ")
+            states[one.number] = one.state
+        ended += [act.version.number for act in acts if isinstance(act, End)]
+        loads += [act.version.number for act in acts if isinstance(act, Load)]
+        service = new
+        assert service.serving.state == "serving"
+        gone = [number for number, state in states.items() if state in ("ended", "refused")]
+        assert sorted(ended) == sorted(gone) and len(states) - len(gone) <= 2
+    assert loads == sorted(set(loads))
+
+
+def test_a_deploy_moves_at_once_and_a_rollback_puts_the_old_one_back():
+    moved = after(Deploy("b", "run"), Loaded(2), Measured(2))
+    assert (moved.phase, moved.serving.key, moved.other.key) == ("moved", "b@2", "a")
+    assert list(moved.answering) == ["1", "2"]
+    back, acts = handle(moved, Rollback())
+    assert (back.phase, back.serving.number, acts) == ("one", 1, [End(moved.serving)])
+    assert after(Deploy("c", "run"), service=back).other.number == 3
+
+
+def test_the_kept_one_goes_with_the_next_deploy():
+    moved = after(Deploy("b", "run"), Loaded(2), Measured(2))
+    found, acts = handle(moved, Deploy("c", "run"))
+    assert [type(act) for act in acts] == [End, Load] and acts[0].version.number == 1
+    assert (found.serving.number, found.other.number, found.last.state) == (2, 3, "ended")
+
+
+def test_a_share_of_the_requests_is_drawn_by_their_ids():
+    canary = after(Deploy("b", "run", share=0.1), Loaded(2), Measured(2))
+    ids = [f"request-{number}" for number in range(10_000)]
+    drawn = [canary.drawn(one).number for one in ids]
+    assert 0.08 < drawn.count(2) / len(ids) < 0.12
+    assert drawn == [canary.drawn(one).number for one in ids]
+    assert {canary.drawn(one, able=False).number for one in ids} == {1}
+    assert {after(Promote(), service=canary).drawn(one).number for one in ids} == {2}
+
+
+@pytest.mark.parametrize("state", ["canary", "kept"])
+def test_what_comes_back_after_a_restart_takes_its_place_again(state):
+    was = Version(2, "b", "run", state=state, share=0.1)
+    back = after(Restored(was))
+    assert (back.phase, back.other.state) == ("loading", "loading")
+    assert after(Loaded(2), Measured(2), service=back).other == Version(2, "b", "run", None, state, state, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("before", "event", "said"),
+    [
+        ([], Rollback(), r"only version 1 \(trial a\) is loaded, so there is nothing to go back to"),
+        ([], Promote(), "there is no canary to promote"),
+        ([Deploy("b", "run")], Deploy("c", "run"), r"version 2 \(trial b\) is being deployed; wait for it"),
+        (
+            [Deploy("b", "run", share=0.1), Loaded(2), Measured(2)],
+            Deploy("c", "run"),
+            r"version 2 \(trial b\) is a canary; first fluidtune serve promote",
+        ),
+    ],
+)
+def test_what_cannot_be_asked_is_said_in_one_line(before, event, said):
+    with pytest.raises(ServeError, match=said):
+        after(*before, event)
+
+
+def test_a_key_names_the_trial_and_the_version():
+    assert [labels(Version(number, "a_1", "run").key) for number in (1, 2)] == [("a_1", "1"), ("a_1", "2")]
