@@ -100,7 +100,7 @@ def check_paths(path: Path, text: str, root: Path) -> Iterator[Finding]:
             page = path.parent / place if place else path
             if ":" in target:
                 continue
-            if not page.exists():
+            if place and not page.exists():
                 yield Finding(path, number, f"the link to {target} leads nowhere")
             elif heading and page.suffix == ".md" and heading not in _anchors(page, text, path):
                 yield Finding(path, number, f"the link to {target}: that page has no such heading")
