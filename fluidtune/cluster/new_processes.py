@@ -137,6 +137,8 @@ class NewProcesses:
             # A server has begun before it is known what the devices are. What is imported does not depend on it, except
             # where a package reads it at its import: the process imports that anew.
             self.environment = {**self.environment, **without_gpus(dict(ray.get_runtime_context().runtime_env))}
+        #: The environment variables that the script has given to its job.
+        self._job_variables = dict(ray.get_runtime_context().runtime_env.get("env_vars") or {})
         #: By node, what Ray must give to a process before it starts; empty: nothing. A node that has come to the
         #: cluster since the job began need not have been started as the others were.
         self._before_start: dict[str | None, dict[str, Any]] = {}
@@ -194,8 +196,6 @@ class NewProcesses:
         if spare:
             # The trial that runs has taken what the device has for one.
             resources = {}
-            if "OMP_NUM_THREADS" not in os.environ:
-                environment.setdefault("OMP_NUM_THREADS", str(self._threads))
             if self._layout.kind == "gpu":
                 environment[VISIBLE_GPUS] = self.gpus[device][1]
         if visible is not None:
@@ -204,6 +204,10 @@ class NewProcesses:
         node = self._prepare(device)
         environment |= self._shared_data(node)
         runtime_env = self._before_start[node]
+        if spare and "OMP_NUM_THREADS" not in {**os.environ, **self._job_variables}:
+            # As Ray does for a process that has the device's cores, and before anything is imported.
+            variables = {**runtime_env.get("env_vars", {}), "OMP_NUM_THREADS": str(self._threads)}
+            runtime_env = {**runtime_env, "env_vars": variables}
         command = None if self._forks is None else self._forks.command(node)
         if command is not None:
             runtime_env = {**runtime_env, "py_executable": command}

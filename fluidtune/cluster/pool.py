@@ -180,13 +180,11 @@ class WorkerPool:
         """A process was not fit for a second trial: from now on the next one is started while a trial runs."""
         self._ends = self._ends or (worker.info is not None and worker.info.forked)
 
-    def stop_forking(self, why: str) -> bool:
-        """Start only plain processes from now on, one for each trial. False: that is so already."""
-        if not self._new.stop_forking(why):
-            return False
-        self.fresh = self.fresh or f"no process is forked: {why}"
-        self.discard_all_idle_workers()
-        return True
+    def stop_forking(self, why: str) -> None:
+        """Start only plain processes from now on, one for each trial."""
+        if self._new.stop_forking(why):
+            self.fresh = self.fresh or f"no process is forked: {why}"
+            self.discard_all_idle_workers()
 
     def start_spares(self) -> list[PooledWorker]:
         """Start the next process of each device whose trials run in processes that will end. Returns these.

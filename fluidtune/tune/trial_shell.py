@@ -131,9 +131,13 @@ class TrialShell:
                 task_of(call).future = None
 
     def _stop_forking(self, run: TrialRun, stop: m.StopForking) -> None:
-        if self._job.pool.stop_forking(stop.why):
+        leader = run.life.crew.leader
+        assert leader is not None
+        info = _pooled(leader).info
+        self._job.pool.stop_forking(stop.why)
+        if info is not None and info.forked:
             self.tell(run, m.PlainProcessNeeded(stop.why))
-        else:
+        else:  # only words like those of a fork
             self.tell(run, replace(stop.raised, plain_process=None))
 
     # --- to followers

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayActorError
 
+from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
@@ -213,6 +214,9 @@ class WorkerDispatch:
             if worker.in_mps:
                 # A fault of one MPS client ends all clients of its GPU; the idle ones have not noticed yet.
                 pool.discard_idle_workers(worker.device)
+        needs_plain = NeedsPlainProcess.said_by(error)
+        if needs_plain is not None:  # raised while Ray read what the process was to do, where no error can be returned
+            pool.stop_forking(needs_plain)
         if isinstance(error, DeviceRevoked):
             self._job.devices.revoked(worker.device, worker.group)
         self.poll_devices(force=True)

@@ -195,9 +195,8 @@ class PlayedPool(Pool):
         self.made = 0
         self.forks = True
 
-    def stop_forking(self, why: str) -> bool:
-        forks, self.forks = self.forks, False
-        return forks
+    def stop_forking(self, why: str) -> None:
+        self.forks = False
 
     def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
         there = [worker for worker in self.workers.values() if worker.device == device]
@@ -576,7 +575,8 @@ class Play:
 
     def _answer_info(self, worker: PlayedWorker) -> Any:
         broken = "its GPU is lost" if self._chance(10) else None
-        return WorkerInfo(int(worker.name[1:]), [str(worker.device)], broken=broken)
+        forked = self.pool.forks
+        return WorkerInfo(int(worker.name[1:]), [str(worker.device)], broken=broken, forked=forked)
 
     def _answer_load(self, worker: PlayedWorker, ref: Any, spec: Any) -> Any:
         value: Any = None

@@ -57,33 +57,36 @@ def train(config):
     found["state"] = its_library.configure(**({"precision": config["precision"]} if config["precision"] else {}))
     if config["index"] % 2:
         its_library.keep()
-    counter = Counter.options(name="counter").remote()
-    found["counted"] = ray.get(counter.add.remote())
+    # (An actor of fewer cores than the trial needs a plain process: its libraries have other numbers of threads.)
+    found["counted"] = ray.get(Counter.options(name="counter").remote().add.remote()) if CORES == 1 else 1
     tune.report(found)
 
 REUSE = "reuse" in sys.argv
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+CORES = 2 if "two" in sys.argv else 1
+ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False)
 space = {
     "index": tune.grid_search(list(range(6))),
     "precision": tune.sample_from(lambda spec: None if REUSE else [None, "bf16", "no"][spec.config.index % 3]),
 }
 run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
 tune_config = tune.TuneConfig(reuse_actors=True) if REUSE else tune.TuneConfig()
-trainable = tune.with_resources(train, {"cpu": 1})
+trainable = tune.with_resources(train, {"cpu": CORES})
 results = tune.Tuner(trainable, param_space=space, run_config=run_config, tune_config=tune_config).fit()
 rows = sorted((each.config["index"], each.metrics) for each in results)
 print(json.dumps([[str(each.error) for each in results if each.error], [row for _, row in rows]]))
 '''
 
 
-def fit(tmp_path: Path, *args: str, fluid: bool = True) -> tuple[list[str], list[dict[str, object]]]:
+def fit(
+    tmp_path: Path, *args: str, fluid: bool = True, text: str = SCRIPT
+) -> tuple[list[str], list[dict[str, object]]]:
     """The errors of the script's trials, and what they have reported."""
     site = tmp_path / "site-packages"
     (site / "its_library").mkdir(parents=True)
     (site / "its_library" / "__init__.py").write_text(LIBRARY)
     (site / "its_library" / "loggers.py").write_text(LOGGERS)
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     command = [sys.executable, *(["-m", "fluidtune.cli", "run"] if fluid else []), str(script), str(tmp_path), *args]
     done = subprocess.run(
         command,
@@ -98,8 +101,29 @@ def fit(tmp_path: Path, *args: str, fluid: bool = True) -> tuple[list[str], list
     return errors, rows
 
 
-def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path) -> None:
-    errors, rows = fit(tmp_path)
+#: Two trials at a time set what compiled code reads when it is loaded, and load it then.
+SETS_THREADS = '''
+import json, os, sys
+import ray, torch
+from ray import tune
+
+def train(config):
+    os.environ["OMP_NUM_THREADS"] = "3"
+    import torch
+    tune.report({"forked": any(type(each).__name__ == "Shelf" for each in sys.meta_path)})
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
+results = tune.Tuner(train, param_space={"x": tune.grid_search([1, 2, 3])}, run_config=run_config).fit()
+rows = [each.metrics for each in results]
+print(json.dumps([[str(each.error) for each in results if each.error], rows]))
+'''
+
+
+@pytest.mark.parametrize("cores", ["one", "two"])
+def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, cores: str) -> None:
+    """A spare takes no core in Ray's books, and its libraries must be given the threads of a trial's cores."""
+    errors, rows = fit(tmp_path, cores)
     assert errors == []
     # A library that is not known may keep anything, so that each trial has a process of its own.
     assert len({row["pid"] for row in rows}) == 6 and sum(bool(row["forked"]) for row in rows) >= 4
@@ -112,6 +136,11 @@ def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path) -> None:
     events = [json.loads(line) for line in log.splitlines()]
     assert any(each["event"] == "spare_taken" for each in events)
     assert not any(each["event"] == "worker_lost" for each in events)
+
+
+def test_all_trials_that_need_a_plain_process_get_one(tmp_path: Path) -> None:
+    errors, rows = fit(tmp_path, text=SETS_THREADS)
+    assert errors == [] and not any(row["forked"] for row in rows)
 
 
 def test_with_reuse_actors_the_processes_are_used_again_as_under_stock(tmp_path: Path) -> None:

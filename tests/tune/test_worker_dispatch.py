@@ -24,6 +24,10 @@ class WaitingPool(Pool):
         self.serves = False
         self.warm: PooledWorker | None = None
         self.unknown: list[int] = []
+        self.plain = ""
+
+    def stop_forking(self, why: str) -> None:
+        self.plain = why
 
     def unknown_gpus(self, device: int, others: tuple[int, ...]) -> list[int]:
         return [each for each in self.unknown if each in others]
@@ -154,6 +158,12 @@ def test_a_trial_that_waits_for_a_worker_that_dies_may_go_elsewhere(desk: Desk) 
     desk.pool.serves = True
     desk.dispatch.serve_requests()
     assert desk.got == ["died-1", "new-2", "patient-new-1"]
+
+
+def test_after_a_process_that_ray_ended_since_it_was_a_fork_no_more_are_forked(desk: Desk) -> None:
+    old = desk.pool.workers["old"] = PooledWorker("old", 1, None, 0.0)
+    desk.dispatch.worker_died(old, RuntimeError("BaseException escaped task execution handlers: NeedsPlainProcess: X"))
+    assert desk.pool.plain == "X"
 
 
 def test_the_devices_are_told_which_group_a_worker_found_removed(desk: Desk) -> None:

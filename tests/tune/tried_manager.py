@@ -54,8 +54,8 @@ class Pool:
     def process_ended(self, worker: PooledWorker) -> None:
         pass
 
-    def stop_forking(self, why: str) -> bool:
-        return False
+    def stop_forking(self, why: str) -> None:
+        pass
 
     def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
         return True

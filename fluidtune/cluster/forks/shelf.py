@@ -50,8 +50,11 @@ class NeedsPlainProcess(BaseException):
 
     @classmethod
     def said_by(cls, error: BaseException) -> str | None:
-        """The reason, if Ray hands on such an error of another process; None: the error is another one."""
-        _, found, after = str(error).partition(f"{cls.__module__}.{cls.__qualname__}: ")
+        """The reason, if Ray hands on such an error of another process, or has ended the process for it.
+
+        None: the error is another one.
+        """
+        _, found, after = str(error).partition(f"{cls.__qualname__}: ")
         return after.splitlines()[0] if found else None
 
     @classmethod
