@@ -1,4 +1,8 @@
-"""What an actor keeps in its cluster's store, so that the process in which Ray restarts it has it again."""
+"""What is kept in the cluster's store, so that the process in which Ray restarts an actor has it.
+
+Ray keeps an actor's arguments itself up to 100 KB. Larger ones are objects of the process that has made the actor: if
+that has ended, Ray cannot restart the actor any more.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,25 @@ from ray._private.worker import global_worker
 _NAMESPACE = b"fluidtune"
 
 
-def keep(state: bytes) -> None:
-    """Keep this for this actor, in place of what it has kept before."""
-    store = global_worker.gcs_client
-    store.internal_kv_put(_key(), state, True, _NAMESPACE)
+def keep(name: str, state: bytes) -> None:
+    """Keep this by this name, in place of what was kept by it before."""
+    global_worker.gcs_client.internal_kv_put(_key(name), state, True, _NAMESPACE)
 
 
-def kept() -> bytes | None:
-    """What this actor has kept; None: nothing."""
-    store = global_worker.gcs_client
-    return store.internal_kv_get(_key(), _NAMESPACE)
+def kept(name: str) -> bytes | None:
+    """What is kept by this name; None: nothing."""
+    return global_worker.gcs_client.internal_kv_get(_key(name), _NAMESPACE)
 
 
-def forget() -> None:
-    """Keep nothing any more."""
-    store = global_worker.gcs_client
-    store.internal_kv_del(_key(), False, _NAMESPACE)
+def forget(name: str) -> None:
+    """Keep nothing by this name any more."""
+    global_worker.gcs_client.internal_kv_del(_key(name), False, _NAMESPACE)
 
 
-def _key() -> bytes:
-    """Of this actor. Its id stays when Ray restarts it."""
-    return f"kept/{ray.get_runtime_context().get_actor_id()}".encode()
+def own_name() -> str:
+    """A name of this actor, which stays when Ray restarts it."""
+    return str(ray.get_runtime_context().get_actor_id())
+
+
+def _key(name: str) -> bytes:
+    return f"kept/{name}".encode()

@@ -13,8 +13,10 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ray import cloudpickle
 from starlette.middleware.cors import CORSMiddleware
 
+from fluidtune.ray_compat import kept_state
 from fluidtune.serving.door import Door
 from fluidtune.serving.front import Front
 from fluidtune.serving.setting import Setting
@@ -50,12 +52,14 @@ class Served:
 
 
 class FrontActor:
-    """Serves ``setting`` at ``host``:``port``. Raises OSError if the address cannot be had.
+    """Serves the `Setting` that is kept by the name ``kept``, at ``host``:``port``.
 
-    It has no coroutines, so that Ray calls its methods in threads.
+    Raises OSError if the address cannot be had. It has no coroutines, so that Ray calls its methods in threads.
     """
 
-    def __init__(self, setting: Setting, host: str, port: int):
+    def __init__(self, kept: str, host: str, port: int):
+        self._kept = kept
+        setting: Setting = cloudpickle.loads(kept_state.kept(kept))
         self._loop = _new_loop()
         threading.Thread(target=self._run, name="serve-front", daemon=True).start()
         self._served = self._call(_awaited(lambda: Served(setting, host, port)))
@@ -83,6 +87,7 @@ class FrontActor:
     def stop(self) -> None:
         """Refuse, answer what runs, close the port, and keep what is to be kept."""
         self._call(self._served.close())
+        kept_state.forget(self._kept)
 
     def _call(self, asked: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result()

@@ -94,7 +94,7 @@ class Rollouts:
 
     async def restore(self) -> None:
         """Go on with the versions that the front had before Ray restarted it."""
-        kept = await asyncio.to_thread(kept_state.kept)
+        kept = await asyncio.to_thread(kept_state.kept, kept_state.own_name())
         if kept is not None:
             service: Service = cloudpickle.loads(kept)
             self.service, self._before = replace(service, other=None), service.other
@@ -112,7 +112,7 @@ class Rollouts:
         for task in (self._loader, self._work):
             if task is not None:
                 task.cancel()
-        await asyncio.to_thread(kept_state.forget)
+        await asyncio.to_thread(kept_state.forget, kept_state.own_name())
 
     def device(
         self, make: Callable[[Loading, Mapping[str, Any]], RemoteDevice], resources: Mapping[str, Any]
@@ -305,7 +305,7 @@ class Rollouts:
         """Keep what a restart must know. A version that loads is none of it."""
         async with self._keeping:
             if self.service.phase != "loading":
-                await asyncio.to_thread(kept_state.keep, cloudpickle.dumps(self.service))
+                await asyncio.to_thread(kept_state.keep, kept_state.own_name(), cloudpickle.dumps(self.service))
 
     # What status shows.
 

@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import math
 import re
+import secrets
 import socket
 import sys
 import time
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import cloudpickle
 from ray.tune import ResultGrid
 
 from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.cluster.forks.preload import installed_modules
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
@@ -235,9 +238,12 @@ def _start(setting: Setting, host: str, port: int) -> None:
 
     options = {"name": APP, "namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1}
     placed = {"num_cpus": 0, "resources": HEAD, "max_concurrency": CALLS}
+    kept = f"setting-{secrets.token_hex(8)}"
+    kept_state.keep(kept, cloudpickle.dumps(setting))
     try:
-        front = ray.remote(FrontActor).options(**options, **placed).remote(setting, host, port)
+        front = ray.remote(FrontActor).options(**options, **placed).remote(kept, host, port)
     except ValueError as error:  # Somebody else was faster.
+        kept_state.forget(kept)
         raise FluidTuneError(f"this Ray cluster serves trials already ({error})") from None
     try:
         _wait(front)

@@ -39,7 +39,13 @@ def run(one_ray, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def started(run):
-    with fluidtune.serve(run[0], load_kind, SLO_S, port=free_ports(1)[0]) as served:
+    ballast = os.urandom(200_000)  # More than the 100 KB that Ray keeps itself of an actor's arguments.
+
+    def load(directory, config):
+        assert ballast
+        return load_kind(directory, config)
+
+    with fluidtune.serve(run[0], load, SLO_S, port=free_ports(1)[0]) as served:
         yield served
 
 
