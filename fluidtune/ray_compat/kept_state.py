@@ -15,17 +15,20 @@ _NAMESPACE = b"fluidtune"
 
 def keep(name: str, state: bytes) -> None:
     """Keep this by this name, in place of what was kept by it before."""
-    global_worker.gcs_client.internal_kv_put(_key(name), state, True, _NAMESPACE)
+    store = global_worker.gcs_client
+    store.internal_kv_put(_key(name), state, True, _NAMESPACE)
 
 
 def kept(name: str) -> bytes | None:
     """What is kept by this name; None: nothing."""
-    return global_worker.gcs_client.internal_kv_get(_key(name), _NAMESPACE)
+    store = global_worker.gcs_client
+    return store.internal_kv_get(_key(name), _NAMESPACE)
 
 
 def forget(name: str) -> None:
     """Keep nothing by this name any more."""
-    global_worker.gcs_client.internal_kv_del(_key(name), False, _NAMESPACE)
+    store = global_worker.gcs_client
+    store.internal_kv_del(_key(name), False, _NAMESPACE)
 
 
 def own_name() -> str:

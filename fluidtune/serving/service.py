@@ -249,6 +249,7 @@ def _start(setting: Setting, host: str, port: int) -> None:
         _wait(front)
     except BaseException as error:
         _end(front)
+        kept_state.forget(kept)
         if isinstance(error, FluidTuneError) or not isinstance(error, Exception):
             raise
         said = (str(error).strip().splitlines() or [type(error).__name__])[-1]

@@ -59,11 +59,15 @@ def test_what_is_said_of_a_start_that_fails_is_one_line(monkeypatch, error, said
     def fails(front):
         raise error
 
+    kept: dict[str, bytes] = {}
+    monkeypatch.setattr(service.kept_state, "keep", kept.__setitem__)
+    monkeypatch.setattr(service.kept_state, "forget", kept.pop)
     monkeypatch.setattr(ray, "remote", lambda given: Actor())
     monkeypatch.setattr(service, "_wait", fails)
     monkeypatch.setattr(service, "_end", lambda front: None)
     with pytest.raises(FluidTuneError, match=f"^the front did not start: {said}$"):
         service._start(None, "127.0.0.1", 8000)
+    assert not kept
 
 
 @pytest.mark.parametrize(
