@@ -96,17 +96,15 @@ def rules(records: Records, scale: float, draw: random.Random) -> dict[str, Rule
     """By name. ``scale`` is that of the computes."""
     of = {job: traits._replace(compute=min(1.0, scale * traits.compute)) for job, traits in records.traits.items()}
 
-    def least_busy(job: Job, others: Sequence[Job]) -> Job:
-        needs = {one: Need(of[one].memory, 0, of[one].compute) for one in {job, *others}}
-        found = choose_device(needs[job], {one: [needs[one]] for one in others}, 1)
-        return others[0] if found is None else found
+    def joins(choose: Callable[..., Job | None]) -> Rule:
+        """The rule by which the engine chooses a device, each of the others alone on one."""
 
-    def fullest(job: Job, others: Sequence[Job]) -> Job:
-        def rank(one: Job) -> tuple[float, float]:
-            both = of[job].compute + of[one].compute
-            return (0.0 if both <= 1.05 else both), -of[one].memory
+        def rule(job: Job, others: Sequence[Job]) -> Job:
+            needs = {one: Need(of[one].memory, 0, of[one].compute) for one in {job, *others}}
+            found = choose(needs[job], {one: [needs[one]] for one in others}, 1)
+            return others[0] if found is None else found
 
-        return min(others, key=rank)
+        return rule
 
     def leftover(job: Job, others: Sequence[Job]) -> Job:
         def rank(one: Job) -> tuple[float, float, float]:
@@ -118,8 +116,8 @@ def rules(records: Records, scale: float, draw: random.Random) -> dict[str, Rule
     return {
         "random": lambda job, others: draw.choice(others),
         "best": lambda job, others: max(others, key=lambda one: records.mean_speed(job, one)),
-        "least_busy": least_busy,
-        "fullest": fullest,
+        "least_busy": joins(choose_device),
+        "fullest": joins(_fullest_first),
         "leftover": leftover,
         "least_dram": lambda job, others: min(others, key=lambda one: of[one].dram),
     }

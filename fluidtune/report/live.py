@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -216,16 +217,28 @@ def newest_log(run_dir: str | None) -> Path:
 
     Raises `NoEventLogError` if there is none.
     """
-    where = Path.home() / "ray_results" if run_dir is None else Path(run_dir)
+    where = results_directory(run_dir)
+    logs = logs_in(where)
+    if not logs and run_dir is None:
+        raise NoEventLogError(f"there is no event log in {str(where)!r}; give the directory of a run")
+    return logs[0] if logs else find_log(where)  # whose error says what is missing
+
+
+def results_directory(where: str | os.PathLike[str] | None) -> Path:
+    """The directory that a user means; None: Ray's own ~/ray_results."""
+    return Path.home() / "ray_results" if where is None else Path(where)
+
+
+def logs_in(where: Path) -> list[Path]:
+    """The event log in ``where``, or all those of the directories below it, the one that was written last first."""
     try:
-        return find_log(where)
+        return [find_log(where)]
     except NoEventLogError:
-        found: list[tuple[float, Path]] = [(log.stat().st_mtime, log) for log in where.glob(f"*/{EVENT_LOG_NAME}")]
-        if found:
-            return max(found)[1]
-        if run_dir is None:
-            raise NoEventLogError(f"there is no event log in {str(where)!r}; give the directory of a run")
-        raise
+        found: list[tuple[int, Path]] = []
+        for log in where.glob(f"*/{EVENT_LOG_NAME}"):
+            with suppress(OSError):  # it was deleted a moment ago
+                found.append((log.stat().st_mtime_ns, log))
+        return [log for _, log in sorted(found, reverse=True)]
 
 
 def seconds_since(now: float, at: Any) -> float:

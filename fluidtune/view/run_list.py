@@ -8,8 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError, find_log
-from fluidtune.report.live import LogTail
+from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError
+from fluidtune.report.live import LogTail, logs_in, results_directory
 from fluidtune.report.trial_lookup import log_of_run
 from fluidtune.view.followed_run import PIECE, FollowedRun
 
@@ -24,7 +24,7 @@ class RunList:
     """
 
     def __init__(self, where: str | os.PathLike[str] | None) -> None:
-        root = Path.home() / "ray_results" if where is None else Path(where)
+        root = results_directory(where)
         if root.name == "serving" and (root.parent / EVENT_LOG_NAME).is_file():
             root = root.parent  # a service is part of its run's page
         self._root = root.absolute()
@@ -42,17 +42,7 @@ class RunList:
 
     def logs(self) -> dict[str, Path]:
         """Key -> event log, the one that was written last first. The key is the name of the run's directory."""
-        try:
-            log = find_log(self._root)
-            return {log.parent.name: log}
-        except NoEventLogError:
-            found: list[tuple[int, Path]] = []
-            for log in self._root.glob(f"*/{EVENT_LOG_NAME}"):
-                try:
-                    found.append((log.stat().st_mtime_ns, log))
-                except OSError:
-                    continue  # it was deleted a moment ago
-            return {log.parent.name: log for _, log in sorted(found, reverse=True)}
+        return {log.parent.name: log for log in logs_in(self._root)}
 
     def run(self, key: str) -> FollowedRun | None:
         """The run with this key; "": the first one. None: there is none."""
