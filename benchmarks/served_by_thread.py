@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from symphony_serve.messages import Reason
 from symphony_serve.model_side import Model
 from symphony_serve.shell.async_server import Answer, AsyncServer, BatchSeen
 from symphony_serve.shell.device import Device, Function, LocalDevice
@@ -103,7 +104,7 @@ class ServedByThread:
         self.thread.loop.call_soon_threadsafe(ask)
         return asked
 
-    def hopeless(self, model: str, within: float = math.inf) -> bool:
+    def hopeless(self, model: str, within: float = math.inf) -> Reason | None:
         return self.call(lambda: self.server.hopeless(model, within))
 
     def look(self, name: str) -> Any:

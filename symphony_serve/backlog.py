@@ -25,6 +25,8 @@ class Backlog:
         self.waiting: dict[str, int] = {}
         #: By model, the seconds of a request in the batches that take the fewest for each.
         self._each: dict[str, float] = {}
+        #: By model, the seconds of a batch of 1.
+        self.alone: dict[str, float] = {}
         #: By device, when its batch ends by its profile.
         self._busy: dict[int, float] = {}
         for model, profile in profiles.items():
@@ -37,12 +39,13 @@ class Backlog:
 
     def remove(self, model: str) -> None:
         """Nothing waits for the model any more, and nothing will."""
-        del self._budgets[model], self.waiting[model], self._each[model]
+        del self._budgets[model], self.waiting[model], self._each[model], self.alone[model]
 
     def set_profile(self, model: str, profile: Profile) -> None:
         """Batches of the model take other times from now on."""
         most = max(1, profile.largest(self._budgets[model]))
         self._each[model] = min([profile.seconds(size) / size for size in range(1, most + 1)])
+        self.alone[model] = profile.seconds(1)
 
     def waits(self, model: str) -> None:
         if model in self.waiting:

@@ -204,7 +204,7 @@ class NewProcesses:
         node = self._prepare(device)
         environment |= self._shared_data(node)
         runtime_env = self._before_start[node]
-        if spare and "OMP_NUM_THREADS" not in {**os.environ, **self._job_variables}:
+        if spare and "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._job_variables:
             # As Ray does for a process that has the device's cores, and before anything is imported.
             variables = {**runtime_env.get("env_vars", {}), "OMP_NUM_THREADS": str(self._threads)}
             runtime_env = {**runtime_env, "env_vars": variables}

@@ -139,8 +139,8 @@ class Front:
             until = arrival + timeout_s(request.headers.get(TIMEOUT), self._setting.slo)
             with self._intake.one() as holding:
                 server = self._check_there()
-                if server.hopeless(key, until - arrival):
-                    raise Refused(name, Reason.QUEUE_FULL)  # To read it costs more than to refuse it.
+                if (why := server.hopeless(key, until - arrival)) is not None:
+                    raise Refused(name, why)  # To read it costs more than to refuse it.
                 about = self._rollouts.answering[key]
                 if asked is None:
                     value = await self._intake.read(request, about.interface.form, about.most, until, holding)

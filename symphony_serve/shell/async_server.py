@@ -200,16 +200,18 @@ class AsyncServer:
             self._handle(RequestArrived(Request(number, model, arrival, deadline, source)))
         return answer
 
-    def hopeless(self, model: str, within: float = math.inf) -> bool:
-        """Whether a request would be refused, because what waits before it takes too long.
+    def hopeless(self, model: str, within: float = math.inf) -> Reason | None:
+        """Why a request that comes now is certain to be refused: a batch of 1, or what waits before it, takes too long.
 
         within: as for `ask`. Who asks this first need not read a request that is refused. See `backlog`.
         """
         there = [slot.number for slot in self._slots.values() if not slot.leaves]
         if self._closed or not there:
-            return False  # `ask` says why, or waits for a device.
-        needed = self._backlog.seconds(model, there, time.monotonic())
-        return needed > self._budgets[model] - max(0.0, self._slos[model] - within)
+            return None  # `ask` says why, or waits for a device.
+        left = self._budgets[model] - max(0.0, self._slos[model] - within)
+        if self._backlog.alone[model] > left:
+            return Reason.LATE_ON_ARRIVAL
+        return Reason.QUEUE_FULL if self._backlog.seconds(model, there, time.monotonic()) > left else None
 
     def wait(self, model: str) -> float:
         """Seconds at the least until a request to ``model`` that came now would be answered; its SLO if none can be."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import random
 import threading
@@ -164,19 +165,20 @@ def test_a_function_that_fails_for_one_batch(function, said):
         assert finished([server.submit("m", 2)]) == [4]
 
 
-def test_a_request_is_hopeless_if_what_waits_before_it_takes_its_whole_slo():
+def test_a_request_is_hopeless_if_it_or_what_waits_before_it_takes_its_whole_slo():
     """Batches take 1 s for each request, and one of 1 runs: with 60 that wait, the next takes 61 s at least."""
+    alone, behind = Reason.LATE_ON_ARRIVAL, Reason.QUEUE_FULL
     gate = Gate()
     slow = Model("m", Profile.linear(1.0, 0.0, 4), 60.0, Fifo, EAGER, Delays())
     with ServedByThread([slow], [{"m": gate}]) as server:
-        assert not server.hopeless("m") and not server.hopeless("m", 1.5) and server.hopeless("m", 0.5)
+        assert [server.hopeless("m", within) for within in (math.inf, 1.5, 0.5)] == [None, None, alone]
         first, others = behind_a_gate(server, gate, 57)
         assert not server.hopeless("m")
         others += [server.submit("m", value) for value in range(58, 61)]
-        assert server.hopeless("m") and server.hopeless("m", 59.0)
+        assert [server.hopeless("m", within) for within in (math.inf, 59.0, 0.5)] == [behind, behind, alone]
         for answer in others[:40]:
             assert answer.cancel()
-        assert not server.hopeless("m") and server.hopeless("m", 20.0)
+        assert server.hopeless("m") is None and server.hopeless("m", 20.0) is behind
         server.leave(0)
         assert not server.hopeless("m", 20.0), "without a device, submit decides"
         gate.open.set()

@@ -27,7 +27,7 @@ class Server:
 
     unanswered, closed = 9, False
 
-    def __init__(self, able=1, hopeless=False):
+    def __init__(self, able=1, hopeless=None):
         self.able, self._hopeless, self.answers, self.withins = able, hopeless, [], []
 
     def hopeless(self, name, within):
@@ -129,7 +129,7 @@ def test_more_open_requests_than_the_limit_are_refused_unread(made):
 
 
 def test_what_is_hopeless_is_refused_unread(made):
-    front, read = made(Server(hopeless=True)), []
+    front, read = made(Server(hopeless=Reason.QUEUE_FULL)), []
     status, said, headers = answered(front, read=read)
     refused = {"error": "refused", "code": "queue_full", "reason": "too many requests wait before it"}
     assert (status, said, read, headers["Retry-After"]) == (503, refused, [], "1")
@@ -254,7 +254,7 @@ def test_of_an_overload_no_times_are_kept(made):
 def test_metrics_are_in_the_text_format_of_prometheus(made):
     from prometheus_client.parser import text_string_to_metric_families
 
-    front, sent = made(Server(hopeless=True)), []
+    front, sent = made(Server(hopeless=Reason.QUEUE_FULL)), []
     answered(front)
 
     async def send(message):
