@@ -25,7 +25,7 @@ from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import Turns, device_home, pin, spin, together
 from fluidtune.planning import packing_limit as by_speed
 from fluidtune.planning.loads import PACKING_THRESHOLD
-from salus_share import Need, packing_limit
+from salus_share import Need, packing_limit, service
 from salus_share.client import LaneClient
 
 #: The seconds for which a step keeps the core busy. `waits` waits as long again for its input.
@@ -69,7 +69,7 @@ def side(name: str, copies: int, steps: int, wait: float) -> float:
         policy = {"fifo": "FIFO", "time_slicing": None, "own_lanes": "PACK", "lanes": Turns.name}[name]
         # The service is started before, so that its start is not timed.
         if policy is not None:
-            LaneClient("pack", "starts", capacity=CAPACITY, policy=policy, directory=directory).start_service()
+            service.start(directory, CAPACITY, policy).close()
         return together(train, [(home, f"copy{index}", policy, steps, wait) for index in range(copies)])[0]
 
 

@@ -4,9 +4,7 @@ Pure: events in, instructions out. It knows no clock, process or torch; the lane
 the same `Admission`. `turns` decides which job runs the next iteration. The caller decides which trials come to a
 device. "2.1" is the condition in `lanes` under which jobs fit a device.
 
-    waiting --Admit--> resident --Pause--> leaving
-       ^                                      |
-       +----------------Paused----------------+          JobLeft, from any status: the job is forgotten
+    waiting --Admit--> resident --Pause--> leaving          JobLeft, from any status: the job is forgotten
 """
 
 from __future__ import annotations
@@ -65,7 +63,6 @@ class Admission:
             m.NeedFound: self._need_found,
             m.Progress: self._progress,
             m.Served: self._served,
-            m.Paused: self._paused,
             m.JobLeft: self._job_left,
         }
 
@@ -161,20 +158,6 @@ class Admission:
                 raise SalusError(f"{name!r} was served, but is not on this device")
         for name, standing in event.standings.items():
             self._jobs[name].standing = standing
-        return self._admit_waiting()
-
-    def _paused(self, event: m.Paused) -> list[m.Instruction]:
-        job = self._known(event.job)
-        if job.name in self._waiting:
-            raise SalusError(f"{job.name!r} waits already")
-        self.table.release(job.name)
-        job.leaving = False
-        reason = self._why_never(job.name, job.need)
-        if reason is not None:
-            self._forget(job)
-            return [m.Refuse(job.name, reason), *self._admit_waiting()]
-        job.passed = 0
-        self._waiting[job.name] = job
         return self._admit_waiting()
 
     def _job_left(self, event: m.JobLeft) -> list[m.Instruction]:

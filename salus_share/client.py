@@ -9,7 +9,8 @@
                     step(model, batch)
             except StaleToken:                  # told to leave: nothing of this iteration ran
                 commit(model); del model
-                lane.yield_memory()             # waits until it is admitted again
+                lane.leave()
+                lane.admit()                    # waits until there is room again
                 model = build()
 
 The service may die at any time. Iterations go on without it, and the next call that needs a service starts one.
@@ -57,7 +58,6 @@ class LaneClient:
         self._gate: Gate | None = None
         #: The token of the last admission; 0 before the first.
         self.token = 0
-        self._last: dict[str, Any] = {}
 
     def admit(
         self,
@@ -76,7 +76,7 @@ class LaneClient:
         """
         if self._gate is not None:
             raise SalusError(f"{self._name!r} is admitted already")
-        self._last = {
+        announced = {
             "do": "announce",
             "name": self._name,
             "pid": os.getpid(),
@@ -85,11 +85,11 @@ class LaneClient:
             "remaining": remaining,
             "rung": rung,
         }
-        self._enter(self._last, timeout)
-
-    def start_service(self) -> None:
-        """Start the device's service if there is none. `admit` does it too."""
-        service.start(self._directory, self._capacity, self._policy).close()
+        told = self._ask(announced, timeout)
+        if told["is"] != "admitted":
+            raise SalusError(f"the lane service answered {told}, expected that {self._name!r} is admitted")
+        self.token = told["token"]
+        self._gate = Gate(SeatTable(self._directory), told["seat"], self.token)
 
     def iteration(self) -> AbstractContextManager[None]:
         """One iteration on the device, within which ephemeral memory may be used. See `Gate.iteration`."""
@@ -98,25 +98,17 @@ class LaneClient:
     def need(self, need: Need) -> None:
         """Tell between two iterations what the trial turned out to need. It may be more than before, or less.
 
-        Raises StaleToken if there is no room: commit, free the memory and call `yield_memory`, which raises Refused if
-        the device will never have room. Raises SalusError within an iteration.
+        Raises StaleToken if there is no room: commit, free the memory, `leave`, and `admit` anew, which raises Refused
+        if the device will never have room. Raises SalusError within an iteration.
         """
         self._admitted()
         told = self._ask({"do": "need", "persistent": need.persistent, "ephemeral": need.ephemeral})
-        self._last.update(persistent=need.persistent, ephemeral=need.ephemeral)
         if told["is"] == "pause":
             raise StaleToken(f"{self._name!r} needs {need}, and there is no room for it now")
 
     def progress(self, remaining: float | None, rung: int = 0) -> None:
         """Tell the seconds that the trial has left if it runs alone, and how often it was promoted."""
         self._ask({"do": "progress", "remaining": remaining, "rung": rung})
-        self._last.update(remaining=remaining, rung=rung)
-
-    def yield_memory(self, timeout: float | None = None) -> None:
-        """After StaleToken, when the trial has committed and freed its memory: wait until it is admitted again."""
-        self._admitted().close()
-        self._gate = None
-        self._enter({"do": "paused"}, timeout)
 
     def leave(self) -> None:
         """The trial is done with the device and has freed its memory. This works without a service too."""
@@ -133,13 +125,6 @@ class LaneClient:
 
     # Talking to the service
 
-    def _enter(self, asked: dict[str, Any], timeout: float | None) -> None:
-        told = self._ask(asked, timeout)
-        if told["is"] != "admitted":
-            raise SalusError(f"the lane service answered {told}, expected that {self._name!r} is admitted")
-        self.token = told["token"]
-        self._gate = Gate(SeatTable(self._directory), told["seat"], self.token)
-
     def _ask(self, asked: dict[str, Any], timeout: float | None = None) -> dict[str, Any]:
         """Send a request and wait for its answer. If the service dies meanwhile, ask the next one."""
         for _ in range(TRIES):
@@ -147,9 +132,6 @@ class LaneClient:
             if self._link is None:
                 self._link = service.start(self._directory, self._capacity, self._policy)
                 known = self._rejoin()
-            if known is False and asked["do"] == "paused":
-                # It waited, and a new service forgets the trials that waited: it asks as if it were new.
-                asked = self._last
             if known is False and asked["do"] != "announce":
                 raise StaleToken(f"{self._name!r} is not on this device any more; ask to be admitted again")
             told = None if known is None else self._exchange(asked, timeout)

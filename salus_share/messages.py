@@ -74,15 +74,8 @@ class Served(Event):
 
 
 @dataclass(frozen=True)
-class Paused(Event):
-    """The job did what `Pause` asked for: it committed and freed its memory. It waits to be admitted again."""
-
-    job: str
-
-
-@dataclass(frozen=True)
 class JobLeft(Event):
-    """The job is done, stopped or dead. It may have been waiting or resident."""
+    """The job is done, stopped or dead, or has freed its memory after `Pause`. It may have been waiting or resident."""
 
     job: str
 
@@ -106,7 +99,7 @@ class Move(Instruction):
 
 @dataclass(frozen=True)
 class Pause(Instruction):
-    """The job must commit and leave the device at its next iteration boundary. `Paused` or `JobLeft` answers it."""
+    """The job must commit and leave the device at its next iteration boundary. `JobLeft` answers it."""
 
     job: str
 

@@ -230,20 +230,10 @@ class LaneService:
                 with self._table.lock():
                     self._write_progress(self._table.seat(self._seats[name]), remaining, rung)
                 self._send(visitor, {"is": "noted"})
-            case "paused":
-                name = self._speaker(visitor)
-                # What its iterations left of it is on the seat that it gives up.
-                self._look()
-                with self._table.lock():
-                    seat = self._table.seat(self._seats[name])
-                    pid = seat.pid
-                    self._table.set_state(seat.index, FREE)
-                    self._seats[name] = self._table.take_seat(name, pid).index
-                self._tell(m.Paused(name))
             case "status":
                 self._send(visitor, self._status())
             case other:
-                known = "announce, rejoin, need, progress, paused, status"
+                known = "announce, rejoin, need, progress, status"
                 raise SalusError(f"a lane service was asked to {other!r}; it knows {known}")
 
     def _announce(self, visitor: _Visitor, asked: dict[str, Any]) -> None:
@@ -333,11 +323,8 @@ class LaneService:
         with self._table.lock():
             seat = self._table.seat(self._seats[name])
             if token is not None:
-                standing = self._admission.jobs[name].standing
                 seat.token, seat.state, seat.pause = token, IDLE, 0
-                # A trial that made room has a new seat, and goes on with what was left of it.
-                seat.arrival, seat.rung = standing.arrival, standing.rung
-                seat.remaining = math.nan if standing.remaining is None else standing.remaining
+                seat.arrival = self._admission.jobs[name].standing.arrival
                 self._table.tokens = token
             if token is not None or seat.lane != place.lane:
                 seat.last_turn, seat.service = self._turns.level(seat.index, place.lane)

@@ -37,7 +37,7 @@ from benchmarks.common import finish, parser, result, say
 from benchmarks.inference import figures_of, one_at_a_time, resident
 from benchmarks.salus_jobs import device_home, end_service, seat, together
 from fluidtune.cluster.sharing.lanes import LaneMember, LaneSettings, LaneTicket
-from salus_share import Need
+from salus_share import Need, service
 from salus_share.client import LaneClient
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply
@@ -143,8 +143,7 @@ def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
                 policy = {"fifo": "FIFO", "time_slicing": None, "mps": None}.get(name, "PACK")
                 # The service is started once, and not timed.
                 if policy is not None:
-                    service = LaneClient("gpu", "starts", capacity=plan.capacity, policy=policy, directory=directory)
-                    service.start_service()
+                    service.start(directory, plan.capacity, policy).close()
                 rows = [(where, f"copy{i}", policy, environment, steps, plan) for i in range(plan.copies)]
                 sides[name] = together(train, rows)[0]
             finally:

@@ -136,7 +136,7 @@ class Device:
         if isinstance(event, m.NeedFound) and event.job in seats.by_job and seats.seat(event.job).state == INSIDE:
             raise SalusError(f"{event.job!r} is within an iteration; tell what it needs at the boundary")
         woken: list[str | None] = []
-        if isinstance(event, m.JobLeft | m.Paused) and event.job in seats.by_job:
+        if isinstance(event, m.JobLeft) and event.job in seats.by_job:
             woken.append(self.turns.grant(seats.remove(event.job).lane, now))
         instructions = self.admission.handle(event)
         for instruction in instructions:
@@ -369,9 +369,12 @@ class _Simulation:
             self._leave(name)
 
     def _leave(self, name: str) -> None:
-        """A job that was told to leave moves its memory off the device."""
+        """A job that was told to leave moves its memory off the device, and comes again as a new one."""
         self.records[name].pauses += 1
-        self._at(self._now + float(self._jobs[name].need.persistent) / MOVE_RATE, m.Paused(name))
+        need, left = self._jobs[name].need, self._seats[name].standing.remaining
+        gone = self._now + float(need.persistent) / MOVE_RATE
+        self._at(gone, m.JobLeft(name))
+        self._at(gone, m.JobAdded(name, need, remaining=left))
 
     def _at(self, moment: float, what: m.Event | _AtGate | _LingerOver) -> None:
         heapq.heappush(self._later, (moment, next(self._order), what))

@@ -154,9 +154,12 @@ def _trial(job: TwinJob, clock: Clock, lanes: service.LaneService, directory: Pa
             with mine.iteration():
                 clock.sleep(job.seconds)
         except StaleToken:
-            mine.close()
+            table = SeatTable(directory)
+            with table.lock():
+                remaining = table.seat(mine._index).remaining
             clock.sleep(moving)
-            mine = admitted({"do": "paused"})
+            mine.withdraw()
+            mine = admitted(announced | need | {"remaining": remaining})
             clock.sleep(moving)
             continue
         left -= 1

@@ -216,7 +216,7 @@ def iterate_unhurried(pipe: Connection, *args: Any) -> None:
 def trial(
     pipe: Connection, directory: Path, name: str, need: tuple[int, int] | None, more: dict[str, Any] | None = None
 ) -> None:
-    """A trial that does what each message says: "iterate", "need P E", "yield", "leave", "old". It answers each."""
+    """A trial that does what each message says: "iterate", "need P E", "come again", "leave", "old". It answers all."""
     options = {"capacity": 100, "policy": "FAIR", "remaining": None, "rung": 0, **(more or {})}
     admission = {key: options.pop(key) for key in ("remaining", "rung")}
     client = LaneClient("device", name, directory=directory, **options)
@@ -237,8 +237,9 @@ def trial(
                 case ["need", p, e]:
                     client.need(Need(int(p), int(e)))
                     pipe.send("room")
-                case ["yield"]:
-                    client.yield_memory()
+                case ["come", "again"]:
+                    client.leave()
+                    client.admit(Need(*need), **admission)
                     pipe.send("admitted")
                 case ["old"]:
                     assert old is not None

@@ -150,16 +150,13 @@ class Storm:
         idle = sorted(set(self.admission.table.places) - set(self.running) - self.ready)
         may = ["add"] * (2 if len(self.admission.jobs) < 25 else 0)
         may += ["end"] * 6 * bool(self.running) + ["ready"] * 6 * bool(set(idle) - self.must_leave)
-        may += ["leave"] * bool(self.admission.jobs) + ["paused"] * 4 * bool(self.must_leave & set(idle))
+        may += ["leave"] * bool(self.admission.jobs) + ["come again"] * 4 * bool(self.must_leave & set(idle))
         may += ["need", "progress"] * bool(idle)
         what = self.random.choice(may)
         draw = self.random.choice
         if what == "add":
-            self.added += 1
-            job = f"j{self.added}"
-            self.waiting[job] = 0
             need = self.need() if self.random.random() < 0.9 else None
-            self.tell(m.JobAdded(job, need, draw((None, self.random.uniform(0, 100))), self.random.randint(0, 3)))
+            self.add(need, draw((None, self.random.uniform(0, 100))), self.random.randint(0, 3))
         elif what == "end":
             job = draw(sorted(self.running))
             again = self.random.random() < 0.7 and job not in self.must_leave
@@ -170,15 +167,25 @@ class Storm:
             job = draw(sorted(self.admission.jobs))
             self._drop(job)
             self.tell(m.JobLeft(job))
-        elif what == "paused":
-            job = draw(sorted(self.must_leave & set(idle)))
-            self.must_leave.remove(job)
-            self.waiting[job] = 0
-            self.tell(m.Paused(job))
+        elif what == "come again":
+            self.come_again(draw(sorted(self.must_leave & set(idle))))
         elif what == "need":
             self.tell(m.NeedFound(draw(idle), self.need()))
         else:
             self.tell(m.Progress(draw(idle), self.random.uniform(0, 100), self.random.randint(0, 3)))
+
+    def add(self, need: Need | None, remaining: float | None, rung: int) -> None:
+        self.added += 1
+        job = f"j{self.added}"
+        self.waiting[job] = 0
+        self.tell(m.JobAdded(job, need, remaining, rung))
+
+    def come_again(self, job: str) -> None:
+        """A job that was told to leave does so, and waits as a new one."""
+        was = self.admission.jobs[job]
+        self._drop(job)
+        self.tell(m.JobLeft(job))
+        self.add(was.need, was.standing.remaining, was.standing.rung)
 
     def drain(self) -> None:
         """No more come, and every job leaves after one iteration: so every one of them must get it."""
@@ -191,10 +198,7 @@ class Storm:
                     self._drop(job)
                     self.tell(m.JobLeft(job))
             elif self.must_leave:
-                job = min(self.must_leave)
-                self.must_leave.remove(job)
-                self.waiting[job] = 0
-                self.tell(m.Paused(job))
+                self.come_again(min(self.must_leave))
             elif places:
                 self.arrive(min(set(places) - self.ready))
             else:

@@ -54,7 +54,8 @@ def test_what_can_never_fit_is_refused() -> None:
     assert found.jobs == {}
     add(found, "b", 10, 10)
     assert found.handle(m.NeedFound("b", Need(99, 2))) == [m.Pause("b")]
-    (refused,) = found.handle(m.Paused("b"))
+    assert found.handle(m.JobLeft("b")) == []
+    (refused,) = add(found, "b", 99, 2)
     assert isinstance(refused, m.Refuse)
     assert found.table.reserved == 0
 
@@ -68,8 +69,8 @@ def test_srtf_makes_the_longest_leave_only_when_persistent_memory_does_not_fit()
     assert add(found, "shorter", 20, 10, remaining=4) == [m.Pause("long")]
     # A job on its way out is not asked twice, and what it frees is not given to others.
     assert add(found, "longest", 1, 1, remaining=200) == []
-    assert found.handle(m.Paused("long")) == [m.Admit("shorter", 0, 4), m.Admit("longest", 0, 5)]
-    assert found.waiting == ("long",)
+    assert found.handle(m.JobLeft("long")) == [m.Admit("shorter", 0, 4), m.Admit("longest", 0, 5)]
+    assert add(found, "long", 30, 20, remaining=99) == []
     assert found.handle(m.JobLeft("middle")) == [m.Admit("long", 0, 6)]
 
 
@@ -140,7 +141,8 @@ def test_old_tokens_are_refused() -> None:
     add(device, "b", 60, 10, remaining=1)
     with pytest.raises(StaleToken, match="token 1"):
         device.arrive("a", 1, 0.0)
-    device.handle(m.Paused("a"), 0.0)
+    device.handle(m.JobLeft("a"), 0.0)
+    assert add(device, "a", 50, 10, remaining=99) == []
     with pytest.raises(SalusError, match="not on this device"):
         device.arrive("a", 1, 0.0)
     assert device.handle(m.JobLeft("b"), 0.0)[0] == [m.Admit("a", 2, 3)]

@@ -127,8 +127,8 @@ def test_an_unknown_trial_has_the_device_until_it_was_measured(directory) -> Non
 
 
 def test_what_it_cached_is_given_back_before_others_are_let_in(directory) -> None:
-    meter, other = Told(), LaneClient("device", "b", capacity=1000, directory=directory)
-    other.start_service()
+    meter = Told()
+    service.start(directory, 1000, "FAIR").close()
     reserved = []
     meter.on_giving_back = lambda: reserved.append(service.status(directory)["reserved"])
     trial = shared(directory, "a", meter)

@@ -77,7 +77,7 @@ def test_making_room_and_the_old_token(directory) -> None:
                 assert long.told() == "stale"
             # Its memory is free only when it says so.
             assert shorter.silent(0.1)
-            long.tell("yield")
+            long.tell("come again")
             assert shorter.told() == "admitted"
             assert long.silent(0.1)
             shorter.tell("leave")
@@ -182,7 +182,7 @@ def test_one_that_does_not_fit_when_it_is_found_again_is_told_to_leave(directory
     unknown = seat(table, "a", token=1, ephemeral=100)
     small = seat(table, "b", token=2, lane=1, persistent=10, ephemeral=10)
     with client(directory, "c") as c:
-        c.start_service()
+        service.start(directory, 100, "FAIR").close()
         assert lanes(directory) == {"0": {"a"}, "1": {"b"}}
         assert service.status(directory)["reserved"] == 100
         with small.iteration():
