@@ -1,7 +1,7 @@
 """`fluidtune serve plan --find` against ParvaGPU's own answers to its six scenarios on A100 GPUs divided by MIG.
 
-``python -m benchmarks.duel_parvagpu --data DIR --json``. DIR has the files of ParvaGPU (MunQ-Lee/ParvaGPU_SC24): for each
-of 11 models what was measured in instances of each size, the rates and SLOs of the scenarios, and its own placements.
+``python -m benchmarks.duel_parvagpu --data DIR --json``. DIR has ParvaGPU's files (MunQ-Lee/ParvaGPU_SC24): for each of
+11 models what was measured in instances of each size, the rates and SLOs of the scenarios, and its own placements.
 Each scenario becomes a file of models that `fluidtune.serving.model_placement` plans, as the command does. Its rule for
 latency is stricter than ours (below .9 of half the SLO), so the SLO in the file is .9 of the scenario's.
 

@@ -469,9 +469,9 @@ def serve_plan(
             raise FluidTuneError("the file of --models has runs, rates and SLOs; leave out SOURCE, --rate and --slo")
         if (gpus is None) != find:
             raise FluidTuneError("with --models, give either --gpus N or --find")
-        found, shown = model_placement.planned(models, gpus, gpu_memory, attainment, seconds)
+        planned, shown = model_placement.planned(models, gpus, gpu_memory, attainment, seconds)
         if as_json:
-            click.echo(json.dumps(found))
+            click.echo(json.dumps(planned))
         else:
             Console().print(shown)
         return

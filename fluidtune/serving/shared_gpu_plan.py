@@ -51,16 +51,16 @@ def planned(
     """The plan as one object; docs/placement.md has its keys.
 
     gpus: None: as few as can be, for ``part`` of each rate; else the largest part of all rates up to ``part``. memory:
-    bytes of a GPU; infinite: not known. Raises FluidTuneError if anything is wrong, or nothing was found.
+    bytes of a GPU; infinite: not known. seconds: of a search for shares; one for needs ends by itself. Raises
+    FluidTuneError if anything is wrong, or nothing was found.
     """
-    kind = kind_of(tables)
-    assert kind is not None
+    kind = kind_of(tables) or "shares"
     names = names_of(tables, path)
     for name, table in zip(names, tables, strict=True):
         known(table, KEYS[kind], f"{path}: model {name}")
     try:
-        make = _by_shares if kind == "shares" else _by_needs
-        return make(_Tables(Path(path), tables, names, memory), gpus, part, seconds)
+        file = _Tables(Path(path), tables, names, memory)
+        return _by_needs(file, gpus, part) if kind == "needs" else _by_shares(file, gpus, part, seconds)
     except ServeError as error:
         raise FluidTuneError(f"{path}: {error}")
 
@@ -111,7 +111,9 @@ def _whole(table: Mapping[str, Any], key: str, where: str, default: float | None
 
 
 def _by_shares(file: _Tables, gpus: int | None, part: float, seconds: float) -> dict[str, Any]:
-    models, kinds, sizes = [], {}, set()
+    models: list[SharedModel] = []
+    kinds: dict[str, str] = {}
+    sizes: set[int] = set()
     for name, table in file.named:
         where = file.where(name)
         segments = []
@@ -125,15 +127,15 @@ def _by_shares(file: _Tables, gpus: int | None, part: float, seconds: float) -> 
             if its[0] == MIG.name and size not in MIG.shares:
                 raise FluidTuneError(f"{where} has a share of {size} GPCs, expected {', '.join(map(str, MIG.shares))}")
             processes = _whole(row, "processes", f"{where}: shares", 1.0)
-            measured = (number_of(row, key, f"{where}: shares") for key in ("throughput", "latency"))
-            segments.append(Segment(size, batch, processes, *measured))
+            throughput, latency = (number_of(row, key, f"{where}: shares") for key in ("throughput", "latency"))
+            segments.append(Segment(size, batch, processes, throughput, latency))
             sizes.add(size)
         rate, slo = number_of(table, "rate", where), number_of(table, "slo", where)
         models.append(SharedModel(name, rate, slo, tuple(segments), file.bytes(name, table)))
     if len(kinds) > 1:
         raise FluidTuneError(
-            f"{file.path}: model {kinds[SIZES[0]]} has shares in `gpcs` and model {kinds[SIZES[1]]} in `percent`; a GPU "
-            "is divided by MIG or by MPS, so plan them in two files"
+            f"{file.path}: model {kinds[SIZES[0]]} has shares in `gpcs` and model {kinds[SIZES[1]]} in `percent`; "
+            "a GPU is divided by MIG or by MPS, so plan them in two files"
         )
     sharing: Sharing = MIG if MIG.name in kinds else percents(sizes)
     plan = plan_shares(models, sharing, gpus, file.memory, part, seconds)
@@ -153,8 +155,7 @@ def _by_shares(file: _Tables, gpus: int | None, part: float, seconds: float) -> 
     return _as_json(models, rows, capacity, gpus, plan.part, plan.ended, bound)
 
 
-def _by_needs(file: _Tables, gpus: int | None, part: float, seconds: float) -> dict[str, Any]:
-    del seconds  # The number of placements is limited, not their time.
+def _by_needs(file: _Tables, gpus: int | None, part: float) -> dict[str, Any]:
     models = []
     for name, table in file.named:
         where = file.where(name)
@@ -167,8 +168,7 @@ def _by_needs(file: _Tables, gpus: int | None, part: float, seconds: float) -> d
     plan = plan_needs(models, gpus, part)
     rows = [
         [
-            {"model": models[number].name}
-            | {key: getattr(plan.chosen[number].need, key) for key in ("batch", "compute", "memory", "bandwidth")}
+            {"model": models[number].name} | {key: getattr(plan.chosen[number].need, key) for key in NEED}
             for number in gpu
         ]
         for gpu in plan.gpus
@@ -181,8 +181,11 @@ def _need(file: _Tables, name: str, row: Mapping[str, Any]) -> Need:
     where = f"{file.where(name)}: needs"
     if "kernels" not in row:
         known(row, NEED, where)
-        measured = (number_of(row, key, where) for key in ("compute", "memory", "seconds"))
-        return Need(_whole(row, "batch", where), *measured, number_of(row, "bandwidth", where, 0.0, least=0.0))
+        compute, memory, seconds, bandwidth = (
+            number_of(row, key, where, 0.0 if key == "bandwidth" else None, least=0.0 if key == "bandwidth" else None)
+            for key in NEED[1:]
+        )
+        return Need(_whole(row, "batch", where), compute, memory, seconds, bandwidth)
     known(row, GRAPH, where)
     if file.memory == math.inf:
         raise FluidTuneError(f"{where} has `kernels`, whose memory is in bytes; give --gpu-memory")
@@ -192,8 +195,8 @@ def _need(file: _Tables, name: str, row: Mapping[str, Any]) -> Need:
         after = one.get("after", [])
         if not isinstance(one.get("name"), str) or not isinstance(after, list):
             raise FluidTuneError(f"{where} has a kernel {one.get('name')!r} after {after!r}, expected names")
-        numbers = (number_of(one, key, where, least=0.0) for key in ("seconds", "bytes", "compute"))
-        kernels.append(Kernel(one["name"], *numbers, tuple(map(str, after))))
+        seconds, size, compute = (number_of(one, key, where, least=0.0) for key in KERNEL[1:4])
+        kernels.append(Kernel(one["name"], seconds, size, compute, tuple(map(str, after))))
     parameters = number_of(row, "parameters", where, least=0.0)
     return need_of_kernels(_whole(row, "batch", where), parameters, kernels, file.memory)
 

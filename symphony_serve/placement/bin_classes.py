@@ -7,7 +7,7 @@ holds at most one replica of a model. Parts of a GPU are whole millionths.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -19,9 +19,12 @@ FULL = 1_000_000
 
 
 class BinClass(NamedTuple):
-    """GPUs that ``owner``, a group, was the first to use. compute, memory, bandwidth: what is left of each."""
+    """GPUs with a replica of each of ``models``. compute, memory, bandwidth: what is left of each.
 
-    owner: int
+    own: the group that is being placed was the first to use them.
+    """
+
+    own: bool
     models: tuple[int, ...]
     compute: int
     memory: int
@@ -31,27 +34,36 @@ class BinClass(NamedTuple):
         """With a replica of each of ``some``; None if that does not fit."""
         compute = self.compute - sum(one.compute for one in some)
         memory = self.memory - sum(one.memory for one in some)
+        if compute < 0 or memory < 0:
+            return None
         bandwidth = self.bandwidth - sum(one.bandwidth for one in some)
-        if min(compute, memory, bandwidth) < 0 or any(one.model in self.models for one in some):
+        if bandwidth < 0 or any(one.model in self.models for one in some):
             return None
         models = tuple(sorted((*self.models, *(one.model for one in some))))
-        return BinClass(self.owner, models, compute, memory, bandwidth)
+        return BinClass(self.own, models, compute, memory, bandwidth)
+
+    def without(self, some: Mapping[int, Replicas]) -> BinClass:
+        """Without the replicas of models in ``some``."""
+        gone = [some[model] for model in self.models if model in some]
+        models = tuple(model for model in self.models if model not in some)
+        compute = self.compute + sum(one.compute for one in gone)
+        memory = self.memory + sum(one.memory for one in gone)
+        return BinClass(self.own, models, compute, memory, self.bandwidth + sum(one.bandwidth for one in gone))
 
 
 class Replicas(NamedTuple):
-    """``count`` replicas of a model, and what each needs, in millionths."""
+    """``replicas`` replicas of a model, and what each needs, in millionths."""
 
     model: int
-    count: int
+    replicas: int
     compute: int
     memory: int
     bandwidth: int
     heavy: str
 
     @classmethod
-    def of(cls, model: int, count: int, need: Need) -> Replicas:
-        sizes = (whole(part) for part in (need.compute, need.memory, need.bandwidth))
-        return cls(model, count, *sizes, heavy(need))
+    def of(cls, model: int, replicas: int, need: Need) -> Replicas:
+        return cls(model, replicas, whole(need.compute), whole(need.memory), whole(need.bandwidth), heavy(need))
 
     @property
     def size(self) -> int:
@@ -68,17 +80,17 @@ def entries(group: Iterable[Replicas]) -> list[tuple[Replicas, ...]]:
     return sorted(found + [(one,) for one in by_kind["neither"]], key=lambda entry: -max(one.size for one in entry))
 
 
-def place(bins: Counter[BinClass], owner: int, group: Iterable[Replicas]) -> int:
+def place(bins: Counter[BinClass], group: Iterable[Replicas]) -> int:
     """Put the replicas of a group into ``bins``, its own first, fullest first. Returns how many GPUs that opens."""
     opened = 0
     for entry in entries(group):
-        left = [one.count for one in entry]
+        left = [one.replicas for one in entry]
         if len(entry) == 2:
             both = min(left)
-            rest = _into(bins, owner, entry, both)
+            rest = _into(bins, entry, both)
             left = [count - both + rest for count in left]
-        left = [_into(bins, owner, (one,), count) for one, count in zip(entry, left, strict=True)]
-        fresh = BinClass(owner, (), FULL, FULL, FULL)
+        left = [_into(bins, (one,), count) for one, count in zip(entry, left, strict=True)]
+        fresh = BinClass(True, (), FULL, FULL, FULL)
         if len(entry) == 2 and (held := fresh.holding(entry)) is not None:
             both = min(left)
             bins[held] += both
@@ -86,7 +98,7 @@ def place(bins: Counter[BinClass], owner: int, group: Iterable[Replicas]) -> int
             left = [count - both for count in left]
         for one, count in zip(entry, left, strict=True):
             # A pair that fits no new GPU together may fit one that its first member has just opened for itself.
-            count = _into(bins, owner, (one,), count)
+            count = _into(bins, (one,), count)
             held = fresh.holding((one,))
             assert held is not None, "a configuration needs more than a GPU has"
             bins[held] += count
@@ -94,12 +106,12 @@ def place(bins: Counter[BinClass], owner: int, group: Iterable[Replicas]) -> int
     return opened
 
 
-def _into(bins: Counter[BinClass], owner: int, some: Sequence[Replicas], count: int) -> int:
+def _into(bins: Counter[BinClass], some: Sequence[Replicas], count: int) -> int:
     """Put up to ``count`` times one replica of each of ``some`` into open GPUs. Returns how many found no place."""
     if not count:
         return 0
     fits = [(one, held) for one, number in bins.items() if number and (held := one.holding(some)) is not None]
-    for one, held in sorted(fits, key=lambda fit: (fit[0].owner != owner, fit[1].compute + fit[1].memory, fit)):
+    for one, held in sorted(fits, key=lambda fit: (not fit[0].own, fit[1].compute + fit[1].memory, fit)):
         moved = min(count, bins[one])
         bins[one] -= moved
         bins[held] += moved

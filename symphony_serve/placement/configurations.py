@@ -2,7 +2,8 @@
 
 Every replica gets all that it needs of its GPU, so none slows another. For each group of models (`model_groups`), the
 configurations that no other one dominates are combined; the combinations with the lowest bounds are placed
-(`bin_classes`), and the one that opens the fewest GPUs stays. Then each group is placed anew among the others.
+(`bin_classes`), and the one that opens the fewest GPUs stays. Then each group, and every two
+models, are placed anew among the others.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,8 +25,8 @@ from symphony_serve.placement.needs import Need
 MOST_REPLICAS = 6
 #: Combinations of a group that are placed, each in about 0.3 ms.
 MOST_PLACEMENTS = 200
-#: How often each group is placed anew among the others, at most.
-ROUNDS = 3
+#: Nothing is placed anew once so many combinations were placed. Judgement: that takes a second.
+ENOUGH_PLACEMENTS = 2000
 #: Weights of compute against memory in the lower bound, in twentieths. Any of them is a bound; the largest counts.
 WEIGHTS = 20
 
@@ -56,6 +57,10 @@ class Configuration(NamedTuple):
     replicas: int
     need: Need
 
+    @property
+    def costs(self) -> tuple[float, ...]:
+        return self.replicas, self.need.compute, self.need.memory, self.need.bandwidth
+
     def uses(self, weight: float) -> float:
         """GPUs by compute times ``weight`` and by memory times the rest of 1."""
         return self.replicas * (weight * self.need.compute + (1 - weight) * self.need.memory)
@@ -80,14 +85,8 @@ def configurations(model: NeedyModel, part: float) -> list[Configuration]:
     most = MOST_REPLICAS * min(one.replicas for one in found)
 
     def dominated(one: Configuration) -> bool:
-        def costs(of: Configuration) -> tuple[float, ...]:
-            return of.replicas, of.need.compute, of.need.memory, of.need.bandwidth
-
-        better = (other for other in found if other is not one)
-        return any(
-            costs(other) != costs(one) and all(a <= b for a, b in zip(costs(other), costs(one), strict=True))
-            for other in better
-        )
+        others = [other.costs for other in found if other.costs != one.costs]
+        return any(all(a <= b for a, b in zip(costs, one.costs, strict=True)) for costs in others)
 
     return [one for one in found if one.replicas <= most and not dominated(one)]
 
@@ -141,45 +140,29 @@ class _Search:
         self.placements = 0
 
     def run(self) -> None:
-        """Place all groups, the largest first; then each anew, as long as that saves a GPU."""
+        """Place all groups, the largest first; then each, and every two models, anew, if that takes no more GPUs."""
         least = least_gpus(self._options)
-        for owner, group in enumerate(self._groups):
-            self._place(owner, group)
-        for _ in range(ROUNDS):
-            before = self.bins.total()
-            for owner, group in enumerate(self._groups):
-                if self.bins.total() == least:
-                    return
-                kept, total = (self.bins, dict(self.chosen)), self.bins.total()
-                self._without(owner, group)
-                self._place(owner, group)
-                if self.bins.total() > total:
-                    self.bins, self.chosen = kept
-            if self.bins.total() == before:
+        for group in self._groups:
+            self._place(group)
+        for some in itertools.chain(self._groups, pairs_in_rounds(len(self._options))):
+            total = self.bins.total()
+            if total == least or self.placements >= ENOUGH_PLACEMENTS:
                 return
+            kept = self.bins, dict(self.chosen)
+            gone = {number: Replicas.of(number, *self.chosen[number]) for number in some}
+            self.bins = _sum((held.without(gone), count) for held, count in self.bins.items())
+            self._place(some)
+            if self.bins.total() > total:
+                self.bins, self.chosen = kept
 
-    def _without(self, owner: int, group: tuple[int, ...]) -> None:
-        """Take the group's replicas out. GPUs that others are still on belong to no group then."""
-        after: Counter[BinClass] = Counter()
-        of = {number: Replicas.of(number, 1, self.chosen[number].need) for number in group}
-        for held, count in self.bins.items():
-            out = [of[number] for number in held.models if number in of]
-            models = tuple(number for number in held.models if number not in of)
-            compute, memory, bandwidth = (
-                left + sum(getattr(one, key) for one in out)
-                for key, left in zip(("compute", "memory", "bandwidth"), held[2:], strict=True)
-            )
-            if models and count:
-                after[BinClass(-1 if held.owner == owner else held.owner, models, compute, memory, bandwidth)] += count
-        self.bins = after
-
-    def _place(self, owner: int, group: tuple[int, ...]) -> None:
+    def _place(self, group: tuple[int, ...]) -> None:
         """Choose the group's configurations, and place them. Of those with as few new GPUs, the least used counts."""
-        left = [sum(count * held[at] for held, count in self.bins.items()) / FULL for at in (2, 3)]
+        free_compute = sum(count * held.compute for held, count in self.bins.items()) / FULL
+        free_memory = sum(count * held.memory for held, count in self.bins.items()) / FULL
 
         def bound(combination: tuple[Configuration, ...]) -> tuple[int, float]:
             compute, memory = (sum(one.uses(weight) for one in combination) for weight in (1.0, 0.0))
-            return max(0, math.ceil(max(compute - left[0], memory - left[1]) - 1e-6)), compute + memory
+            return max(0, math.ceil(max(compute - free_compute, memory - free_memory) - 1e-6)), compute + memory
 
         combinations = [(bound(one), one) for one in itertools.product(*(self._options[number] for number in group))]
         best: tuple[tuple[int, float], Counter[BinClass], tuple[Configuration, ...]] | None = None
@@ -188,10 +171,28 @@ class _Search:
                 break
             bins = Counter(self.bins)
             replicas = (Replicas.of(number, *one) for number, one in zip(group, combination, strict=True))
-            opened = place(bins, owner, replicas)
+            opened = place(bins, replicas)
             self.placements += 1
             if best is None or (opened, used) < best[0]:
                 best = (opened, used), bins, combination
         assert best is not None
-        self.bins = +best[1]
+        self.bins = _sum((held._replace(own=False), count) for held, count in best[1].items())
         self.chosen.update(zip(group, best[2], strict=True))
+
+
+def _sum(bins: Iterable[tuple[BinClass, int]]) -> Counter[BinClass]:
+    """One class for all of like content; none for those that hold nothing."""
+    found: Counter[BinClass] = Counter()
+    for held, count in bins:
+        if held.models and count:
+            found[held] += count
+    return found
+
+
+def pairs_in_rounds(count: int) -> Iterator[tuple[int, ...]]:
+    """Every two of ``count`` once, as in a tournament: in each round everybody has one opponent, or is free."""
+    players = list(range(count + count % 2))
+    for _ in players[1:]:
+        for one, other in zip(players, reversed(players[len(players) // 2 :]), strict=False):
+            yield tuple(sorted(player for player in (one, other) if player < count))
+        players.insert(1, players.pop())

@@ -95,8 +95,8 @@ class SharedModel(NamedTuple):
         if not found:
             fastest = min(one.latency for one in self.segments)
             raise ServeError(
-                f"model {self.name} has an SLO of {self.slo:g} s, but no share that fits the memory does two batches in "
-                f"that; its fastest batch takes {fastest:g} s. Give a larger SLO or larger GPUs"
+                f"model {self.name} has an SLO of {self.slo:g} s, but a request waits for a batch, then for its own; "
+                f"no share with the memory does two in that: the fastest takes {fastest:g} s. Give a larger SLO"
             )
         return found
 
@@ -168,15 +168,15 @@ class _Program:
             flow[start][column], flow[stop][column] = 1.0, -1.0
         for node in nodes[:-1]:
             self._rows.add(list(flow[node]), list(flow[node].values()), 0.0, 0.0)
+        columns = list(enumerate(self._chosen, start=segments))
         for size in used:
             arcs = [column for column, arc in enumerate(self._arcs, start=2) if arc[0] == size]
-            its = [column for column, (_, one) in enumerate(self._chosen, start=segments) if one.size == size]
+            its = [column for column, (_, one) in columns if one.size == size]
             # At least as many places as segments. With "just as many" HiGHS takes ten times as long.
             self._rows.add(arcs + its, [1.0] * len(arcs) + [-1.0] * len(its), 0.0, math.inf)
         for number, model in enumerate(models):
-            its = [(column, one) for column, (of, one) in enumerate(self._chosen, start=segments) if of == number]
-            capacities = [one.capacity / model.rate for _, one in its]
-            self._rows.add([1, *(column for column, _ in its)], [-1.0, *capacities], 0.0, math.inf)
+            capacities = {column: one.capacity / model.rate for column, (of, one) in columns if of == number}
+            self._rows.add([1, *capacities], [-1.0, *capacities.values()], 0.0, math.inf)
 
     def solve(self, gpus: int | None, part: float, seconds: float, smallest: bool = False) -> Solution:
         """The fewest GPUs for ``part``; or the largest part on ``gpus``; or both held, the ``smallest`` shares."""
@@ -203,10 +203,11 @@ class _Program:
             by_start[start].append(size)
         found = []
         while arcs.total():
-            slot, placed = 0, []
+            slot = 0
+            placed: list[Placed] = []
             while slot < self._sharing.slots:
-                size = next((size for size in by_start[slot] if arcs[size, slot]), None)
-                if size is None:
+                size = next((size for size in by_start[slot] if arcs[size, slot]), 0)
+                if not size:
                     slot += 1
                     continue
                 arcs[size, slot] -= 1

@@ -29,7 +29,7 @@ def pair_up(leans: Sequence[float]) -> list[tuple[int, ...]]:
     Sorted and paired from the ends inward: for a <= b <= c <= d the sums a + d and b + c lie within those of any other
     pairing with the same total, and ``|x|`` is convex.
     """
-    order: list[int | None] = sorted(range(len(leans)), key=lambda one: leans[one])  # type: ignore[assignment]
+    order: list[int | None] = [*sorted(range(len(leans)), key=lambda one: leans[one])]
     if len(order) % 2:
         order.insert(sum(lean < 0 for lean in leans), None)
     half = len(order) // 2
