@@ -231,7 +231,7 @@ def against_optimum(seeds: int) -> dict[str, Any]:
 
 def scale(quick: bool) -> dict[str, Any]:
     found = {}
-    for name, count, busy in (("20_models", 20, 5000.0), ("1000_models", 1000, 800.0)):
+    for name, count, busy in (("20_models", 20, 5800.0), ("1000_models", 1000, 800.0)):
         ours, bound, cpu = planned(
             drawn(count // 10 if quick and count > 20 else count, busy / (10 if quick else 1), 0)
         )

@@ -141,8 +141,9 @@ def _by_shares(file: _Tables, gpus: int | None, part: float, seconds: float) -> 
     plan = plan_shares(models, sharing, gpus, file.memory, part, seconds)
     rows: list[list[dict[str, Any]]] = [
         [
-            {"model": models[one.model].name, sharing.name: one.segment.size, "slot": one.slot}
+            {"model": models[one.model].name, sharing.name: one.segment.size}
             | {key: getattr(one.segment, key) for key in ROW}
+            | ({"slot": one.slot} if sharing is MIG else {})
             for one in gpu
         ]
         for gpu in plan.gpus
@@ -237,26 +238,27 @@ def render(found: Mapping[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
 
-    title = f"{found['gpus']} GPUs with capacity for {found['attainment']:.2%} of each rate"
-    gpus = Table(title=title, title_justify="left")
-    shares = any("slot" in one for gpu in found["shared"] for one in gpu)
-    columns = ("slot", "size", "batch", "processes") if shares else ("compute", "memory", "batch")
+    first = found["shared"][0][0]
+    size = next((key for key in SIZES if key in first), None)
+    columns: tuple[str, ...] = ("compute", "memory", "batch") if size is None else (size, "batch", "processes")
+    columns += ("slot",) if "slot" in first else ()
+    gpus = Table()
     for name in ("GPU", "model", *columns):
         gpus.add_column(name, justify="left" if name == "model" else "right")
     for number, gpu in enumerate(found["shared"]):
         for at, one in enumerate(gpu):
-            size = f"{one['gpcs']} GPCs" if "gpcs" in one else f"{one.get('percent')} %"
-            values = {**one, "size": size, **{key: f"{one.get(key, 0):.0%}" for key in ("compute", "memory")}}
-            gpus.add_row("" if at else str(number), one["model"], *(str(values[name]) for name in columns))
+            values = (f"{one[key]:.0%}" if key in ("compute", "memory") else str(one[key]) for key in columns)
+            gpus.add_row("" if at else str(number), one["model"], *values)
     models = Table()
     for name in ("model", "SLO (s)", "requests/s", "capacity", "GPUs"):
         models.add_column(name, justify="left" if name == "model" else "right")
     for one in found["models"]:
         row = (f"{one['slo']:g}", f"{one['rate']:g}", f"{one['capacity']:.5g}", str(len(one["gpus"])))
         models.add_row(one["name"], *row)
-    said = [f"No plan has fewer than {found['least_gpus']} GPUs."] if "least_gpus" in found else []
+    said = [f"GPUs: {found['gpus']}. There is capacity for {found['attainment']:.2%} of each rate."]
+    said += [f"No plan for that has fewer than {found['least_gpus']} GPUs."] if "least_gpus" in found else []
     if "most_attainment" in found:
-        said += [f"No plan on these GPUs has capacity for more than {found['most_attainment']:.2%} of each rate."]
+        said += [f"No plan on these GPUs has it for more than {found['most_attainment']:.2%}."]
     said += [f"GPUs that hold no model: {found['idle_gpus']}."] if found["idle_gpus"] else []
     said += [] if found["ended"] else ["The search was ended before it was through; --seconds gives it longer."]
     return Group(gpus, models, *said, found["advice"])

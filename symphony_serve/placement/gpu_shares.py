@@ -129,8 +129,8 @@ def plan_shares(
     """The fewest GPUs with capacity for ``part`` of each rate; of such plans one with the smallest shares.
 
     gpus: if given, the largest equal part of all rates, up to ``part``, that this many GPUs have capacity for. memory:
-    bytes of a GPU. seconds: after which the best plan so far counts. Raises ServeError if a model fits nowhere, or no
-    plan was found in time.
+    bytes of a GPU. seconds: after which the best plan so far counts. Raises ServeError if a model fits nowhere, not
+    all find a place, or no plan was found in time.
     """
     end = time.monotonic() + seconds
     program = _Program(models, [one.best(sharing, memory) for one in models], sharing)
@@ -140,6 +140,8 @@ def plan_shares(
     least = max(0.0, first.bound)
     bound = math.ceil(least - TOLERANCE) if gpus is None else min(part, -first.bound)
     count, reached = round(first.values[0]), float(first.values[1])
+    if reached <= TOLERANCE:
+        raise ServeError(f"{gpus} GPUs have no place for a share of each model; give more")
     ended = first.optimal or count == bound
     smaller = program.solve(count, reached, max(0.1, end - time.monotonic()), smallest=True)
     values = first.values if smaller.values is None else smaller.values
