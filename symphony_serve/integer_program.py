@@ -67,7 +67,7 @@ class Rows:
         solver = solver_of(lp, seconds)
         solver.run()
         info, status = solver.getInfo(), solver.getModelStatus()
-        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        found = int(info.primal_solution_status) == int(highspy.SolutionStatus.kSolutionStatusFeasible)
         values = np.asarray(solver.getSolution().col_value) if found else None
         optimal = status == highspy.HighsModelStatus.kOptimal
         bound = math.inf if status == highspy.HighsModelStatus.kInfeasible else float(info.mip_dual_bound)

@@ -169,7 +169,8 @@ def _by_needs(file: _Tables, gpus: int | None, part: float) -> dict[str, Any]:
     plan = plan_needs(models, gpus, part)
     rows = [
         [
-            {"model": models[number].name} | {key: getattr(plan.chosen[number].need, key) for key in NEED}
+            {"model": models[number].name}
+            | {key: getattr(plan.chosen[number].need, key) or None for key in NEED}  # a bandwidth that is not known
             for number in gpu
         ]
         for gpu in plan.gpus

@@ -56,6 +56,15 @@ def test_the_rivals_by_hand():
     assert usher.optimum(models, 10.0) == (3, True) and usher.planned(models)[:2] == (3, 3)
 
 
+def test_requests_that_would_be_late_are_refused():
+    """A replica takes 1 s for any batch: with an SLO of 2 s all are answered, below a second none is."""
+    model = NeedyModel("a", 3, 2.0 + 1e-9, (Need(64, 0.5, 0.5, 1.0),))
+    assert usher.answered(model, [1.0] * 65, [1.0], 300, 1) == 1.0
+    assert usher.answered(model._replace(slo=0.9), [1.0] * 65, [1.0], 300, 1) == 0.0
+    # One at a time: no more than one a second of the three that come.
+    assert usher.answered(model, [1.0] * 2, [1.0], 300, 1) == pytest.approx(1 / 3, abs=0.05)
+
+
 def test_every_filling_is_full_and_fits():
     options = [
         (0, Need(8, 0.5, 0.1, 1)),

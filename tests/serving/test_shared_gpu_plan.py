@@ -111,6 +111,7 @@ def test_needs(asked):
     assert found["shared"][0][1] == {
         "model": "wide", "batch": 8, "compute": 0.4, "memory": 0.6, "seconds": 0.1, "bandwidth": 0.3
     }  # fmt: skip
+    assert found["shared"][0][0]["bandwidth"] is None
     assert found["least_gpus"] == 2 and [one["capacity"] for one in found["models"]] == [160, 160]
     said = asked(NEEDS, "--gpus 1")
     assert "There is capacity for 50.00% of each rate." in said and "50%" in said and "advice" in said
