@@ -436,7 +436,7 @@ def serve_rollback(address: str) -> None:
 @click.option("--models", default=None, metavar="FILE", help="Place the models in this TOML file (docs/placement.md).")
 @click.option("--gpus", type=int, default=None, help="With --models: the number of GPUs.")
 @click.option("--find", is_flag=True, help="With --models: find the least number of GPUs instead.")
-@click.option("--attainment", type=float, default=0.99, show_default=True, help="With --find: the part within its SLO.")
+@click.option("--attainment", type=float, default=None, help="With --find: the part within its SLO.  [0.99; shared: 1]")
 @click.option("--gpu-memory", type=float, default=None, help="With --models: GiB of weights on a GPU.  [no limit]")
 @click.option("--seconds", type=float, default=60.0, show_default=True, help="With --models: the search ends then.")
 @click.option("--json", "as_json", is_flag=True, help="With --models: the plan as one JSON object.")
@@ -449,7 +449,7 @@ def serve_plan(
     models: str | None,
     gpus: int | None,
     find: bool,
-    attainment: float,
+    attainment: float | None,
     gpu_memory: float | None,
     seconds: float,
     as_json: bool,
@@ -469,11 +469,11 @@ def serve_plan(
             raise FluidTuneError("the file of --models has runs, rates and SLOs; leave out SOURCE, --rate and --slo")
         if (gpus is None) != find:
             raise FluidTuneError("with --models, give either --gpus N or --find")
-        planned = model_placement.as_json(*model_placement.plan(models, gpus, gpu_memory, attainment, seconds))
+        planned, shown = model_placement.planned(models, gpus, gpu_memory, attainment, seconds)
         if as_json:
             click.echo(json.dumps(planned))
         else:
-            Console().print(model_placement.render(planned, gpu_memory is not None))
+            Console().print(shown)
         return
     from fluidtune.serving import capacity
 

@@ -16,6 +16,7 @@ import highspy
 import numpy as np
 
 from symphony_serve.errors import ServeError
+from symphony_serve.integer_program import Rows, solver_of
 
 #: Seconds after which the best parts so far are taken. Source: appendix A gives its solver 10 s.
 SOLVE_S = 10.0
@@ -27,14 +28,6 @@ MEMORY_WEIGHT = 1.0
 STEPS, TRIED = 500, 20
 #: Two sums that differ by this part of them are equal; above HiGHS's feasibility tolerance (1e-7).
 EQUAL = 1e-6
-
-
-class _Silent(highspy.Highs):
-    """Prints nothing. (The constructor of 1.16 says who it is when it does this, before anybody can forbid it.)"""
-
-    def enableCallbacks(self) -> None:
-        self.setOptionValue("output_flag", False)
-        super().enableCallbacks()
 
 
 @dataclass(frozen=True)
@@ -188,11 +181,7 @@ class _Problem:
 
     def solve(self, start: np.ndarray | None, seconds: float) -> np.ndarray | None:
         """The best places found; never worse than ``start``."""
-        solver = _Silent()
-        solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("threads", 1)
-        solver.setOptionValue("time_limit", seconds)
-        solver.passModel(self._program())
+        solver = solver_of(self._program(), seconds)
         if start is not None:
             known = highspy.HighsSolution()
             known.col_value = self._columns(start)
@@ -216,7 +205,7 @@ class _Problem:
 
     def _program(self) -> highspy.HighsLp:
         models, parts = len(self._rate), self._parts
-        rows = _Rows()
+        rows = Rows()
         x = np.arange(models * parts).reshape(models, parts)
         largest, rate_gap, memory_gap = x.size + np.arange(parts), x.size + parts, x.size + parts + 1
         rate, static, dynamic = self._rate / self._rate_unit, self._static / self._memory_unit, self._dynamic
@@ -247,34 +236,4 @@ class _Problem:
         lp.col_lower_, lp.col_upper_ = np.zeros(lp.num_col_), upper
         kinds = [highspy.HighsVarType.kInteger] * x.size
         lp.integrality_ = kinds + [highspy.HighsVarType.kContinuous] * (parts + 2)
-        return lp
-
-
-class _Rows:
-    """Rows of a program, one after the other."""
-
-    def __init__(self) -> None:
-        self._starts, self._columns, self._values = [0], [], []  # type: ignore[var-annotated]
-        self._lower: list[float] = []
-        self._upper: list[float] = []
-
-    def add(
-        self, columns: Sequence[int] | np.ndarray, values: Sequence[float] | np.ndarray, lower: float, upper: float
-    ) -> None:
-        """``lower <= sum(values * columns) <= upper``."""
-        self._columns.append(np.asarray(columns))
-        self._values.append(np.asarray(values, dtype=float))
-        self._starts.append(self._starts[-1] + len(columns))
-        self._lower.append(lower)
-        self._upper.append(upper)
-
-    def program(self, columns: int) -> highspy.HighsLp:
-        """The program of these rows."""
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = columns, len(self._lower)
-        lp.row_lower_, lp.row_upper_ = np.array(self._lower), np.array(self._upper)
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.start_ = np.array(self._starts, dtype=np.int32)
-        lp.a_matrix_.index_ = np.concatenate(self._columns).astype(np.int32)
-        lp.a_matrix_.value_ = np.concatenate(self._values)
         return lp

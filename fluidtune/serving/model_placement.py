@@ -7,19 +7,19 @@ does not cut them. All times are seconds, all rates requests per second, all mem
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.serving import shared_gpu_plan
 from fluidtune.serving.capacity import kept_profiles
+from fluidtune.serving.model_tables import known, names_of, number_of, numbers_of, table_of, tables_of
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.arrivals import SAMPLE, densest, gamma_arrivals, merged
 from symphony_serve.placement.bounds import gpu_seconds, gpus_at_least, most_attained
@@ -28,15 +28,12 @@ from symphony_serve.placement.selection import Selection
 from symphony_serve.placement.served_models import Cut, ServedModel, Shape, cuts_of_layers
 from symphony_serve.placement.simulator import Requests, Simulator
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 GIB = 2**30
+#: The part of the requests that `--find` makes answered in time.
+ATTAINMENT = 0.99
 ADVICE = "This plan is advice: `fluidtune serve start` holds all of its models on each device, and does not cut them."
 #: The keys of a model in the file, and those of the tables in it.
 KEYS = (
@@ -68,59 +65,45 @@ class ModelsFile:
 
     def __init__(self, path: str, memory: float | None):
         self._path, self._memory = Path(path), memory
-        try:
-            read = tomllib.loads(self._path.read_text())
-        except OSError as error:
-            raise FluidTuneError(f"the file of models {path!r} cannot be read: {error.strerror}; give a TOML file")
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise FluidTuneError(f"{path} is no TOML: {error}")
-        _known(read, ("models",), path)
-        tables = read.get("models")
-        if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
-            raise FluidTuneError(f"{path} has no models; write a [[models]] table for each")
-        names = [self._name(table, number) for number, table in enumerate(tables, start=1)]
-        for number, name in enumerate(names):
-            if name in names[:number]:
-                raise FluidTuneError(f"{path} has two models named {name!r}; give them different names")
+        tables = tables_of(path)
+        names = names_of(tables, path)
+        for name, table in zip(names, tables, strict=True):
+            self._check_keys(name, table)
         self.models = [self._model(name, table) for name, table in zip(names, tables, strict=True)]
         self._rates = [self._rate(name, table) for name, table in zip(names, tables, strict=True)]
         self.requests = self._requests(tables)
 
-    def _name(self, table: Mapping[str, Any], number: int) -> str:
-        name = table.get("name")
-        if not isinstance(name, str) or not name:
-            raise FluidTuneError(f"{self._path}: model {number} has the name {name!r}, expected text")
-        _known(table, KEYS, f"{self._path}: model {name}")
+    def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
+        known(table, KEYS, f"{self._path}: model {name}")
         for key, others in BELONGS_TO.items():
             if key in table and not any(one in table for one in others):
                 raise FluidTuneError(f"{self._path}: model {name} has `{key}` without `{'` or `'.join(others)}`")
-        return name
 
     def _model(self, name: str, table: Mapping[str, Any]) -> ServedModel:
         where = f"{self._path}: model {name}"
-        slo, weight = _number(table, "slo", where), _number(table, "weight", where, 1.0)
-        delay, hop = _number(table, "delay", where, 0.0, least=0.0), _number(table, "hop", where, 0.0, least=0.0)
+        slo, weight = number_of(table, "slo", where), number_of(table, "weight", where, 1.0)
+        delay, hop = number_of(table, "delay", where, 0.0, least=0.0), number_of(table, "hop", where, 0.0, least=0.0)
         try:
             cuts: dict[Shape, Cut] = {}
             if "layers" in table:
-                layers = _table(table, "layers", LAYERS, where)
-                seconds = _numbers(layers, "seconds", f"{where}: layers")
+                layers = table_of(table, "layers", LAYERS, where)
+                seconds = numbers_of(layers, "seconds", f"{where}: layers")
                 cuts = cuts_of_layers(seconds, self._bytes(layers, where, [0.0] * len(seconds)), hop)
             if "run" in table or "seconds" in table:
                 seconds, delay = self._alone(table, where, delay)
                 size = sum(self._bytes(table, where, [0.0 if Shape(1, 1) not in cuts else cuts[Shape(1, 1)].bytes]))
                 cuts[Shape(1, 1)] = Cut(tuple(seconds), size)
-            for text, given in _table(table, "configurations", None, where).items():
+            for text, given in table_of(table, "configurations", None, where).items():
                 shape = Shape.read(text)
                 inside = f"{where}: configuration {text}"
                 if not isinstance(given, dict):
                     raise FluidTuneError(f"{inside} is {given!r}, expected a table with {', '.join(CONFIGURATION)}")
-                _known(given, CONFIGURATION, inside)
-                seconds = _numbers(given, "seconds", inside)
+                known(given, CONFIGURATION, inside)
+                seconds = numbers_of(given, "seconds", inside)
                 if len(seconds) != shape.pp:
                     raise FluidTuneError(f"{inside} has the seconds of {len(seconds)} stages, expected {shape.pp}")
                 size = sum(self._bytes(given, inside, [0.0]))
-                cuts[shape] = Cut(tuple(seconds), size, _number(given, "hop", inside, 0.0, least=0.0))
+                cuts[shape] = Cut(tuple(seconds), size, number_of(given, "hop", inside, 0.0, least=0.0))
             if not cuts:
                 raise FluidTuneError(f"{where} has no times; give `run`, `seconds`, `layers` or `configurations`")
             slowed = {shape: cut.slowed() for shape, cut in cuts.items()}
@@ -135,13 +118,13 @@ class ModelsFile:
                 raise FluidTuneError(f"{where} has no `bytes`; --gpu-memory needs the bytes of its weights")
             return without
         if isinstance(table["bytes"], list):
-            return _numbers(table, "bytes", where, least=0.0)
-        return [_number(table, "bytes", where, least=0.0)]
+            return numbers_of(table, "bytes", where, least=0.0)
+        return [number_of(table, "bytes", where, least=0.0)]
 
     def _alone(self, table: Mapping[str, Any], where: str, delay: float) -> tuple[list[float], float]:
         """The seconds of a batch of 1 on one GPU, and of the delay that was measured with it."""
         if "run" not in table:
-            return [_number(table, "seconds", where)], delay
+            return [number_of(table, "seconds", where)], delay
         if "seconds" in table:
             raise FluidTuneError(f"{where} has both `run` and `seconds`; give one of them")
         profiles, delays = kept_profiles(str(self._path.parent / str(table["run"])))
@@ -156,7 +139,7 @@ class ModelsFile:
         if ("rate" in table) == ("trace" in table):
             said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
             raise FluidTuneError(f"{where} has {said}; give one of them")
-        return _number(table, "rate", where) if "rate" in table else 0.0
+        return number_of(table, "rate", where) if "rate" in table else 0.0
 
     def _requests(self, tables: list[dict[str, Any]]) -> Requests:
         total = sum(self._rates)
@@ -171,7 +154,7 @@ class ModelsFile:
         length = last or SAMPLE / total
         arrivals = []
         for number, (table, trace, rate) in enumerate(zip(tables, traces, self._rates, strict=True)):
-            cv = _number(table, "cv", f"{self._path}: model {table['name']}", 1.0, least=0.0)
+            cv = number_of(table, "cv", f"{self._path}: model {table['name']}", 1.0, least=0.0)
             arrivals.append(trace if trace is not None else gamma_arrivals(rate, cv, length, number))
         found = merged(arrivals)
         if not len(found):
@@ -225,47 +208,30 @@ class ModelsFile:
         return max(1, math.ceil(needed))
 
 
-def _known(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
-    for key in table:
-        if key not in keys:
-            near = get_close_matches(key, keys, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(keys)}"
-            raise FluidTuneError(f"{where} has the unknown key {key!r}; {hint}")
+def planned(
+    path: str, gpus: int | None, gpu_memory: float | None, goal: float | None, budget: float
+) -> tuple[dict[str, Any], RenderableType]:
+    """The plan of the file at ``path`` as one object, and as tables. Parameters and errors are those of `plan`.
+
+    goal: None: `ATTAINMENT` where attainment is foreseen, and 1 where capacity is counted.
+    """
+    _check_options(gpus, gpu_memory, goal)
+    tables = tables_of(path)
+    if shared_gpu_plan.kind_of(tables) is not None:
+        memory = math.inf if gpu_memory is None else gpu_memory * GIB
+        found = shared_gpu_plan.planned(tables, path, gpus, memory, goal or 1.0, budget)
+        return found, shared_gpu_plan.render(found)
+    found = as_json(*plan(path, gpus, gpu_memory, goal or ATTAINMENT, budget))
+    return found, render(found, gpu_memory is not None)
 
 
-def _table(table: Mapping[str, Any], key: str, keys: tuple[str, ...] | None, where: str) -> dict[str, Any]:
-    found = table.get(key, {})
-    if not isinstance(found, dict):
-        raise FluidTuneError(f"{where} has `{key}` {found!r}, expected a table")
-    if keys is not None:
-        _known(found, keys, f"{where}: {key}")
-    return found
-
-
-def _number(
-    table: Mapping[str, Any], key: str, where: str, default: float | None = None, least: float | None = None
-) -> float:
-    """A finite number, above 0 or at least ``least``."""
-    if key not in table and default is not None:
-        return default
-    if key not in table:
-        raise FluidTuneError(f"{where} has no `{key}`")
-    return _checked(table[key], key, where, least)
-
-
-def _numbers(table: Mapping[str, Any], key: str, where: str, least: float | None = None) -> list[float]:
-    given = table.get(key)
-    if not isinstance(given, list) or not given:
-        raise FluidTuneError(f"{where} has `{key}` {given!r}, expected a list of numbers")
-    return [_checked(one, key, where, least) for one in given]
-
-
-def _checked(value: Any, key: str, where: str, least: float | None) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not (value > 0 if least is None else value >= least):
-        wanted = "above 0" if least is None else f"of {least:g} or more"
-        raise FluidTuneError(f"{where} has `{key}` {value!r}, expected a number {wanted}")
-    return float(value)
+def _check_options(gpus: int | None, gpu_memory: float | None, goal: float | None) -> None:
+    if goal is not None and not 0 < goal <= 1:
+        raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
+    if gpus is not None and not 1 <= gpus <= MOST_GPUS:
+        raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {MOST_GPUS}")
+    if gpu_memory is not None and not 0 < gpu_memory < math.inf:
+        raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
 
 
 def plan(
@@ -276,12 +242,6 @@ def plan(
     gpus: None: the least number that attains ``goal``. gpu_memory: GiB of weights on each; None: no limit. budget:
     seconds of the search, which Ctrl-C ends, too. Raises FluidTuneError if anything is wrong, or nothing was found.
     """
-    if not 0 < goal <= 1:
-        raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
-    if gpus is not None and not 1 <= gpus <= MOST_GPUS:
-        raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {MOST_GPUS}")
-    if gpu_memory is not None and not 0 < gpu_memory < math.inf:
-        raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
     memory = None if gpu_memory is None else gpu_memory * GIB
     file = ModelsFile(path, memory)
     first = file.check(gpus or MOST_GPUS, goal)

@@ -1,0 +1,86 @@
+"""A TOML file of models as its tables, and what is read from them: each mistake is said in one line."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from fluidtune.errors import FluidTuneError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def tables_of(path: str) -> list[dict[str, Any]]:
+    """The [[models]] tables of the file. Raises FluidTuneError if it cannot be read or has none."""
+    try:
+        read = tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise FluidTuneError(f"the file of models {path!r} cannot be read: {error.strerror}; give a TOML file")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FluidTuneError(f"{path} is no TOML: {error}")
+    known(read, ("models",), path)
+    tables = read.get("models")
+    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
+        raise FluidTuneError(f"{path} has no models; write a [[models]] table for each")
+    return tables
+
+
+def names_of(tables: list[dict[str, Any]], path: str) -> list[str]:
+    """The names of the models. Raises FluidTuneError if one has none, or two have the same."""
+    names = [table.get("name") for table in tables]
+    for number, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            raise FluidTuneError(f"{path}: model {number + 1} has the name {name!r}, expected text")
+        if name in names[:number]:
+            raise FluidTuneError(f"{path} has two models named {name!r}; give them different names")
+    return [str(name) for name in names]
+
+
+def known(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in keys:
+            near = get_close_matches(key, keys, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(keys)}"
+            raise FluidTuneError(f"{where} has the unknown key {key!r}; {hint}")
+
+
+def table_of(table: Mapping[str, Any], key: str, keys: tuple[str, ...] | None, where: str) -> dict[str, Any]:
+    found = table.get(key, {})
+    if not isinstance(found, dict):
+        raise FluidTuneError(f"{where} has `{key}` {found!r}, expected a table")
+    if keys is not None:
+        known(found, keys, f"{where}: {key}")
+    return found
+
+
+def number_of(
+    table: Mapping[str, Any], key: str, where: str, default: float | None = None, least: float | None = None
+) -> float:
+    """A finite number, above 0 or at least ``least``."""
+    if key not in table and default is not None:
+        return default
+    if key not in table:
+        raise FluidTuneError(f"{where} has no `{key}`")
+    return checked(table[key], key, where, least)
+
+
+def numbers_of(table: Mapping[str, Any], key: str, where: str, least: float | None = None) -> list[float]:
+    given = table.get(key)
+    if not isinstance(given, list) or not given:
+        raise FluidTuneError(f"{where} has `{key}` {given!r}, expected a list of numbers")
+    return [checked(one, key, where, least) for one in given]
+
+
+def checked(value: Any, key: str, where: str, least: float | None) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not (value > 0 if least is None else value >= least):
+        wanted = "above 0" if least is None else f"of {least:g} or more"
+        raise FluidTuneError(f"{where} has `{key}` {value!r}, expected a number {wanted}")
+    return float(value)

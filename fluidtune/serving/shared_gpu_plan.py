@@ -1,0 +1,265 @@
+"""What `serve plan --models` reads and prints for models that share GPUs: by measured `shares`, or by `needs`.
+
+The plans are those of `symphony_serve.placement.gpu_shares` and `.configurations`. All times are seconds, all rates
+requests per second.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving.model_tables import known, names_of, number_of
+from symphony_serve.errors import ServeError
+from symphony_serve.placement.configurations import NeedyModel, plan_needs
+from symphony_serve.placement.gpu_shares import MIG, Segment, SharedModel, Sharing, percents, plan_shares
+from symphony_serve.placement.needs import Kernel, Need, interpolated, need_of_kernels
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: The keys of a model, of a row of `shares` (its first is `gpcs` or `percent`), of `needs`, and of its `kernels`.
+KEYS = {"shares": ("name", "slo", "rate", "bytes", "shares"), "needs": ("name", "slo", "rate", "needs")}
+SIZES = (MIG.name, "percent")
+ROW = ("batch", "processes", "throughput", "latency")
+NEED = ("batch", "compute", "memory", "seconds", "bandwidth")
+GRAPH = ("batch", "parameters", "kernels")
+KERNEL = ("name", "seconds", "bytes", "compute", "after")
+ADVICE = "This plan is advice: `fluidtune serve start` neither divides GPUs nor places models by it."
+
+
+def kind_of(tables: Iterable[Mapping[str, Any]]) -> str | None:
+    """ "shares" or "needs" if all models have this key; None if none has one. Raises FluidTuneError in between."""
+    found = [next((kind for kind in KEYS if kind in table), None) for table in tables]
+    if len(set(found)) > 1:
+        said = ["none of them" if kind is None else f"`{kind}`" for kind in found]
+        at = next(number for number, kind in enumerate(found) if kind != found[0])
+        raise FluidTuneError(
+            f"model 1 has {said[0]} and model {at + 1} has {said[at]}; a GPU that is shared is planned by one of "
+            "`shares` and `needs`, so give all models of a file the same"
+        )
+    return found[0]
+
+
+def planned(
+    tables: list[dict[str, Any]], path: str, gpus: int | None, memory: float, part: float, seconds: float
+) -> dict[str, Any]:
+    """The plan as one object; docs/placement.md has its keys.
+
+    gpus: None: as few as can be, for ``part`` of each rate; else the largest part of all rates up to ``part``. memory:
+    bytes of a GPU; infinite: not known. seconds: of a search for shares; one for needs ends by itself. Raises
+    FluidTuneError if anything is wrong, or nothing was found.
+    """
+    kind = kind_of(tables) or "shares"
+    names = names_of(tables, path)
+    for name, table in zip(names, tables, strict=True):
+        known(table, KEYS[kind], f"{path}: model {name}")
+    try:
+        file = _Tables(Path(path), tables, names, memory)
+        return _by_needs(file, gpus, part) if kind == "needs" else _by_shares(file, gpus, part, seconds)
+    except ServeError as error:
+        raise FluidTuneError(f"{path}: {error}")
+
+
+class _Tables:
+    """The tables of the file. Paths in them are relative to it."""
+
+    def __init__(self, path: Path, tables: list[dict[str, Any]], names: list[str], memory: float):
+        self.path, self.named, self.memory = path, list(zip(names, tables, strict=True)), memory
+
+    def where(self, name: str) -> str:
+        return f"{self.path}: model {name}"
+
+    def rows(self, name: str, given: Any, key: str) -> list[Mapping[str, Any]]:
+        """``given``: a list of tables, one table, or the path of a CSV file whose first line has the keys."""
+        where = f"{self.where(name)}: {key}"
+        if isinstance(given, str):
+            try:
+                with (self.path.parent / given).open(newline="") as file:
+                    read = [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(file)]
+            except (OSError, UnicodeDecodeError, csv.Error) as error:
+                raise FluidTuneError(f"{where}: {given!r} cannot be read: {error}; give a CSV file, or tables")
+            given = read
+        found = [given] if isinstance(given, dict) else given
+        if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+            raise FluidTuneError(f"{where} is {given!r}, expected tables, or the path of a CSV file with rows")
+        return found
+
+    def bytes(self, name: str, table: Mapping[str, Any]) -> float:
+        if "bytes" not in table and self.memory < math.inf:
+            raise FluidTuneError(f"{self.where(name)} has no `bytes`; --gpu-memory needs the bytes of a process")
+        return number_of(table, "bytes", self.where(name), 0.0, least=0.0)
+
+
+def _value(text: Any) -> Any:
+    """A number of a CSV file; other text as it is, to be named in an error."""
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return text
+
+
+def _whole(table: Mapping[str, Any], key: str, where: str, default: float | None = None) -> int:
+    found = number_of(table, key, where, default)
+    if found != int(found):
+        raise FluidTuneError(f"{where} has `{key}` {found:g}, expected a whole number")
+    return int(found)
+
+
+def _by_shares(file: _Tables, gpus: int | None, part: float, seconds: float) -> dict[str, Any]:
+    models: list[SharedModel] = []
+    kinds: dict[str, str] = {}
+    sizes: set[int] = set()
+    for name, table in file.named:
+        where = file.where(name)
+        segments = []
+        for row in file.rows(name, table["shares"], "shares"):
+            its = [size for size in SIZES if size in row]
+            if len(its) != 1:
+                raise FluidTuneError(f"{where} has a share with {len(its)} of `gpcs` and `percent`; give one of them")
+            known(row, (its[0], *ROW), f"{where}: shares")
+            kinds.setdefault(its[0], name)
+            size, batch = (_whole(row, key, f"{where}: shares") for key in (its[0], "batch"))
+            if its[0] == MIG.name and size not in MIG.shares:
+                raise FluidTuneError(f"{where} has a share of {size} GPCs, expected {', '.join(map(str, MIG.shares))}")
+            processes = _whole(row, "processes", f"{where}: shares", 1.0)
+            throughput, latency = (number_of(row, key, f"{where}: shares") for key in ("throughput", "latency"))
+            segments.append(Segment(size, batch, processes, throughput, latency))
+            sizes.add(size)
+        rate, slo = number_of(table, "rate", where), number_of(table, "slo", where)
+        models.append(SharedModel(name, rate, slo, tuple(segments), file.bytes(name, table)))
+    if len(kinds) > 1:
+        raise FluidTuneError(
+            f"{file.path}: model {kinds[SIZES[0]]} has shares in `gpcs` and model {kinds[SIZES[1]]} in `percent`; "
+            "a GPU is divided by MIG or by MPS, so plan them in two files"
+        )
+    sharing: Sharing = MIG if MIG.name in kinds else percents(sizes)
+    plan = plan_shares(models, sharing, gpus, file.memory, part, seconds)
+    rows: list[list[dict[str, Any]]] = [
+        [
+            {"model": models[one.model].name, sharing.name: one.segment.size}
+            | {key: getattr(one.segment, key) for key in ROW}
+            | ({"slot": one.slot} if sharing is MIG else {})
+            for one in gpu
+        ]
+        for gpu in plan.gpus
+    ]
+    capacity = [
+        sum(one.segment.capacity for gpu in plan.gpus for one in gpu if one.model == number)
+        for number in range(len(models))
+    ]
+    bound = {"least_gpus": plan.bound} if gpus is None else {"most_attainment": plan.bound}
+    return _as_json(models, rows, capacity, gpus, plan.part, plan.ended, bound)
+
+
+def _by_needs(file: _Tables, gpus: int | None, part: float) -> dict[str, Any]:
+    models = []
+    for name, table in file.named:
+        where = file.where(name)
+        needs = [_need(file, name, row) for row in file.rows(name, table["needs"], "needs")]
+        try:
+            its = interpolated(needs)
+        except ServeError as error:
+            raise FluidTuneError(f"{where}: {error}")
+        models.append(NeedyModel(name, number_of(table, "rate", where), number_of(table, "slo", where), its))
+    plan = plan_needs(models, gpus, part)
+    rows = [
+        [
+            {"model": models[number].name}
+            | {key: getattr(plan.chosen[number].need, key) or None for key in NEED}  # a bandwidth that is not known
+            for number in gpu
+        ]
+        for gpu in plan.gpus
+    ]
+    capacity = [one.replicas * one.need.capacity for one in plan.chosen]
+    return _as_json(models, rows, capacity, gpus, plan.part, True, {"least_gpus": plan.least})
+
+
+def _need(file: _Tables, name: str, row: Mapping[str, Any]) -> Need:
+    where = f"{file.where(name)}: needs"
+    if "kernels" not in row:
+        known(row, NEED, where)
+        compute, memory, seconds, bandwidth = (
+            number_of(row, key, where, 0.0 if key == "bandwidth" else None, least=0.0 if key == "bandwidth" else None)
+            for key in NEED[1:]
+        )
+        return Need(_whole(row, "batch", where), compute, memory, seconds, bandwidth)
+    known(row, GRAPH, where)
+    if file.memory == math.inf:
+        raise FluidTuneError(f"{where} has `kernels`, whose memory is in bytes; give --gpu-memory")
+    kernels = []
+    for one in file.rows(name, row["kernels"], "kernels"):
+        known(one, KERNEL, f"{where}: kernels")
+        after = one.get("after", [])
+        if not isinstance(one.get("name"), str) or not isinstance(after, list):
+            raise FluidTuneError(f"{where} has a kernel {one.get('name')!r} after {after!r}, expected names")
+        seconds, size, compute = (number_of(one, key, where, least=0.0) for key in KERNEL[1:4])
+        kernels.append(Kernel(one["name"], seconds, size, compute, tuple(map(str, after))))
+    parameters = number_of(row, "parameters", where, least=0.0)
+    return need_of_kernels(_whole(row, "batch", where), parameters, kernels, file.memory)
+
+
+def _as_json(
+    models: list[Any],
+    rows: list[list[dict[str, Any]]],
+    capacity: list[float],
+    gpus: int | None,
+    part: float,
+    ended: bool,
+    bound: Mapping[str, float],
+) -> dict[str, Any]:
+    found = [
+        {
+            "name": model.name,
+            "slo": model.slo,
+            "rate": model.rate,
+            "capacity": its,
+            "gpus": [number for number, gpu in enumerate(rows) if any(one["model"] == model.name for one in gpu)],
+        }
+        for model, its in zip(models, capacity, strict=True)
+    ]
+    return {
+        "gpus": len(rows) if gpus is None else gpus,
+        "idle_gpus": 0 if gpus is None else gpus - len(rows),
+        "attainment": part,
+        **bound,
+        "ended": ended,
+        "shared": rows,
+        "models": found,
+        "advice": ADVICE,
+    }
+
+
+def render(found: Mapping[str, Any]) -> RenderableType:
+    """What `planned` returned, as tables for `rich`."""
+    from rich.console import Group
+    from rich.table import Table
+
+    first = found["shared"][0][0]
+    size = next((key for key in SIZES if key in first), None)
+    columns: tuple[str, ...] = ("compute", "memory", "batch") if size is None else (size, "batch", "processes")
+    columns += ("slot",) if "slot" in first else ()
+    gpus = Table()
+    for name in ("GPU", "model", *columns):
+        gpus.add_column(name, justify="left" if name == "model" else "right")
+    for number, gpu in enumerate(found["shared"]):
+        for at, one in enumerate(gpu):
+            values = (f"{one[key]:.0%}" if key in ("compute", "memory") else str(one[key]) for key in columns)
+            gpus.add_row("" if at else str(number), one["model"], *values)
+    models = Table()
+    for name in ("model", "SLO (s)", "requests/s", "capacity", "GPUs"):
+        models.add_column(name, justify="left" if name == "model" else "right")
+    for one in found["models"]:
+        row = (f"{one['slo']:g}", f"{one['rate']:g}", f"{one['capacity']:.5g}", str(len(one["gpus"])))
+        models.add_row(one["name"], *row)
+    said = [f"GPUs: {found['gpus']}. There is capacity for {found['attainment']:.2%} of each rate."]
+    said += [f"No plan for that has fewer than {found['least_gpus']} GPUs."] if "least_gpus" in found else []
+    if "most_attainment" in found:
+        said += [f"No plan on these GPUs has it for more than {found['most_attainment']:.2%}."]
+    said += [f"GPUs that hold no model: {found['idle_gpus']}."] if found["idle_gpus"] else []
+    said += [] if found["ended"] else ["The search was ended before it was through; --seconds gives it longer."]
+    return Group(gpus, models, *said, found["advice"])

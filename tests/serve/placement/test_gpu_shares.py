@@ -1,0 +1,158 @@
+"""Shares of GPUs by MIG and MPS: capacity for every rate, no slot twice, and as few GPUs as any search of all plans."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from symphony_serve.errors import ServeError
+from symphony_serve.placement.gpu_shares import MIG, Segment, SharedModel, percents, plan_shares
+
+TEN = percents([20, 50, 70])
+
+
+def planned(models, sharing=MIG, gpus=None, memory=math.inf, part=1.0):
+    plan = plan_shares(models, sharing, gpus, memory, part, 60.0)
+    assert plan.ended and (gpus is None or len(plan.gpus) <= gpus)
+    for number, model in enumerate(models):
+        its = [one.segment for gpu in plan.gpus for one in gpu if one.model == number]
+        assert sum(one.capacity for one in its) >= model.rate * plan.part * (1 - 1e-5)
+        assert all(one in model.segments and 2 * one.latency <= model.slo for one in its)
+        assert all(one.processes * model.bytes <= memory * sharing.memory(one.size) for one in its)
+    for gpu in plan.gpus:
+        slots = [one.slot + at for one in gpu for at in range(sharing.shares[one.segment.size][0])]
+        assert gpu and len(set(slots)) == len(slots) and max(slots) < sharing.slots
+        assert all(one.slot in sharing.shares[one.segment.size][1] for one in gpu)
+    return plan
+
+
+def model(name, rate, capacities, slo=1.0, latency=0.1):
+    return SharedModel(name, rate, slo, tuple(Segment(size, 8, 1, one, latency) for size, one in capacities.items()))
+
+
+@st.composite
+def cases(draw):
+    sharing = draw(st.sampled_from([MIG, TEN]))
+    sizes = sorted(sharing.shares)
+    models = []
+    for name in "abc"[: draw(st.integers(1, 3))]:
+        some = draw(st.lists(st.sampled_from(sizes), min_size=1, unique=True))
+        capacities = {size: draw(st.integers(1, 40)) for size in some}
+        models.append(model(name, draw(st.integers(1, 60)), capacities))
+    return sharing, models
+
+
+@cache
+def has_room(name: str, sizes: tuple[int, ...], free: frozenset[int]) -> bool:
+    """Whether shares of these sizes fit one GPU, by trying all places."""
+    if not sizes:
+        return True
+    length, starts = next(one for one in (MIG, TEN) if one.name == name).shares[sizes[0]]
+    places = (frozenset(range(start, start + length)) for start in starts)
+    return any(place <= free and has_room(name, sizes[1:], free - place) for place in places)
+
+
+def fewest(sharing, models):
+    """GPUs by trying every number of segments of each size, and every way to fill GPUs."""
+    choices = []
+    for one in models:
+        best = {segment.size: segment.capacity for segment in one.segments}
+        most = [range(math.ceil(one.rate / capacity) + 1) for capacity in best.values()]
+        enough = [
+            counts
+            for counts in itertools.product(*most)
+            if sum(count * capacity for count, capacity in zip(counts, best.values(), strict=True)) >= one.rate
+        ]
+        least = [
+            one
+            for one in enough
+            if not any(all(a <= b for a, b in zip(two, one, strict=True)) and two != one for two in enough)
+        ]
+        choices.append([[size for size, count in zip(best, one, strict=True) for _ in range(count)] for one in least])
+    return min(pack(sharing, sorted(itertools.chain(*chosen), reverse=True)) for chosen in itertools.product(*choices))
+
+
+def pack(sharing, sizes, gpus=()):
+    """The fewest GPUs for shares of these sizes."""
+    if not sizes:
+        return len(gpus)
+    whole = frozenset(range(sharing.slots))
+    found = [pack(sharing, sizes[1:], (*gpus, (sizes[0],)))]
+    for at, held in enumerate(gpus):
+        if held not in gpus[:at] and has_room(sharing.name, (*held, sizes[0]), whole):
+            found.append(pack(sharing, sizes[1:], (*gpus[:at], (*held, sizes[0]), *gpus[at + 1 :])))
+    return min(found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_every_plan_keeps_the_rules(case):
+    sharing, models = case
+    plan = planned(models, sharing)
+    assert len(plan.gpus) == plan.bound
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases())
+def test_no_plan_has_fewer_gpus(case):
+    sharing, models = case
+    three = [one._replace(segments=one.segments[:3]) for one in models[:2]]
+    few = [one._replace(rate=min(one.rate, 3 * min(share.capacity for share in one.segments))) for one in three]
+    assert len(planned(few, sharing).gpus) == fewest(sharing, few)
+
+
+@settings(max_examples=40, deadline=None)
+@given(cases(), st.integers(1, 4))
+def test_a_number_of_gpus_has_capacity_for_the_same_part_of_each_rate(case, gpus):
+    sharing, models = case
+    all_of_it = planned(models, sharing)
+    try:
+        plan = planned(models, sharing, gpus)
+    except ServeError as error:
+        assert str(error) == f"{gpus} GPUs have no place for a share of each model; give more"
+        assert len(planned([one._replace(rate=1e-3) for one in models], sharing).gpus) > gpus
+        return
+    assert 0 < plan.part <= plan.bound + 1e-6 <= 1 + 2e-6
+    assert (plan.part >= 1 - 1e-6) == (len(all_of_it.gpus) <= gpus)
+    assert len(planned(models, sharing, part=plan.part * (1 - 1e-6)).gpus) <= gpus
+
+
+def test_a_gpu_of_seven_gpcs_by_hand():
+    """3 GPCs take 4 slices of memory, so two of them leave no room for the seventh GPC."""
+    assert len(planned([model("a", 2, {3: 1})]).gpus) == 1
+    assert len(planned([model("a", 2, {3: 1}), model("b", 1, {1: 1})]).gpus) == 2
+    assert len(planned([model("a", 1, {3: 1}), model("b", 1, {4: 1})]).gpus) == 1
+    assert len(planned([model("a", 7, {1: 1})]).gpus) == 1
+    assert len(planned([model("a", 4, {2: 1})]).gpus) == 2
+
+
+def test_of_plans_with_as_few_gpus_the_smallest_shares_are_taken():
+    (gpu,) = planned([model("a", 3, {1: 1.5, 7: 9})]).gpus
+    assert [one.segment.size for one in gpu] == [1, 1]
+
+
+def test_percents_of_mps():
+    (gpu,) = planned([model("a", 1, {70: 1}), model("b", 1, {20: 1})], percents([20, 70])).gpus
+    assert sum(one.segment.size for one in gpu) == 90
+    with pytest.raises(ServeError, match="a share has 120 percent, expected 1 to 100"):
+        percents([10, 120])
+
+
+def test_a_share_must_have_the_memory_and_the_time():
+    large = model("a", 1, {1: 1, 2: 1})._replace(bytes=15.0)
+    assert {one.segment.size for gpu in planned([large], memory=80.0).gpus for one in gpu} == {2}
+    with pytest.raises(ServeError, match=r"model a has an SLO of 1 s, but .* the fastest takes 0.1 s"):
+        planned([large], memory=40.0)
+    with pytest.raises(ServeError, match=r"model a has an SLO of 0.19 s"):
+        planned([model("a", 1, {7: 9}, slo=0.19)])
+
+
+def test_no_plan_in_no_time():
+    models = [model(str(number), 900 + number, {1: 7, 2: 16, 3: 23, 4: 31, 7: 55}) for number in range(12)]
+    with pytest.raises(ServeError, match="ended before it found a plan; give it more --seconds"):
+        plan_shares(models, MIG, None, math.inf, 1.0, 0.0)

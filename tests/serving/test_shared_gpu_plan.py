@@ -1,0 +1,155 @@
+"""`fluidtune serve plan --models` for models that share GPUs: files with `shares` or `needs`, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from fluidtune.cli import cli
+from fluidtune.errors import FluidTuneError
+
+#: Throughput is that of a process. A batch of 16 takes more than half of the SLO.
+CSV = """gpcs,batch,processes,throughput,latency
+1,8,1,10,0.05
+2,8,2,15,0.05
+2,16,2,40,0.2
+"""
+SHARES = '[[models]]\nname = "a"\nshares = "a.csv"\nslo = 0.2\nrate = 60\nbytes = 1e9\n'
+TABLES = """
+[[models]]
+name = "b"
+shares = [{ percent = 40, batch = 4, throughput = 10, latency = 0.1 }]
+slo = 0.2
+rate = 15
+"""
+NEEDS = """
+[[models]]
+name = "heavy"
+needs = { batch = 8, compute = 0.5, memory = 0.2, seconds = 0.1 }
+slo = 0.2
+rate = 160
+
+[[models]]
+name = "wide"
+needs = [{ batch = 8, compute = 0.4, memory = 0.6, seconds = 0.1, bandwidth = 0.3 }]
+slo = 0.2
+rate = 160
+"""
+GRAPH = """
+[[models]]
+name = "graph"
+needs = { batch = 8, parameters = 1073741824, kernels = [
+  { name = "one", seconds = 0.01, bytes = 0, compute = 0.2 },
+  { name = "two", seconds = 0.02, bytes = 1073741824, compute = 0.5, after = ["one"] },
+  { name = "beside", seconds = 0.02, bytes = 0, compute = 0.1, after = ["one"] },
+] }
+slo = 1
+rate = 1
+"""
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """Run the command on this text of a file: what was said."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    (tmp_path / "a.csv").write_text(CSV)
+
+    def ask(text: str, options: str) -> str:
+        (tmp_path / "models.toml").write_text(text)
+        words = ["serve", "plan", "--models", str(tmp_path / "models.toml"), *options.split()]
+        done = CliRunner().invoke(cli, words)
+        if isinstance(done.exception, FluidTuneError):
+            said = str(done.exception)
+            assert "\n" not in said
+            return said
+        assert done.exception is None, done.exception
+        return done.output
+
+    return ask
+
+
+def test_shares_of_a_csv_file(asked):
+    found = json.loads(asked(SHARES, "--find --json"))
+    (gpu,) = found["shared"]
+    assert all(one["slot"] in (0, 2, 4) for one in gpu)
+    assert [(one["gpcs"], one["batch"], one["processes"]) for one in gpu] == [(2, 8, 2), (2, 8, 2)]
+    assert (found["gpus"], found["least_gpus"], found["attainment"], found["ended"]) == (1, 1, 1.0, True)
+    keys = ("name", "slo", "rate", "capacity", "gpus")
+    assert [tuple(one[key] for key in keys) for one in found["models"]] == [("a", 0.2, 60, 60, [0])]
+    assert len(json.loads(asked(SHARES.replace("60", "120"), "--find --json"))["shared"]) == 2
+    assert json.loads(asked(SHARES.replace("60", "200"), "--find --attainment 0.5 --json"))["gpus"] == 1
+
+
+def test_as_much_as_a_number_of_gpus_can_serve(asked):
+    found = json.loads(asked(SHARES.replace("60", "200"), "--gpus 1 --json"))
+    assert found["attainment"] == pytest.approx(0.5) and found["most_attainment"] == pytest.approx(0.5)
+    assert json.loads(asked(SHARES, "--gpus 3 --json"))["idle_gpus"] == 2
+    said = asked(SHARES.replace("60", "200"), "--gpus 1")
+    assert "GPUs: 1. There is capacity for 50.00% of each rate." in said and "gpcs" in said
+    assert "No plan on these GPUs has it for more than 50.00%." in said
+
+
+def test_shares_in_percent(asked):
+    found = json.loads(asked(TABLES, "--find --json"))
+    assert [(one["percent"], one["processes"], "slot" in one) for one in found["shared"][0]] == [(40, 1, False)] * 2
+    assert "percent" in asked(TABLES, "--find") and "slot" not in asked(TABLES, "--find")
+
+
+def test_memory_is_that_of_the_share(asked):
+    """2 of 8 slices of 8 GiB hold two processes of 1e9 bytes; of 7 GiB, they do not, and 1 GPC holds one in neither."""
+    assert json.loads(asked(SHARES, "--find --gpu-memory 8 --json"))["shared"][0][0]["gpcs"] == 2
+    assert "model a has an SLO of 0.2 s, but" in asked(SHARES, "--find --gpu-memory 7")
+    assert "has no `bytes`; --gpu-memory needs the bytes of a process" in asked(TABLES, "--find --gpu-memory 7")
+
+
+def test_needs(asked):
+    found = json.loads(asked(NEEDS, "--find --json"))
+    assert [[one["model"] for one in gpu] for gpu in found["shared"]] == [["heavy", "wide"]] * 2
+    assert found["shared"][0][1] == {
+        "model": "wide", "batch": 8, "compute": 0.4, "memory": 0.6, "seconds": 0.1, "bandwidth": 0.3
+    }  # fmt: skip
+    assert found["shared"][0][0]["bandwidth"] is None
+    assert found["least_gpus"] == 2 and [one["capacity"] for one in found["models"]] == [160, 160]
+    said = asked(NEEDS, "--gpus 1")
+    assert "There is capacity for 50.00% of each rate." in said and "50%" in said and "advice" in said
+
+
+def test_needs_of_a_graph_of_kernels(asked):
+    (need,) = json.loads(asked(GRAPH, "--find --gpu-memory 8 --json"))["shared"][0]
+    assert (need["compute"], need["memory"], need["seconds"]) == pytest.approx((0.6, 0.25, 0.03))
+    assert "has `kernels`, whose memory is in bytes; give --gpu-memory" in asked(GRAPH, "--find")
+
+
+PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (SHARES + NEEDS, "model 1 has `shares` and model 2 has `needs`; a GPU that is shared is planned by one of"),
+        (NEEDS + PLAIN, "model 1 has `needs` and model 3 has none of them"),
+        (SHARES + TABLES, "model a has shares in `gpcs` and model b in `percent`; a GPU is divided by MIG or by MPS"),
+        (SHARES + SHARES, "has two models named 'a'"),
+        (SHARES + "cv = 1\n", "model a has the unknown key 'cv'; expected name, slo, rate, bytes, shares"),
+        (SHARES.replace("a.csv", "b.csv"), "model a: shares: 'b.csv' cannot be read: "),
+        (SHARES.replace('"a.csv"', "3"), "model a: shares is 3, expected tables, or the path of a CSV file with rows"),
+        (SHARES.replace("rate = 60", ""), "model a has no `rate`"),
+        (SHARES.replace("slo = 0.2", "slo = 0.09"), "model a has an SLO of 0.09 s, but a request waits for a batch"),
+        (TABLES.replace("percent", "gpcs"), "model b has a share of 40 GPCs, expected 1, 2, 3, 4, 7"),
+        (TABLES.replace("40", "140"), "a share has 140 percent, expected 1 to 100"),
+        (TABLES.replace("40", "2.5"), "has `percent` 2.5, expected a whole number"),
+        (TABLES.replace("percent = 40,", ""), "has a share with 0 of `gpcs` and `percent`; give one of them"),
+        (TABLES.replace("throughput", "thruput"), "unknown key 'thruput'; did you mean 'throughput'?"),
+        (TABLES.replace("latency = 0.1", "latency = 0"), "has `latency` 0, expected a number above 0"),
+        (NEEDS.replace("compute = 0.5", "compute = 1.5"), "model heavy: it needs compute 1.5 at batch 8"),
+        (NEEDS.replace("slo = 0.2", "slo = 0.1"), "model heavy has an SLO of 0.1 s, but a request waits for a batch"),
+        (NEEDS.replace("seconds = 0.1 }", "second = 0.1 }"), "unknown key 'second'; did you mean 'seconds'?"),
+        (GRAPH.replace('"one", seconds', "1, seconds"), "has a kernel 1 after [], expected names"),
+        (GRAPH.replace('["one"]', '["three"]'), "kernel two reads three, which does not stand before it"),
+    ],
+)
+def test_bad_input_is_one_line(asked, text, said):
+    assert said in asked(text, "--find --gpu-memory 80" if "kernels" in text else "--find")
