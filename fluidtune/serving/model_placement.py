@@ -23,6 +23,7 @@ from fluidtune.serving.model_tables import known, names_of, number_of, numbers_o
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.arrivals import SAMPLE, densest, gamma_arrivals, merged
 from symphony_serve.placement.bounds import gpu_seconds, gpus_at_least, most_attained
+from symphony_serve.placement.gpu_shares import MOST_SHARED_GPUS
 from symphony_serve.placement.search import MOST_GPUS, LeastGpus, Search
 from symphony_serve.placement.selection import Selection
 from symphony_serve.placement.served_models import Cut, ServedModel, Shape, cuts_of_layers
@@ -215,23 +216,21 @@ def planned(
 
     goal: None: `ATTAINMENT` where attainment is foreseen, and 1 where capacity is counted.
     """
-    _check_options(gpus, gpu_memory, goal)
     tables = tables_of(path)
-    if shared_gpu_plan.kind_of(tables) is not None:
+    shared = shared_gpu_plan.kind_of(tables) is not None
+    most = MOST_SHARED_GPUS if shared else MOST_GPUS
+    if goal is not None and not 0 < goal <= 1:
+        raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
+    if gpus is not None and not 1 <= gpus <= most:
+        raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {most}")
+    if gpu_memory is not None and not 0 < gpu_memory < math.inf:
+        raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
+    if shared:
         memory = math.inf if gpu_memory is None else gpu_memory * GIB
         found = shared_gpu_plan.planned(tables, path, gpus, memory, goal or 1.0, budget)
         return found, shared_gpu_plan.render(found)
     found = as_json(*plan(path, gpus, gpu_memory, goal or ATTAINMENT, budget))
     return found, render(found, gpu_memory is not None)
-
-
-def _check_options(gpus: int | None, gpu_memory: float | None, goal: float | None) -> None:
-    if goal is not None and not 0 < goal <= 1:
-        raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
-    if gpus is not None and not 1 <= gpus <= MOST_GPUS:
-        raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {MOST_GPUS}")
-    if gpu_memory is not None and not 0 < gpu_memory < math.inf:
-        raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
 
 
 def plan(

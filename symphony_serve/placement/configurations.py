@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.bin_classes import FULL, BinClass, Replicas, place
-from symphony_serve.placement.gpu_shares import BATCHES_OF_A_REQUEST
+from symphony_serve.placement.gpu_shares import BATCHES_OF_A_REQUEST, refuse_too_many
 from symphony_serve.placement.model_groups import groups
 from symphony_serve.placement.needs import Need
 
@@ -121,11 +121,13 @@ def plan_needs(models: Sequence[NeedyModel], gpus: int | None, part: float) -> N
 
 def _plan(models: Sequence[NeedyModel], part: float) -> NeedsPlan:
     options = [configurations(one, part) for one in models]
+    least = least_gpus(options)
+    refuse_too_many(least)
     search = _Search(options, groups([one.allowed() for one in models]))
     search.run()
     filled = [held.models for held, count in sorted(search.bins.items()) for _ in range(count)]
     chosen = tuple(search.chosen[number] for number in range(len(models)))
-    return NeedsPlan(tuple(filled), chosen, part, least_gpus(options), search.placements)
+    return NeedsPlan(tuple(filled), chosen, part, least, search.placements)
 
 
 class _Search:

@@ -26,6 +26,8 @@ from symphony_serve.integer_program import Rows, Solution
 
 #: A request waits for the batch that runs, and then for its own. Source: gpulet's rule (../spec/usher.md).
 BATCHES_OF_A_REQUEST = 2
+#: No plan is made for more GPUs: each is listed.
+MOST_SHARED_GPUS = 100_000
 #: Part of a rate by which capacity may be below it; HiGHS's tolerance of a row (1e-6).
 TOLERANCE = 1e-6
 
@@ -137,8 +139,10 @@ def plan_shares(
     first = program.solve(gpus, part, seconds)
     if first.values is None:
         raise ServeError("the search was ended before it found a plan; give it more --seconds")
-    least = max(0.0, first.bound)
-    bound = math.ceil(least - TOLERANCE) if gpus is None else min(part, -first.bound)
+    bound = min(part, -first.bound)
+    if gpus is None:
+        bound = math.ceil(max(0.0, first.bound) - TOLERANCE)
+        refuse_too_many(bound)
     count, reached = round(first.values[0]), float(first.values[1])
     if reached <= TOLERANCE:
         raise ServeError(f"{gpus} GPUs have no place for a share of each model; give more")
@@ -146,6 +150,15 @@ def plan_shares(
     smaller = program.solve(count, reached, max(0.1, end - time.monotonic()), smallest=True)
     values = first.values if smaller.values is None else smaller.values
     return SharesPlan(program.layout(np.rint(values).astype(int)), reached, bound, ended)
+
+
+def refuse_too_many(least: float) -> None:
+    """Raise ServeError if a plan has at least so many GPUs that none is made."""
+    if least > MOST_SHARED_GPUS:
+        raise ServeError(
+            f"the rates need at least {least:.0f} GPUs, and no plan is made for more than {MOST_SHARED_GPUS}; "
+            "ask about smaller rates"
+        )
 
 
 class _Program:

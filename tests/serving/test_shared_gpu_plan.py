@@ -145,6 +145,14 @@ PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
         (TABLES.replace("throughput", "thruput"), "unknown key 'thruput'; did you mean 'throughput'?"),
         (TABLES.replace("latency = 0.1", "latency = 0"), "has `latency` 0, expected a number above 0"),
         (NEEDS.replace("compute = 0.5", "compute = 1.5"), "model heavy: it needs compute 1.5 at batch 8"),
+        (
+            SHARES.replace("rate = 60", "rate = 1e9"),
+            "the rates need at least 10000000 GPUs, and no plan is made for more",
+        ),
+        (
+            NEEDS.replace("rate = 160", "rate = 1e9"),
+            "the rates need at least 12500000 GPUs, and no plan is made for mo",
+        ),
         (NEEDS.replace("slo = 0.2", "slo = 0.1"), "model heavy has an SLO of 0.1 s, but a request waits for a batch"),
         (NEEDS.replace("seconds = 0.1 }", "second = 0.1 }"), "unknown key 'second'; did you mean 'seconds'?"),
         (GRAPH.replace('"one", seconds', "1, seconds"), "has a kernel 1 after [], expected names"),
