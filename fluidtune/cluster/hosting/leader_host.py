@@ -18,6 +18,7 @@ from ray.tune.trainable import FunctionTrainable
 from fluidtune.cluster.hosting.commit_stores import commit_stores, delete_commits, fingerprint
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.hosting.result_replay import ReportedResults, without_results
+from fluidtune.cluster.hosting.train_workers import TrainWorkers
 from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
@@ -27,6 +28,7 @@ from fluidtune.elastic import GroupLost, Left, Reform
 from fluidtune.elastic.errors import CannotDivide, explain
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
 from fluidtune.group_facts import GroupFacts
+from fluidtune.ray_compat import ownership
 from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
 
@@ -98,6 +100,7 @@ class LeaderHost:
         #: Its place beside a service, from its first iteration on.
         self.turn: Turn | None = None
         self.trainable: Trainable | None = None
+        self._train_workers = None if spec.train is None else TrainWorkers(spec.train)
         self._worker, self._kept, self._gpu, self._mps = worker, kept, gpu, mps
         self._has_checkpoint = self._streams_sent = False
         #: It has begun an iteration.
@@ -109,6 +112,7 @@ class LeaderHost:
         Returns what the device lacks for the trial, which is not loaded then; None: it is loaded.
         """
         spec = self.spec
+        ownership.place_train_runs(self._train_workers)
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         mark = fingerprint(kwargs["config"])
         reports = self.reports = ReportedResults(spec.delivered, mark, spec.repeats, spec.own_numbers)
@@ -241,6 +245,9 @@ class LeaderHost:
 
     def _lack_behind(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
+        few = None if self._train_workers is None else self._train_workers.lack
+        if few is not None:
+            return Lack(str(few), devices=few.devices)
         broken = self._gpu.broken(error) if self.spec.device == "cuda" else None
         if broken is not None:
             return broken

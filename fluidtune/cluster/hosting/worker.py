@@ -190,6 +190,7 @@ class Worker:
         if self._spec is not None:
             drop_session(emulated)
         self._spec = None
+        ownership.place_train_runs(None)
         if again:
             end_open_run()
         kept = keep and trainable is not None
