@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune.cluster.cleaning.open_runs import end_mlflow_runs
 from fluidtune.cluster.hosting.commit_stores import commit_stores, delete_commits, fingerprint
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.hosting.result_replay import ReportedResults, without_results
-from fluidtune.cluster.hosting.train_workers import TrainWorkers
+from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
 from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
@@ -150,6 +151,8 @@ class LeaderHost:
             if lack is None:
                 raise
             return lack
+        if isinstance(self.trainable, FunctionTrainable):
+            ray_trainable.after_function(end_runs)
         reports.begin()
         return None
 
@@ -304,6 +307,15 @@ class LeaderHost:
         else:
             with contextlib.suppress(Left, GroupLost):
                 session.boundary(trainable.iteration)
+
+
+def end_runs(error: BaseException | None) -> None:
+    """A trial's function has ended. The statuses are those of Ray Tune's `MLflowLoggerCallback`.
+
+    ``KILLED``: the function begins anew in another process, which opens another run.
+    """
+    interrupted = isinstance(error, (Left, GroupLost, TooFewDevices))
+    end_mlflow_runs("KILLED" if interrupted else "FAILED" if isinstance(error, Exception) else "FINISHED")
 
 
 def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:
