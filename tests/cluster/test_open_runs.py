@@ -11,7 +11,7 @@ import pytest
 from fluidtune.cluster.cleaning.open_runs import end_open_runs
 from fluidtune.cluster.hosting.leader_host import end_runs
 from fluidtune.cluster.hosting.train_workers import TooFewDevices
-from fluidtune.elastic import GroupLost
+from fluidtune.elastic import GroupLost, Left
 from fluidtune.ray_compat import trainable
 
 
@@ -45,6 +45,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> MLflow:
         (None, "FINISHED"),
         (SystemExit(0), "FINISHED"),
         (ValueError("its code"), "FAILED"),
+        (Left(), "FINISHED"),
         (GroupLost("w2 died"), "KILLED"),
         (TooFewDevices(3, 1), "KILLED"),
     ],

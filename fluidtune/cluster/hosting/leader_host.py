@@ -314,7 +314,7 @@ def end_runs(error: BaseException | None) -> None:
 
     ``KILLED``: the function begins anew in another process, which opens another run.
     """
-    interrupted = isinstance(error, (Left, GroupLost, TooFewDevices))
+    interrupted = isinstance(error, (GroupLost, TooFewDevices))
     end_mlflow_runs("KILLED" if interrupted else "FAILED" if isinstance(error, Exception) else "FINISHED")
 
 
