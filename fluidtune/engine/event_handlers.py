@@ -129,6 +129,19 @@ def _on_growth_ended(event: m.GrowthEnded, state: State, now: float) -> Iterable
 
 
 @apply_event.register
+def _on_gang_found(event: m.GangFound, state: State, now: float) -> Iterable[m.Instruction]:
+    trial = known_trial(state, event.trial)
+    if event.devices < 2:
+        raise EngineError(f"{event!r}: expected at least 2 devices")
+    if trial.status == "waiting":
+        state.waiting.remove(trial)
+        trial.ask_for(event.devices)
+        state.waiting.put(trial, path(state, trial))
+        state.new_in_batch = None  # the batch to plan is another one
+    return ()
+
+
+@apply_event.register
 def _on_budget_changed(event: m.BudgetChanged, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
     _check_iterations(event.trial, event.iterations)

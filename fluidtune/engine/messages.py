@@ -129,6 +129,17 @@ class GrowthEnded(Event):
 
 
 @dataclass(frozen=True)
+class GangFound(Event):
+    """The trial needs this many devices of one node, a whole number above 1; see `TrialAdded`. It counts if it waits.
+
+    A trial that runs with fewer must lose them first (`WorkerLost`).
+    """
+
+    trial: str
+    devices: int
+
+
+@dataclass(frozen=True)
 class BudgetChanged(Event):
     """The number of iterations left has changed, for example by a promotion in place."""
 

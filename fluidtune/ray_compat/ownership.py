@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorClass
@@ -12,9 +13,19 @@ from ray.util.placement_group import PlacementGroup
 
 from fluidtune.ray_compat.descent import end_made_by
 
+if TYPE_CHECKING:
+    from fluidtune.ray_compat.train_runs import Place
+
+    #: Where the workers of a run of Ray Train start: it gets their number and Ray's resources of each, and returns a
+    #: place for each; None: in a group of the run's own.
+    TrainPlaces = Callable[[int, dict[str, float]], list[Place] | None]
+
+#: The class of the actor that a run of Ray Train V2 begins with.
+_CONTROLLER = "TrainController"
 #: What this process has created since `watch`, in words.
 _owned: set[str] = set()
 _watching = _over = False
+_train_places: TrainPlaces | None = None
 
 
 def watch() -> None:
@@ -32,10 +43,33 @@ def _noting(create: Any, words: str) -> Any:
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _over:
             raise RuntimeError(f"the trial is over, and creates {words} in Ray")
+        if _train_places is not None and isinstance(self, ActorClass):
+            _prepare_train_run(self, kwargs.get("kwargs"), _train_places)
         _owned.add(words)
         return create(self, *args, **kwargs)
 
     return noting
+
+
+def place_train_runs(places: TrainPlaces | None) -> None:
+    """Ask ``places`` from now on where the workers of a run of Ray Train V2 start, before the run begins.
+
+    What it raises, the code gets that begins the run. None: ask nobody.
+    """
+    global _train_places
+    _train_places = places
+
+
+def _prepare_train_run(actor: ActorClass, arguments: Any, places: TrainPlaces) -> None:
+    if actor.__ray_metadata__.class_name != _CONTROLLER or "train_run_context" not in arguments:
+        return
+    # Not at the top: it imports Ray Train, which only such a trial has imported.
+    from fluidtune.ray_compat.train_runs import asked_of, place_workers
+
+    asked = asked_of(arguments)
+    found = None if asked is None else places(*asked)
+    if found is not None:
+        place_workers(arguments, found)
 
 
 def _noting_group(init: Any) -> Any:

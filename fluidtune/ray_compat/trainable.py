@@ -96,6 +96,26 @@ def training_thread() -> threading.Thread | None:
     return getattr(get_session(), "training_thread", None)
 
 
+def after_function(ended: Callable[[BaseException | None], None]) -> None:
+    """Have this process' training function, which has not begun, call ``ended`` in its own thread when it has ended.
+
+    ``ended`` gets what the function has raised; None: it has returned. Tune ends a function by a SystemExit.
+    """
+    thread: Any = training_thread()
+    function = thread._target
+
+    def whole() -> Any:
+        try:
+            result = function()
+        except BaseException as error:
+            ended(error)
+            raise
+        ended(None)
+        return result
+
+    thread._target = whole
+
+
 def finish_report(timeout: float, busy: Callable[[], bool]) -> None:
     """Let the training function go on from the report at which it stands, to its next report or its end.
 

@@ -127,6 +127,11 @@ def _on_room_lacking(event: m.RoomLacking, life: TrialLife) -> None:
         # A device's hardware has failed under the trial, which goes on elsewhere from its last commit.
         life.order(m.GiveUpDevice(life.crew.devices[event.broken], event.reason))
         return
+    if event.devices is not None:
+        life.order(m.Write("room_lacking", {"device": life.crew.devices[0], "memory": None}, event.reason))
+        recover(life, event.reason)
+        life.order(m.SpreadGang(event.devices))
+        return
     if event.need is not None:
         persistent, ephemeral = event.need
         life.order(m.Tell(engine.NeedFound(life.trial, persistent + ephemeral, ephemeral)))
@@ -190,3 +195,9 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
 def _on_kind_learned(event: m.KindLearned, life: TrialLife) -> None:
     life.kind = event.kind
     life.order(m.Tell(engine.KindFound(life.trial, event.kind)))
+
+
+@on_event.register
+def _on_gang_learned(event: m.GangLearned, life: TrialLife) -> None:
+    life.gang = True
+    life.order(m.Tell(engine.GangFound(life.trial, event.devices)))

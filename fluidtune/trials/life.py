@@ -174,8 +174,8 @@ class TrialLife:
 
     One thing: what other modules change of a trial, they change here, where its three states are kept legal.
 
-    ``trial``: its id. ``outside``: what it may read of its surroundings. ``gang``: it asked for several devices; one
-    process sees them all, and it is never resized.
+    ``trial``: its id. ``outside``: what it may read of its surroundings. ``gang``: it needs several devices. It
+    has one process, and is never resized.
     """
 
     trial: str

@@ -258,6 +258,7 @@ class RoomLacking(Event):
 
     ``by``: see `LeaderDied`. ``need``: (persistent, ephemeral) memory that it needs, as parts of a device's; None: not
     known. ``between``: it is between two iterations. ``broken``: the place, among its devices, of one that has failed.
+    ``devices``: how many devices of one node it needs; None: as many as it has.
     """
 
     by: Call | Worker
@@ -265,6 +266,7 @@ class RoomLacking(Event):
     need: tuple[float, float] | None = None
     between: bool = False
     broken: int | None = None
+    devices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -379,6 +381,16 @@ class FollowerEnded(Event):
     why: str = ""
     said: str = ""
     error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class GangLearned(Event):
+    """It has turned out that trials of this trainable need this many devices of one node, for what they start in Ray.
+
+    The trial has no place.
+    """
+
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -639,3 +651,10 @@ class SpreadKind(Instruction):
     """The trial has shown its kind: other trials of its trainable get `KindLearned` if theirs is not known yet."""
 
     kind: Kind
+
+
+@dataclass(frozen=True)
+class SpreadGang(Instruction):
+    """The trial needs this many devices of one node: it and others of its trainable that wait get `GangLearned`."""
+
+    devices: int

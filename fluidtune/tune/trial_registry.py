@@ -65,6 +65,8 @@ class TrialRegistry:
         self._references: dict[Any, Any] = {}
         #: Name of a trainable -> its kind, as far as it was found out.
         self._kinds: dict[str, m.Kind] = {}
+        #: Name of a trainable -> how many devices its trials need for themselves and what they start in Ray.
+        self._gangs: dict[str, int] = {}
 
     # --- what a trial asks for
 
@@ -122,11 +124,24 @@ class TrialRegistry:
 
     def share_of(self, trial: Trial) -> float:
         """The part of one device that the trial asks for, or a whole number of devices."""
+        return max(self._own_share(trial), self._gangs.get(trial.trainable_name, 0))
+
+    def _own_share(self, trial: Trial) -> float:
+        """That of the trial's own process."""
         return self._setup.layout.share_of(trial.placement_group_factory.bundles[0])
+
+    def gang_found(self, trial: Trial, devices: int) -> int:
+        """The trial needs ``devices`` with what it starts in Ray. Returns how many trials of its trainable get now."""
+        most = self._gangs[trial.trainable_name] = max(devices, self._gangs.get(trial.trainable_name, 0))
+        return most
+
+    def starts_workers(self, trial: Trial) -> bool:
+        """Whether trials like this one use devices for what they start in Ray."""
+        return trial.trainable_name in self._gangs
 
     def cores_of(self, trial: Trial) -> float | None:
         """The cores of a trial over several devices of cores, which it has in one process; None: it is none."""
-        several = self._setup.layout.kind == "cpu" and self.share_of(trial) > 1
+        several = self._setup.layout.kind == "cpu" and self._own_share(trial) > 1
         return float(trial.placement_group_factory.bundles[0]["CPU"]) if several else None
 
     # --- groups

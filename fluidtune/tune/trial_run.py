@@ -165,11 +165,7 @@ class RunTable:
         lives = (run.life for run in self._begun.values())
         return self._untried + sum(1 for life in lives if not life.seen.delivered and life.place != "live")
 
-    def unknown_alike(self, run: TrialRun) -> list[TrialRun]:
-        """Runs of the same trainable that wait for devices and have not shown their kind."""
+    def waiting_alike(self, run: TrialRun) -> list[TrialRun]:
+        """Runs of the same trainable that wait for devices."""
         name = run.trial.trainable_name
-        return [
-            other
-            for other in self
-            if not other.life.has_place and other.life.kind == "plain" and other.trial.trainable_name == name
-        ]
+        return [other for other in self if not other.life.has_place and other.trial.trainable_name == name]

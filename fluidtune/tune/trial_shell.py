@@ -79,17 +79,29 @@ class TrialShell:
         self._job.trials.kind_found(run.trial, found.kind)
         self._job.log.write("kind_found", trial=run.id, kind=found.kind)
         self._emit(engine.KindFound(run.id, found.kind))
-        for alike in self._runs.unknown_alike(run):
-            self.tell(alike, m.KindLearned(found.kind))
+        for alike in self._runs.waiting_alike(run):
+            if alike.life.kind == "plain":
+                self.tell(alike, m.KindLearned(found.kind))
+
+    def _spread_gang(self, run: TrialRun, found: m.SpreadGang) -> None:
+        devices = self._job.trials.gang_found(run.trial, found.devices)
+        for alike in self._runs.waiting_alike(run):
+            self.tell(alike, m.GangLearned(devices))
 
     # --- to the leader
 
     def _request_leader(self, run: TrialRun, wanted: m.RequestLeader) -> None:
         self._runs.begin_run(run)
+        others = wanted.others
+        if self._job.trials.starts_workers(run.trial):
+            # They are for processes of Ray Train's.
+            for device in others:
+                self._job.pool.discard_idle_workers(device)
+            others = ()
         self._dispatch.request_worker(
             WorkerRequest(
                 wanted.device,
-                wanted.others,
+                others,
                 on_worker=lambda worker: self.tell(run, m.WorkerFound(worker)),
                 still_wanted=lambda: run.life.wants_leader(wanted.placement),
                 on_death=lambda: self._place_died(run, wanted.placement),
@@ -262,6 +274,7 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.Tell: lambda shell, run, told: shell._emit(told.event),
     m.Announce: TrialShell._announce,
     m.SpreadKind: TrialShell._spread_kind,
+    m.SpreadGang: TrialShell._spread_gang,
     m.RequestLeader: TrialShell._request_leader,
     m.Load: TrialShell._load,
     m.CallLeader: TrialShell._call_leader,

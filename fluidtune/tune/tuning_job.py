@@ -17,6 +17,7 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
 from fluidtune.cluster.hosting.commit_stores import delete_commits
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
+from fluidtune.cluster.hosting.train_workers import TrainRoom
 from fluidtune.cluster.pool import WorkerPool
 from fluidtune.cluster.sharing.lanes import LaneTicket
 from fluidtune.elastic.transport.membership import LOOPBACK
@@ -184,7 +185,16 @@ class TuningJob:
             may_be_squeezed=self.setup.shares_gpus_by_count and not life.squeezed,
             beside=self._scheduler.executor.beside,
             cores=self.trials.cores_of(run.trial),
+            train=self._train_room(life.crew.devices),
         )
+
+    def _train_room(self, devices: Sequence[int]) -> TrainRoom | None:
+        """What a trial on these devices has for workers of Ray Train. The arbiter leases none for them."""
+        layout, held = self.setup.layout, self.devices
+        if self.setup.leased or not held.nodes.keys() >= set(devices):
+            return None  # or the trial is about to lose one of its devices
+        places = () if layout.kind == "emulated" else tuple((held.group(each), held.bundle(each)) for each in devices)
+        return TrainRoom(layout.worker, layout.bundle, len(devices), layout.most, places)
 
     def _on_one_node(self, leader: tuple[str, int] | None) -> bool:
         """Whether a trial's leader is to be found on its own node only. Its followers look where it is."""

@@ -47,7 +47,7 @@ def _raised(by: m.Call | PooledWorker, error: Exception) -> m.Event:
 
 
 def _lacking(by: m.Call | PooledWorker, lack: Lack) -> m.Event:
-    return m.RoomLacking(by, lack.reason, lack.need, lack.between, lack.broken)
+    return m.RoomLacking(by, lack.reason, lack.need, lack.between, lack.broken, lack.devices)
 
 
 def joined(worker: PooledWorker, value: Any) -> m.Event:

@@ -300,6 +300,14 @@ class EngineMachine(RuleBasedStateMachine):
             self.trials[name].kind = kind
             self.send(m.KindFound(name, kind))
 
+    @precondition(lambda self: self.those("waiting"))
+    @rule(pick=PICK, devices=st.integers(2, 3))
+    def find_gang(self, pick, devices):
+        waiting = self.those("waiting")
+        name = waiting[pick % len(waiting)]
+        self.trials[name].asked = devices
+        self.send(m.GangFound(name, devices))
+
     @precondition(lambda self: self.trials)
     @rule(pick=PICK)
     def end_growth(self, pick):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fluidtune.engine import Engine
+from fluidtune.engine import Engine, EngineError
 from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, elastic, plain, release, resume, start
 
@@ -84,6 +84,21 @@ def test_whole_devices_come_from_one_node_and_are_held_back_for_the_head():
     assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,)), start("d", (0,), 1.0)]
     assert bench(m.TrialEnded("c", "stopped")) == [release("c", (2,)), start("gang", (2, 3), 1.0)]
     assert bench(m.TrialEnded("gang", "stopped")) == [release("gang", (2, 3))]
+
+
+def test_trials_that_turn_out_to_need_several_devices_get_them_at_once_or_wait():
+    bench = Bench(4)
+    assert bench(*[plain(name) for name in "abcde"]) == [start(name, (at,), 1.0) for at, name in enumerate("abcd")]
+    # All four begin workers of their own at the same moment: without gangs none would get its second and third device.
+    found = [m.GangFound(name, 3) for name in "abcde"]
+    lost = [m.WorkerLost(name) for name in "abcd"]
+    out = bench(*lost, *found)
+    assert [each for each in out if isinstance(each, m.Start)] == [resume("a", (0, 1, 2), 1.0)]
+    assert bench(m.GangFound("a", 4)) == [], "it holds three, and must lose them first"
+    out = bench(m.TrialEnded("a", "stopped"))
+    assert [type(each) for each in out] == [m.Release, m.Resume] and len(out[1].devices) == 3
+    with pytest.raises(EngineError, match="at least 2"):
+        bench(m.GangFound("e", 1))
 
 
 def test_a_trial_larger_than_any_node_waits_and_holds_nothing_back():

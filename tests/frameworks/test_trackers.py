@@ -52,14 +52,15 @@ def of_wandb(folder: Path) -> list[int]:
     return found
 
 
-def of_mlflow(folder: Path) -> list[int]:
-    """How many values each run has."""
+def of_mlflow(folder: Path) -> tuple[list[int], Counter[str]]:
+    """How many values each run has, and how many runs have each status."""
     import mlflow
 
     client = mlflow.MlflowClient(f"sqlite:///{folder}/mlflow.db")
     experiment = client.get_experiment_by_name("search")
     runs = [] if experiment is None else client.search_runs([experiment.experiment_id])
-    return [len(client.get_metric_history(run.info.run_id, "x")) for run in runs]
+    values = [len(client.get_metric_history(run.info.run_id, "x")) for run in runs]
+    return values, Counter(run.info.status for run in runs)
 
 
 def of_tensorboard(folder: Path) -> list[int]:
@@ -70,9 +71,10 @@ def of_tensorboard(folder: Path) -> list[int]:
     return [len(each.Scalars("x")) for each in boards]
 
 
-def searched(folder: Path, what: str) -> int:
+def searched(folder: Path, *what: str) -> int:
     """Run the search. Returns how many results its trials have reported."""
-    command = [sys.executable, str(SEARCH), str(folder), what]
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(SEARCH), str(folder), *what]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-3000:]
     left = [each for each in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(each.info["cmdline"] or ())]
@@ -86,18 +88,22 @@ def searched(folder: Path, what: str) -> int:
 def test_each_trial_leaves_one_whole_run_though_its_code_ends_none(tmp_path: Path, what: str) -> None:
     reports = searched(tmp_path, what)
     assert what == "stopped" or reports == TRIALS * EPOCHS
-    wandb, mlflow, boards = of_wandb(tmp_path), of_mlflow(tmp_path), of_tensorboard(tmp_path)
+    wandb, (mlflow, statuses), boards = of_wandb(tmp_path), of_mlflow(tmp_path), of_tensorboard(tmp_path)
     assert len(wandb) == len(mlflow) == len(boards) == TRIALS
     # A trial that is stopped may have logged once more.
     for values in (wandb, mlflow, boards):
         assert min(values) >= 1 and reports <= sum(values) <= reports + TRIALS
+    failed = 1 if what == "stopped" else 0
+    assert statuses == Counter(FINISHED=TRIALS - failed, FAILED=failed)
+    searched(tmp_path / "stock", what, "stock")
+    assert of_mlflow(tmp_path / "stock")[1] == Counter(RUNNING=TRIALS)
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("no_ray")
 def test_a_trial_that_has_grown_leaves_one_run(tmp_path: Path) -> None:
     searched(tmp_path, "grown")
-    assert len(of_wandb(tmp_path)) == len(of_mlflow(tmp_path)) == len(of_tensorboard(tmp_path)) == 1
+    assert len(of_wandb(tmp_path)) == len(of_mlflow(tmp_path)[0]) == len(of_tensorboard(tmp_path)) == 1
     assert len(list(tmp_path.glob("board*/*"))) == 1
 
 

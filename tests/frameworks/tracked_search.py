@@ -1,7 +1,8 @@
 """A search whose trials open a run of Weights & Biases, one of MLflow and a TensorBoard writer, and end none of them.
 
-``python tracked_search.py FOLDER [stopped|reused|grown]``: the trackers write into FOLDER. ``stopped``: ASHA stops most
-of the trials at once. ``reused``: the script asks for used processes. ``grown``: one trial gets a second worker.
+``python tracked_search.py FOLDER [stopped|reused|grown] [stock]``: the trackers write into FOLDER. ``stopped``: ASHA
+stops most of the trials at once, and one fails. ``reused``: the script asks for used processes. ``grown``: one trial
+gets a second worker. ``stock``: under stock Ray Tune.
 """
 
 import sys
@@ -37,13 +38,15 @@ def train(config):
         board.add_scalar("x", config["x"], epoch)
         width = max(width, elastic.width())
         tune.report({"loss": config["x"], "width": width, "steps": steps.steps})
+        if config["x"] == config["fails"]:
+            raise RuntimeError("on purpose")
         if config["grown"]:
             if elastic.agreed(width > 1 or time.monotonic() - start > 90, by="any"):
                 break
             time.sleep(0.05)
 
 
-def main(folder, what):
+def main(folder, what, stock=""):
     import mlflow
 
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")  # the first one to come makes the tables
@@ -56,16 +59,15 @@ def main(folder, what):
         reuse_actors=True if what == "reused" else None,
     )
     grown = what == "grown"
-    tuner = fluidtune.Tuner(
-        train,
-        param_space={"x": tune.grid_search(list(range(1 if grown else TRIALS))), "folder": folder, "grown": grown},
-        tune_config=config,
-        run_config=tune.RunConfig(name="search", storage_path=f"{folder}/tune", verbose=0),
-        executor=fluidtune.FluidExecutor(devices="cpu:2", reserve=grown),
-    )
+    space = {"x": tune.grid_search(list(range(1 if grown else TRIALS))), "folder": folder, "grown": grown}
+    space["fails"] = 0 if what == "stopped" else -1
+    named = dict(param_space=space, tune_config=config)
+    named["run_config"] = tune.RunConfig(name="search", storage_path=f"{folder}/tune", verbose=0)
+    executor = fluidtune.FluidExecutor(devices="cpu:2", reserve=grown)
+    tuner = tune.Tuner(train, **named) if stock else fluidtune.Tuner(train, **named, executor=executor)
     ray.init(num_cpus=2, include_dashboard=False)
     found = tuner.fit()
-    assert not found.errors, found.errors
+    assert len(found.errors) == (what == "stopped"), found.errors
     assert not grown or found[0].metrics["width"] == 2, "the trial has not grown"
     ray.shutdown()
     print("reports", sum(each.metrics["training_iteration"] for each in found))

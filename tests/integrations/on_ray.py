@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from ray import tune
 
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.tune import tuning_job
 from tests.tune.running import fit
+from tests.tune.test_elastic import Restless
 
 ROOT = Path(__file__).parents[2]
 #: Stock Ray Tune, and FluidTune.
@@ -22,10 +25,16 @@ BOTH_WAYS = (("stock", [sys.executable]), ("ours", [sys.executable, "-m", "fluid
 
 
 class OnRay:
-    """Runs of one trial. ``metrics``: what is compared of its results. ``best``: the metric that is to be small."""
+    """Runs of one trial. ``metrics``: what is compared of its results. ``best``: the metric that is to be small.
 
-    def __init__(self, trial: Callable[[], Any], metrics: Sequence[str], best: str, rel: float) -> None:
-        self._trial, self._metrics, self._best, self._rel = trial, metrics, best, rel
+    ``module``: its ``searched`` is the trial. It is imported when it is needed: the framework may not be installed.
+    """
+
+    def __init__(self, module: str, metrics: Sequence[str], best: str, rel: float) -> None:
+        self._module, self._metrics, self._best, self._rel = module, metrics, best, rel
+
+    def _trial(self) -> Any:
+        return importlib.import_module(f"tests.integrations.{self._module}").searched
 
     def _values(self, result: Any) -> list[tuple[float, ...]]:
         table = result.metrics_dataframe
@@ -48,6 +57,24 @@ class OnRay:
         result = tuner.fit()[0]
         assert result.error is None
         return result, list(read_events(folder / "job" / EVENT_LOG_NAME))
+
+    def resized_at_random(self, monkeypatch: pytest.MonkeyPatch, folder: Path, **config: Any) -> tuple[Any, list[int]]:
+        """The result, which is stock Ray Tune's, and the widths of a trial whose workers are resized all the time."""
+        alone = self.expected(folder, config["epochs"])
+        monkeypatch.setattr(tuning_job, "Engine", Restless)
+        result, events = self.grown(folder, **config)
+        self.assert_same(result, alone)
+        assert not [e for e in events if e["event"] in ("worker_lost", "growth_ended")]
+        return result, [len(e["devices"]) for e in events if e["event"] == "resized"]
+
+    def loses_a_worker(self, folder: Path, epochs: int, step: float, after: int, leader: bool) -> None:
+        """A worker is killed once, in or after epoch or step ``after``; the result is stock Ray Tune's."""
+        alone = self.expected(folder, epochs)
+        result, events = self.grown(folder, epochs=epochs, step=step, dies=(after, leader, str(folder / "died")))
+        self.assert_same(result, alone)
+        assert (folder / "died").exists(), "the trial never grew"
+        assert [e for e in events if e["event"] == "worker_lost"]
+        assert not [e for e in events if e["event"] == "growth_ended"]
 
     def assert_same(self, result: Any, alone: list[tuple[float, ...]]) -> None:
         got = self._values(result)
@@ -74,3 +101,10 @@ def run_both_ways(script: Sequence[str], storage: Callable[[str], list[str]], pa
         found += re.findall(pattern, done.stdout)
     assert len(found) == 2, found
     return found
+
+
+def assert_example_runs_both_ways(example: str, storage: Path, within: float) -> None:
+    """Its best accuracy differs from that under stock Ray Tune by at most ``within``."""
+    script = [str(ROOT / "examples" / example), "--samples", "2", "--epochs", "2"]
+    stock, ours = run_both_ways(script, lambda name: ["--storage", str(storage / name)], r"best accuracy (\S+)", 240)
+    assert float(stock) == pytest.approx(float(ours), abs=within), (stock, ours)

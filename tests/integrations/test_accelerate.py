@@ -6,11 +6,9 @@ Needs Transformers and Accelerate: ``make test-frameworks``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.testing.processes import PeerProcess
 
 from .at_widths import WIDTHS, AtWidths, same, same_weights
@@ -18,13 +16,7 @@ from .at_widths import WIDTHS, AtWidths, same, same_weights
 pytestmark = [pytest.mark.transformers, pytest.mark.slow]
 
 
-def _trial() -> Any:
-    from . import accelerate_trials
-
-    return accelerate_trials.trial
-
-
-TRIALS = AtWidths(_trial)
+TRIALS = AtWidths("accelerate_trials")
 
 
 @pytest.mark.parametrize("widths", WIDTHS)
@@ -63,9 +55,8 @@ def test_a_loop_over_processes_keeps_one_worker_and_says_why(
 
 @pytest.mark.parametrize("kind", ["seeded", "normed"])
 def test_a_rehearsal_finds_that_a_loop_can_be_divided(kind: str, tmp_path: Path, one_thread: None) -> None:
-    found = rehearse(lambda: _trial()({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
+    found = TRIALS.rehearsed(kind, tmp_path)
     assert found.kind == "same", found
-    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_a_loop_goes_on_from_its_commit(pool: list[PeerProcess], tmp_path: Path) -> None:

@@ -6,11 +6,9 @@ Needs Lightning: ``make test-frameworks``.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.testing.processes import PeerProcess
 
 from .at_widths import WIDTHS, AtWidths, same, same_weights
@@ -20,13 +18,7 @@ pytestmark = [pytest.mark.lightning, pytest.mark.slow]
 KINDS = ("plain", "double", "sampler")
 
 
-def _trial() -> Any:
-    from . import fabric_trials
-
-    return fabric_trials.trial
-
-
-TRIALS = AtWidths(_trial)
+TRIALS = AtWidths("fabric_trials")
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "noisy"])
@@ -52,9 +44,8 @@ def test_losses_and_what_is_gathered_do_not_depend_on_the_width(
 
 @pytest.mark.parametrize("kind", [*KINDS, "noisy"])
 def test_a_rehearsal_finds_that_a_loop_can_be_divided(kind: str, tmp_path: Path, one_thread: None) -> None:
-    found = rehearse(lambda: _trial()({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
+    found = TRIALS.rehearsed(kind, tmp_path)
     assert found.kind == "same", found
-    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize(

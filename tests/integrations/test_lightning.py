@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.testing.processes import PeerProcess
 from tests.elastic import trials
 from tests.elastic.driving import run
@@ -24,19 +23,11 @@ KINDS = ("plain", "batch norm", "double", "stopping", "two optimizers", "two loa
 REFUSED = ("stream", "iterable", "sparse", "metric", "averaged", "reloaded", "counted otherwise")
 
 
-def _trial() -> Any:
-    from . import lightning_trials
-
-    return lightning_trials.trial
-
-
-TRIALS = AtWidths(_trial)
+TRIALS = AtWidths("lightning_trials")
 
 
 def test_the_kinds_are_those_of_the_trials() -> None:
-    from . import lightning_trials
-
-    assert tuple(lightning_trials.KINDS) == KINDS and tuple(lightning_trials.REFUSED) == REFUSED
+    TRIALS.assert_kinds(KINDS, REFUSED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,9 +68,7 @@ def test_mixed_precision_rounds_otherwise_and_is_divided(pool: list[PeerProcess]
 def test_what_cannot_be_divided_stays_a_plain_trial_and_says_why(
     pool: list[PeerProcess], kind: str, tmp_path: Path
 ) -> None:
-    from . import lightning_trials
-
-    TRIALS.stays_plain(pool, kind, tmp_path, lightning_trials.REFUSED[kind][1])
+    TRIALS.refused(pool, kind, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -124,14 +113,13 @@ def test_a_second_fit_is_a_second_loop(pool: list[PeerProcess]) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "batch norm", "two optimizers"])
 def test_a_rehearsal_finds_that_a_trial_can_be_divided(kind: str, tmp_path: Path, one_thread: None) -> None:
-    found = rehearse(lambda: _trial()({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
+    found = TRIALS.rehearsed(kind, tmp_path)
     assert found.kind == "same", found
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_rehearsal_finds_a_loss_that_cannot_be_divided(tmp_path: Path, one_thread: None) -> None:
     """Clipping makes its gradients look alike."""
-    found = rehearse(lambda: _trial()({"kind": "summed", "folder": str(tmp_path)}, print))
+    found = TRIALS.rehearsed("summed", tmp_path)
     assert found.kind == "differs" and "off by" in found.reason
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.testing.processes import PeerProcess
 
 from .at_widths import WIDTHS, AtWidths, same, same_weights
@@ -22,19 +21,11 @@ KINDS = ("padded", "clipped", "classes", "smoothed", "own loss", "by length", "b
 REFUSED = ("stream", "finds its batch size", "integers")
 
 
-def _trial() -> Any:
-    from . import transformers_trials
-
-    return transformers_trials.trial
-
-
-TRIALS = AtWidths(_trial)
+TRIALS = AtWidths("transformers_trials")
 
 
 def test_the_kinds_are_those_of_the_trials() -> None:
-    from . import transformers_trials
-
-    assert tuple(transformers_trials.KINDS) == KINDS and tuple(transformers_trials.REFUSED) == REFUSED
+    TRIALS.assert_kinds(KINDS, REFUSED)
 
 
 def test_what_is_used_of_the_trainer_is_there(tmp_path: Path) -> None:
@@ -83,9 +74,7 @@ def test_losses_and_decisions_do_not_depend_on_the_width(
 def test_what_cannot_be_divided_stays_a_plain_trial_and_says_why(
     pool: list[PeerProcess], kind: str, tmp_path: Path
 ) -> None:
-    from . import transformers_trials
-
-    TRIALS.stays_plain(pool, kind, tmp_path, transformers_trials.REFUSED[kind][1])
+    TRIALS.refused(pool, kind, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -129,15 +118,13 @@ def test_a_second_training_is_a_second_loop(pool: list[PeerProcess], tmp_path: P
 
 @pytest.mark.parametrize("kind", ["padded", "clipped", "classes", "smoothed", "own loss"])
 def test_a_rehearsal_finds_that_a_trial_can_be_divided(kind: str, tmp_path: Path, one_thread: None) -> None:
-    found = rehearse(lambda: _trial()({"kind": kind, "folder": str(tmp_path)}, lambda _: None))
+    found = TRIALS.rehearsed(kind, tmp_path)
     assert found.kind == "same", found
-    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_a_rehearsal_finds_a_mean_over_the_tokens_of_a_part(tmp_path: Path, one_thread: None) -> None:
     """Of a Trainer whose `compute_loss` leaves the number of items out, where texts have several lengths."""
-    config = {"kind": "padded", "folder": str(tmp_path), "mean": True}
-    found = rehearse(lambda: _trial()(config, lambda _: None))
+    found = TRIALS.rehearsed("padded", tmp_path, mean=True)
     assert found.kind == "differs" and "gradient of" in str(found), found
 
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")  # a machine with a GPU may have none, and these tests are not for it
-
 from benchmarks.gpu.__main__ import Outcome, judge_salus
 from benchmarks.gpu.probes import PROBES
 from benchmarks.gpu.salus import Plan, latencies

@@ -160,6 +160,13 @@ class PlayedDevices:
         leave, self.leave = self.leave, []
         return [device for device in leave if device in self.nodes]
 
+    def group(self, device: int) -> str:
+        assert device in self.nodes
+        return f"group{device}"
+
+    def bundle(self, device: int) -> int:
+        return 0
+
     def gain(self) -> None:
         device, self.next = self.next, self.next + 1
         self.nodes[device] = self.came[device] = f"node{device % 2}"

@@ -366,6 +366,18 @@ def test_a_lack_of_room_moves_the_trial_or_costs_its_iteration(between: bool, st
     assert driver.life.squeezed
 
 
+def test_a_trial_that_needs_further_devices_begins_anew_as_a_gang() -> None:
+    driver = Driver().live()
+    driver.asked()
+    out = driver.hears(m.RoomLacking(driver.call, "two workers", devices=3))
+    assert kinds(out)[0] == "Write" and kinds(out)[-1] == "SpreadGang" and driver.life.place == "queued"
+    assert told(out) == [engine.WorkerLost("a")]
+    assert told(driver.hears(m.GangLearned(3))) == [engine.GangFound("a", 3)]
+    assert driver.placed(2, 3, 4) == [m.RequestLeader(2, (3, 4), 2)]
+    driver.found()
+    assert kinds(driver.loaded()) == ["TellRecovered", "CallLeader"], "it goes on with what Tune has asked for"
+
+
 @pytest.mark.parametrize("given_up", [True, False])
 def test_a_device_that_has_failed_is_given_up_if_there_is_another(given_up: bool) -> None:
     driver = Driver().live()

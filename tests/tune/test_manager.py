@@ -354,6 +354,18 @@ def test_memory_that_ran_out_beside_others_is_made_free_for_one_more_try(
     assert run.life.squeezed == bool(ended) == squeezed, "the next time the lack is its own"
 
 
+def test_all_trials_alike_that_wait_learn_how_many_devices_one_needs(tried: Tried) -> None:
+    runs = [tried.placed(1.0, loaded=False, name=name) for name in "ab"]
+    tried.loaded(runs[0], Lack("one worker", devices=2))
+    tried.loaded(runs[1], Lack("two workers", devices=3))
+    found = [(each.trial, each.devices) for each in tried.manager._events if isinstance(each, m.GangFound)]
+    assert found == [("a", 2), ("a", 3), ("b", 3)]
+    assert all(run.life.gang for run in runs)
+    assert tried.job.trials.share_of(runs[0].trial) == 3
+    tried.manager._advance()
+    assert tried.job.engine.waiting == ("a", "b"), "the job has two devices"
+
+
 def holders(of: Any, wanted: str) -> set[str]:
     """``Class.attribute`` of each container below an object of ours that has ``wanted`` as a key or an element."""
     found, seen, left = set(), set(), [of]

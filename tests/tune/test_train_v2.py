@@ -23,7 +23,7 @@ from tests.tune.running import events_of, fit
 
 pytestmark = pytest.mark.ray
 
-ITERATIONS = 30
+ITERATIONS = 10
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def reporting(loop: dict[str, Any]) -> None:
 
 
 def driving(config: dict[str, Any]) -> None:
-    """The trial of Ray's guide: it drives a run of Ray Train with one worker."""
+    """The trial of Ray's guide: it drives a run of Ray Train, here with one worker unless it is told otherwise."""
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
@@ -57,7 +57,7 @@ def driving(config: dict[str, Any]) -> None:
     TorchTrainer(
         reporting,
         train_loop_config={"x": config["x"]},
-        scaling_config=ScalingConfig(num_workers=1),
+        scaling_config=ScalingConfig(num_workers=config.get("workers", 1)),
         run_config=RunConfig(name=name, storage_path=config["storage"], callbacks=[TuneReportCallback()]),
     ).fit()
 
@@ -76,15 +76,51 @@ def killed_once(config: dict[str, Any]) -> None:
     driving(config)
 
 
+def held_at_most(events: list[dict[str, Any]], devices: int) -> int:
+    """The most devices that trials held at a time. Each that came to report held ``devices``, and shared none."""
+    held: dict[str, list[int]] = {}
+    most = 0
+    for event in events:
+        if event["event"] == "trial_started":
+            assert not set(event["devices"]) & {device for others in held.values() for device in others}, event
+            held[event["trial"]] = event["devices"]
+            most = max(most, sum(map(len, held.values())))
+        elif event["event"] in ("trial_suspended", "trial_ended"):
+            held.pop(event["trial"], None)
+        elif event["event"] == "trial_result":
+            assert len(held[event["trial"]]) == devices, event
+    return most
+
+
 @pytest.mark.timeout(900)  # each of the ten trials starts four processes
-def test_ten_trials_of_which_most_are_stopped_leave_nothing(train_v2: None, tmp_path: Path) -> None:
-    # docs/bugs.md, 455. Two of four cores are the trials', so that there is one for each worker: as in Ray's guide.
+def test_ten_trials_of_which_most_are_stopped_end_and_leave_nothing(train_v2: None, tmp_path: Path) -> None:
+    # docs/bugs.md, 455 and 545. Four trials begin at once, and then there is no core for a worker.
     space = {"x": tune.grid_search(list(range(10))), "storage": str(tmp_path / "train")}
     asha = ASHAScheduler(max_t=ITERATIONS, grace_period=1, reduction_factor=2)
-    results = fit("fluid", driving, space, tmp_path, executor=FluidExecutor(), scheduler=asha, max_concurrent_trials=2)
+    results = fit("fluid", driving, space, tmp_path, executor=FluidExecutor(), scheduler=asha)
     assert len(results) == 10 and not results.errors
     assert sum(result.metrics["training_iteration"] < ITERATIONS for result in results) >= 6
+    assert held_at_most(events_of(tmp_path), 2) == 4
     assert_trials_left_nothing()
+
+
+@pytest.mark.newest
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("executor", "workers"), [({"reserve": True}, 2), ({"devices": "emulated:4"}, 2)])
+def test_reserved_and_emulated_devices_are_counted_too(
+    train_v2: None, tmp_path: Path, executor: dict[str, Any], workers: int
+) -> None:
+    space = {"x": tune.grid_search([0, 1]), "storage": str(tmp_path / "train"), "workers": workers}
+    results = fit("fluid", driving, space, tmp_path, executor=FluidExecutor(**executor))
+    assert [result.metrics["training_iteration"] for result in results] == [ITERATIONS] * 2
+    assert held_at_most(events_of(tmp_path), 1 + workers) == 1 + workers
+    assert_trials_left_nothing()
+
+
+def test_a_trial_with_more_workers_than_cores_fails_at_once(train_v2: None, tmp_path: Path) -> None:
+    space = {"x": 0, "storage": str(tmp_path / "train"), "workers": 16}
+    (result,) = fit("fluid", driving, space, tmp_path, executor=FluidExecutor())
+    assert "a trial needs 17 CPU, and the Ray cluster has 4; ask for fewer workers" in str(result.error)
 
 
 @pytest.mark.faults

@@ -35,6 +35,7 @@ FULL = IterationReply({}, "plain", 0.0, lack=Lack("no room", (0.5, 0.1)))
         (IterationReply({}, "elastic", 0.0, facts=GroupFacts(ungrowable=SO), lost=SO), m.GroupBroken(CALL, SO, SO)),
         (FULL, m.RoomLacking(CALL, "no room", (0.5, 0.1))),
         (IterationReply({}, "plain", 0.0, lack=Lack("lost", broken=0)), m.RoomLacking(CALL, "lost", broken=0)),
+        (IterationReply({}, "plain", 0.0, lack=Lack("few", devices=3)), m.RoomLacking(CALL, "few", devices=3)),
         ("saved", m.Answered(CALL, "saved")),
         (DIED, m.LeaderDied(CALL, DIED)),
     ],

@@ -114,6 +114,12 @@ class Devices:
     def leaving(self) -> list[int]:
         return []
 
+    def group(self, device: int) -> str:
+        return f"group{device}"
+
+    def bundle(self, device: int) -> int:
+        return 0
+
     def close(self) -> None:
         pass
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune.cluster.cleaning.open_runs import end_mlflow_runs
 from fluidtune.cluster.hosting.commit_stores import commit_stores, delete_commits, fingerprint
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.hosting.result_replay import ReportedResults, without_results
+from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
 from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
@@ -27,6 +29,7 @@ from fluidtune.elastic import GroupLost, Left, Reform
 from fluidtune.elastic.errors import CannotDivide, explain
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
 from fluidtune.group_facts import GroupFacts
+from fluidtune.ray_compat import ownership
 from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
 
@@ -98,6 +101,7 @@ class LeaderHost:
         #: Its place beside a service, from its first iteration on.
         self.turn: Turn | None = None
         self.trainable: Trainable | None = None
+        self._train_workers = None if spec.train is None else TrainWorkers(spec.train)
         self._worker, self._kept, self._gpu, self._mps = worker, kept, gpu, mps
         self._has_checkpoint = self._streams_sent = False
         #: It has begun an iteration.
@@ -109,6 +113,7 @@ class LeaderHost:
         Returns what the device lacks for the trial, which is not loaded then; None: it is loaded.
         """
         spec = self.spec
+        ownership.place_train_runs(self._train_workers)
         kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
         mark = fingerprint(kwargs["config"])
         reports = self.reports = ReportedResults(spec.delivered, mark, spec.repeats, spec.own_numbers)
@@ -146,6 +151,8 @@ class LeaderHost:
             if lack is None:
                 raise
             return lack
+        if isinstance(self.trainable, FunctionTrainable):
+            ray_trainable.after_function(end_runs)
         reports.begin()
         return None
 
@@ -241,6 +248,9 @@ class LeaderHost:
 
     def _lack_behind(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
+        few = None if self._train_workers is None else self._train_workers.lack
+        if few is not None:
+            return Lack(str(few), devices=few.devices)
         broken = self._gpu.broken(error) if self.spec.device == "cuda" else None
         if broken is not None:
             return broken
@@ -297,6 +307,15 @@ class LeaderHost:
         else:
             with contextlib.suppress(Left, GroupLost):
                 session.boundary(trainable.iteration)
+
+
+def end_runs(error: BaseException | None) -> None:
+    """A trial's function has ended. The statuses are those of Ray Tune's `MLflowLoggerCallback`.
+
+    ``KILLED``: the function begins anew in another process, which opens another run.
+    """
+    interrupted = isinstance(error, (GroupLost, TooFewDevices))
+    end_mlflow_runs("KILLED" if interrupted else "FAILED" if isinstance(error, Exception) else "FINISHED")
 
 
 def overrides_checkpointing(trainable_cls: type[Trainable]) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.cluster import emulated
+from fluidtune.cluster.hosting.train_workers import TrainRoom
 from fluidtune.cluster.sharing.lanes import Lack, LaneSettings, LaneTicket
 from fluidtune.elastic.random_streams import Streams
 from fluidtune.group_facts import GroupFacts
@@ -28,6 +29,7 @@ class LoadSpec:
     this node, so that no other one needs to reach them. ``rehearse``: see `FollowerHost.join`. ``may_be_squeezed``:
     processes of the job may share its GPU without lanes, so that the memory that runs out may be theirs. ``beside``: it
     takes turns on its core with a service. ``cores``: those of its devices, if they are several devices of cores.
+    ``train``: what it has for workers of Ray Train; None: these are not counted.
     """
 
     trial: str
@@ -47,6 +49,7 @@ class LoadSpec:
     may_be_squeezed: bool = False
     beside: bool = False
     cores: float | None = None
+    train: TrainRoom | None = None
 
 
 @dataclass

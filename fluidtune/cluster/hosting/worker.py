@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from fluidtune import startup
-from fluidtune.cluster.cleaning.open_runs import end_open_run, end_trackers
+from fluidtune.cluster.cleaning.open_runs import end_open_runs, end_trackers
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.shelf import is_forked
@@ -190,8 +190,9 @@ class Worker:
         if self._spec is not None:
             drop_session(emulated)
         self._spec = None
+        ownership.place_train_runs(None)
         if again:
-            end_open_run()
+            end_open_runs()
         kept = keep and trainable is not None
         del trainable, session, leading, leader, follower
         trouble = trouble or fresh

@@ -83,17 +83,18 @@ class LaneTicket:
 
 @dataclass(frozen=True)
 class Lack:
-    """The trial cannot go on where it is, for want of memory or of a GPU that works.
+    """The trial cannot go on where it is, for want of memory, of a GPU that works, or of further devices.
 
     ``need``: as in `LaneTicket`, if it is known better now. ``between``: whether the trial is between two iterations,
     so that no work is lost. ``broken``: the place, among the trial's devices, of the one that cannot be used any more;
-    None: all can.
+    None: all can. ``devices``: how many devices it needs, if it has too few.
     """
 
     reason: str
     need: tuple[float, float] | None = None
     between: bool = False
     broken: int | None = None
+    devices: int | None = None
 
 
 def is_lane_service(process: psutil.Process) -> bool:

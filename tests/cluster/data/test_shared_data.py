@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
+import pyarrow as arrow
 import pytest
 import torch
 
@@ -216,7 +218,6 @@ def test_a_value_is_as_it_was_loaded(name):
 
 
 def test_tables_are_as_they_were_loaded(keeper):
-    pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     table = pandas.DataFrame({"a": range(5), "b": np.linspace(0, 1, 5), "c": list("vwxyz")})
     got = fluidtune.shared(lambda: (table, arrow.table({"a": [1, 2], "s": ["x", None]})))
     pandas.testing.assert_frame_equal(got[0], table)
