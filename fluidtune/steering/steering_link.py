@@ -133,7 +133,8 @@ def send(run_dir: Path, act: Act) -> Answer:
             raise FluidTuneError(f"{_name_of(uid)} answers in the place of this run's driver; nothing was sent")
         link.sendall(json.dumps(asdict(act)).encode() + b"\n")
         try:
-            line = link.makefile("rb").readline(_LONGEST)
+            with link.makefile("rb") as answer:
+                line = answer.readline(_LONGEST)
         except TimeoutError:
             raise FluidTuneError(
                 f"the driver has not answered for {PATIENCE_S:.0f} s, and may do it yet: see fluidtune why"

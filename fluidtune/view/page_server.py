@@ -122,7 +122,7 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
             act = act_from({**said, "via": "page", "parameters": parameters}, own_name())
             return _json({"said": await run_in_threadpool(ask_driver, run.log, act)})
         except (FluidTuneError, ValueError) as error:
-            return _json({"trouble": str(error)}, 409)
+            return _json({"trouble": str(error)})  # an answer like others: browsers report a status of 400 as an error
 
     routes = [
         Route("/", page),

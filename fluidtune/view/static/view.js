@@ -535,9 +535,8 @@ function drawTrial() {
 }
 
 // Ask the driver to stop, keep or clone the trial that is open. Buttons wait for the answer; what comes twice has one id.
-async function steer(event) {
-  event.preventDefault();
-  const kind = event.submitter.name, trial = open, buttons = [...$("steer").querySelectorAll("button")];
+async function steer(kind) {
+  const trial = open, buttons = [...$("steer").querySelectorAll("button")];
   const body = { id: crypto.randomUUID(), run: key, trial, kind };
   if (kind === "clone") {
     body.parameters = $("clone-set").value.split(/[\s,]+(?=[^\s,=]+=)/).map((text) => text.trim()).filter(Boolean);
@@ -773,7 +772,8 @@ function listen() {
     move(by);
   };
   $("close").onclick = leave;
-  $("steer").onsubmit = steer;
+  $("steer").onsubmit = (event) => { event.preventDefault(); steer("clone"); };
+  for (const kind of ["stop", "keep"]) $(kind).onclick = () => steer(kind);
   document.onkeydown = (event) => { if (event.key === "Escape") leave(); };
   $("runs").onchange = () => show($("runs").value);
   $("compare").onclick = () => compare(!comparing);
