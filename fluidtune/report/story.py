@@ -146,7 +146,8 @@ def _with(event: EventDict) -> str:
 
 def _values(steered: EventDict) -> str:
     """The parameters of a clone that differ, and from where it goes on."""
-    values = ", ".join(f"{name}={value}" for name, value in (steered.get("parameters") or {}).items())
+    parameters = steered.get("parameters")
+    values = ", ".join(f"{name}={value}" for name, value in parameters.items()) if isinstance(parameters, dict) else ""
     start = " from its last checkpoint" if steered.get("from_checkpoint") else ""
     return start + (f" with {values}" if values else "")
 

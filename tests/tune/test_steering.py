@@ -99,7 +99,7 @@ def shifted(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "x": config["x"] + 0.25}
 
 
-ALGORITHMS = {
+ALGORITHMS: dict[str, Callable[[], Any]] = {
     "hyperband": lambda: HyperBandScheduler(max_t=9, reduction_factor=3),
     "asha": lambda: ASHAScheduler(max_t=6, grace_period=3, reduction_factor=3),
     "pbt": lambda: PopulationBasedTraining(
@@ -207,24 +207,31 @@ KILLED = """
 import sys
 import ray
 from ray import tune
-from tests.tune.test_steering import Gated
+from ray.tune.search.optuna import OptunaSearch
+from tests.tune.test_steering import ALGORITHMS, XS, Gated
 
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    path, algorithm = sys.argv[1:]
+    config = {"num_samples": 1, "search_alg": None}
+    if algorithm == "optuna":
+        search = OptunaSearch(points_to_evaluate=[{"x": x} for x in XS])
+        config = {"num_samples": len(XS), "search_alg": search, "max_concurrent_trials": len(XS)}
     tune.Tuner(
         tune.with_resources(Gated, {"cpu": 0.5}),
-        param_space={"x": tune.grid_search([0, 1, 2, 3]), "gate": sys.argv[1] + "/gate"},
-        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        param_space={"x": tune.randint(0, 9) if algorithm == "optuna" else tune.grid_search(XS), "gate": path + "/gate"},
+        tune_config=tune.TuneConfig(
+            metric="score", mode="max", scheduler=ALGORITHMS.get(algorithm, lambda: None)(), **config),
         run_config=tune.RunConfig(
-            name="fluid", storage_path=sys.argv[1], verbose=0, stop={"training_iteration": 6},
+            name="fluid", storage_path=path, verbose=0, stop={"training_iteration": 6},
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1)),
     ).fit()
 """
 
 
-@pytest.mark.core
+@pytest.mark.parametrize("algorithm", [pytest.param("none", marks=pytest.mark.core), *ALGORITHMS, "optuna"])
 def test_a_driver_that_is_killed_after_its_answer_loses_nothing_and_does_nothing_twice(
-    tmp_path: Path, no_ray: Any, one_ray: Any
+    algorithm: str, tmp_path: Path, no_ray: Any, one_ray: Any
 ) -> None:
     """The script is not edited. The clone goes on from its checkpoint; the stop was asked for and had not come."""
     script, run = tmp_path / "script.py", tmp_path / "fluid"
@@ -232,7 +239,7 @@ def test_a_driver_that_is_killed_after_its_answer_loses_nothing_and_does_nothing
     command = [sys.executable, "-m", "fluidtune"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     driver = subprocess.Popen(
-        [*command, "run", "--steer", "--devices", "cpu:2", str(script), str(tmp_path)],
+        [*command, "run", "--steer", "--devices", "cpu:2", str(script), str(tmp_path), algorithm],
         cwd=ROOT,
         env=environment,
         start_new_session=True,
@@ -259,11 +266,16 @@ def test_a_driver_that_is_killed_after_its_answer_loses_nothing_and_does_nothing
     (tmp_path / "gate").touch()
     results = fluidtune.Tuner.restore(str(run), HALF).fit()
     assert not results.errors
-    ends = {result.config["x"]: result.metrics["training_iteration"] for result in results}
-    assert ends == {0: 6, 1: 2, 2: 6, 3: 6, 7: 6} and len(results) == 5
-    (own,) = [result for result in results if result.config["x"] == 7]
-    assert own.metrics["trial_id"] == clone and own.metrics["score"] == score(7, 6)
-    assert logged(own) == [2, 3, 4, 5, 6], "it did not begin with the first iteration's checkpoint"
+    by_id = {result.metrics["trial_id"]: result for result in results}
+    assert len(by_id) == len(results) == 5
+    own, ended = by_id[clone], by_id[stopped]
+    assert (ended.config["x"], ended.metrics["training_iteration"]) == (1, 2)
+    assert logged(own)[0] == 2, "it did not begin with the first iteration's checkpoint"
+    if algorithm != "pbt":  # PBT changes x
+        assert own.config["x"] == 7 and own.metrics["score"] == score(7, own.metrics["training_iteration"])
+    if algorithm in ("none", "optuna"):
+        assert {result.metrics["training_iteration"] for result in results if result is not ended} == {6}
+        assert logged(own) == [2, 3, 4, 5, 6]
     refused = subprocess.run(
         [*command, "trial", "stop", str(run), clone], env=environment, capture_output=True, text=True
     )
