@@ -1,8 +1,8 @@
 """The `fluidtune` command: arguments in, calls out, errors as one line.
 
-Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), report (report, top,
-why), view (view), plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbiter) and serving
-(serve).
+Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), steering (trial), report
+(report, top, why), view (view), plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbiter)
+and serving (serve).
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def cli() -> None:
 @click.option("--fresh-workers", is_flag=True, help="Never give a trial a process that another one has used.")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
 @click.option("--beside", is_flag=True, help="With --devices cpu:1: take turns with a service on this machine.")
+@click.option("--steer", is_flag=True, help="Let `fluidtune trial` stop, keep and clone trials while it runs.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(script: str, args: tuple[str, ...], shared: bool, **settings: Any) -> None:
@@ -110,7 +111,8 @@ def top(run_dir: str | None) -> None:
 @cli.command()
 @click.argument("run_dir", metavar="[RUN_DIR|STORAGE]", required=False)
 @click.option("--port", type=int, default=0, help="The port of its address.  [a free one]")
-def view(run_dir: str | None, port: int) -> None:
+@click.option("--steer", is_flag=True, help="Whoever has the printed address can steer searches run with --steer.")
+def view(run_dir: str | None, port: int, steer: bool) -> None:
     """Show a run, or all runs of a directory, on a page in the browser, while they go on and afterwards.
 
     Without a directory: the runs in ~/ray_results. The page is served on this machine alone, until Ctrl-C.
@@ -123,7 +125,49 @@ def view(run_dir: str | None, port: int) -> None:
         from fluidtune.view.page_server import serve_page
     except ModuleNotFoundError as error:
         raise FluidTuneError(f'there is no {error.name}; for `fluidtune view` type: pip install "fluidtune[view]"')
-    serve_page(runs, port, lambda url: click.echo(f"{url} shows {plural(len(runs.logs()), 'run')}; Ctrl-C ends it"))
+    serve_page(
+        runs, port, steer, lambda url: click.echo(f"{url} shows {plural(len(runs.logs()), 'run')}; Ctrl-C ends it")
+    )
+
+
+@cli.group()
+def trial() -> None:
+    """Steer a trial of a search that was started with --steer, while it runs (docs/how-to/steer.md).
+
+    RUN_DIR is the directory of its run. TRIAL is its id, the beginning of its id, or its name.
+    """
+
+
+@trial.command("stop")
+@click.argument("run_dir")
+@click.argument("trial")
+def trial_stop(run_dir: str, trial: str) -> None:
+    """End TRIAL at its next result."""
+    from fluidtune.steering.asking import ask
+
+    click.echo(ask(run_dir, "stop", trial))
+
+
+@trial.command("keep")
+@click.argument("run_dir")
+@click.argument("trial")
+def trial_keep(run_dir: str, trial: str) -> None:
+    """Let TRIAL go on when the algorithm wants to stop it."""
+    from fluidtune.steering.asking import ask
+
+    click.echo(ask(run_dir, "keep", trial))
+
+
+@trial.command("clone")
+@click.argument("run_dir")
+@click.argument("trial")
+@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="Another value of a parameter, as JSON.")
+@click.option("--from-checkpoint", is_flag=True, help="Go on from TRIAL's last checkpoint.  [from the start]")
+def trial_clone(run_dir: str, trial: str, pairs: tuple[str, ...], from_checkpoint: bool) -> None:
+    """Add a trial with TRIAL's parameters, but for those that are set."""
+    from fluidtune.steering.asking import ask
+
+    click.echo(ask(run_dir, "clone", trial, pairs, from_checkpoint))
 
 
 @cli.command()

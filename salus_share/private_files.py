@@ -70,9 +70,15 @@ def open_own(path: Path, flags: int, owner: int | None = None) -> int:
     return descriptor
 
 
+def peer_user(link: socket.socket) -> int:
+    """The uid of the process at the other end of a Unix socket."""
+    _, uid, _ = _PEER.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return int(uid)
+
+
 def check_peer(link: socket.socket) -> None:
     """Raise SalusError if the process at the other end of a Unix socket is another user's."""
-    _, uid, _ = _PEER.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    uid = peer_user(link)
     if uid != os.geteuid():
         raise SalusError(f"the process at the other end of a lane service's socket is {_user(uid)}'s, not ours")
 

@@ -2,6 +2,7 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
+`cloning`: a further trial made from one that is there.
 `entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`:
 what Ray runs as a worker. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that
 in turn. `job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. This package decides nothing
@@ -21,6 +22,7 @@ Tune's controller (`controller`):
   could go on in a later run.
 - ``TuneController._used_resources_string``: extended by FluidTune's status line. Every reporter shows it; what the
   scheduler says (``debug_string``) is shown in a notebook and in Tune's old output only.
+- ``TuneController._iteration``: how many turns Tune's loop has made, above 0 where the first trial is a restored one.
 - ``TuneController._storage``: the experiment's name and directory.
 - ``TuneController._stopper``: the run's stopper object, which may end every trial at one iteration.
 - ``TuneController._set_trial_status``: makes a whole rung that HyperBand promotes pending at once.
@@ -35,6 +37,14 @@ Tune's controller (`controller`):
   The handles of trials that are left to Ray's own manager are seen in ours.
 - ``RayActorManager._actor_task_events``: the controller waits for one future with its ``resolve_future``. That of a
   trial that is left to Ray is found by ``get_futures``.
+
+A trial that is made from another one (`cloning`):
+
+- ``TuneController._search_alg``: what stands before it tells the run's search algorithm nothing of clones. Tune has
+  trials added by hand (``add_trial``, public), and expects that a search algorithm tells them from its own.
+- ``TuneController._mark_trial_to_checkpoint``: Tune saves what is new of a trial only where it is marked.
+- ``Trial._restore_checkpoint_result``: the checkpoint that a trial begins with, of which ``restore_path`` has the path
+  alone, without the iteration that it belongs to.
 
 Tune's algorithms and stoppers (`schedulers`):
 

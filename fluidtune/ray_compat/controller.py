@@ -32,8 +32,12 @@ def asked_reuse(controller: TuneController) -> bool | None:
 
 
 def was_restored(controller: TuneController) -> bool:
-    """Whether the run goes on from what Tune has saved of an earlier driver."""
-    return bool(controller.resumed)
+    """Whether the run goes on from what Tune has saved of an earlier driver. Asked when the first trial is added.
+
+    Tune adds saved trials before it says ``resumed``. They have their directories, which new ones get when they start.
+    Errored trials that are begun anew are new ones, but the controller has its number of turns by then.
+    """
+    return bool(controller._iteration) or any(trial.relative_logdir for trial in controller.get_trials())
 
 
 def replace_actor_manager(controller: TuneController, manager: ActorManager) -> None:

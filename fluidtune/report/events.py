@@ -76,6 +76,7 @@ SCHEMA = {
     "worker_replaced": EventSchema.of("worker device reason"),
     "recovered": EventSchema.of("trial iteration reason"),
     "room_lacking": EventSchema.of("trial device memory reason"),
+    "steered": EventSchema.of("act kind trial by via state", "clone parameters from_checkpoint reason"),
     "run_ended": EventSchema.of("seconds trials best"),
     # Of a service (`fluidtune serve`), whose workers are the model processes.
     "serving_started": EventSchema.of("run ray fluidtune python machine kind devices slo starts trials"),

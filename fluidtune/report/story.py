@@ -33,6 +33,12 @@ SENTENCES = {
     "device_lost": ("device lost", "it lost device {device}{reason}"),
     "device_returned": ("device returned", "it had to give up device {device}{reason}"),
 }
+#: What a user asks for -> in words.
+STEERED = {
+    "stop": "that it ends at its next result",
+    "keep": "that it goes on when the algorithm wants to stop it",
+    "clone": "for a clone of it",
+}
 #: What the trial does after an event. After `trial_ended` it has the event's ending.
 STATES = {"trial_added": "waits", "trial_started": "runs", "trial_suspended": "waits", "worker_lost": "waits"}
 
@@ -138,6 +144,14 @@ def _with(event: EventDict) -> str:
     return f": {words}" if words else ""
 
 
+def _values(steered: EventDict) -> str:
+    """The parameters of a clone that differ, and from where it goes on."""
+    parameters = steered.get("parameters")
+    values = ", ".join(f"{name}={value}" for name, value in parameters.items()) if isinstance(parameters, dict) else ""
+    start = " from its last checkpoint" if steered.get("from_checkpoint") else ""
+    return start + (f" with {values}" if values else "")
+
+
 def _kind_of(verb: str, cause: EventDict | None) -> str:
     label = label_of(cause)
     return f"{verb} ({label})" if label else verb
@@ -181,6 +195,9 @@ class _Teller:
         own = event.get("trial") == self._trial
         if own:
             self._own(event, before, cause)
+        elif name == "steered" and event.get("clone") == self._trial:
+            values = _values(event)
+            self._tell("cloned", f"is a clone of trial {event['trial']}{values}, for {event['by']} ({event['via']})")
         elif name == "run_started":
             self._driver(event)
         elif name in ("worker_lost", "device_lost", "device_returned") and event["device"] in before:
@@ -307,6 +324,17 @@ class _Teller:
     def _on_suspend_asked(self, event: EventDict) -> None:
         kind = _kind_of("asked to leave", event)
         self._tell(kind, f"was asked to leave its device and to go on later{_because(event)}")
+
+    def _on_steered(self, event: EventDict) -> None:
+        kind, by = str(event["kind"]), f"{event['by']} ({event['via']})"
+        asked = f"{by} asked {STEERED.get(kind, kind)}{_values(event)}"
+        if event["state"] == "asked":
+            self._tell("steered", asked)
+        elif event["state"] == "refused":
+            self._tell("steered", f"that was refused{_with(event)}")
+        elif event["state"] == "done":
+            done = {"stop": f"ended, as {by} had asked", "clone": f"trial {event.get('clone')} is its clone"}.get(kind)
+            self._tell("steered", done or f"what {by} had asked for is done{_with(event)}")
 
     def _on_trial_ended(self, event: EventDict) -> None:
         ending, words = event["ending"], words_of(event)

@@ -49,6 +49,8 @@ class FluidExecutor:
             iteration while a batch of requests runs or waits. False: they do not know of each other.
         fork_server: True: new processes are forked from one on their node that has imported the script's packages
             (docs/workers.md). False: they are started as Ray starts them.
+        steer: True: this user can stop, keep and clone trials while the job runs, by `fluidtune trial` and by the page
+            of `fluidtune view --steer` (docs/how-to/steer.md). False: nobody can.
 
     Raises:
         FluidTuneError: a setting is impossible, or the tests have never run on this version of Ray.
@@ -66,6 +68,7 @@ class FluidExecutor:
     reserve: bool = False
     beside: bool = False
     fork_server: bool = True
+    steer: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, each setting in a sentence of its own."""
@@ -80,7 +83,7 @@ class FluidExecutor:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
-        for name in ("fresh_workers", "reserve", "beside", "fork_server"):
+        for name in ("fresh_workers", "reserve", "beside", "fork_server", "steer"):
             if not isinstance(getattr(self, name), bool):
                 raise FluidTuneError(f"{name}={getattr(self, name)!r} is not known; use True or False")
         if self.backend not in BACKENDS:

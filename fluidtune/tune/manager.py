@@ -61,6 +61,7 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
     replace_actor_manager(controller, manager)
 
     def on_cleanup() -> None:
+        scheduler.run_ended()
         # Tune has saved its final state by now, unless it cleans up because of an exception.
         manager.run_ended(saved=sys.exc_info()[0] is None)
 
@@ -102,7 +103,12 @@ class FluidActorManager(ActorManager):
         """The engine gets the event with the next batch."""
         self._events.append(event)
 
-    # --- what the scheduler tells
+    # --- what the scheduler asks and tells
+
+    @property
+    def job(self) -> TuningJob:
+        """The job whose trials it carries."""
+        return self._job
 
     def note_trial(self, trial: Trial) -> None:
         """Tune has made the trial, and may ask for its actor.

@@ -1,7 +1,8 @@
 """A trial scheduler that leaves every decision to the scheduler it wraps, and every execution to FluidTune.
 
-The base scheduler promotes, pauses and stops trials. `FluidScheduler` adds two things: on the first trial it makes
-Tune's controller run its trials by FluidTune, and it tells the engine the trials' groups and budgets.
+The base scheduler promotes, pauses and stops trials. `FluidScheduler` adds three things: on the first trial it makes
+Tune's controller run its trials by FluidTune, it tells the engine the trials' groups and budgets, and it does what a
+user who steers the run asks for (`steered_run`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import controller, schedulers
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.groups import adapter_for
-from fluidtune.tune.groups.budgets import earliest, stopper_iteration
+from fluidtune.tune.groups.budgets import earliest, stop_iteration, stopper_iteration
+from fluidtune.tune.steered_run import SteeredRun
 
 
 class FluidScheduler(TrialScheduler):
@@ -63,6 +65,7 @@ class FluidScheduler(TrialScheduler):
         self._adapter = adapter_for(base_scheduler)
         #: The iteration at which the run's stopper object ends every trial; None: it cannot be told.
         self._stopper_target: float | None = None
+        self._steered = SteeredRun(self._adapter.no_keep)
 
     def __getstate__(self) -> dict[str, Any]:
         # Tuner pickles its configuration before the run, for a later restore. The running manager is not part of it.
@@ -100,7 +103,7 @@ class FluidScheduler(TrialScheduler):
         if self._make_base is not None:
             self.base_scheduler = self._make_base()
             self._adapter = adapter_for(self.base_scheduler)
-        self._mode = mode
+        self._mode, self._steered = mode, SteeredRun(self._adapter.no_keep)
         return self.base_scheduler.set_search_properties(metric, mode, **spec)
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
@@ -112,32 +115,55 @@ class FluidScheduler(TrialScheduler):
             self._stopper_target = stopper_iteration(controller.run_stopper(behind))
             self._manager = install(behind, self, trial)
             self._left_to_ray = self._manager is None
-        self.base_scheduler.on_trial_add(tune_controller, trial)
+            if self._manager is not None:
+                self._steered.begin(self._manager.job, self.executor.steer)
+        self._steered.add(controller.controller_behind(tune_controller), trial)
+        if not self._steered.goes_on_alone(trial):
+            self.base_scheduler.on_trial_add(tune_controller, trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         self._targets.pop(trial.trial_id, None)
-        self.base_scheduler.on_trial_error(tune_controller, trial)
+        if not trial.should_recover():  # else Tune adds it again
+            self._steered.trial_ended(trial)
+        if not self._steered.goes_on_alone(trial):
+            self.base_scheduler.on_trial_error(tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        decision = self.base_scheduler.on_trial_result(tune_controller, trial, result)
+        if self._steered.ends(trial):
+            # As at the run's stop criterion, of which Tune tells the algorithm by `on_trial_complete` alone.
+            self._adapter.last_result(tune_controller, trial, result)
+            return TrialScheduler.STOP
+        decision = TrialScheduler.CONTINUE
+        if not self._steered.goes_on_alone(trial):
+            decision = self.base_scheduler.on_trial_result(tune_controller, trial, result)
+            if decision == TrialScheduler.STOP and self._steered.lets_go_on(trial):
+                self.base_scheduler.on_trial_complete(tune_controller, trial, result)
+                decision = TrialScheduler.CONTINUE
         if decision == TrialScheduler.CONTINUE and self._manager is not None:
-            member = self._adapter.membership(trial)
-            target = earliest(member.target, self._stopper_target)
-            if target != self._targets.get(trial.trial_id):
-                self._targets[trial.trial_id] = target
-                self._manager.budget_changed(trial.trial_id, target, member.group)
+            before = self._targets.get(trial.trial_id)
+            member = self.membership(trial)
+            if member.target != before:
+                self._manager.budget_changed(trial.trial_id, member.target, member.group)
         return decision
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        self._targets.pop(trial.trial_id, None)
-        self.base_scheduler.on_trial_complete(tune_controller, trial, result)
+        if self._ended(trial):
+            self.base_scheduler.on_trial_complete(tune_controller, trial, result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
         if self._manager is not None:
             self._manager.trial_removed(trial)
-        self.base_scheduler.on_trial_remove(tune_controller, trial)
+        if self._ended(trial):
+            self.base_scheduler.on_trial_remove(tune_controller, trial)
+
+    def _ended(self, trial: Trial) -> bool:
+        """The trial has ended. Returns whether the algorithm is to hear of that."""
+        self._targets.pop(trial.trial_id, None)
+        self._steered.trial_ended(trial)
+        return not self._steered.goes_on_alone(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        self._steered.serve(tune_controller)
         self._adapter.catch_up(tune_controller)
         for trial in self._adapter.overlooked():
             tune_controller.stop_trial(trial)
@@ -163,6 +189,11 @@ class FluidScheduler(TrialScheduler):
     def membership(self, trial: Trial) -> Any:
         """The trial's group and budget, which the engine gets."""
         member = self._adapter.membership(trial)
-        member = dataclasses.replace(member, target=earliest(member.target, self._stopper_target))
+        target = stop_iteration(trial) if self._steered.goes_on_alone(trial) else member.target
+        member = dataclasses.replace(member, target=earliest(target, self._stopper_target))
         self._targets[trial.trial_id] = member.target
         return member
+
+    def run_ended(self) -> None:
+        """Tune's run is over."""
+        self._steered.close()

@@ -10,6 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
@@ -119,6 +120,11 @@ class TuningJob:
         self._ended: set[str] = set()
         #: Trials whose log files this driver writes.
         self._logged: set[str] = set()
+
+    @property
+    def directory(self) -> Path:
+        """Where the job's event log is."""
+        return self._folder.path
 
     # --- devices
 

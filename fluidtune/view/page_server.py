@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -23,6 +25,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.steering.asking import ask_driver, parameters_from
+from fluidtune.steering.steering_link import act_from, own_name
 from fluidtune.view.cluster_gauges import ClusterGauges
 from fluidtune.view.followed_run import FollowedRun
 from fluidtune.view.page_file import STATIC, page_text, plain_json
@@ -32,6 +36,8 @@ from fluidtune.view.run_list import RunList
 HOST = "127.0.0.1"
 #: Names by which a browser may ask. A page of another site that has its name point here asks by another one.
 HOSTS = [HOST, "localhost"]
+#: The header by which a page shows its token. A page of another site cannot send it.
+TOKEN_HEADER = "X-FluidTune-Token"
 #: Seconds between two looks at a log: a new result is on the page within a second.
 LOOK_S = 0.5
 #: Seconds that one look may read on: a page shows a long log while it is read.
@@ -68,8 +74,8 @@ def _json(found: Any, status: int = 200) -> Response:
     return Response(plain_json(found), status, media_type="application/json")
 
 
-def page_app(runs: RunList) -> Starlette:
-    """The application: the page at /, what it asks for below /api."""
+def page_app(runs: RunList, token: str = "") -> Starlette:
+    """The application: the page at /, what it asks for below /api. ``token``: who has it may steer; "": nobody may."""
     gauges = ClusterGauges()
 
     async def page(request: Request) -> Response:
@@ -103,8 +109,24 @@ def page_app(runs: RunList) -> Starlette:
 
         return answer
 
+    async def steer(request: Request) -> Response:
+        if not token or not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), token.encode()):
+            address = "the address that `fluidtune view --steer` has printed" if token else "`fluidtune view --steer`"
+            return _json({"trouble": f"this page may only show: open {address}"}, 403)
+        try:
+            said = await request.json()
+            run = runs.run(said.get("run", "")) if isinstance(said, dict) else None
+            if run is None:
+                return _json({"trouble": "there is no such run here any more"}, 404)
+            parameters = parameters_from(map(str, said.get("parameters") or ()))
+            act = act_from({**said, "via": "page", "parameters": parameters}, own_name())
+            return _json({"said": await run_in_threadpool(ask_driver, run.log, act)})
+        except (FluidTuneError, ValueError) as error:
+            return _json({"trouble": str(error)})  # an answer like others: browsers report a status of 400 as an error
+
     routes = [
         Route("/", page),
+        Route("/api/steer", steer, methods=["POST"]),
         Route("/api/keys", keys),
         Route("/api/runs", all_runs),
         Route("/api/cluster", cluster),
@@ -139,8 +161,12 @@ def _look(run: FollowedRun, cursor: str) -> tuple[str, str, int]:
     return found["cursor"], plain_json(found), found["left"]
 
 
-def serve_page(runs: RunList, port: int, tell: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C. ``port``: 0 for a free one. ``tell`` gets its URL once it is served."""
+def serve_page(runs: RunList, port: int, steer: bool, tell: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C. ``port``: 0 for a free one. ``tell`` gets its URL once it is served.
+
+    ``steer``: the URL has a token, and a page that was opened by it may steer.
+    """
+    token = secrets.token_urlsafe(24) if steer else ""
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -149,7 +175,7 @@ def serve_page(runs: RunList, port: int, tell: Callable[[str], None]) -> None:
             reason = getattr(error, "strerror", None) or "it is no port"
             raise FluidTuneError(f"port {port} cannot be had: {reason}; give another --port, or none for a free one")
         listening.listen(128)
-        tell(f"http://{HOST}:{listening.getsockname()[1]}/")
-        config = uvicorn.Config(page_app(runs), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        tell(f"http://{HOST}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
+        config = uvicorn.Config(page_app(runs, token), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listening])

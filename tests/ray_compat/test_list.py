@@ -22,6 +22,7 @@ from ray.train._internal import checkpoint_manager, session
 from ray.tune import Trainable, Tuner, registry, result
 from ray.tune.execution import class_cache
 from ray.tune.execution.tune_controller import TrialRunnerWrapper, TuneController
+from ray.tune.experiment import Trial
 from ray.tune.impl.tuner_internal import TunerInternal
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
@@ -56,6 +57,7 @@ CLASSES: dict[str, type] = {
         RemoteFunction,
         TrackedActor,
         Trainable,
+        Trial,
         TrialRunnerWrapper,
         TuneController,
         Tuner,

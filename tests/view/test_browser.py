@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +57,8 @@ def served(tmp_path: Path) -> Iterator[Any]:
     """Serves a directory: returns the page's URL."""
     servers: list[subprocess.Popen[str]] = []
 
-    def serve(where: Path) -> str:
-        command = [sys.executable, "-m", "fluidtune", "view", str(where)]
+    def serve(where: Path, *options: str) -> str:
+        command = [sys.executable, "-m", "fluidtune", "view", *options, str(where)]
         servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
         return servers[-1].stdout.readline().split()[0]  # type: ignore[union-attr]
 
@@ -140,3 +143,74 @@ def test_a_narrow_screen_and_one_file(page: Any, tmp_path: Path) -> None:
     page.keyboard.press("End")
     expect(page.locator("#rows button:focus")).to_be_visible()
     expect(page.locator("#rows tr[aria-rowindex='301']")).to_be_visible()
+
+
+STEERED = """
+import sys, time
+from pathlib import Path
+import ray
+from ray import tune
+
+def train(config):
+    for iteration in range(10_000):
+        time.sleep(0.1)
+        tune.report({"score": config["lr"] * iteration})
+        if Path(config["gate"]).exists():
+            return
+
+if __name__ == "__main__":
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    tune.Tuner(
+        tune.with_resources(train, {"cpu": 0.5}),
+        param_space={"lr": tune.grid_search([0.1, 0.2]), "gate": sys.argv[1] + "/gate"},
+        tune_config=tune.TuneConfig(metric="score", mode="max"),
+        run_config=tune.RunConfig(name="run", storage_path=sys.argv[1], verbose=0),
+    ).fit()
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(500)
+@pytest.mark.usefixtures("no_ray")
+def test_a_live_search_is_steered_from_the_page(page: Any, served: Any, tmp_path: Path) -> None:
+    """A trial is stopped and another one is cloned; a refusal is text, and a run that has ended says so."""
+    page.set_default_timeout(150_000)
+    script, log = tmp_path / "script.py", tmp_path / "run" / "fluid_events.jsonl"
+    script.write_text(STEERED)
+    command = [sys.executable, "-m", "fluidtune", "run", "--steer", "--devices", "cpu:2", str(script), str(tmp_path)]
+    driver = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    try:
+        until = time.monotonic() + 200
+        while not log.exists() or log.read_text().count('"trial_result"') < 4:
+            assert time.monotonic() < until and driver.poll() is None
+            time.sleep(0.2)
+        url = served(log.parent, "--steer")
+        page.goto(url.split("?")[0])
+        rows = page.locator("#rows tbody tr[data-trial]")
+        page.locator("#rows tbody td.first button").first.click()
+        expect(page.locator("#steer")).to_be_hidden()  # without the token
+        page.goto(url)
+        page.locator("#rows tbody td.first button").last.click()
+        said = page.locator("#steered")
+        page.fill("#clone-set", "rate=3")
+        page.get_by_role("button", name="clone", exact=True).click()
+        expect(said).to_contain_text("has no parameter rate", timeout=60_000)
+        page.get_by_role("button", name="keep", exact=True).click()
+        expect(said).to_contain_text("the algorithm stops no trial", timeout=60_000)
+        page.fill("#clone-set", "lr=0.75")
+        page.get_by_role("button", name="clone", exact=True).dblclick()
+        expect(said).to_contain_text("is a clone of trial", timeout=60_000)
+        page.get_by_role("button", name="stop", exact=True).click()
+        expect(said).to_contain_text("ends at its next result", timeout=60_000)
+        expect(page.locator("#story")).to_contain_text("ended, as", timeout=60_000)
+        expect(rows.filter(has_text="stopped")).to_have_count(1, timeout=60_000)
+        expect(rows.filter(has_text="0.75")).to_have_count(1, timeout=60_000)
+        expect(rows).to_have_count(3)  # a double click clones once
+        (tmp_path / "gate").touch()
+        assert driver.wait(120) == 0
+        page.get_by_role("button", name="stop", exact=True).click()
+        expect(said).to_contain_text("not done: the run has ended", timeout=60_000)
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()

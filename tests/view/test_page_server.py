@@ -15,20 +15,24 @@ from typing import Any
 import httpx
 import pytest
 
+from fluidtune.steering.acts import Answer
 from fluidtune.view.page_server import page_app
 from fluidtune.view.run_list import RunList
 from tests.report.makers import added, over, written
 from tests.report.test_summary import by_hand
+from tests.steering.test_steering_link import driver
 from tests.view.pages import lines_of
 
 
-def ask(path: Path, method: str, *wanted: str, host: str = "http://127.0.0.1") -> list[httpx.Response]:
-    """The answers of the application, in this process."""
+def ask(
+    path: Path, method: str, *wanted: str, host: str = "http://127.0.0.1", token: str = "", **sent: Any
+) -> list[httpx.Response]:
+    """The answers of the application, in this process. ``token``: of `view --steer`; ``sent``: with each request."""
 
     async def answers() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(page_app(RunList(path)))
+        transport = httpx.ASGITransport(page_app(RunList(path), token))
         async with httpx.AsyncClient(transport=transport, base_url=host) as client:
-            return [await client.request(method, each) for each in wanted]
+            return [await client.request(method, each, **sent) for each in wanted]
 
     return asyncio.run(answers())
 
@@ -64,6 +68,41 @@ def test_another_sites_name_is_refused(tmp_path: Path) -> None:
     (evil,) = ask(tmp_path / "run", "GET", "/api/keys", host="http://evil.example")
     (local,) = ask(tmp_path / "run", "GET", "/api/keys", host="http://localhost:8123")
     assert (evil.status_code, local.status_code) == (400, 200)
+
+
+ACT: dict[str, Any] = {"id": "1", "run": "run", "trial": "c", "kind": "clone", "parameters": ["lr=0.5"]}
+
+
+@pytest.mark.parametrize(
+    ("token", "shown", "change", "status", "trouble"),
+    [
+        ("", "", {}, 403, "open `fluidtune view --steer`"),
+        ("secret", "", {}, 403, "open the address that `fluidtune view --steer` has printed"),
+        ("secret", "secreT", {}, 403, "may only show"),
+        ("secret", "secret", {"run": "other"}, 404, "no such run"),
+        ("secret", "secret", {"parameters": ["lr=a"]}, 200, "no NAME=VALUE"),
+        ("secret", "secret", {"kind": "burn"}, 200, "this is no act"),
+        ("secret", "secret", {}, 200, "the run has ended"),
+    ],
+)
+def test_only_who_has_the_token_may_steer_and_is_told_why_not(
+    token: str, shown: str, change: dict[str, Any], status: int, trouble: str, tmp_path: Path
+) -> None:
+    written(tmp_path / "run", by_hand())
+    headers = {"X-FluidTune-Token": shown}
+    (answer,) = ask(tmp_path / "run", "POST", "/api/steer", token=token, json={**ACT, **change}, headers=headers)
+    assert answer.status_code == status and trouble in answer.json()["trouble"]
+    (read,) = ask(tmp_path / "run", "GET", "/api/steer", token=token, headers=headers)
+    assert read.status_code == 405
+
+
+def test_an_act_of_the_page_comes_to_the_driver(tmp_path: Path) -> None:
+    written(tmp_path / "run", by_hand())
+    with driver(tmp_path / "run", Answer(False, "as you wish")) as heard:
+        headers = {"X-FluidTune-Token": "secret"}
+        (answer,) = ask(tmp_path / "run", "POST", "/api/steer", token="secret", json=ACT, headers=headers)
+    assert (answer.status_code, answer.json()) == (200, {"said": "as you wish"})
+    assert (heard[0].id, heard[0].via, heard[0].parameters) == ("1", "page", {"lr": 0.5})
 
 
 def events_of(response: httpx.Response) -> Iterator[tuple[str, Any]]:

@@ -78,6 +78,9 @@ class Adapter:
     """For any scheduler: one stream; the stop criterion is a trial's budget. What was announced has precedence."""
 
     synchronous = False
+    #: Why no trial goes on that the algorithm wants to stop, though a user asks for that; "": it does. A trial that
+    #: goes on has ended for the algorithm, so that the algorithm must stop a trial by its answer to the trial's result.
+    no_keep = "FluidTune does not know how this algorithm stops trials"
 
     def __init__(self, base: TrialScheduler):
         self._base: Any = base
@@ -104,6 +107,9 @@ class Adapter:
         """Return the paused trials that the algorithm has finished with and will never stop itself."""
         return []
 
+    def last_result(self, controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        """Tell the algorithm a result at which a user ends the trial, if others wait for that result."""
+
 
 class FIFOAdapter(Adapter):
     """Grid search, random search, and any `Searcher` without a scheduler: one batch.
@@ -112,12 +118,11 @@ class FIFOAdapter(Adapter):
     """
 
     synchronous = True
+    no_keep = "the algorithm stops no trial"
 
 
-class ReplayAdapter(Adapter):
+class ReplayAdapter(FIFOAdapter):
     """`PopulationBasedTrainingReplay`, the replay of one trial of a population: one batch, of one trial."""
-
-    synchronous = True
 
 
 class ASHAAdapter(Adapter):
@@ -125,6 +130,8 @@ class ASHAAdapter(Adapter):
 
     The asynchronous form of BOHB is ASHA with a TPE searcher.
     """
+
+    no_keep = ""
 
     def mapped(self, trial: Trial) -> Membership:
         counted = time_attribute(self._base)
@@ -134,6 +141,8 @@ class ASHAAdapter(Adapter):
 
 class MedianStoppingAdapter(Adapter):
     """The median stopping rule: one stream, because it may stop any trial at any result. Stopping is the budget."""
+
+    no_keep = ""
 
     def mapped(self, trial: Trial) -> Membership:
         return Membership("stream", False, stop_iteration(trial, time_attribute(self._base)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ray.tune.experiment import Trial
 
 from fluidtune.ray_compat import schedulers
@@ -18,6 +20,7 @@ class PBTAdapter(Adapter):
     """
 
     synchronous = True
+    no_keep = "the algorithm stops no trial: it gives a weak one the state of a strong one"
 
     def mapped(self, trial: Trial) -> Membership:
         base = self._base
@@ -39,3 +42,8 @@ class PBTAdapter(Adapter):
             return []  # the algorithm pauses one trial in favour of another, and chooses that one itself
         due = schedulers.trials_before_perturbation(self._base)
         return [trial for trial in due if trial.status == Trial.PAUSED]
+
+    def last_result(self, controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        # The others wait, paused, until every trial has come to the perturbation.
+        if schedulers.perturbs_together(self._base):
+            self._base.on_trial_result(controller, trial, result)

@@ -17,6 +17,7 @@ const REFRESH = 2000; // ms between two questions for the curve of the trial tha
 
 const $ = (id) => document.getElementById(id);
 const snapshot = $("snapshot") && JSON.parse($("snapshot").textContent);
+const token = new URLSearchParams(location.search).get("token"); // who has it may steer
 let model, source, key = "", open = null, active = null, span = Infinity, filter = "", dirty = false, asked = 0;
 let sort = null, listed = [], only = new Set(), plots = {}, lanes = new Map(), boxes = [], pressed = null, stale = "";
 let comparing = false;
@@ -503,6 +504,8 @@ function choose(id) {
   for (const plot of Object.values(plots)) plot.destroy();
   plots = {};
   $("detail").hidden = false;
+  $("steer").hidden = !token || Boolean(snapshot);
+  put($("steered"), "");
   $("story").replaceChildren();
   put($("story-head"), "");
   asked = 0;
@@ -529,6 +532,30 @@ function drawTrial() {
   if (trial.name && trial.name !== trial.id) facts.id = trial.id;
   Object.assign(facts, { state: state(trial) + (trial.waits ? `: ${trial.waits}` : ""), kind: trial.kind, group: trial.group });
   $("parameters").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [make("dt", name), make("dd", number(value))]));
+}
+
+// Ask the driver to stop, keep or clone the trial that is open. Buttons wait for the answer; what comes twice has one id.
+async function steer(kind) {
+  const trial = open, buttons = [...$("steer").querySelectorAll("button")];
+  const body = { id: crypto.randomUUID(), run: key, trial, kind };
+  if (kind === "clone") {
+    body.parameters = $("clone-set").value.split(/[\s,]+(?=[^\s,=]+=)/).map((text) => text.trim()).filter(Boolean);
+    body.from_checkpoint = $("clone-from").checked;
+  }
+  for (const button of buttons) button.disabled = true;
+  put($("steered"), `asked: ${kind}`);
+  let found;
+  try {
+    const answer = await fetch("api/steer", { method: "POST", headers: { "X-FluidTune-Token": token }, body: JSON.stringify(body) });
+    found = await answer.json();
+  } catch {
+    found = { trouble: "The page's server does not answer." };
+  }
+  for (const button of buttons) button.disabled = false;
+  if (open === trial) {
+    put($("steered"), found.said ?? `not done: ${found.trouble}`);
+    refresh(true);
+  }
 }
 
 let timer = 0, told = false;
@@ -745,6 +772,8 @@ function listen() {
     move(by);
   };
   $("close").onclick = leave;
+  $("steer").onsubmit = (event) => { event.preventDefault(); steer("clone"); };
+  for (const kind of ["stop", "keep"]) $(kind).onclick = () => steer(kind);
   document.onkeydown = (event) => { if (event.key === "Escape") leave(); };
   $("runs").onchange = () => show($("runs").value);
   $("compare").onclick = () => compare(!comparing);

@@ -1,0 +1,295 @@
+"""What becomes of each act by which a user steers a trial: it is asked for, and then taken and done, or refused.
+
+`Steering` is a state machine of the same kind as the engine: an event goes in, instructions come out. It has no Ray, no
+clock and no socket. `fluidtune.tune.steered_run` carries its instructions out. docs/view.md draws `STATES`, and a test
+holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any, Literal
+
+#: ``asked``: the driver has heard of it. ``taken``: Tune has saved it, so that it holds after a restore as well.
+#: ``done``: it has happened, or nothing is left to do. ``refused``: nothing happens; its words say why.
+State = Literal["asked", "taken", "done", "refused"]
+#: ``stop``: the trial ends at its next result. ``keep``: it goes on when the algorithm wants to stop it. ``clone``: a
+#: new trial begins with the same parameters but for those that are given.
+Kind = Literal["stop", "keep", "clone"]
+
+#: Every change of state, with the events that cause it; no other event may. A clone is done as soon as it is saved.
+STATES: dict[tuple[State, State], str] = {
+    ("asked", "refused"): "Asked, Failed",
+    ("asked", "taken"): "Saved",
+    ("asked", "done"): "Saved",
+    ("taken", "done"): "StopMeant, TrialEnded",
+}
+
+
+class SteeringError(Exception):
+    """An event that cannot be true: the shell has an error."""
+
+
+@dataclass(frozen=True)
+class Act:
+    """What a user wants of a trial.
+
+    ``id``: chosen by whoever asks; what comes with the same id again is the same act. ``by``: the user's name.
+    ``via``: "command line" or "page". ``parameters``: of a clone, those that differ, by their names; a parameter within
+    a parameter is "a/b". ``from_checkpoint``: the clone goes on from the trial's last checkpoint. ``clone``: the id of
+    the new trial, once there is one.
+    """
+
+    id: str
+    kind: Kind
+    trial: str
+    by: str
+    via: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    from_checkpoint: bool = False
+    clone: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the run knows of a trial at the moment. ``no_keep``: why its algorithm lets none go on; "": it does."""
+
+    ended: bool = False
+    parameters: tuple[str, ...] = ()
+    has_checkpoint: bool = False
+    no_keep: str = ""
+
+
+# --- events
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A user wants this. ``facts``: of its trial; None: the run has no such trial."""
+
+    act: Act
+    facts: Facts | None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """`CarryOut` was done, and Tune has saved that. ``clone``: the id of the new trial, of a clone."""
+
+    act: str
+    clone: str = ""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """`CarryOut` could not be done, and has changed nothing."""
+
+    act: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Restored:
+    """An earlier driver has saved this act with this state."""
+
+    act: Act
+    state: State
+
+
+@dataclass(frozen=True)
+class ResultCame:
+    """The trial has a new result."""
+
+    trial: str
+
+
+@dataclass(frozen=True)
+class StopMeant:
+    """The algorithm wants to stop the trial at its new result."""
+
+    trial: str
+
+
+@dataclass(frozen=True)
+class TrialEnded:
+    """The trial has ended for good, whatever the reason."""
+
+    trial: str
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The run is over: what is asked for from now on is refused."""
+
+
+Event = Asked | Saved | Failed | Restored | ResultCame | StopMeant | TrialEnded | RunEnded
+
+# --- instructions
+
+
+@dataclass(frozen=True)
+class CarryOut:
+    """Keep the act with its trial, or make the clone; then have Tune save its state. Answered by Saved or Failed."""
+
+    act: Act
+
+
+@dataclass(frozen=True)
+class Note:
+    """Write down that the act has this state now, and why."""
+
+    act: Act
+    state: State
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Tell whoever asks what has become of the act."""
+
+    refused: bool
+    words: str
+
+
+@dataclass(frozen=True)
+class EndTrial:
+    """The trial ends at this result."""
+
+    trial: str
+
+
+@dataclass(frozen=True)
+class LetGoOn:
+    """The trial goes on. For the algorithm it has ended."""
+
+    act: Act
+
+
+Instruction = CarryOut | Note | Answer | EndTrial | LetGoOn
+
+
+class Steering:
+    """All acts of one run, and what follows from them. See the module."""
+
+    def __init__(self) -> None:
+        self._acts: dict[str, Act] = {}
+        self._states: dict[str, State] = {}
+        #: Of acts that were refused: why.
+        self._reasons: dict[str, str] = {}
+        self._over = False
+
+    def on_event(self, event: Event) -> list[Instruction]:
+        """Change the acts for one event. Returns what the shell must do, in this order.
+
+        Raises:
+            SteeringError: the event cannot be true.
+        """
+        match event:
+            case Asked(act, facts):
+                return self._asked(act, facts)
+            case Saved(name, clone):
+                act = self._acts[name] = replace(self._known(name), clone=clone)
+                state: State = "done" if act.kind == "clone" else "taken"
+                self._go(event, name, state)
+                return [Note(act, state), self._answer(act)]
+            case Failed(name, why):
+                return self._refuse(event, self._known(name), why)
+            case Restored(act, state):
+                if act.id not in self._acts:
+                    self._acts[act.id], self._states[act.id] = act, state
+                return []
+            case ResultCame(trial):
+                return [EndTrial(trial)] if self._has(trial, "stop", "taken") else []
+            case StopMeant(trial):
+                kept = self._has(trial, "keep", "taken")
+                if kept is None:
+                    return []
+                self._go(event, kept.id, "done")
+                return [LetGoOn(kept), Note(kept, "done", "the algorithm wanted to stop it, and it goes on")]
+            case TrialEnded(trial):
+                return self._ended(event, trial)
+            case RunEnded():
+                self._over = True
+                return []
+
+    def goes_on_alone(self, trial: str) -> bool:
+        """Whether the algorithm has wanted to stop a trial that is kept: it hears nothing of the trial any more."""
+        return self._has(trial, "keep", "done") is not None
+
+    def _asked(self, act: Act, facts: Facts | None) -> list[Instruction]:
+        if act.id in self._acts:
+            if self._states[act.id] == "asked":
+                raise SteeringError(f"{act} is asked for again before it was carried out")
+            return [self._answer(self._acts[act.id])]
+        self._acts[act.id], self._states[act.id] = act, "asked"
+        why = self._why_not(act, facts)
+        if why:
+            return [Note(act, "asked"), *self._refuse(Asked(act, facts), act, why)]
+        return [Note(act, "asked"), CarryOut(act)]
+
+    def _why_not(self, act: Act, facts: Facts | None) -> str:
+        """Why the act is refused, in words; "" if it is not."""
+        trial = f"trial {act.trial}"
+        if self._over:
+            return "the run has just ended"
+        if facts is None:
+            return f"the run has no trial {act.trial!r}"
+        if act.kind == "clone":
+            unknown = [name for name in act.parameters if name not in facts.parameters]
+            if unknown:
+                near = get_close_matches(unknown[0], facts.parameters, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(facts.parameters) or 'none'}"
+                return f"{trial} has no parameter {unknown[0]}; {hint}"
+            if act.from_checkpoint and not facts.has_checkpoint:
+                return f"{trial} has no checkpoint; clone it from its start, or when it has one"
+            return ""
+        if facts.ended:
+            return f"{trial} has ended already"
+        if stop := self._has(act.trial, "stop", "taken"):
+            return f"{trial} ends at its next result: {stop.by} has asked for that ({stop.via})"
+        if act.kind == "stop":
+            return ""
+        if self._has(act.trial, "keep", "taken") or self.goes_on_alone(act.trial):
+            return f"{trial} is kept already"
+        return facts.no_keep and f"{trial} cannot be kept: {facts.no_keep}"
+
+    def _ended(self, event: TrialEnded, trial: str) -> list[Instruction]:
+        notes: list[Instruction] = []
+        if stop := self._has(trial, "stop", "taken"):
+            self._go(event, stop.id, "done")
+            notes.append(Note(stop, "done"))
+        if keep := self._has(trial, "keep", "taken"):
+            self._go(event, keep.id, "done")
+            notes.append(Note(keep, "done", "it ended, and the algorithm had not wanted to stop it"))
+        return notes
+
+    def _refuse(self, event: Event, act: Act, why: str) -> list[Instruction]:
+        self._go(event, act.id, "refused")
+        self._reasons[act.id] = why
+        return [Note(act, "refused", why), self._answer(act)]
+
+    def _answer(self, act: Act) -> Answer:
+        if self._states[act.id] == "refused":
+            return Answer(True, self._reasons[act.id])
+        if act.kind == "stop":
+            return Answer(False, f"trial {act.trial} ends at its next result")
+        if act.kind == "keep":
+            return Answer(False, f"trial {act.trial} goes on when the algorithm wants to stop it")
+        return Answer(False, f"trial {act.clone} is a clone of trial {act.trial}")
+
+    def _go(self, event: Event, name: str, state: State) -> None:
+        before = self._states[name]
+        if type(event).__name__ not in STATES.get((before, state), "").split(", "):
+            raise SteeringError(f"{event} cannot make an act that is {before} {state}")
+        self._states[name] = state
+
+    def _known(self, name: str) -> Act:
+        if name not in self._acts:
+            raise SteeringError(f"there is no act {name!r}")
+        return self._acts[name]
+
+    def _has(self, trial: str, kind: Kind, state: State) -> Act | None:
+        """The trial's act of this kind that has this state."""
+        found = (act for act in self._acts.values() if (act.trial, act.kind) == (trial, kind))
+        return next((act for act in found if self._states[act.id] == state), None)

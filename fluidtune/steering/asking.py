@@ -1,0 +1,97 @@
+"""The user's end: which run and trial are meant, what was typed, and why nobody answers, in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.report.events import EventDict, read_events, this_machine
+from fluidtune.report.trial_lookup import find_trial, log_of_run
+from fluidtune.steering.acts import Act, Kind
+from fluidtune.steering.steering_link import own_name, send
+
+#: How a search is started that can be steered.
+HOW = "start it with `fluidtune run --steer SCRIPT`, or with FluidExecutor(steer=True)"
+
+
+class SteeringRefused(FluidTuneError):
+    """Nothing was done. The message says why."""
+
+
+def parameters_from(pairs: Iterable[str]) -> dict[str, Any]:
+    """The values of ``NAME=VALUE``, each value as JSON.
+
+    Raises:
+        SteeringRefused: there is no ``=``, or the value is no JSON.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        try:
+            if not name or not equals:
+                raise ValueError
+            found[name.strip()] = json.loads(text)
+        except ValueError:
+            shown = name.strip() or "NAME"
+            raise SteeringRefused(
+                f'{pair!r} is no NAME=VALUE with a value in JSON, such as {shown}=0.01, {shown}=true or {shown}="text"'
+            )
+    return found
+
+
+def ask(
+    run_dir: str | os.PathLike[str],
+    kind: Kind,
+    trial: str,
+    pairs: Iterable[str] = (),
+    from_checkpoint: bool = False,
+) -> str:
+    """Steer a trial of the run in ``run_dir`` from the command line. ``trial``: as `fluidtune why` takes it.
+
+    Returns what was done, in words.
+
+    Raises:
+        SteeringRefused: nothing was done.
+        FluidTuneError: there is no such run or trial.
+    """
+    log = log_of_run(run_dir)
+    parameters, found = parameters_from(pairs), find_trial(read_events(log), trial)
+    act = Act(uuid.uuid4().hex, kind, found, own_name(), "command line", parameters, from_checkpoint)
+    return ask_driver(log, act)
+
+
+def ask_driver(log: Path, act: Act) -> str:
+    """Have the driver that writes this log do what is asked for. Returns what was done, in words.
+
+    Raises:
+        SteeringRefused: nothing was done.
+    """
+    try:
+        answer = send(log.parent, act)
+    except OSError:
+        raise SteeringRefused(_why_silent(read_events(log)))
+    if answer.refused:
+        raise SteeringRefused(answer.words)
+    return answer.words
+
+
+def _why_silent(events: Sequence[EventDict]) -> str:
+    """Why no driver answers, from the run's log."""
+    last: dict[str, EventDict] = {}
+    for event in events:
+        if event["event"] == "run_started":
+            last.clear()
+        last[event["event"]] = event
+    began = last.get("run_started", {})
+    if "run_ended" in last:
+        return "the run has ended"
+    if not (began.get("settings") or {}).get("steer"):
+        return f"this search cannot be steered: {HOW}"
+    if began.get("machine") != this_machine():
+        return f"the driver of this run is on another machine, and is steered there: {began.get('machine')}"
+    return "no driver of this run answers: it has just ended, or has died; Tuner.restore goes on with a run"

@@ -1,0 +1,156 @@
+"""The way of an act from a user's process to the driver: an abstract Unix socket whose name follows from the run.
+
+Only processes on the driver's machine reach it, and each side asks the kernel whose process is at the other end
+(SO_PEERCRED), so that only the run's user steers it and no other user answers in its place. The socket leaves no file
+behind, also where the driver is killed. One line of JSON goes each way, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pwd
+import queue
+import socket
+import socketserver
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.steering.acts import Act, Answer, Kind
+from salus_share.private_files import peer_user
+
+#: Seconds that a driver may take for an act. It serves acts in each turn of Tune's loop, which takes 0.1 s, or longer
+#: where a searcher thinks or a large state is saved. Judgement.
+PATIENCE_S = 60.0
+#: Seconds within which a process that has connected says what it wants: it is on this machine. Judgement.
+_LINE_S = 10.0
+#: The longest message, in bytes. Judgement: parameters are numbers and words.
+_LONGEST = 1 << 20
+
+
+def _address(run_dir: Path) -> str:
+    where = f"{os.geteuid()}:{os.path.realpath(run_dir)}"
+    return f"\0fluidtune-steer-{hashlib.sha256(where.encode()).hexdigest()[:32]}"
+
+
+def act_from(said: Any, by: str) -> Act:
+    """The act that a message means. Raises `FluidTuneError` if it means none."""
+    texts = ("id", "kind", "trial", "via")
+    good = isinstance(said, dict) and all(isinstance(said.get(name), str) and said[name] for name in texts)
+    if not good or said["kind"] not in get_args(Kind) or not isinstance(said.get("parameters"), dict):
+        raise FluidTuneError(f"this is no act: {str(said)[:200]}")
+    return Act(
+        **{name: said[name] for name in texts},
+        by=by,
+        parameters=said["parameters"],
+        from_checkpoint=bool(said.get("from_checkpoint")),
+    )
+
+
+@dataclass(frozen=True)
+class Request:
+    """An act that somebody waits for. `answer` must be called once."""
+
+    act: Act
+    _answered: Future[Answer]
+
+    def answer(self, answer: Answer) -> None:
+        self._answered.set_result(answer)
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+    block_on_close = False
+    requests: queue.SimpleQueue[Request]
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    timeout = _LINE_S
+    server: _Server
+
+    def handle(self) -> None:
+        uid = peer_user(self.connection)
+        if uid != os.geteuid():
+            return
+        try:
+            act = act_from(json.loads(self.rfile.readline(_LONGEST)), _name_of(uid))
+            answered: Future[Answer] = Future()
+            self.server.requests.put(Request(act, answered))
+            answer = answered.result()
+        except (ValueError, FluidTuneError) as error:
+            answer = Answer(True, str(error))
+        except OSError:
+            return  # the asker has gone
+        with contextlib.suppress(OSError):
+            self.connection.sendall(json.dumps(asdict(answer)).encode() + b"\n")
+
+
+class SteeringLink:
+    """The driver's end. ``run_dir``: the directory of its event log.
+
+    Raises:
+        OSError: another driver of this run listens, or this system has no such sockets.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        self._server = _Server(_address(run_dir), _Handler)
+        self._server.requests = self._requests
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="steering", daemon=True)
+        self._thread.start()
+
+    def requests(self) -> Iterator[Request]:
+        """What was asked for and has no answer yet."""
+        while not self._requests.empty():
+            yield self._requests.get()
+
+    def close(self) -> None:
+        """Hear nothing more. What was asked for until now comes by `requests`."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def send(run_dir: Path, act: Act) -> Answer:
+    """Ask the run's driver, and return its answer.
+
+    Raises:
+        OSError: no driver listens, or it ends before it answers.
+        FluidTuneError: another user's process listens there, or the driver did not answer in time.
+    """
+    with socket.socket(socket.AF_UNIX) as link:
+        link.settimeout(PATIENCE_S)
+        link.connect(_address(run_dir))
+        uid = peer_user(link)
+        if uid != os.geteuid():
+            raise FluidTuneError(f"{_name_of(uid)} answers in the place of this run's driver; nothing was sent")
+        link.sendall(json.dumps(asdict(act)).encode() + b"\n")
+        try:
+            with link.makefile("rb") as answer:
+                line = answer.readline(_LONGEST)
+        except TimeoutError:
+            raise FluidTuneError(
+                f"the driver has not answered for {PATIENCE_S:.0f} s, and may do it yet: see fluidtune why"
+            )
+    if not line:
+        raise ConnectionResetError("the driver has ended")
+    return Answer(**json.loads(line))
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def own_name() -> str:
+    """This process' user."""
+    return _name_of(os.geteuid())
