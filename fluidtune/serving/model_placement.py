@@ -27,6 +27,7 @@ from symphony_serve.placement.search import MOST_GPUS, LeastGpus, Search
 from symphony_serve.placement.selection import Selection
 from symphony_serve.placement.served_models import Cut, ServedModel, Shape, cuts_of_layers
 from symphony_serve.placement.simulator import Requests, Simulator
+from symphony_serve.placement.stages import GIB
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,7 +37,6 @@ else:
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-GIB = 2**30
 ADVICE = "This plan is advice: `fluidtune serve start` holds all of its models on each device, and does not cut them."
 #: The keys of a model in the file, and those of the tables in it.
 KEYS = (
