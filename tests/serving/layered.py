@@ -15,7 +15,7 @@ from torch import nn
 
 import fluidtune
 
-#: Inputs, of which the last stage does not like the first, and ends its process at the second.
+#: Inputs with which `Guard` fails, and ends its process.
 FAILS, KILLS = [-1.0] * 8, [13.0] * 8
 SAMPLES = [[0.5] * 8, [0.25] * 8]
 

@@ -16,7 +16,6 @@ from fluidtune.errors import FluidTuneError
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import until
 from tests.serving import layered
-from tests.serving.runs import load as load_without_layers
 from tests.serving.test_service import ask
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
