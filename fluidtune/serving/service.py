@@ -254,9 +254,10 @@ def _in_stages(stages: int, memory: float | None, former: Batching, **others: An
     if stages == 1:
         return former
     given = [name for name, value in others.items() if value]
-    if given or former is Batching.ORLOJ:
-        said = f"a model in stages is served alone, on processes of its own, by window; leave out {given[0]}"
-        raise FluidTuneError(said if given else 'batching="orloj" is for whole models; leave it or stages out')
+    if given:
+        raise FluidTuneError(f"a model in stages is served alone, on processes of its own; leave out {given[0]}")
+    if former is Batching.ORLOJ:
+        raise FluidTuneError('batching="orloj" is for whole models; leave it or stages out')
     return Batching.WINDOW
 
 
@@ -462,7 +463,7 @@ def _spec(devices: str | None, cluster: Mapping[str, float]) -> DeviceSpec:
     return spec
 
 
-def _resources(devices: str | None, beside: bool, stages: int) -> tuple[int, dict[str, float]]:
+def _resources(devices: str | None, beside: bool, stages: int = 1) -> tuple[int, dict[str, float]]:
     """How many devices, each of ``stages`` processes, and Ray's options of each of these.
 
     Raises FluidTuneError if the cluster cannot have them.

@@ -31,6 +31,17 @@ def run(one_ray, tmp_path_factory):
     assert_nothing_left()
 
 
+def test_a_load_without_layers_is_refused_before_anything_is_served(run):
+    import fluidtune
+
+    said = "load returned function for trial .*, which has no layers to cut; return a torch.nn.Sequential, or give it"
+    with pytest.raises(FluidTuneError, match=said) as found:
+        fluidtune.serve(run, layered.load_function, SLO_S, stages=2, port=free_ports(1)[0])
+    assert "\n" not in str(found.value)
+    with pytest.raises(FluidTuneError, match="devices='cpu:1' are 1 processes; give a multiple of the 2 stages"):
+        fluidtune.serve(run, layered.load, SLO_S, stages=2, devices="cpu:1", port=free_ports(1)[0])
+
+
 @pytest.fixture(scope="module")
 def served(run):
     import fluidtune
