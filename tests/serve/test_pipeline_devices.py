@@ -57,14 +57,14 @@ class Pipeline:
 
     async def has(self, *values):
         """Wait until these are in it, and no other."""
-        await self._until(lambda: self.there.keys() == set(values))
+        await self.until(lambda: self.there.keys() == set(values))
 
     async def ends(self, value, output):
         """Wait until this one is in it, and let it go."""
-        await self._until(lambda: value in self.there)
+        await self.until(lambda: value in self.there)
         self.there[value].set_result(output)
 
-    async def _until(self, reached):
+    async def until(self, reached):
         async def wait():
             while not reached():
                 await asyncio.sleep(0.001)
@@ -77,9 +77,9 @@ def model():
     return Model("m", Profile.from_seconds([0.003]).in_stages([1 / 3]), SLO_S, Window, EAGER)
 
 
-def with_server(test, *devices):
+def with_server(test, devices=1):
     async def main():
-        made = [Pipeline() for _ in range(*devices or (1,))]
+        made = [Pipeline() for _ in range(devices)]
         async with AsyncServer([model()], made) as server:
             await test(server, *made)
 
@@ -130,6 +130,18 @@ def test_all_that_was_in_two_lost_pipelines_is_refused_once():
         assert await again == "there"
 
     with_server(test)
+
+
+def test_another_pipeline_answers_what_a_lost_one_had():
+    async def test(server, lost, other):
+        answers = [server.ask("m", value) for value in range(3)]
+        await lost.until(lambda: len(lost.there) + len(other.there) == 3 and lost.there)
+        lost.lose()
+        for value in range(3):
+            await other.ends(value, value)
+        assert await asyncio.gather(*answers) == [0, 1, 2]
+
+    with_server(test, 2)
 
 
 def test_a_server_that_is_closed_leaves_no_batch_in_a_pipeline():
