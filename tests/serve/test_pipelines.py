@@ -99,9 +99,10 @@ def test_a_small_batch_behind_a_large_one_ends_no_sooner_than_that_lets_it(slo, 
     """The large one ends at 8 and the small one's last stage takes 1: it cannot end before 9."""
     driver = Driver(pipeline([2.0, 4.0, 6.0, 8.0], 0.5, 8.5))
     driver.joins(*[0.0] * gpus)
-    driver.requests([*asked([0.0] * 4, 8.5), Request(4, "m", 1.0, 1.0 + slo)])
+    later = Request(5, "m", 20.0, 28.5)
+    driver.requests([*asked([0.0] * 4, 8.5), Request(4, "m", 1.0, 1.0 + slo), later])
     driver.run()
-    assert driver.batches == batches
+    assert driver.batches == [*batches, (20.0, 1, [5])]
     assert list(driver.refused) == ([4] if len(batches) == 1 else [])
 
 
