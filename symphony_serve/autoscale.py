@@ -52,7 +52,7 @@ def gpus_for(loads: Iterable[tuple[Profile, float, float]]) -> float:
     total = 0.0
     for profile, slo, rate in loads:
         size = target_batch(profile, rate, slo)
-        total += rate * profile.seconds(size) / size
+        total += rate * profile.seconds(size) * profile.part(size) / size
     return total
 
 

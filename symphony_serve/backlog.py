@@ -27,7 +27,7 @@ class Backlog:
         self._each: dict[str, float] = {}
         #: By model, the seconds of a batch of 1.
         self.alone: dict[str, float] = {}
-        #: By device, when its batch ends by its profile.
+        #: By device, when it can start the next batch by the profile of the latest one.
         self._busy: dict[int, float] = {}
         for model, profile in profiles.items():
             self.add(model, profile, budgets[model])
@@ -44,7 +44,7 @@ class Backlog:
     def set_profile(self, model: str, profile: Profile) -> None:
         """Batches of the model take other times from now on."""
         most = max(1, profile.largest(self._budgets[model]))
-        self._each[model] = min([profile.seconds(size) / size for size in range(1, most + 1)])
+        self._each[model] = min([profile.seconds(size) * profile.part(size) / size for size in range(1, most + 1)])
         self.alone[model] = profile.seconds(1)
 
     def waits(self, model: str) -> None:
@@ -57,7 +57,7 @@ class Backlog:
             self.waiting[model] -= 1
 
     def sent(self, device: int, end: float) -> None:
-        """A batch was sent that ends at ``end`` by its profile."""
+        """A batch was sent; by its profile the device can start the next one at ``end``."""
         self._busy[device] = end
 
     def done(self, device: int) -> None:

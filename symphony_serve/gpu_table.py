@@ -1,8 +1,14 @@
 """The GPUs, when each will be free, and what was sent to each. Which model gets a GPU is not decided here.
 
-A GPU is free from a moment that is predicted: the end of the last batch that was sent to it. What its backend tells
-corrects the prediction. To find the first idle GPU, or the next one that becomes free, takes O(log GPUs): the heaps
-keep outdated entries until these come to the top.
+A GPU is free from a moment that is predicted: the end of the last batch that was sent to it, or of the part of it that
+keeps the next one from starting (`Profile.part`). What its backend tells corrects the prediction.
+
+A GPU may be a pipeline of stages. With L(b) the seconds of a batch and O(b) those of its largest stage, it ends at
+``max(start + L(b), end of the one before + O(b))`` (AlpaServe's simulator, for batches of one profile). Then
+``ends - (L(b) - O(b))`` is the moment at which the batch would have started if nothing had stood in its way.
+
+To find the first idle GPU, or the next one that becomes free, takes O(log GPUs): the heaps keep outdated entries until
+these come to the top.
 """
 
 from __future__ import annotations
@@ -25,7 +31,8 @@ PATIENCE = 3.0
 class Gpu:
     """One GPU.
 
-    token: names the time for which it is ours. free: when it is or will be idle.
+    token: names the time for which it is ours. free: when it can or will be able to start a batch. ends: when it has
+    run all that was sent to it; later than ``free`` on a pipeline only.
     plans: how many batches were sent to it under this token. sent: those that it has not answered, the oldest first.
     leaving: when it will be taken away. stamp: another one after every change; a heap's entry with an older one is
     outdated. No two GPUs have the same one, not even a GPU and the same one when it has come back.
@@ -34,6 +41,7 @@ class Gpu:
     id: int
     token: int
     free: float
+    ends: float
     plans: int = 0
     sent: deque[Dispatch] = field(default_factory=deque)
     leaving: float = math.inf
@@ -45,8 +53,8 @@ class GpuTable:
     """All GPUs of a sub-cluster.
 
     ahead: how many batches may be sent to a GPU that has not answered the one before: 1 where the way to it takes time,
-    or else it would be idle meanwhile. least_patience: seconds after the start of a batch before which its GPU is not
-    suspect.
+    or else it would be idle meanwhile; and those that the other stages of a pipeline run. least_patience: seconds after
+    the start of a batch before which its GPU is not suspect.
     """
 
     def __init__(self, ahead: int = 0, least_patience: float = 0.0):
@@ -62,7 +70,7 @@ class GpuTable:
 
     def join(self, gpu: int, token: int, free: float) -> None:
         """A GPU that is not in the table comes."""
-        self.gpus[gpu] = Gpu(gpu, token, free)
+        self.gpus[gpu] = Gpu(gpu, token, free, free)
         self._set_free(self.gpus[gpu], free)
 
     def drop(self, gpu: int) -> list[Dispatch]:
@@ -93,12 +101,17 @@ class GpuTable:
         return None
 
     def send(self, gpu: Gpu, dispatch: Dispatch) -> None:
-        """The batch was sent to the GPU, which is free after it."""
+        """The batch was sent to the GPU, which is free after it, or before by its overlap."""
         gpu.plans += 1
         gpu.sent.append(dispatch)
         patience = max(PATIENCE * max(dispatch.seconds, dispatch.longest), self._least_patience)
         heapq.heappush(self._watch, (dispatch.start + patience, gpu.id, gpu.token, dispatch.plan))
-        self._set_free(gpu, dispatch.start + dispatch.seconds)
+        gpu.ends = dispatch.start + dispatch.seconds
+        self._set_free(gpu, gpu.ends - dispatch.overlap)
+
+    def hold(self, gpu: Gpu, free: float) -> None:
+        """The GPU gets no batch before ``free``."""
+        self._set_free(gpu, free)
 
     def close(self, gpu: Gpu) -> None:
         """The GPU gets no batch any more."""
@@ -116,9 +129,11 @@ class GpuTable:
         over = [record.sent.popleft()]
         while over[-1].plan != plan:
             over.append(record.sent.popleft())
-        free = now
+        free = ends = now
         for waiting in record.sent:
-            free = max(free, waiting.start) + waiting.seconds
+            ends = max(waiting.start + waiting.seconds, ends + (waiting.seconds - waiting.overlap))
+            free = ends - waiting.overlap
+        record.ends = ends
         if free != record.free or (not record.idle and len(record.sent) == self._ahead):
             self._set_free(record, free)
         return over

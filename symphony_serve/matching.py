@@ -28,7 +28,7 @@ class Offer(NamedTuple):
 
     size: its requests. earliest, latest: it may start on a GPU between these moments; after ``latest`` the offer is
         void. delay: how long before its start it must be sent. deadline: its earliest deadline.
-    seconds: on the GPU.
+    seconds: on the GPU. overlap: the last of them, in which the GPU can run the next batch.
     """
 
     size: int
@@ -37,6 +37,7 @@ class Offer(NamedTuple):
     delay: float
     deadline: float
     seconds: float
+    overlap: float = 0.0
 
 
 class Grant(NamedTuple):
@@ -173,8 +174,15 @@ class Matching:
         return gpu if gpu is not None and gpu.free - delay <= by else None
 
     def _lets(self, gpu: Gpu, offer: Offer, now: float) -> bool:
-        """Whether the GPU stays long enough for the batch. One that does not gets no batch any more."""
-        if max(gpu.free, now + offer.delay) + offer.seconds <= gpu.leaving:
+        """Whether the GPU stays long enough for the batch. One that does not gets no batch any more.
+
+        A pipeline where the batch would stand for too long behind a larger one gets none until that one is further.
+        """
+        behind = gpu.ends - offer.overlap
+        if behind > max(gpu.free, offer.latest):
+            self.gpus.hold(gpu, behind)
+            return False
+        if max(gpu.free, behind, now + offer.delay) + offer.seconds <= gpu.leaving:
             return True
         self.gpus.close(gpu)
         return False

@@ -174,7 +174,8 @@ class Dispatch(Instruction):
     token: of the GPU; its backend refuses a token that is older than the newest one which it has seen.
     plan: numbers the batches of the GPU under this token, from 0.
     start: when the batch will start. seconds: how long it will take, or where times vary, how long that is expected to
-        take. longest: how long it may take where times vary; 0: no longer than ``seconds``.
+        take. longest: how long it may take where times vary; 0: no longer than ``seconds``. overlap: its last seconds,
+        in which the GPU can run the next batch: it is a pipeline of stages.
     """
 
     gpu: int
@@ -185,6 +186,7 @@ class Dispatch(Instruction):
     start: float
     seconds: float
     longest: float = 0.0
+    overlap: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_learned import LearnedTimes
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
+from symphony_serve.gpu_table import Gpu
 from symphony_serve.matching import Offer
 from symphony_serve.messages import SAME_MOMENT_S, Request
 from symphony_serve.profiles import Profile, check_slo
@@ -223,21 +224,26 @@ class ModelSide:
         void = self.former.changes_at()
         if candidate is None:
             return None if void == math.inf else Offer(0, math.inf, void, self._control, void, 0.0)
-        size, deadline, seconds = candidate[:3]
+        size, deadline, seconds, overlap = *candidate[:3], candidate.overlap
         data = self._data * size
         earliest = max(start, self.model.policy.earliest(candidate))
         latest = min(deadline - seconds, void)
-        return Offer(size, earliest + data, latest + data, self._control + data, deadline, seconds - data)
+        return Offer(size, earliest + data, latest + data, self._control + data, deadline, seconds - data, overlap)
 
-    def take(self, now: float, free: float, size: int) -> tuple[tuple[Request, ...], float, float, float] | None:
-        """The batch for a GPU that is free at ``free``: its requests, its start there, its seconds, and its longest.
+    def take(self, now: float, gpu: Gpu, size: int) -> tuple[tuple[Request, ...], float, float, float, float] | None:
+        """The batch for a GPU: its requests, its start there, its seconds, its longest, and its overlap.
 
         ``size``: of the offer for which the GPU was granted. None: there is nothing to run yet.
         """
-        start = max(now + self._control, free - self._data * size)
+        start = max(now + self._control, gpu.free - self._data * size)
         candidate = self.former.form(start)
         if candidate is None or self.model.policy.earliest(candidate) > start + SAME_MOMENT_S:
             return None
         data = self._data * candidate.size
+        begin, behind = max(gpu.free, start + data), gpu.ends - candidate.overlap
+        if behind > begin:
+            if behind > candidate.deadline - candidate.seconds + data:
+                return None  # It is smaller than its offer was, and stands behind a larger batch for too long.
+            begin = behind
         longest = max(0.0, candidate.longest - data)
-        return self.former.take(), max(free, start + data), candidate.seconds - data, longest
+        return self.former.take(), begin, candidate.seconds - data, longest, candidate.overlap

@@ -5,8 +5,9 @@ A `Profile` is a table with one entry for each batch size from 1 to the largest.
 depends on its input. How a measured time becomes a profile is not decided here.
 
 Profiles are kept as JSON text, so that a model need not be measured at each start: ``{"format": 1, "device": TEXT,
-"seconds": {MODEL: [l(1), l(2), ...]}, "delays": {MODEL: SECONDS}}``. A profile holds on the device on which it was
-measured. The delays are those besides the device's time that were measured with it; a text may have none.
+"seconds": {MODEL: [l(1), l(2), ...]}, "delays": {MODEL: SECONDS}, "parts": {MODEL: [...]}}``. A profile holds on the
+device on which it was measured. The delays are those besides the device's time that were measured with it; a text may
+have none. It has the parts of models in stages only.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import json
 import logging
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from symphony_serve.errors import ServeError
@@ -34,11 +35,14 @@ class Profile:
     table: ``table[b]`` is the seconds of a batch of b requests. It has one entry more at each end: ``table[0]`` is 0,
         and the last one, a size that is never formed, is infinite. It never falls: so a larger batch never ends
         sooner, which the rules in `batching` rely on.
+    parts: ``parts[b - 1]`` is the part of l(b) after which the device can start the next batch: in a pipeline of stages
+        the seconds of the largest stage over those of all. None: 1 for each size.
 
-    Make one with `linear` or `from_seconds`.
+    Make one with `linear` or `from_seconds`, and of one in stages with `in_stages`.
     """
 
     table: tuple[float, ...]
+    parts: tuple[float, ...] | None = None
 
     @classmethod
     def linear(cls, alpha: float, beta: float, max_batch: int) -> Profile:
@@ -73,6 +77,29 @@ class Profile:
             logger.warning(said, lowered, len(given))
         return cls((*table, math.inf))
 
+    def in_stages(self, parts: Sequence[float]) -> Profile:
+        """The same latencies on a device that starts a batch of b when ``parts[b - 1]`` of the one before is over.
+
+        Raises ServeError if there is not one part for each size, above 0 and at most 1.
+        """
+        if len(parts) != self.max_batch or not all(0 < part <= 1 for part in parts):
+            said = f"the parts of {self.max_batch} batch sizes are {list(parts)}"
+            raise ServeError(f"{said}, expected as many numbers above 0 and at most 1; measure the profile again")
+        return replace(self, parts=tuple(map(float, parts)))
+
+    def part(self, size: int) -> float:
+        """The part of the seconds of a batch after which its device can start the next one."""
+        return 1.0 if self.parts is None or not 1 <= size <= self.max_batch else self.parts[size - 1]
+
+    def overlap(self, size: int) -> float:
+        """The last seconds of a batch, in which its device can run the next one; 0 on a device without stages."""
+        return 0.0 if self.parts is None else self.table[size] * (1 - self.parts[size - 1])
+
+    @property
+    def depth(self) -> int:
+        """How many batches a device can have begun and not ended."""
+        return 1 if self.parts is None else math.ceil(1 / min(self.parts))
+
     @property
     def max_batch(self) -> int:
         return len(self.table) - 2
@@ -103,8 +130,11 @@ def check_slo(model: str, profile: Profile, slo: float, delay: float = 0.0) -> N
 
 def profiles_to_json(profiles: Mapping[str, Profile], device: str, delays: Mapping[str, float] | None = None) -> str:
     """The text. device: where they were measured, in words. delays: seconds by model."""
-    seconds = {name: profile.table[1:-1] for name, profile in profiles.items()}
-    return json.dumps({"format": FORMAT, "device": device, "seconds": seconds, "delays": dict(delays or {})}, indent=1)
+    kept: dict[str, Any] = {"format": FORMAT, "device": device}
+    kept["seconds"] = {name: profile.table[1:-1] for name, profile in profiles.items()}
+    kept["delays"] = dict(delays or {})
+    kept["parts"] = {name: profile.parts for name, profile in profiles.items() if profile.parts is not None}
+    return json.dumps({name: value for name, value in kept.items() if value or name != "parts"}, indent=1)
 
 
 def profiles_from_json(text: str) -> tuple[dict[str, Profile], dict[str, float]]:
@@ -124,6 +154,8 @@ def profiles_from_json(text: str) -> tuple[dict[str, Profile], dict[str, float]]
         raise ServeError(f"the kept delays are {delays!r}, expected seconds by model; measure them again")
     try:
         profiles = {name: Profile.from_seconds(seconds) for name, seconds in kept["seconds"].items()}
-    except TypeError as error:
+        for name, parts in (kept.get("parts") or {}).items():
+            profiles[name] = profiles[name].in_stages(parts)
+    except (TypeError, AttributeError, KeyError) as error:
         raise ServeError(f"the kept profiles have an entry that is no list of seconds ({error})") from None
     return profiles, {name: float(one) for name, one in delays.items()}

@@ -58,7 +58,7 @@ class Scheduler:
         #: The names of the models that were removed and still have requests.
         self._leaving: set[str] = set()
         self._delays = given[0].delays
-        ahead = 1 if self._delays.control > 0 else 0
+        ahead = max(model.profile.depth for model in given) - 1 + (1 if self._delays.control > 0 else 0)
         self._gpus = GpuTable(ahead, least_patience)
         self._matching = Matching(self._sides, self._gpus)
         #: The ids of all requests that are neither answered nor refused.
@@ -186,7 +186,7 @@ class Scheduler:
                 self._offer(side, side.offer_anew(now), now, out)
             else:
                 gpu = due.gpu
-                batch = side.take(now, gpu.free, due.size)
+                batch = side.take(now, gpu, due.size)
                 if batch is not None:
                     dispatch = Dispatch(gpu.id, gpu.token, gpu.plans, due.model, *batch)
                     self._gpus.send(gpu, dispatch)

@@ -83,7 +83,7 @@ class SeenTimes:
         for size in range(1, self._first.max_batch + 1):
             seconds = self._first.seconds(size) * known.get(size.bit_length(), of_all) + wait
             table.append(max(seconds, table[-1]) if size > 1 else min(seconds, self._slowest))
-        return Profile((*table, float("inf")))
+        return Profile((*table, float("inf")), self._first.parts)
 
     def _ranges(self) -> dict[int, list[float]]:
         """By range of sizes from one power of two to the next, its stretches."""

@@ -53,6 +53,7 @@ from fluidtune.serving.remote_devices import RemoteDevice
 from fluidtune.serving.rollouts import Answering, Rollouts
 from fluidtune.serving.served_devices import Measured, OwnDevices, ServedDevices
 from fluidtune.serving.setting import Setting
+from fluidtune.serving.staged_devices import StagedDevice
 from fluidtune.serving.versioned_device import VersionedDevice
 from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, exposition
 from fluidtune.serving.winners import Winner
@@ -373,6 +374,7 @@ class Front:
             "unanswered": self._server.unanswered if self._server is not None else 0,
             "model": self._names[0],
             "phase": self._rollouts.service.phase,
+            "stages": self._rollouts.stages(),
             "trials": [*self._rollouts.status(self._figures), *others],
         }
 
@@ -458,6 +460,7 @@ class Front:
             None,
             setting.policy,
             setting.batching,
+            setting.stages,
         )
         for model in models:
             seconds = model.profile.table[1:-1]
@@ -486,7 +489,7 @@ class Front:
     async def _get_devices(self) -> ServedDevices:
         setting = self._setting
         if setting.leasing is None:
-            return OwnDevices(setting.devices, setting.resources, self._start_device)
+            return OwnDevices(setting.devices, setting.resources, self._start_device, setting.stages)
         # Here and not above: a service with devices of its own needs neither Themis nor its solver.
         from fluidtune.serving.model_leases import ModelLeases
 
@@ -495,11 +498,14 @@ class Front:
     def _start_device(self, number: int, group: Any = None) -> VersionedDevice:
         """The processes of a device. ``group``: the placement group that holds it, if it is held."""
         options: dict[str, Any] = dict(self._setting.resources)
-        if group is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        stages, room = self._setting.stages, self._setting.room
+        if group is not None:  # Bundles of stages are alike; -1 is any of them.
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0 if stages == 1 else -1)
+            options["scheduling_strategy"] = strategy
 
         def make(loading: Loading, resources: Mapping[str, Any]) -> RemoteDevice:
-            return RemoteDevice(number, loading, resources, self._log.write, self._forks)
+            given = number, loading, resources, self._log.write, self._forks
+            return RemoteDevice(*given) if stages == 1 else StagedDevice(stages, room, *given)
 
         return self._rollouts.device(make, options)
 

@@ -28,14 +28,14 @@ from symphony_serve.placement.search import MOST_GPUS, LeastGpus, Search
 from symphony_serve.placement.selection import Selection
 from symphony_serve.placement.served_models import Cut, ServedModel, Shape, cuts_of_layers
 from symphony_serve.placement.simulator import Requests, Simulator
+from symphony_serve.placement.stages import GIB
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-GIB = 2**30
 #: The part of the requests that `--find` makes answered in time.
 ATTAINMENT = 0.99
-ADVICE = "This plan is advice: `fluidtune serve start` holds all of its models on each device, and does not cut them."
+ADVICE = "This plan is advice: `fluidtune serve start` holds all of its models on each device, or cuts one (--stages)."
 #: The keys of a model in the file, and those of the tables in it.
 KEYS = (
     "name", "run", "trial", "seconds", "bytes", "layers", "configurations", "hop", "delay",
@@ -132,6 +132,8 @@ class ModelsFile:
         trial = table.get("trial", next(iter(profiles)) if len(profiles) == 1 else None)
         if trial not in profiles:
             raise FluidTuneError(f"{where} has the trial {trial!r}, expected `trial` of {', '.join(sorted(profiles))}")
+        if profiles[trial].parts is not None:
+            raise FluidTuneError(f"{where} has a `run` that was served in stages; give its `configurations`")
         return [profiles[trial].seconds(1)], max(delay, delays.get(trial, 0.0))
 
     def _rate(self, name: str, table: Mapping[str, Any]) -> float:

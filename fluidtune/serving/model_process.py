@@ -21,6 +21,7 @@ from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import cuda_failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, adopt_environment
+from fluidtune.serving.model_layers import as_function
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
@@ -56,6 +57,15 @@ class Loading:
             raise FluidTuneError(f"load={load!r} cannot be sent to another process ({error}); define it in a module")
         return cls(pickled, tuple(sys.path), tuple(trials), beside)
 
+    def function(self) -> Callable[..., Any]:
+        """``load``, in the process that is to call it. Raises ServeError if it cannot be imported there."""
+        sys.path += [path for path in self.paths if path not in sys.path]
+        try:
+            return cloudpickle.loads(self.load)
+        except ImportError as error:
+            said = f"load cannot be imported on {platform.node()} ({error})"
+            raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
+
 
 class Samples(NamedTuple):
     """Inputs that a model can answer, and its outputs for them."""
@@ -90,15 +100,10 @@ class ModelProcess:
             self._load(loading)
 
     def _load(self, loading: Loading) -> None:
-        sys.path += [path for path in loading.paths if path not in sys.path]
-        try:
-            load = cloudpickle.loads(loading.load)
-        except ImportError as error:
-            said = f"load cannot be imported on {platform.node()} ({error})"
-            raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
-        self._models = {trial.name: _loaded(load, trial) for trial in loading.trials}
+        load = loading.function()
+        self._models = {trial.name: as_function(loaded(load, trial)) for trial in loading.trials}
         self._turn = Turn("service", served=True) if loading.beside else None
-        self._samples = {name: _samples(name, model) for name, model in self._models.items()}
+        self._samples = {name: samples_of(name, model) for name, model in self._models.items()}
 
     def ready(self) -> tuple[int, dict[str, Samples]]:
         """This process' id, and the samples of each model."""
@@ -131,24 +136,24 @@ class ModelProcess:
 
     def _run(self, name: str, inputs: list[Any]) -> list[Outcome]:
         try:
-            return _outcomes(name, self._models[name], inputs)
+            return outcomes_of(name, self._models[name], inputs)
         except Exception as error:
-            _end_without_gpu()
+            end_without_gpu()
             if len(inputs) == 1:
-                return [_failed(error)]
+                return [failed(error)]
         outcomes: list[Outcome] = []
         for value in inputs:
             try:
-                outcomes += _outcomes(name, self._models[name], [value])
+                outcomes += outcomes_of(name, self._models[name], [value])
             except Exception as error:
-                _end_without_gpu()
-                outcomes.append(_failed(error))
+                end_without_gpu()
+                outcomes.append(failed(error))
         return outcomes
 
     def measure(self, name: str, inputs: list[Any]) -> tuple[list[Outcome], float]:
         """As `run`, but what fails raises: a batch that is too large for the memory is not to be measured."""
         with self._taken() as waited:
-            return _outcomes(name, self._models[name], inputs), waited
+            return outcomes_of(name, self._models[name], inputs), waited
 
     @contextlib.contextmanager
     def _taken(self) -> Iterator[float]:
@@ -157,7 +162,7 @@ class ModelProcess:
             yield waited
 
 
-def _end_without_gpu() -> None:
+def end_without_gpu() -> None:
     """End this process if a kernel has failed: CUDA cannot be used in it any more. The front starts another one."""
     why = cuda_failure()
     if why is not None:
@@ -165,20 +170,22 @@ def _end_without_gpu() -> None:
         os._exit(1)
 
 
-def _loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Sequence[Any]]:
+def loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Sequence[Any]]:
+    """What ``load`` returns for the trial. Raises ServeError if it fails, or returns nothing that can be called."""
     try:
         with trial.checkpoint.as_directory() as directory:
             model = load(directory, dict(trial.config))
     except Exception as error:
         said = f"the checkpoint of trial {trial.name} does not load: {error!r}"
         raise ServeError(f"{said}; check load and {trial.checkpoint.path}") from error
-    if not callable(model):
+    if not callable(as_function(model)):
         said = f"load returned {type(model).__name__} for trial {trial.name}"
         raise ServeError(f"{said}, expected a function from a list of inputs to as many outputs")
     return model
 
 
-def _samples(name: str, model: Any) -> Samples:
+def samples_of(name: str, model: Any) -> Samples:
+    """The inputs in the model's attribute ``samples``, with its outputs. Raises ServeError if it has none, or fails."""
     samples = getattr(model, "samples", None)
     if not isinstance(samples, list | tuple | None):
         said = f"the samples of trial {name} are a {type(samples).__name__}, expected a list of inputs"
@@ -189,7 +196,7 @@ def _samples(name: str, model: Any) -> Samples:
         raise ServeError(f"{said}; set its attribute samples to a list of inputs, with which it is measured")
     Form.of(samples)
     try:
-        outcomes = _outcomes(name, model, samples)
+        outcomes = outcomes_of(name, model, samples)
     except ServeError:
         raise
     except Exception as error:
@@ -197,7 +204,8 @@ def _samples(name: str, model: Any) -> Samples:
     return Samples(samples, [json.loads(text) for _, text in outcomes])
 
 
-def _outcomes(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> list[Outcome]:
+def outcomes_of(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> list[Outcome]:
+    """The model's outputs for the inputs. Raises ServeError if they are too few or many, or no JSON values."""
     outputs = list(model(list(inputs)))
     if len(outputs) != len(inputs):
         said = f"the model of trial {name} returned {len(outputs)} outputs for {len(inputs)} inputs"
@@ -209,5 +217,6 @@ def _outcomes(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: li
         raise ServeError(f"{said}; return numbers, text, lists or objects, for example by .tolist()") from None
 
 
-def _failed(error: Exception) -> Outcome:
+def failed(error: Exception) -> Outcome:
+    """What becomes of an input with which the model has raised this."""
     return 500, json.dumps({"error": f"the model failed: {error!r}", "code": "model_failed"})

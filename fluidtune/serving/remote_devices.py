@@ -15,6 +15,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.serving.model_layers import Stage
 from fluidtune.serving.model_process import Loading, ModelProcess, Place, Samples
 from fluidtune.serving.model_versions import labels
 from symphony_serve.errors import DeviceLost, ServeError
@@ -60,8 +61,6 @@ class RemoteDevice:
         tell: Callable[..., None],
         forks: ForkedActors | None = None,
     ):
-        # Ray would restart it at once and for ever; here it is tried again after a pause, and the reason is logged.
-        self._class = ray.remote(ModelProcess)
         #: What its next process has and loads.
         self.resources, self.loading = resources, loading
         self._number, self._tell, self._forks = number, tell, forks
@@ -73,6 +72,8 @@ class RemoteDevice:
         self.pid: int | None = None
         #: The question that its idle process has not answered, and when it is given up; None: there is none.
         self._asked: tuple[Any, float] | None = None
+        #: Of a pipeline, what its stages hold.
+        self.stages: list[Stage] = []
         #: Whether there is to be no process any more.
         self._over = False
         self._start()
@@ -83,12 +84,31 @@ class RemoteDevice:
 
     def _start(self) -> None:
         runtime_env = self._forks.runtime_env() if self._forks is not None else {}
+        # Ray would restart it at once and for ever; here it is tried again after a pause, and the reason is logged.
         options = {"max_restarts": 0, **self.resources, "runtime_env": runtime_env or None}
-        self._actor = self._class.options(**options).remote(self.loading)
-        self._told = self._actor.ready.remote()
+        self._actors = self._make(options)
+        self._told = self._ask("ready")
         self._began = time.monotonic()
         self._processes += 1
         self._worker = f"{self._name}-{self._processes}"
+
+    def _make(self, options: Mapping[str, Any]) -> list[Any]:
+        """Its processes, which Ray starts with these options: one."""
+        return [ray.remote(ModelProcess).options(**options).remote(self.loading)]
+
+    def _ask(self, what: str, *given: Any) -> Any:
+        """Ray's reference to what the process answers."""
+        return getattr(self._actors[0], what).remote(*given)
+
+    def _take_in(self, answer: Any) -> dict[str, Samples]:
+        """The samples in what the process answers when it is ready. Raises ServeError."""
+        self.pid, samples = answer
+        return samples
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of its processes, if they are there."""
+        return [self.pid] if self.pid is not None else []
 
     async def look(self, wait_s: float = LOOK_S) -> dict[str, Samples] | None:
         """The samples of each model, if the process is there within ``wait_s`` seconds.
@@ -97,7 +117,7 @@ class RemoteDevice:
         """
         asked = self._told
         try:
-            pid, samples = await fetched(asked, wait_s)
+            answer = await fetched(asked, wait_s)
         except GetTimeoutError:
             if time.monotonic() > self._began + LOAD_S:
                 said = f"no process has loaded the models within {LOAD_S:.0f} s"
@@ -107,32 +127,32 @@ class RemoteDevice:
             if self._plainly(error):
                 self.again()
                 return None
-            ended = f"a process has ended before it had loaded the models ({_said(error)})"
+            ended = f"a process has ended before it had loaded the models ({said_of(error)})"
             raise ServeError(_own(error) or f"{ended}; does load end it, or need more memory than there is?") from None
         if asked is not self._told:
             return None  # Another process was started meanwhile.
-        self.pid = pid
+        samples = self._take_in(answer)
         seconds = time.monotonic() - self._began
-        self._tell("worker_started", worker=self._worker, device=self._number, pid=pid, seconds=seconds)
+        self._tell("worker_started", worker=self._worker, device=self._number, pid=self.pid, seconds=seconds)
         return samples
 
     async def run(self, model: str, inputs: list[Any]) -> Waited:
         """An `Outcome` for each input."""
         try:
-            return Waited(*await fetched(self._actor.run.remote(model, inputs), HUNG_S))
+            return Waited(*await fetched(self._ask("run", model, inputs), HUNG_S))
         except RayTaskError as error:
             if not self._plainly(error):
                 raise
             self.again()
-            raise DeviceLost(_said(error), self._back) from None
+            raise DeviceLost(said_of(error), self._back) from None
         except RayError as error:  # the process died, or cannot be reached, or hangs
-            self._replace(_said(error))
-            raise DeviceLost(_said(error), self._back) from None
+            self._replace(said_of(error))
+            raise DeviceLost(said_of(error), self._back) from None
 
     async def measure(self, model: str, inputs: list[Any]) -> Waited:
         """As `run`, but what fails raises."""
         try:
-            return Waited(*await fetched(self._actor.measure.remote(model, inputs), HUNG_S))
+            return Waited(*await fetched(self._ask("measure", model, inputs), HUNG_S))
         except RayTaskError as error:
             self._plainly(error)  # the next attempt has plain processes
             raise
@@ -140,13 +160,13 @@ class RemoteDevice:
     async def place(self) -> Place:
         """Where its process is. Raises ServeError if it does not answer."""
         try:
-            return await fetched(self._actor.place.remote(), HUNG_S)
+            return await fetched(self._ask("place"), HUNG_S)
         except RayError as error:
-            raise ServeError(f"the process of device {self._number} does not answer ({_said(error)})") from None
+            raise ServeError(f"the process of device {self._number} does not answer ({said_of(error)})") from None
 
     async def check(self) -> None:
         """Ask the process, which is idle, whether it is there. Raises DeviceLost if it does not answer."""
-        self._asked = self._actor.alive.remote(), time.monotonic() + HUNG_S
+        self._asked = self._ask("alive"), time.monotonic() + HUNG_S
         if not await self._answers(CHECK_S):
             raise DeviceLost("it is idle and does not answer", self._back)
 
@@ -160,7 +180,7 @@ class RemoteDevice:
             if isinstance(error, GetTimeoutError) and time.monotonic() < until:
                 return False
             self._asked = None
-            self._replace(_said(error))
+            self._replace(said_of(error))
             return False
         self._asked = None
         return True
@@ -184,7 +204,8 @@ class RemoteDevice:
     def again(self) -> None:
         """End the process and start another one, unless the device was stopped."""
         self.pid = None
-        ray.kill(self._actor)
+        for actor in self._actors:
+            ray.kill(actor)
         if not self._over:
             self._start()
 
@@ -209,7 +230,7 @@ def _own(error: Exception) -> str | None:
     return own[-1].split("ServeError: ", 1)[1] if own else None
 
 
-def _said(error: Exception) -> str:
+def said_of(error: Exception) -> str:
     """The error in one line; an error of the model's own process by its own text."""
     cause: BaseException = getattr(error, "cause", None) or error
     text = str(cause).strip()

@@ -120,7 +120,9 @@ class Rollouts:
         """A device that comes now, with all that the others have."""
         other = self.service.other
         beside = self._loading(other) if other is not None else None
-        made = VersionedDevice(make, resources, self._loading(self.service.serving), beside)
+        stages = self._setting.stages  # The server keeps to the profile, which has at most twice as many in them.
+        turns = 1 if stages == 1 else 2 * stages
+        made = VersionedDevice(make, resources, self._loading(self.service.serving), beside, turns)
         self._devices = [*self._present(), made]
         return made
 
@@ -142,6 +144,8 @@ class Rollouts:
         """Begin to load this trial's checkpoint. Returns its version. Raises ServeError if that cannot be now."""
         event = Deploy(winner.name, run, winner, share)
         handle(self.service, event)  # First, as it says in one line what stands in the way.
+        if self._setting.stages > 1:
+            raise ServeError("this service has its model in stages, and versions are of whole ones; start it anew")
         if len(self._setting.loading.trials) > 1:
             raise ServeError("this service has several trials, and versions are of one; start it without --top")
         if self._server is None or not self._present():
@@ -308,6 +312,11 @@ class Rollouts:
                 await asyncio.to_thread(kept_state.keep, kept_state.own_name(), cloudpickle.dumps(self.service))
 
     # What status shows.
+
+    def stages(self) -> list[list[dict[str, Any]]]:
+        """Of each device with a model in stages, what they hold and need."""
+        held = [device.stages for device in self._present()]
+        return [[stage._asdict() for stage in one] for one in held if one]
 
     def status(self, now: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
         """The versions, the serving one first. now: figures by key."""

@@ -80,15 +80,21 @@ class ServedDevices(Protocol):
 class OwnDevices:
     """``count`` devices, as `ServedDevices`. start: makes the device of a number in a placement group, or in none.
 
-    resources: Ray's options for a process. A device with any is held by a placement group from the start of the service
-    to its end, whichever processes are in it. The group bears the actor's name, so that a front that was restarted
-    finds it.
+    resources: Ray's options for a process, of which a device has ``stages``. A device with any is held by a placement
+    group from the start of the service to its end, whichever processes are in it. The group bears the actor's name, so
+    that a front that was restarted finds it.
     """
 
     waits = trouble = ""
 
-    def __init__(self, count: int, resources: Mapping[str, float], start: Callable[[int, Any], VersionedDevice]):
-        self.count, self._start = count, start
+    def __init__(
+        self,
+        count: int,
+        resources: Mapping[str, float],
+        start: Callable[[int, Any], VersionedDevice],
+        stages: int = 1,
+    ):
+        self.count, self._start, self._stages = count, start, stages
         self._bundle = {name[4:-1].upper(): each for name, each in resources.items() if each}
         self._devices: list[VersionedDevice] = []
         self._groups: dict[int, Any] = {}
@@ -100,7 +106,7 @@ class OwnDevices:
     async def first(self) -> First:
         for number in range(self.count):
             if self._bundle and number not in self._groups:
-                self._groups[number] = await asyncio.to_thread(_held, number, self._bundle)
+                self._groups[number] = await asyncio.to_thread(_held, number, [dict(self._bundle)] * self._stages)
             self._devices.append(self._start(number, self._groups.get(number)))
         samples: dict[str, Samples] = {}
         for device in self._devices:
@@ -127,10 +133,10 @@ class OwnDevices:
             await asyncio.to_thread(remove_placement_group, group)
 
 
-def _held(number: int, bundle: Mapping[str, float]) -> Any:
-    """The placement group that holds this device for this actor."""
+def _held(number: int, bundles: list[dict[str, float]]) -> Any:
+    """The placement group that holds this device for this actor, with a bundle for each of its processes."""
     name = f"serving-{ray.get_runtime_context().get_actor_id()}-{number}"
     try:
         return get_placement_group(name)
     except ValueError:
-        return placement_group([dict(bundle)], name=name)
+        return placement_group(bundles, name=name)

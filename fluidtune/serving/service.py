@@ -34,6 +34,7 @@ from fluidtune.serving.setting import Following, Setting
 from fluidtune.serving.winners import ranking, run_directory, winner_named, winners
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Batching, StartPolicy
+from symphony_serve.placement.stages import GIB
 
 if TYPE_CHECKING:
     from fluidtune.serving.model_leases import Leasing
@@ -129,6 +130,8 @@ def serve(
     cors: Sequence[str] = (),
     batching: str = "auto",
     follow: float | None = None,
+    stages: int = 1,
+    stage_memory: float | None = None,
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
 
@@ -162,6 +165,10 @@ def serve(
             "orloj" while the times of batches of one size vary.
         follow: the run may still go on. Its best trial's latest checkpoint is served. Every so many seconds the run is
             looked at, and what is better than all versions that the status shows is deployed (`Served.deploy`).
+        stages: each device is a group of so many processes of ``devices``. The model, a `torch.nn.Sequential` or an
+            object with a list of functions ``stages``, is cut between them so that the slowest is as fast as it can be.
+            While one runs a batch, the one before it runs the next.
+        stage_memory: GiB of weights that each of these processes has at most. Default: any.
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
@@ -171,12 +178,14 @@ def serve(
     loading = Loading.of(load, trials, beside)
     policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
     former = _former(batching)
+    if stages != 1 or stage_memory is not None:
+        former = _in_stages(stages, stage_memory, former, top=top != 1, beside=beside, arbiter=arbiter, follow=follow)
     _check_installed()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
     run = run_directory(results)
     leasing = _leasing(devices, beside, arbiter, run) if arbiter is not None else None
-    count, resources = _resources(devices, beside) if leasing is None else (0, OPTIONS[leasing.unit])
+    count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
     loading = replace(loading, environment=hidden)
     _check_free(host, port)
@@ -184,7 +193,8 @@ def serve(
     reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
     setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
-    setting = replace(setting, token=token, cors=tuple(cors), batching=former, following=following)
+    setting = replace(setting, token=token, cors=tuple(cors), batching=former, following=following, stages=stages)
+    setting = replace(setting, room=math.inf if stage_memory is None else stage_memory * GIB)
     _start(setting, host, port)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
@@ -230,6 +240,25 @@ def _former(batching: str) -> Batching:
         return Batching(batching)
     except ValueError:
         raise FluidTuneError(f"batching is {batching!r}, expected {', '.join(one.value for one in Batching)}") from None
+
+
+def _in_stages(stages: int, memory: float | None, former: Batching, **others: Any) -> Batching:
+    """What forms batches for a model in stages. others: settings that do not go with stages, by name.
+
+    Raises FluidTuneError if one of them is set, or one of the first two is impossible.
+    """
+    if not isinstance(stages, Integral) or stages < 1:
+        raise FluidTuneError(f"stages is {stages!r}, expected a number of processes, 1 or more")
+    if memory is not None and (stages == 1 or not isinstance(memory, Real) or not 0 < memory < math.inf):
+        raise FluidTuneError(f"stage_memory is {memory!r}, expected GiB above 0 of each of several stages")
+    if stages == 1:
+        return former
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise FluidTuneError(f"a model in stages is served alone, on processes of its own; leave out {given[0]}")
+    if former is Batching.ORLOJ:
+        raise FluidTuneError('batching="orloj" is for whole models; leave it or stages out')
+    return Batching.WINDOW
 
 
 def _start(setting: Setting, host: str, port: int) -> None:
@@ -348,12 +377,21 @@ def stop() -> bool:
 def status_text(found: dict[str, Any]) -> str:
     why = f" ({found['why']})" if found["why"] else ""
     leased = " leased" if found["app"] else ""
+    groups = found.get("stages", [])
+    processes = found["devices"] * max(map(len, groups), default=1)
     lines = [
-        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {len(found['device_pids'])} of {found['devices']}"
+        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {len(found['device_pids'])} of {processes}"
         f"{leased} devices, {found['unanswered']} requests wait, {found['seconds']:.0f} s"
     ]
     if found["devices_wanted"] not in (None, found["devices"]):
         lines.append(f"  the load wants {found['devices_wanted']} devices")
+    for number, stages in enumerate(groups):
+        whole = sum(one["weights"] for one in stages)
+        lines += [
+            f"  group {number}, stage {place}: layers {one['first']} to {one['end'] - 1}, {1e3 * one['seconds']:.1f} "
+            f"ms, {one['weights'] / 1e6:.4g} of {whole / 1e6:.4g} MB of weights, {one['activations'] / 1e3:.4g} kB out"
+            for place, one in enumerate(stages)
+        ]
     for trial in found["trials"]:
         batches = {int(size): count for size, count in trial["batches"].items()}
         mean = sum(size * count for size, count in batches.items()) / max(1, sum(batches.values()))
@@ -425,19 +463,24 @@ def _spec(devices: str | None, cluster: Mapping[str, float]) -> DeviceSpec:
     return spec
 
 
-def _resources(devices: str | None, beside: bool) -> tuple[int, dict[str, float]]:
-    """How many processes, and Ray's options of each. Raises FluidTuneError if the cluster cannot have them."""
+def _resources(devices: str | None, beside: bool, stages: int = 1) -> tuple[int, dict[str, float]]:
+    """How many devices, each of ``stages`` processes, and Ray's options of each of these.
+
+    Raises FluidTuneError if the cluster cannot have them.
+    """
     if beside:
         if devices not in (None, "cpu:1"):
             raise FluidTuneError(f'beside=True is for devices="cpu:1", not {devices!r}; leave one of the two out')
         return BESIDE
     cluster = ray.cluster_resources()
     spec = _spec(devices, cluster)
-    count, name = spec.count or 1, spec.kind.upper()
+    count, name = spec.count or stages, spec.kind.upper()
+    if count % stages:
+        raise FluidTuneError(f"devices={devices!r} are {count} processes; give a multiple of the {stages} stages")
     if cluster.get(name, 0) < count:
         has = f"{cluster.get(name, 0):g} {name}s"
         raise FluidTuneError(f"devices={devices!r} are {count} {name}s, and this Ray cluster has {has}; ask for fewer")
-    return count, OPTIONS[name]
+    return count // stages, OPTIONS[name]
 
 
 def _leasing(devices: str | None, beside: bool, arbiter: str, run: str) -> Leasing:

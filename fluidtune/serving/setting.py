@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,8 @@ class Setting:
     run: the directory of the run. resources: Ray's options for a model process. devices: how many there are; 0: they
     are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None: they are
     not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever asks has
-    it; None: anybody may. cors: origins of pages that may ask. following: the search; None: the run has ended.
+    it; None: anybody may. cors: origins of pages that may ask. following: the search; None: the run has ended. stages:
+    into which the model is cut; a device is then so many processes. room: bytes of weights in each of these.
     """
 
     run: str
@@ -45,3 +47,5 @@ class Setting:
     cors: tuple[str, ...] = ()
     batching: Batching = Batching.AUTO
     following: Following | None = None
+    stages: int = 1
+    room: float = math.inf

@@ -16,6 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS
+from fluidtune.serving.model_layers import Stage
 from fluidtune.serving.model_process import Loading, Place, Samples
 from fluidtune.serving.remote_devices import LOOK_S, RemoteDevice
 from symphony_serve.errors import DeviceLost, Refused, ServeError
@@ -28,7 +29,8 @@ class VersionedDevice:
 
     A batch for the process beside is refused while that one is lost; the other version goes on. ``make``: starts a
     process that loads this with these of Ray's options. ``resources``: the options that take the device in Ray's books;
-    one of its processes has them. ``beside``: what a process beside loads; None: there is none.
+    one of its processes has them. ``beside``: what a process beside loads; None: there is none. ``turns``: batches that
+    run at a time; more than one in a pipeline of stages, which has no process beside.
 
     One thing: the two processes share a device, its turns and its place in Ray's books.
     """
@@ -39,6 +41,7 @@ class VersionedDevice:
         resources: Mapping[str, Any],
         loading: Loading,
         beside: Loading | None = None,
+        turns: int = 1,
     ):
         self._make, self._resources, self._environment = make, resources, loading.environment
         self._main = self._holder = make(loading, resources)
@@ -48,7 +51,7 @@ class VersionedDevice:
         #: The samples of both, when they have loaded.
         self._samples: dict[str, Samples] | None = None
         self._found: dict[str, Samples] | None = None
-        self._turn, self._starting = asyncio.Lock(), asyncio.Lock()
+        self._turn, self._starting = asyncio.Semaphore(turns), asyncio.Lock()
         #: Waits for the process beside, which was lost.
         self._returning: asyncio.Task[None] | None = None
         #: Whether the device was stopped.
@@ -62,7 +65,12 @@ class VersionedDevice:
     def pids(self) -> list[int]:
         """The ids of its processes that are there, that of the version that serves first."""
         both = (self._main, self._aside)
-        return [one.pid for one in both if one is not None and one.pid is not None]
+        return [pid for one in both if one is not None for pid in one.pids]
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Of a pipeline, what its stages hold; else none."""
+        return self._main.stages
 
     def able(self, model: str) -> bool:
         """Whether a process with the model is there."""

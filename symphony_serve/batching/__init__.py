@@ -30,6 +30,7 @@ class Candidate(NamedTuple):
         request is of no use to the former: then the batch may start at once. Symphony starts a batch no earlier than
         ``deadline - next_seconds``.
     longest: how long it may take, where times vary. A GPU that needs a multiple of it is taken for lost.
+    overlap: its last seconds, in which a GPU that is a pipeline of stages can run the next batch (`Profile.overlap`).
     """
 
     size: int
@@ -37,6 +38,7 @@ class Candidate(NamedTuple):
     seconds: float
     next_seconds: float
     longest: float = 0.0
+    overlap: float = 0.0
 
 
 class BatchFormer(Protocol):

@@ -90,7 +90,7 @@ class Window(BatchFormer):
             return None
         deadline, seconds = self._queue[self._head][0], self._table[size]
         self._latest = deadline - seconds
-        return Candidate(size, deadline, seconds, self._table[size + 1])
+        return Candidate(size, deadline, seconds, self._table[size + 1], overlap=self._profile.overlap(size))
 
     def _gather(self, start: float) -> int:
         """Give up heads, and return the size of the batch; 0 if the queue is empty now."""
@@ -160,7 +160,8 @@ def target_batch(profile: Profile, rate: float | None, budget: float, delays: De
     """b*, the batch size that a model needs at ``rate`` requests per second.
 
     ``n = rate*l(b)/b`` GPUs serve batches of b back to back. Staggered, they let a request wait l(b)/n for the start of
-    its batch, which then takes l(b): equation 1, ``l(b)*(1 + 1/n) <= budget``, with n of at least 1. b* is the last
+    its batch, which then takes l(b): equation 1, ``l(b)*(1 + 1/n) <= budget``, with n of at least 1. (Of a pipeline's
+    l(b), only the part counts that keeps it from starting the next batch: ``n = rate*part*l(b)/b``.) b* is the last
     size before the first that breaks it. If its n is at most 1, one GPU is enough and a batch waits until its requests
     have come: b* is the largest b with ``l(b) + b/rate <= budget``. Fetching b inputs takes ``delays.data*b`` of the
     budget. If ``rate`` is None or 0 (unknown), b* is the largest b with ``l(b) <= budget/2``. Source: the public code's
@@ -171,11 +172,12 @@ def target_batch(profile: Profile, rate: float | None, budget: float, delays: De
         return max(1, profile.largest(budget / 2))
     target = 1
     for size in range(1, profile.max_batch + 1):
-        gpus = rate * table[size] / size
-        if table[size] * (1 + 1 / max(1.0, gpus)) > budget - data * size:
+        part = profile.part(size)
+        gpus = rate * table[size] * part / size
+        if table[size] * (1 + part / max(1.0, gpus)) > budget - data * size:
             break
         target = size
-    if rate * table[target] / target > 1 or math.isinf(rate):
+    if rate * table[target] * profile.part(target) / target > 1 or math.isinf(rate):
         return target
     fitting = (size for size in range(profile.max_batch, 0, -1) if table[size] + size / rate + data * size <= budget)
     return next(fitting, 1)

@@ -102,12 +102,20 @@ class _Slot:
         self.batches: deque[tuple[Dispatch, list[Answer], float]] = deque()
         self.wakes = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
-        #: The answers of the batch that it runs.
-        self.running: list[Answer] = []
+        #: By token and plan, the answers of the batches that it runs: one, or several in a pipeline of stages.
+        self.running: dict[tuple[int, int], list[Answer]] = {}
+        #: The tasks of a pipeline's batches.
+        self.works: set[asyncio.Task[None]] = set()
+        #: Whether somebody waits until it is there again.
+        self.awaited = False
 
     def put(self, batch: Dispatch, answers: list[Answer]) -> None:
         self.batches.append((batch, answers, time.monotonic()))
         self.wakes.set()
+
+    def runs(self, token: int) -> list[Answer]:
+        """The answers of the batches under this token that it runs."""
+        return [answer for (ours, _), answers in self.running.items() if ours == token for answer in answers]
 
     def end(self) -> None:
         """Its task ends when it has run what was sent to it."""
@@ -153,6 +161,8 @@ class AsyncServer:
         #: By model, its profile as it was known after the last batch.
         self._profiles = {model.name: model.profile for model in models}
         self._jitter = max(model.delays.jitter for model in models)
+        #: How many batches a device can run at once: more than one if it is a pipeline of stages.
+        self._depth = max(model.profile.depth for model in models)
         #: When the scheduler wants to be woken, and when the timer will.
         self._wake = self._sleeps_until = math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -301,6 +311,7 @@ class AsyncServer:
         tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
         if tasks:
             _, late = await asyncio.wait(tasks, timeout=timeout)
+            late |= {work for slot in self._slots.values() for work in slot.works}
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
@@ -349,7 +360,7 @@ class AsyncServer:
                 slot.token += 1  # It joins again when its batch returns.
                 slot.lost = True
                 logger.warning("Device %d does not answer; its batch is given up", slot.number)
-                for answer in _lost_again(slot.running):
+                for answer in _lost_again(slot.runs(instruction.token)):
                     self._refuse(answer.number, Reason.LOST_TWICE)
 
     def _set_timer(self) -> None:
@@ -378,7 +389,7 @@ class AsyncServer:
                     self._backlog.waits_no_more(batch.model)
                 answer.sent = True
                 answers.append(answer)
-        self._backlog.sent(batch.gpu, batch.start + batch.seconds)
+        self._backlog.sent(batch.gpu, batch.start + batch.seconds - batch.overlap)
         self._slots[batch.gpu].put(batch, answers)
 
     def _refuse(self, number: int, reason: Reason) -> None:
@@ -428,17 +439,31 @@ class AsyncServer:
                 try:
                     await asyncio.wait_for(slot.wakes.wait(), IDLE_S)
                 except asyncio.TimeoutError:
-                    await self._look_at(slot)
+                    if not slot.works:
+                        await self._look_at(slot)
                 continue
             if not slot.batches:
+                if slot.works:
+                    await asyncio.wait(slot.works)
                 self._gone(slot)
                 return
-            batch, answers, sent = slot.batches.popleft()
-            try:
-                await self._work(slot, batch, answers, sent)
-            except Exception:
-                logger.exception("The task of device %d has failed; it begins anew", slot.number)
-                self._lose(slot, answers)
+            work = self._try(slot, *slot.batches.popleft())
+            if self._depth == 1:
+                await work
+            else:
+                task = self._loop.create_task(work, name=f"serve-batch-{slot.number}")
+                slot.works.add(task)
+                task.add_done_callback(slot.works.discard)
+
+    async def _try(self, slot: _Slot, batch: Dispatch, answers: list[Answer], sent: float) -> None:
+        slot.running[batch.token, batch.plan] = answers
+        try:
+            await self._work(slot, batch, answers, sent)
+        except Exception:
+            logger.exception("The task of device %d has failed; it begins anew", slot.number)
+            self._lose(slot, answers)
+        finally:
+            slot.running.pop((batch.token, batch.plan), None)
 
     async def _look_at(self, slot: _Slot) -> None:
         """The device is idle: is it there?"""
@@ -467,7 +492,6 @@ class AsyncServer:
     async def _work(self, slot: _Slot, batch: Dispatch, answers: list[Answer], sent: float) -> None:
         if batch.token != slot.token:
             return  # It was sent behind one that took too long, and given up with it.
-        slot.running = answers
         try:
             outputs, error, waited = await _call(slot.device, batch.model, answers)
         except DeviceLost as lost:
@@ -491,9 +515,14 @@ class AsyncServer:
             self._watch(BatchSeen(slot.number, batch.model, len(answers), sent, seconds, queueing))
 
     async def _wait_for(self, slot: _Slot, token: int, answers: list[Answer], lost: DeviceLost) -> None:
-        """The device is gone with a batch of this token: give its requests back, and wait until it is there again."""
+        """The device is gone with a batch of this token: give its requests back, and wait until it is there again.
+
+        The batches that a pipeline has in other stages are gone with it.
+        """
+        ours = token == slot.token  # Else it was suspect, or gone with another batch, and this one is given up already.
+        if ours and self._depth > 1:
+            answers = slot.runs(token)
         logger.warning("Device %d is lost (%s); its batch of %d requests is given up", slot.number, lost, len(answers))
-        ours = token == slot.token  # Else it was suspect, and its batch is given up already.
         again = [] if not ours else list(answers) if self._closed else _lost_again(answers)
         for answer in again:
             self._refuse(answer.number, Reason.CLOSED if self._closed else Reason.LOST_TWICE)
@@ -504,12 +533,19 @@ class AsyncServer:
         for answer in answers:
             if answer.done():  # The scheduler has put it back into its queue.
                 self._handle(Cancelled(answer.model, answer.number))
-        while not self._closed and not slot.leaves and not await lost.back():
-            pass
+        if slot.awaited:
+            return
+        slot.awaited = True
+        try:
+            while not self._closed and not slot.leaves and not await lost.back():
+                pass
+        finally:
+            slot.awaited = False
         self._join_again(slot)
 
     def _learn(self, batch: Dispatch, seconds: float, waited: float) -> None:
         """A batch that has run says how long the next ones take."""
+        waited = waited if self._depth == 1 else 0.0  # What a batch waits within a pipeline was foreseen.
         self._handle(BatchTook(batch.model, batch.requests, seconds, waited))
         if isinstance(self._scheduler, Scheduler) and batch.model in self._profiles:
             profile = self._scheduler.profile(batch.model)

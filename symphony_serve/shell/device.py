@@ -24,7 +24,11 @@ def as_waited(returned: Sequence[Any] | Waited) -> Waited:
 
 
 class Device(Protocol):
-    """Runs batches. The server calls one method at a time, on its event loop."""
+    """Runs batches. The server calls one method at a time, on its event loop.
+
+    A pipeline of stages, whose profile has parts, is given a batch before the one before is over. It returns the
+    batches in their order, and the seconds that it calls waiting are those that a batch stood before stages.
+    """
 
     @property
     def models(self) -> frozenset[str]:

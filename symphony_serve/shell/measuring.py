@@ -40,13 +40,14 @@ async def measure_models(
     profiles: Mapping[str, Profile] | None = None,
     policy: StartPolicy = DEFERRED,
     batching: Batching | Gathering = Batching.AUTO,
+    stages: int = 1,
 ) -> list[Model]:
     """The models for an `AsyncServer` on these devices.
 
     samples: inputs of each model, one at least, to measure with. slos: seconds by model. max_batch: no larger batch is
     measured or formed. profiles: those that are known already (see `profiles`); the others are measured on all devices
-    at once, because devices may share cores. Raises ServeError if a batch of 1 with the delays of this machine takes
-    longer than the SLO, or if a model fails with one sample.
+    at once, because devices may share cores. stages: of which each device is a pipeline. Raises ServeError if a batch
+    of 1 with the delays of this machine takes longer than the SLO, or if a model fails with one sample.
     """
     if not devices or not slos:
         raise ServeError(f"there are {len(devices)} devices and {len(slos)} models, expected at least one of each")
@@ -57,7 +58,8 @@ async def measure_models(
         if not samples.get(name):
             raise ServeError(f"model {name} has no sample inputs, expected one at least to measure it with")
         if name not in known:
-            known[name] = await measure_profile([_of(one, name) for one in devices], samples[name], slo, max_batch)
+            runs = [_of(one, name) for one in devices]
+            known[name] = await measure_profile(runs, samples[name], slo, max_batch, stages)
     some = min(slos)
     delays = await measure_delays(lambda: devices[0].run(some, list(samples[some][:1])))
     return [Model(name, known[name], slo, batching, policy, delays) for name, slo in slos.items()]
@@ -67,18 +69,25 @@ def _of(device: Device, name: str) -> _Run:
     return lambda inputs: device.run(name, inputs)
 
 
-async def measure_profile(runs: Sequence[_Run], samples: Sequence[Any], slo: float, max_batch: int) -> Profile:
+async def measure_profile(
+    runs: Sequence[_Run], samples: Sequence[Any], slo: float, max_batch: int, stages: int = 1
+) -> Profile:
     """The profile of a model, of which ``runs`` has a function for each device; the slowest device counts.
 
     Sizes are doubled until ``max_batch``, or until a batch takes longer than ``slo`` seconds or fails, as one does that
-    the memory cannot hold. Sizes in between are interpolated.
+    the memory cannot hold. Sizes in between are interpolated. Of a pipeline of ``stages``, the seconds from answer to
+    answer are measured as well.
     """
     known: dict[int, float] = {}
+    gaps: dict[int, float] = {}
     size = 1
     while size <= max_batch:
         inputs = [samples[place % len(samples)] for place in range(size)]
         try:
-            known[size] = max(await asyncio.gather(*[_seconds(run, inputs) for run in runs]))
+            alone = max(await asyncio.gather(*[_seconds(run, inputs) for run in runs]))
+            if stages > 1:
+                gaps[size] = max(await asyncio.gather(*[_gap(run, inputs, alone, stages) for run in runs]))
+            known[size] = alone
         except Exception as error:
             if size == 1:
                 said = f"a batch of 1 cannot be measured: {error!r}; check the model's function"
@@ -89,7 +98,21 @@ async def measure_profile(runs: Sequence[_Run], samples: Sequence[Any], slo: flo
         if known[size] > slo or size == max_batch:
             break
         size = min(2 * size, max_batch)
-    return Profile.from_seconds(_interpolated(known))
+    profile = Profile.from_seconds(_interpolated(known))
+    if stages == 1:
+        return profile
+    gap = zip(_interpolated({size: gaps[size] for size in known}), profile.table[1:-1], strict=True)
+    return profile.in_stages([min(1.0, between / seconds) for between, seconds in gap])
+
+
+async def _gap(run: _Run, inputs: list[Any], alone: float, stages: int) -> float:
+    """The seconds from answer to answer of batches that are sent at once to a pipeline. ``alone``: those of a batch.
+
+    It is at least half of what stages of equal length would need: less is an error of the measurement.
+    """
+    begin = time.monotonic()
+    await asyncio.gather(*[run(list(inputs)) for _ in range(2 * stages + 1)])
+    return max((time.monotonic() - begin - alone) / (2 * stages), alone / (2 * stages))
 
 
 async def _seconds(run: _Run, inputs: list[Any]) -> float:

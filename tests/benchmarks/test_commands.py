@@ -64,6 +64,15 @@ def test_the_arbiter_in_motion_and_idle():
 
 
 @pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.serve
+def test_stages():
+    figures = _run("benchmarks.stages", keys=BASE | {"loads", "points", "loadavg"})
+    for row in figures["loads"].values():
+        assert 0 <= row["real"] <= 1 and 0 < row["simulated"] <= 1 and len(row["cut"]["stages_ms"]) == 2
+
+
+@pytest.mark.slow
 def test_iteration():
     figures = _run("benchmarks.iteration", keys=BASE | {"sizes", "ratio"})
     for sides in figures["sizes"].values():

@@ -83,13 +83,16 @@ def test_the_least_number_of_gpus(asked):
 def test_a_run_that_was_served(asked, tmp_path):
     (tmp_path / "run").mkdir()
     profiles = {"t1": Profile.linear(0.1, 0.1, 2), "t2": Profile.linear(0.01, 0.01, 2)}
+    profiles["t3"] = profiles["t1"].in_stages([0.5, 0.5])
     (tmp_path / "run" / "profiles.json").write_text(profiles_to_json(profiles, "somewhere", {"t1": 0.03}))
     text = '[[models]]\nname = "a"\nrun = "run"\nslo = 0.22\nrate = 1\n'
-    assert asked(text, "--gpus", "1").endswith("model a has the trial None, expected `trial` of t1, t2")
+    assert asked(text, "--gpus", "1").endswith("model a has the trial None, expected `trial` of t1, t2, t3")
     said = asked(text + 'trial = "t1"\n', "--gpus", "1")
     assert said.endswith(
         "has an SLO of 0.22 s, but a request takes 0.2318 s at the least; give an SLO of at least 0.2318 s"
     )
+    said = asked(text + 'trial = "t3"\n', "--gpus", "1")
+    assert said.endswith("model a has a `run` that was served in stages; give its `configurations`")
     found = json.loads(asked(text + 'trial = "t2"\n', "--gpus", "1", "--json"))
     assert found["models"][0]["mean_seconds"] == pytest.approx(0.02018, rel=0.2)
 

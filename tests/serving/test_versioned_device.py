@@ -33,6 +33,10 @@ class Process:
     def models(self):
         return frozenset(trial.name for trial in self.loading.trials)
 
+    @property
+    def pids(self):
+        return [] if self.pid is None else [self.pid]
+
     async def look(self, wait_s):
         if not self.loads:
             return None

@@ -29,6 +29,24 @@ def test_no_other_cut_is_better(layers, data):
     assert order(tuple(part.start for part in cut_layers(layers, stages))) == best
 
 
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=7), st.data())
+def test_no_stage_has_more_weights_than_there_is_room_for(layers, data):
+    seconds, weights = zip(*layers, strict=True)
+    stages, room = data.draw(st.integers(1, len(layers))), data.draw(st.integers(0, 30))
+    fitting = []
+    for inner in itertools.combinations(range(1, len(layers)), stages - 1):
+        parts = list(itertools.pairwise((0, *inner, len(layers))))
+        if all(sum(weights[first:end]) <= room for first, end in parts):
+            fitting.append(max(sum(seconds[first:end]) for first, end in parts))
+    if not fitting:
+        with pytest.raises(ServeError, match=r"do not fit into .* stages of .* GiB each; give more"):
+            cut_layers(seconds, stages, weights, room)
+    else:
+        cut = cut_layers(seconds, stages, weights, room)
+        assert max(sum(seconds[part.start : part.stop]) for part in cut) == min(fitting)
+        assert max(sum(weights[part.start : part.stop]) for part in cut) <= room
+
+
 def test_more_stages_than_layers():
     with pytest.raises(ServeError, match="2 layers are to be cut into 3 stages; give 1 to 2"):
         cut_layers([1.0, 1.0], 3)

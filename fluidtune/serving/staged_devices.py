@@ -1,0 +1,111 @@
+"""A device that is a group of processes in a row, each with a stage of the model. The front's side of `staged_process`.
+
+A group is one thing: when one of its processes ends, all end, and all start anew with the same cut. All times are
+seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from fluidtune.serving.model_process import Outcome, Samples
+from fluidtune.serving.remote_devices import HUNG_S, RemoteDevice, fetched, said_of
+from fluidtune.serving.staged_process import Passed, StageProcess, Started
+from symphony_serve.errors import DeviceLost, ServeError
+from symphony_serve.shell.device import Waited
+
+#: The batches that found the group empty of which the time between stages is remembered. Judgement: its median is exact
+#: to a tenth of its spread.
+HOPS = 64
+
+
+class StagedDevice(RemoteDevice):
+    """A group of ``count`` processes; the other arguments are those of `RemoteDevice`. room: bytes of weights of each.
+
+    Several batches may be in it. `run` returns in the order in which it was called.
+    """
+
+    def __init__(self, count: int, room: float, *given: Any):
+        self._count, self._room = count, room
+        self._pids: tuple[int, ...] = ()
+        #: How many batches are in it, and what is set when the latest one is not any more.
+        self._flying, self._latest = 0, asyncio.Event()
+        self._latest.set()
+        #: Seconds that batches which found it empty took, besides those within stages.
+        self._hops: deque[float] = deque([0.0], maxlen=HOPS)
+        super().__init__(*given)
+
+    def _make(self, options: Mapping[str, Any]) -> list[Any]:
+        made = ray.remote(StageProcess).options(**options)
+        return [made.remote(self.loading, number, self._count, self._room) for number in range(self._count)]
+
+    def _ask(self, what: str, *given: Any) -> Any:
+        """Ray's reference to what the last process answers. Each gets what the one before answers."""
+        first = Started((), {}, tuple(self.stages)) if what == "ready" else None
+        told = given[0] if given else first
+        for actor in self._actors:
+            told = getattr(actor, what).remote(told)
+        return told
+
+    def _take_in(self, answer: Started) -> dict[str, Samples]:
+        self._pids, samples, stages = answer
+        self.pid, self.stages = self._pids[0], list(stages)
+        return samples
+
+    @property
+    def pids(self) -> list[int]:
+        return list(self._pids) if self.pid is not None else []
+
+    async def run(self, model: str, inputs: list[Any]) -> Waited:
+        """An `Outcome` for each input, and the seconds that the batch has stood before stages."""
+        passed, waited = await self._through(inputs)
+        if passed.failed is None:
+            return Waited(passed.value, waited)
+        if len(inputs) == 1:
+            return Waited([passed.failed], waited)
+        outcomes: list[Outcome] = []
+        for value in inputs:
+            alone = (await self._through([value]))[0]
+            outcomes += [alone.failed] if alone.failed is not None else alone.value
+        return Waited(outcomes, waited)
+
+    async def measure(self, model: str, inputs: list[Any]) -> Waited:
+        """As `run`, but what fails raises."""
+        passed = (await self._through(inputs))[0]
+        if passed.failed is not None:
+            raise ServeError(json.loads(passed.failed[1])["error"])
+        return Waited(passed.value, 0.0)
+
+    async def _through(self, inputs: list[Any]) -> tuple[Passed, float]:
+        """The batch after all stages, and the seconds that it has stood before them. Raises DeviceLost."""
+        began, empty, process = time.monotonic(), not self._flying, self._processes
+        before, ended = self._latest, asyncio.Event()
+        self._flying, self._latest = self._flying + 1, ended
+        try:
+            try:
+                passed: Passed = await fetched(self._ask("run", Passed(inputs, len(inputs))), HUNG_S)
+                besides = time.monotonic() - began - sum(passed.seconds)
+            except RayError as error:
+                if process == self._processes:  # Else the group was replaced because of another batch.
+                    self._plainly(error)
+                    self._replace(said_of(error))
+                await before.wait()
+                raise DeviceLost(said_of(error), self._back) from None
+            await before.wait()
+        finally:
+            self._flying -= 1
+            ended.set()
+        if not empty:
+            return passed, max(0.0, besides - statistics.median(self._hops))
+        if passed.failed is None:
+            self._hops.append(besides)
+        return passed, 0.0

@@ -1,0 +1,118 @@
+"""GPUs that are pipelines of stages: the scheduler's clocks against the simulator of placements and against stages."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from symphony_serve.autoscale import gpus_for
+from symphony_serve.batching.window import Window
+from symphony_serve.errors import ServeError
+from symphony_serve.messages import Dispatch, Request
+from symphony_serve.model_side import EAGER, Model
+from symphony_serve.placement.served_models import Cut, Group, ServedModel, Shape
+from symphony_serve.placement.simulator import Requests, Simulator
+from symphony_serve.profiles import Profile, profiles_from_json, profiles_to_json
+from symphony_serve.scheduler import Scheduler
+from symphony_serve.seen_times import SeenTimes
+from tests.serve.driving import Driver
+
+
+def pipeline(seconds, part, slo):
+    """A scheduler of a model whose batches take these seconds, of which a part keeps the next one from starting."""
+    profile = Profile.from_seconds(seconds).in_stages([part] * len(seconds))
+    return Scheduler([Model("m", profile, slo, Window, EAGER)])
+
+
+def asked(arrivals, slo):
+    return [Request(number, "m", float(at), at + slo) for number, at in enumerate(arrivals)]
+
+
+#: Seconds between two arrivals, and within a stage.
+GAPS = st.lists(st.integers(0, 30), max_size=40)
+STAGES = st.lists(st.integers(1, 20), min_size=1, max_size=4)
+
+
+@given(GAPS, STAGES, st.integers(0, 5), st.integers(0, 80), st.integers(1, 3))
+def test_one_request_at_a_time_is_what_the_simulator_plays(gaps, stages, hop, more, groups):
+    cut = Cut(tuple(map(float, stages)), 0.0, float(hop))
+    slo = cut.latency + more + 0.5  # So that nobody is in time by a rounding error.
+    arrivals = np.cumsum(gaps, dtype=float)
+    shape = Shape(1, len(stages))
+    simulator = Simulator([ServedModel("m", {shape: cut}, slo)], Requests(arrivals, np.zeros(len(arrivals), dtype=int)))
+    played = simulator.play(*simulator.lane([Group(shape, (0,))] * groups))
+    driver = Driver(pipeline([cut.latency], max(stages) / cut.latency, slo))
+    driver.joins(*[0.0] * groups)
+    driver.requests(asked(arrivals, slo))
+    driver.run()
+    answered = {one for _, _, batch in driver.batches for one in batch}
+    assert answered == set(np.flatnonzero(played.attained[:, 0]).tolist())
+
+
+class Staged(Driver):
+    """Knows when each stage is done with what it has, as a pipeline would. parts: of a batch's seconds, by stage."""
+
+    def __init__(self, scheduler, parts, gpus):
+        super().__init__(scheduler)
+        self.parts, self.clocks = parts, {gpu: [0.0] * len(parts) for gpu in range(1, gpus + 1)}
+        self.joins(*[0.0] * gpus)
+
+    def _carry_out(self, instruction):
+        if isinstance(instruction, Dispatch):
+            clocks, end = self.clocks[instruction.gpu], self.now
+            for stage, part in enumerate(self.parts):
+                clocks[stage] = end = max(end, clocks[stage]) + part * instruction.seconds
+            assert end <= instruction.start + instruction.seconds + 1e-6, "it takes longer than was said"
+            assert end <= min(one.deadline for one in instruction.requests) + 1e-6
+        super()._carry_out(instruction)
+
+
+@given(GAPS, STAGES, st.integers(0, 3), st.integers(1, 80), st.integers(1, 2))
+def test_batches_of_all_sizes_leave_their_stages_when_it_was_said(gaps, stages, rise, more, gpus):
+    whole = sum(stages)
+    seconds = [whole + rise * size for size in range(4)]
+    slo = float(seconds[0] + more)
+    driver = Staged(pipeline(seconds, max(stages) / whole, slo), [one / whole for one in stages], gpus)
+    driver.requests(asked(np.cumsum(gaps), slo))
+    driver.run()
+    assert len(driver.refused) + sum(len(batch) for _, _, batch in driver.batches) == len(gaps)
+
+
+def test_a_group_gets_the_next_batch_when_its_largest_stage_is_free():
+    driver = Driver(pipeline([10.0], 0.5, 100.0))
+    driver.joins(0.0)
+    driver.requests(asked([0.0] * 4, 100.0))
+    driver.run()
+    assert [start for start, _, _ in driver.batches] == [0.0, 5.0, 10.0, 15.0]
+
+
+@pytest.mark.parametrize(("slo", "gpus", "batches"), [
+    (9.0, 1, [(0.0, 1, [0, 1, 2, 3]), (7.0, 1, [4])]),
+    (7.5, 1, [(0.0, 1, [0, 1, 2, 3])]),
+    (7.5, 2, [(0.0, 1, [0, 1, 2, 3]), (1.0, 2, [4])]),
+])  # fmt: skip
+def test_a_small_batch_behind_a_large_one_ends_no_sooner_than_that_lets_it(slo, gpus, batches):
+    """The large one ends at 8 and the small one's last stage takes 1: it cannot end before 9."""
+    driver = Driver(pipeline([2.0, 4.0, 6.0, 8.0], 0.5, 8.5))
+    driver.joins(*[0.0] * gpus)
+    later = Request(5, "m", 20.0, 28.5)
+    driver.requests([*asked([0.0] * 4, 8.5), Request(4, "m", 1.0, 1.0 + slo), later])
+    driver.run()
+    assert driver.batches == [*batches, (20.0, 1, [5])]
+    assert list(driver.refused) == ([4] if len(batches) == 1 else [])
+
+
+def test_a_profile_in_stages_is_kept_corrected_and_counted():
+    profile = Profile.from_seconds([1.0, 2.0]).in_stages([0.5, 0.6])
+    assert profiles_from_json(profiles_to_json({"m": profile}, "here"))[0] == {"m": profile}
+    assert (profile.overlap(2), profile.depth, Profile.from_seconds([1.0]).depth) == (pytest.approx(0.8), 2, 1)
+    assert gpus_for([(profile, 10.0, 0.1)]) == pytest.approx(0.05)
+    corrected = SeenTimes(profile, math.inf).add(1, 3.0)
+    assert corrected.seconds(1) == 3.0 and corrected.overlap(1) == 1.5
+    for parts in ([0.5], [0.5, 1.5], [0.0, 1.0]):
+        with pytest.raises(ServeError, match="expected as many numbers above 0 and at most 1; measure"):
+            profile.in_stages(parts)
