@@ -30,8 +30,8 @@ PATIENCE = 3.0
 class Gpu:
     """One GPU.
 
-    token: names the time for which it is ours. free: when it is or will be idle.
-    models: that it holds. plans: how many batches were sent to it under this token. sent: those that it has not answered, the oldest first.
+    token: names the time for which it is ours. free: when it is or will be idle. models: that it holds.
+    plans: how many batches were sent to it under this token. sent: those that it has not answered, the oldest first.
     leaving: when it will be taken away. stamp: another one after every change; a heap's entry with an older one is
     outdated. No two GPUs have the same one, not even a GPU and the same one when it has come back.
     """

@@ -3,8 +3,8 @@
 A model's offer waits until its batch may start. If a GPU is free then, the model gets it; else the model is *ready* and
 waits for the next GPU. A GPU that becomes free goes to the ready model whose batch must start soonest, of those that it
 holds. Ties: the earlier deadline, then the model's name. Of idle GPUs that hold a model, it gets one with the fewest
-models, because the others can serve more. What happens at one moment happens in this order: GPUs become free, batches may
-start, offers expire.
+models, because the others can serve more. What happens at one moment happens in this order: GPUs become free, batches
+may start, offers expire.
 
 All is found in O(log models + log GPUs) for each pool of GPUs with the same models, and mostly there is one pool: no
 step looks at all models or all GPUs.
