@@ -1,12 +1,15 @@
-"""The process of a device: it holds all models that are served, and runs one batch at a time."""
+"""The process of a device: it holds the models that it is told to, and runs one batch at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import json
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +24,7 @@ from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import cuda_failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, adopt_environment
-from fluidtune.serving.winners import Winner
+from fluidtune.serving.winners import Winner, mark_of
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 
@@ -37,8 +40,9 @@ Outcome = tuple[int, str]
 class Loading:
     """How a process comes to the models.
 
-    load: a pickled ``load(checkpoint_directory, config)``. paths: of the process that pickled it, to import from.
-    beside: the process takes turns with trials. environment: variables that it sets first.
+    load: a pickled ``load(checkpoint_directory, config)``, for trials without one of their own. paths: of the process
+    that pickled it, to import from. beside: the process takes turns with trials. environment: variables that it sets
+    first.
     """
 
     load: bytes
@@ -62,6 +66,13 @@ class Samples(NamedTuple):
 
     inputs: list[Any]
     outputs: list[Any]
+
+
+class Held(NamedTuple):
+    """A model that was loaded into a process that runs: its samples, and the bytes that the process grew by."""
+
+    samples: Samples
+    bytes: int
 
 
 class Place(NamedTuple):
@@ -91,18 +102,51 @@ class ModelProcess:
 
     def _load(self, loading: Loading) -> None:
         sys.path += [path for path in loading.paths if path not in sys.path]
-        try:
-            load = cloudpickle.loads(loading.load)
-        except ImportError as error:
-            said = f"load cannot be imported on {platform.node()} ({error})"
-            raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
-        self._models = {trial.name: _loaded(load, trial) for trial in loading.trials}
+        functions = {one: _function(one) for one in {trial.load or loading.load for trial in loading.trials}}
+        self._models = {trial.name: _loaded(functions[trial.load or loading.load], trial) for trial in loading.trials}
         self._turn = Turn("service", served=True) if loading.beside else None
         self._samples = {name: _samples(name, model) for name, model in self._models.items()}
+        #: By name, what has become of models that were loaded since.
+        self._told: dict[str, Held | BaseException] = {}
 
     def ready(self) -> tuple[int, dict[str, Samples]]:
         """This process' id, and the samples of each model."""
         return os.getpid(), self._samples
+
+    def hold(self, trial: Winner) -> None:
+        """Begin to load one more model, beside the batches. `held` says what has become of it."""
+        threading.Thread(target=self._hold, args=(trial,), name="serve-load", daemon=True).start()
+
+    def _hold(self, trial: Winner) -> None:
+        before = _bytes()
+        try:
+            with NeedsPlainProcess.handed_on():
+                model = _loaded(_function(trial.load), trial)
+                samples = _samples(trial.name, model)
+        except BaseException as error:
+            self._told[trial.name] = error
+            return
+        self._models[trial.name], self._samples[trial.name] = model, samples
+        self._told[trial.name] = Held(samples, max(0, _bytes() - before))
+
+    def held(self, name: str) -> Held | None:
+        """What has become of the model; None: it loads. Raises ServeError if it cannot be loaded."""
+        told = self._told.pop(name, None)
+        if isinstance(told, BaseException):
+            raise told
+        return told
+
+    def drop(self, name: str) -> None:
+        """Let go of the model and of its memory."""
+        self._models.pop(name, None)
+        self._samples.pop(name, None)
+        _bytes()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        # What was freed goes back to the machine; only glibc has this.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
     def alive(self) -> None:
         """The process answers, so it can answer others."""
@@ -157,6 +201,22 @@ class ModelProcess:
             yield waited
 
 
+def _bytes() -> int:
+    """Bytes of memory and of the GPU that this process has, without what nobody holds any more."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    gpu = torch.cuda.memory_allocated() if torch is not None and torch.cuda.is_initialized() else 0
+    return gpu or psutil.Process().memory_info().rss
+
+
+def _function(load: bytes) -> Callable[..., Any]:
+    try:
+        return cloudpickle.loads(load)
+    except ImportError as error:
+        said = f"load cannot be imported on {platform.node()} ({error})"
+        raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
+
+
 def _end_without_gpu() -> None:
     """End this process if a kernel has failed: CUDA cannot be used in it any more. The front starts another one."""
     why = cuda_failure()
@@ -168,7 +228,12 @@ def _end_without_gpu() -> None:
 def _loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Sequence[Any]]:
     try:
         with trial.checkpoint.as_directory() as directory:
+            if trial.mark and mark_of(directory) != trial.mark:
+                said = f"the files of model {trial.name} have changed since it was placed"
+                raise ServeError(f"{said}; stop the service and start it anew, with {trial.checkpoint.path} as it is")
             model = load(directory, dict(trial.config))
+    except ServeError:
+        raise
     except Exception as error:
         said = f"the checkpoint of trial {trial.name} does not load: {error!r}"
         raise ServeError(f"{said}; check load and {trial.checkpoint.path}") from error

@@ -121,7 +121,9 @@ def _complete(
     return packed
 
 
-def _given(groups: Sequence[frozenset[str]], held: Mapping[int, frozenset[str]], sizes: Mapping[str, float]) -> Placement:
+def _given(
+    groups: Sequence[frozenset[str]], held: Mapping[int, frozenset[str]], sizes: Mapping[str, float]
+) -> Placement:
     """Each group to a device, so that little has to be loaded: the pair with the most bytes in common first."""
     found: Placement = {}
     left = list(groups)

@@ -241,6 +241,12 @@ class AsyncServer:
             slot.task = self._loop.create_task(self._serve(slot), name=f"serve-device-{number}")
             self._handle(GpuJoined(number, slot.token, models=held))
 
+    def busy_with(self, number: int, model: str) -> bool:
+        """Whether a batch of the model was sent to the device, and not all of it is answered."""
+        slot = self._slots[number]
+        sent = [one.model for _, answers, _ in slot.batches for one in answers]
+        return model in sent or any(one.model == model and not one.done() for one in slot.running)
+
     def hold(self, number: int, models: frozenset[str]) -> None:
         """The device gets batches of these models from now on, and of no other one. What was sent to it stays."""
         slot = self._slots.get(number)
