@@ -1,4 +1,4 @@
-"""The machine that places models anew: no device is over its memory whatever happens, and each move comes to its end."""
+"""The machine that places models anew: memory holds whatever happens, and each move comes to its end."""
 
 from __future__ import annotations
 

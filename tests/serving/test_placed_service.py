@@ -13,12 +13,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from ray.tune import Checkpoint
 
 import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import read_events
 from fluidtune.serving import service
+from fluidtune.serving.winners import Winner
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import PATIENCE_S, until
 
@@ -104,12 +106,12 @@ def held(served):
     return sorted("".join(models) for models in served.status()["placement"]["devices"].values())
 
 
-def test_three_models_on_two_processes_are_placed_served_and_placed_anew_and_a_killed_process_loses_nothing(
+def test_three_models_are_placed_on_two_processes_and_placed_anew_and_a_killed_process_loses_nothing(
     ray, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     models = tables(tmp_path, a=MANY, b=FEW, c=FEW)
-    with fluidtune.serve(models=models, memory=MEMORY, devices="cpu:2", port=free_ports(1)[0]) as served:
+    with fluidtune.serve(models=models, memory=MEMORY, devices="cpu:2", max_batch=2, port=free_ports(1)[0]) as served:
         assert (served.trials, held(served)) == (["a", "b", "c"], ["ab", "ac"])
         load = Load(served.url)
         try:
@@ -154,22 +156,23 @@ def test_what_is_asked_of_several_models_and_what_is_refused(ray, tmp_path, monk
     models = tables(tmp_path, a=FEW, b=FEW)
     models[1]["slo"] = 9.0
     del models[0]["bytes"], models[1]["bytes"]
-    with fluidtune.serve(models=models, port=free_ports(1)[0]) as served:
+    with fluidtune.serve(models=models, max_batch=2, port=free_ports(1)[0]) as served:
         status, answer = post(served, "/")
         assert (status, answer["error"]) == (404, "several models are served; POST /MODEL: a, b")
         assert post(served, "/b") == (200, "b7")
         found = served.status()
         assert [one["slo_s"] for one in found["trials"]] == [SLO_S, 9.0]
         assert "device 0: a, b" in service.status_text(found)
-        with pytest.raises(FluidTuneError, match="has several models, and versions are of one; start it without --models"):
-            service._told("deploy", None, "run", 1.0)
+        other = Winner("x", Checkpoint.from_directory(str(tmp_path / "a")), {}, None)
+        with pytest.raises(FluidTuneError, match=r"has several models, and versions .*; start it without --models"):
+            service._told("deploy", other, "run", 1.0)
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         (lambda models: models[0].update(slo=0.01), r"model a has an SLO of 0.01 s, but a batch of 1 takes 0\.1"),
-        (lambda models: models[1].update(bytes=3e6), "model b has 0.00279 GiB and a device 0.00233 GiB, so it fits none"),
+        (lambda models: models[1].update(bytes=3e6), "b has 0.00279 GiB and a device 0.00233 GiB, so it fits none"),
         (lambda models: models[0].update(rate=2e5), "the rates keep 2.* devices busy, more than 1024"),
     ],
 )
@@ -178,6 +181,6 @@ def test_what_cannot_be_served_is_refused_in_one_line(ray, tmp_path, monkeypatch
     models = tables(tmp_path, a=FEW, b=FEW)
     change(models)
     with pytest.raises(FluidTuneError, match=said) as refused:
-        fluidtune.serve(models=models, memory=MEMORY, port=free_ports(1)[0])
+        fluidtune.serve(models=models, memory=MEMORY, max_batch=2, port=free_ports(1)[0])
     assert "\n" not in str(refused.value)
     assert not service.stop()
