@@ -32,7 +32,9 @@ def rollouts(*places, trials=1, serving=True):
     from fluidtune.serving.rollouts import Rollouts
 
     winners = tuple(Winner(name, None, {}, 1.0) for name in "ab"[:trials])
-    made = Rollouts(SimpleNamespace(run="run", loading=Loading(b"", (), winners)), lambda event, **fields: None)
+    made = Rollouts(
+        SimpleNamespace(run="run", placing=None, loading=Loading(b"", (), winners)), lambda event, **fields: None
+    )
     made._devices, made._server = [Device(place) for place in places], object() if serving else None
     return made
 
