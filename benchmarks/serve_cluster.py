@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.placement.partition import Limits, ModelLoad, partition
 from benchmarks.rival_servers.clockwork import Clockwork
 from benchmarks.rival_servers.nexus import Nexus
 from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
@@ -33,7 +34,6 @@ from benchmarks.serve import WORKLOADS, MakeServer, Trial, find, model, ours, si
 from benchmarks.serve_arrivals import arrivals
 from symphony_serve.autoscale import Autoscaler, Sample
 from symphony_serve.model_side import Model
-from symphony_serve.partition import Limits, ModelLoad, partition
 from symphony_serve.twin import Outcome, goodput
 
 SIDES: dict[str, MakeServer] = {

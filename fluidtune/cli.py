@@ -366,9 +366,13 @@ def serve(context: click.Context, address: str) -> None:
 
 
 @serve.command("start")
-@click.argument("run_dir")
-@click.option("--load", required=True, metavar="MODULE:FUNCTION", help="load(checkpoint_directory, config) -> model.")
-@click.option("--slo", type=float, required=True, help="Seconds within which a request is answered, or refused.")
+@click.argument("run_dir", required=False)
+@click.option("--load", default=None, metavar="MODULE:FUNCTION", help="load(checkpoint_directory, config) -> model.")
+@click.option("--slo", type=float, default=None, help="Seconds within which a request is answered, or refused.")
+@click.option("--models", default=None, metavar="FILE", help="Serve the models in this TOML file (docs/placement.md).")
+@click.option("--gpus", type=int, default=None, help='With --models: the number of GPUs, as --devices "gpu:N".')
+@click.option("--gpu-memory", "--memory", "memory", type=float, help="With --models: GiB on a device.  [no limit]")
+@click.option("--seconds", "search_s", default=10.0, show_default=True, help="With --models: a search ends then.")
 @click.option("--top", type=int, default=1, show_default=True, help="How many trials, the best ones.")
 @click.option("--devices", default=None, help='"cpu:N" or "gpu:N": N processes, N at most if --shared.  [one; any]')
 @click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
@@ -388,15 +392,30 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--token", type=click.File(), default=None, help="Who asks has what this file holds.  [anybody may ask]")
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="Pages of this origin may ask.  [none]")
 @click.pass_obj
-def serve_start(address: str, run_dir: str, load: str, shared: bool, token: Any, **settings: Any) -> None:
-    """Serve the best trials of the run in RUN_DIR, until `fluidtune serve stop`."""
+def serve_start(
+    address: str, run_dir: str | None, load: str | None, shared: bool, token: Any, gpus: int | None, **settings: Any
+) -> None:
+    """Serve the best trials of the run in RUN_DIR, until `fluidtune serve stop`.
+
+    With --models FILE instead of RUN_DIR, --load and --slo: serve several models, of which each device holds some.
+    """
+    if settings["models"] is None and None in (run_dir, load, settings["slo"]):
+        raise FluidTuneError("give RUN_DIR, --load and --slo, or --models FILE")
+    if gpus is not None and (settings["models"] is None or settings["devices"] is not None):
+        raise FluidTuneError(f"--gpus {gpus} is for --models, and in place of --devices")
+    if gpus is not None:
+        settings["devices"] = f"gpu:{gpus}"
     sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
     _connect(address)
     from fluidtune.serving.service import loader, serve
 
     secret = token.read().strip() if token is not None else None
-    served = serve(run_dir, loader(load), arbiter="auto" if shared else None, token=secret, **settings)
-    click.echo(f"trial {', '.join(served.trials)}: POST an input to {served.url}, or to {served.url}TRIAL")
+    found = loader(load) if load is not None else None
+    served = serve(run_dir, found, arbiter="auto" if shared else None, token=secret, **settings)
+    if settings["models"] is not None:
+        click.echo(f"models {', '.join(served.trials)}: POST an input to {served.url}MODEL")
+    else:
+        click.echo(f"trial {', '.join(served.trials)}: POST an input to {served.url}, or to {served.url}TRIAL")
     log = served.status()["log"]
     click.echo(
         f"events and profiles: {log}" if log else "events are kept nowhere: the head node has not this directory"

@@ -7,7 +7,7 @@ docs/serving-decisions.md has the decisions.
 `placement` decides which of many models should stand on which GPUs; it has rules of its own, those of AlpaServe.
 
 Start reading with `messages`, then `profiles` and `batching`. What decides is pure: it needs nothing but Python
-(`partition`: HiGHS, `placement`: NumPy), and has no clock but the moments that it is told. `shell` has the real clock,
+(`placement`: NumPy), and has no clock but the moments that it is told. `shell` has the real clock,
 on an event loop. This package imports neither fluidtune nor themis_bridge nor salus_share.
 """
 

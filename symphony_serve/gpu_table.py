@@ -1,5 +1,7 @@
 """The GPUs, when each will be free, and what was sent to each. Which model gets a GPU is not decided here.
 
+GPUs that hold the same models form a *pool*. Mostly there is one, of those that hold all models.
+
 A GPU is free from a moment that is predicted: the end of the last batch that was sent to it, or of the part of it that
 keeps the next one from starting (`Profile.part`). What its backend tells corrects the prediction.
 
@@ -21,6 +23,9 @@ from dataclasses import dataclass, field
 
 from symphony_serve.messages import Dispatch
 
+#: The models that the GPUs of a pool hold; None: all.
+Held = frozenset[str] | None
+
 #: A batch that is not answered this many times its seconds after its start makes its GPU suspect; where times vary,
 #: this many times the longest that it may take. That is far outside of what a batch's time varies, and short compared
 #: with the time to start a process.
@@ -32,7 +37,7 @@ class Gpu:
     """One GPU.
 
     token: names the time for which it is ours. free: when it can or will be able to start a batch. ends: when it has
-    run all that was sent to it; later than ``free`` on a pipeline only.
+    run all that was sent to it; later than ``free`` on a pipeline only. models: that it holds.
     plans: how many batches were sent to it under this token. sent: those that it has not answered, the oldest first.
     leaving: when it will be taken away. stamp: another one after every change; a heap's entry with an older one is
     outdated. No two GPUs have the same one, not even a GPU and the same one when it has come back.
@@ -42,11 +47,20 @@ class Gpu:
     token: int
     free: float
     ends: float
+    models: Held = None
     plans: int = 0
     sent: deque[Dispatch] = field(default_factory=deque)
     leaving: float = math.inf
     stamp: int = -1
     idle: bool = False
+
+
+class _Pool:
+    """Heaps of the GPUs of a pool: (0, id, stamp) of idle ones; (free, id, stamp) of others that can get a batch."""
+
+    def __init__(self) -> None:
+        self.idle: list[tuple[float, int, int]] = []
+        self.busy: list[tuple[float, int, int]] = []
 
 
 class GpuTable:
@@ -62,35 +76,50 @@ class GpuTable:
         self._least_patience = least_patience
         self._stamps = itertools.count()
         self.gpus: dict[int, Gpu] = {}
-        #: (0, id, stamp) of idle GPUs; (free, id, stamp) of the others that can get a batch.
-        self._idle: list[tuple[float, int, int]] = []
-        self._busy: list[tuple[float, int, int]] = []
+        #: That of all models is always there, the others as long as they have a GPU.
+        self.pools: dict[Held, _Pool] = {None: _Pool()}
         #: (moment, id, token, plan): a GPU is suspect if it has not answered by then.
         self._watch: list[tuple[float, int, int, int]] = []
 
-    def join(self, gpu: int, token: int, free: float) -> None:
+    def join(self, gpu: int, token: int, free: float, models: Held = None) -> None:
         """A GPU that is not in the table comes."""
         self.gpus[gpu] = Gpu(gpu, token, free, free)
-        self._set_free(self.gpus[gpu], free)
+        self.hold(self.gpus[gpu], models)
+
+    def hold(self, gpu: Gpu, models: Held) -> None:
+        """The GPU holds these models from now on."""
+        gpu.models = models
+        self.pools.setdefault(models, _Pool())
+        self._set_free(gpu, gpu.free)
+        self._clear()
 
     def drop(self, gpu: int) -> list[Dispatch]:
         """The GPU is gone. Returns what it has not answered."""
-        return list(self.gpus.pop(gpu).sent)
+        sent = list(self.gpus.pop(gpu).sent)
+        self._clear()
+        return sent
 
-    def first_idle(self, now: float) -> Gpu | None:
-        """The idle GPU with the smallest id (algorithm 1): those with large ids stay idle and can be given back."""
-        busy = self._busy
+    def _clear(self) -> None:
+        """Have no pool without a GPU, but that of all models."""
+        if len(self.pools) > 1:
+            held = {None, *(gpu.models for gpu in self.gpus.values())}
+            self.pools = {models: pool for models, pool in self.pools.items() if models in held}
+
+    def first_idle(self, now: float, models: Held = None) -> Gpu | None:
+        """Of the pool of ``models``, the idle GPU with the smallest id (algorithm 1): so others can be given back."""
+        pool = self.pools[models]
+        busy = pool.busy
         while busy and busy[0][0] <= now:
             _, gpu, stamp = heapq.heappop(busy)
             record = self.gpus.get(gpu)
             if record is not None and record.stamp == stamp:
                 record.idle = True
-                heapq.heappush(self._idle, (0.0, gpu, stamp))
-        return self._top(self._idle)
+                heapq.heappush(pool.idle, (0.0, gpu, stamp))
+        return self._top(pool.idle)
 
-    def next_free(self) -> Gpu | None:
-        """The GPU that becomes free next. Call `first_idle` before."""
-        return self._top(self._busy)
+    def next_free(self, models: Held = None) -> Gpu | None:
+        """The GPU of the pool of ``models`` that becomes free next. Call `first_idle` before."""
+        return self._top(self.pools[models].busy)
 
     def _top(self, heap: list[tuple[float, int, int]]) -> Gpu | None:
         while heap:
@@ -109,7 +138,7 @@ class GpuTable:
         gpu.ends = dispatch.start + dispatch.seconds
         self._set_free(gpu, gpu.ends - dispatch.overlap)
 
-    def hold(self, gpu: Gpu, free: float) -> None:
+    def spare(self, gpu: Gpu, free: float) -> None:
         """The GPU gets no batch before ``free``."""
         self._set_free(gpu, free)
 
@@ -161,14 +190,15 @@ class GpuTable:
             self._push_busy(gpu)
 
     def _push_busy(self, gpu: Gpu) -> None:
-        heapq.heappush(self._busy, (gpu.free, gpu.id, gpu.stamp))
+        heapq.heappush(self.pools[gpu.models].busy, (gpu.free, gpu.id, gpu.stamp))
 
     def validate(self) -> None:
         """Raise AssertionError if the table is inconsistent."""
-        open_entries = {(gpu, stamp) for _, gpu, stamp in (*self._idle, *self._busy)}
+        pools = self.pools.items()
+        open_entries = {(held, gpu, stamp) for held, one in pools for _, gpu, stamp in (*one.idle, *one.busy)}
         for gpu in self.gpus.values():
             assert len(gpu.sent) <= 1 + self._ahead, f"GPU {gpu.id} has {len(gpu.sent)} batches"
             can = gpu.leaving > -math.inf and len(gpu.sent) <= self._ahead
-            assert ((gpu.id, gpu.stamp) in open_entries) == can, f"GPU {gpu.id} can get a batch: {can}"
+            assert ((gpu.models, gpu.id, gpu.stamp) in open_entries) == can, f"GPU {gpu.id} can get a batch: {can}"
             plans = [one.plan for one in gpu.sent]
             assert plans == sorted(set(plans)) and all(plan < gpu.plans for plan in plans), plans

@@ -1,11 +1,13 @@
 """Which model gets which GPU, and when (algorithm 1). It sees one offer of each model, and no request.
 
 A model's offer waits until its batch may start. If a GPU is free then, the model gets it; else the model is *ready* and
-waits for the next GPU. A GPU that becomes free goes to the ready model whose batch must start soonest. Ties: the
-earlier deadline, then the model's name. What happens at one moment happens in this order: GPUs become free, batches may
-start, offers expire.
+waits for the next GPU. A GPU that becomes free goes to the ready model whose batch must start soonest, of those that it
+holds. Ties: the earlier deadline, then the model's name. Of idle GPUs that hold a model, it gets one with the fewest
+models, because the others can serve more. What happens at one moment happens in this order: GPUs become free, batches
+may start, offers expire.
 
-All is found in O(log models + log GPUs): no step looks at all models or all GPUs.
+All is found in O(log models + log GPUs) for each pool of GPUs with the same models, and mostly there is one pool: no
+step looks at all models or all GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from symphony_serve.gpu_table import Gpu, GpuTable
+from symphony_serve.gpu_table import Gpu, GpuTable, Held
 
 #: A heap is built anew without its outdated entries when it has this many times the entries that there are models. Each
 #: arrival makes one entry outdated, and so an arrival still costs O(log models) on average.
@@ -56,8 +58,12 @@ class Expired(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Standing:
-    """What the matching knows of a model. stamp: grows with every offer; entries with another one are outdated."""
+    """What the matching knows of a model. stamp: grows with every offer; entries with another one are outdated.
 
+    pools: of the GPUs that hold it. That of all models is one of them.
+    """
+
+    pools: tuple[Held, ...]
     offer: Offer | None = None
     stamp: int = 0
     ready: bool = False
@@ -68,23 +74,36 @@ class Matching:
 
     def __init__(self, models: Iterable[str], gpus: GpuTable):
         self.gpus = gpus
-        self._models = {name: _Standing() for name in models}
+        self._models = {name: _Standing(self._pools(name)) for name in models}
         #: (moment to send, latest, deadline, model, stamp) of offers that may not start yet.
         self._timers: list[tuple[float, float, float, str, int]] = []
-        #: (latest, deadline, model, stamp) of ready models.
-        self._ready: list[tuple[float, float, str, int]] = []
+        #: By pool, (latest, deadline, model, stamp) of its ready models.
+        self._ready: dict[Held, list[tuple[float, float, str, int]]] = {models: [] for models in gpus.pools}
 
     def add(self, model: str) -> None:
         """One more model makes offers."""
-        self._models[model] = _Standing()
+        self._models[model] = _Standing(self._pools(model))
 
     def remove(self, model: str) -> None:
         """The model makes no offer any more; what it has offered is void."""
-        heaps: tuple[list[Any], ...] = (self._timers, self._ready)
+        heaps: tuple[list[Any], ...] = (self._timers, *self._ready.values())
         for heap in heaps:
             heap[:] = [one for one in heap if one[-2] != model]
             heapq.heapify(heap)
         del self._models[model]
+
+    def spread(self) -> None:
+        """GPUs have come, gone, or hold other models: there may be other pools."""
+        if self._ready.keys() == self.gpus.pools.keys():
+            return
+        self._ready = {models: [] for models in self.gpus.pools}
+        for name, standing in self._models.items():
+            standing.pools = self._pools(name)
+            if standing.ready and standing.offer is not None:
+                self._push_ready(name, standing.offer, standing)
+
+    def _pools(self, model: str) -> tuple[Held, ...]:
+        return tuple(held for held in self.gpus.pools if held is None or model in held)
 
     def offer(self, model: str, offer: Offer | None, now: float) -> None:
         """The model's offer from now on, in the place of the one before."""
@@ -104,7 +123,8 @@ class Matching:
 
     def _push_ready(self, model: str, offer: Offer, standing: _Standing) -> None:
         standing.ready = True
-        self._push(self._ready, (offer.latest, offer.deadline, model, standing.stamp))
+        for held in standing.pools:
+            self._push(self._ready[held], (offer.latest, offer.deadline, model, standing.stamp))
 
     def _push(self, heap: list[Any], entry: tuple[Any, ...]) -> None:
         if len(heap) > OUTDATED * (1 + len(self._models)):
@@ -115,45 +135,56 @@ class Matching:
     def next(self, now: float) -> Grant | Expired | None:
         """What is due by ``now`` and comes first; None if nothing is."""
         while True:
-            idle = self.gpus.first_idle(now)
-            ready = self._first(self._ready)
+            ready = self._first_with_gpu(now)
             if ready is not None:
-                model, offer = ready
-                gpu = idle or self._arriving(now, offer.delay)
-                if gpu is not None:
-                    if gpu.free > offer.latest:
-                        return self._expire(model)
-                    if self._lets(gpu, offer, now):
-                        return self._grant(model, gpu, offer)
-                    continue
+                model, offer, gpu = ready
+                if gpu.free > offer.latest:
+                    return self._expire(model)
+                if self._lets(gpu, offer, now):
+                    return self._grant(model, gpu, offer)
+                continue
             timer = self._first(self._timers)
             if timer is not None and self._timers[0][0] <= now:
                 heapq.heappop(self._timers)
                 model, offer = timer
                 if offer.latest < offer.earliest:
                     return self._expire(model)
-                gpu = idle or self._arriving(offer.earliest)
-                if gpu is not None and self._lets(gpu, offer, now):
-                    return self._grant(model, gpu, offer)
+                first = self._gpu(model, now, offer.earliest)
+                if first is not None and self._lets(first, offer, now):
+                    return self._grant(model, first, offer)
                 self._push_ready(model, offer, self._models[model])
-            elif ready is not None and ready[1].latest - ready[1].delay <= now:
-                return self._expire(ready[0])
-            else:
-                return None
+                continue
+            for heap in self._ready.values():
+                late = self._first(heap)
+                if late is not None and late[1].latest - late[1].delay <= now:
+                    return self._expire(late[0])
+            return None
 
     def next_wake(self, now: float) -> float:
         """When `next` is to be called again. ``now`` or earlier: at once."""
         wake = self._timers[0][0] if self._first(self._timers) is not None else math.inf
-        ready = self._first(self._ready)
-        if ready is not None:
-            offer = ready[1]
-            wake = min(wake, offer.latest - offer.delay)
-            if self.gpus.first_idle(now) is not None:
-                return now
-            gpu = self.gpus.next_free()
-            if gpu is not None:
-                wake = min(wake, gpu.free - offer.delay)
+        for held, heap in self._ready.items():
+            ready = self._first(heap)
+            if ready is not None:
+                offer = ready[1]
+                wake = min(wake, offer.latest - offer.delay)
+                if self.gpus.first_idle(now, held) is not None:
+                    return now
+                gpu = self.gpus.next_free(held)
+                if gpu is not None:
+                    wake = min(wake, gpu.free - offer.delay)
         return wake
+
+    def _first_with_gpu(self, now: float) -> tuple[str, Offer, Gpu] | None:
+        """The ready model that is first of those for which a GPU is there or arrives."""
+        found, first = None, (math.inf, math.inf, "", 0)
+        for heap in self._ready.values():
+            ready = self._first(heap)
+            if ready is not None and (found is None or heap[0] < first):
+                gpu = self._gpu(ready[0], now, now, ready[1].delay)
+                if gpu is not None:
+                    found, first = (*ready, gpu), heap[0]
+        return found
 
     def _first(self, heap: list[Any]) -> tuple[str, Offer] | None:
         """The model of the first entry that is not outdated, with its offer."""
@@ -165,13 +196,17 @@ class Matching:
             heapq.heappop(heap)
         return None
 
-    def _arriving(self, by: float, delay: float = 0.0) -> Gpu | None:
-        """The GPU that becomes free next, if it is free ``delay`` after ``by``. None is idle now.
+    def _gpu(self, model: str, now: float, by: float, delay: float = 0.0) -> Gpu | None:
+        """A GPU that holds the model: an idle one, else the one that becomes free next, if by ``delay`` after ``by``.
 
         The sum is rounded as in `next_wake`. Else a GPU might not be there at the very moment of the wake.
         """
-        gpu = self.gpus.next_free()
-        return gpu if gpu is not None and gpu.free - delay <= by else None
+        pools = self._models[model].pools
+        idle = [gpu for held in pools if (gpu := self.gpus.first_idle(now, held)) is not None]
+        if idle:
+            return min(idle, key=_serves_least) if len(idle) > 1 else idle[0]
+        coming = [gpu for held in pools if (gpu := self.gpus.next_free(held)) is not None and gpu.free - delay <= by]
+        return min(coming, key=lambda gpu: (gpu.free, gpu.id)) if coming else None
 
     def _lets(self, gpu: Gpu, offer: Offer, now: float) -> bool:
         """Whether the GPU stays long enough for the batch. One that does not gets no batch any more.
@@ -180,7 +215,7 @@ class Matching:
         """
         behind = gpu.ends - offer.overlap
         if behind > max(gpu.free, offer.latest):
-            self.gpus.hold(gpu, behind)
+            self.gpus.spare(gpu, behind)
             return False
         if max(gpu.free, behind, now + offer.delay) + offer.seconds <= gpu.leaving:
             return True
@@ -205,8 +240,15 @@ class Matching:
         """Raise AssertionError if the state is inconsistent."""
         self.gpus.validate()
         timed = {(model, stamp) for *_, model, stamp in self._timers}
-        waiting = {(model, stamp) for *_, model, stamp in self._ready}
+        assert self._ready.keys() == self.gpus.pools.keys(), "pools"
+        waiting = {(model, held, stamp) for held, heap in self._ready.items() for *_, model, stamp in heap}
         for name, standing in self._models.items():
             entry = (name, standing.stamp)
             assert (entry in timed) == (standing.offer is not None and not standing.ready), f"timer of {name}"
-            assert (entry in waiting) == standing.ready, f"ready entry of {name}"
+            for held in standing.pools:
+                assert ((name, held, standing.stamp) in waiting) == standing.ready, f"ready entry of {name}"
+
+
+def _serves_least(gpu: Gpu) -> tuple[float, int]:
+    """How many models it holds, then its id."""
+    return (math.inf if gpu.models is None else len(gpu.models), gpu.id)

@@ -96,7 +96,7 @@ class ProfileChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class ModelAdded(Event):
-    """One more model is served. All GPUs have it.
+    """One more model is served. All GPUs have it, but those that joined with a set of models.
 
     model: a `model_side.Model`, of the same delays as the others.
     """
@@ -127,7 +127,7 @@ class BatchTook(Event):
 
 @dataclass(frozen=True, slots=True)
 class GpuJoined(Event):
-    """A GPU can be used, with all models of its sub-cluster loaded.
+    """A GPU can be used, with these models loaded; None: with all, also those that are added later.
 
     token: names the time for which it is ours. A GPU that comes back has a larger one.
     free: when it will be idle; None: now.
@@ -136,6 +136,15 @@ class GpuJoined(Event):
     gpu: int
     token: int
     free: float | None = None
+    models: frozenset[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHolds(Event):
+    """A GPU has these models from now on, and gets no batch of another one. None: it has all."""
+
+    gpu: int
+    models: frozenset[str] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from symphony_serve.messages import (
     Cancelled,
     Dispatch,
     Event,
+    GpuHolds,
     GpuJoined,
     GpuLeaving,
     GpuLost,
@@ -72,6 +73,7 @@ class Scheduler:
             ModelAdded: self._model_added,
             ModelRemoved: self._model_removed,
             ProfileChanged: self._profile_changed,
+            GpuHolds: self._gpu_holds,
             GpuJoined: self._gpu_joined,
             GpuLeaving: self._gpu_leaving,
             GpuLost: self._gpu_lost,
@@ -153,7 +155,14 @@ class Scheduler:
             if known.token >= event.token:
                 return
             self._lose(event.gpu, now, out)
-        self._gpus.join(event.gpu, event.token, now if event.free is None else event.free)
+        self._gpus.join(event.gpu, event.token, now if event.free is None else event.free, event.models)
+        self._matching.spread()
+
+    def _gpu_holds(self, event: GpuHolds, now: float, out: list[Instruction]) -> None:
+        gpu = self._gpus.gpus.get(event.gpu)
+        if gpu is not None:
+            self._gpus.hold(gpu, event.models)
+            self._matching.spread()
 
     def _gpu_leaving(self, event: GpuLeaving, now: float, out: list[Instruction]) -> None:
         gpu = self._gpus.gpus.get(event.gpu)
@@ -194,7 +203,9 @@ class Scheduler:
                 self._offer(side, side.offer(now), now, out)
 
     def _lose(self, gpu: int, now: float, out: list[Instruction]) -> None:
-        self._take_back(self._gpus.drop(gpu), now, out)
+        sent = self._gpus.drop(gpu)
+        self._matching.spread()
+        self._take_back(sent, now, out)
 
     def _take_back(self, batches: list[Dispatch], now: float, out: list[Instruction]) -> None:
         """Batches that were sent will not be answered: their requests wait again, or are refused."""

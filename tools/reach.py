@@ -67,9 +67,7 @@ CALLED_BY_OTHERS = {
 #: Contract suites: tests that implementations inherit.
 TESTS_FOR_OTHERS = ("fluidtune.testing",)
 #: Modules that later issues attach to what users start -> which issue.
-NOT_ATTACHED_YET = {
-    "symphony_serve.partition": "issue L divides a service over sub-clusters",
-}
+NOT_ATTACHED_YET: dict[str, str] = {}
 
 #: The table of a package that imports its parts when they are asked for: name -> module.
 LAZY = "_HOMES"

@@ -81,6 +81,9 @@ SCHEMA = {
     # Of a service (`fluidtune serve`), whose workers are the model processes.
     "serving_started": EventSchema.of("run ray fluidtune python machine kind devices slo starts trials"),
     "model_measured": EventSchema.of("trial seconds delays"),
+    "models_placed": EventSchema.of("devices reason attainment"),
+    "models_kept": EventSchema.of("reason"),
+    "model_moved": EventSchema.of("trial device what reason"),
     "version_changed": EventSchema.of("trial version state", "run share reason"),
     "served": EventSchema.of("seconds requests batches waited busy devices"),
     "devices_wanted": EventSchema.of("devices wanted"),

@@ -17,6 +17,7 @@ import time
 import uuid
 from asyncio import FIRST_COMPLETED
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ from fluidtune.serving.intake import Intake, collect_seldom
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import labels
 from fluidtune.serving.openapi import DOCUMENT, Described, document, page
-from fluidtune.serving.remote_devices import RemoteDevice
+from fluidtune.serving.placed_devices import PlacedDevices
+from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice
 from fluidtune.serving.rollouts import Answering, Rollouts
 from fluidtune.serving.served_devices import Measured, OwnDevices, ServedDevices
 from fluidtune.serving.setting import Setting
@@ -79,9 +81,10 @@ MOST_ID, MOST_INPUTS = 128, 1024
 class Front:
     """An ASGI application, and what is asked about it. It belongs to the event loop that runs when it is made.
 
-    ``POST /`` asks the best trial, ``POST /TRIAL`` another one, ``GET /`` says what there is, ``GET /healthz`` whether
-    the front lives, ``GET /readyz`` whether a model process can answer (503: none can), and ``GET /metrics`` has the
-    counts for Prometheus. ``/v2`` is the Open Inference Protocol. ``GET /openapi.json`` and ``GET /docs`` describe all.
+    ``POST /`` asks the best trial, ``POST /TRIAL`` another one or one of several models. ``GET /`` says what there is,
+    ``GET /healthz`` whether the front lives, ``GET /readyz`` whether a model process can answer (503: none can), and
+    ``GET /metrics`` has the counts for Prometheus. ``/v2`` is the Open Inference Protocol. ``GET /openapi.json`` and
+    ``GET /docs`` describe all.
 
     The body of a request is one input as a JSON value, that of an answer one output. Other answers are `Said`: a
     status, a code and a text. 400: the input is none. 404, 405: no such trial, no such method. 413: the body is too
@@ -131,13 +134,15 @@ class Front:
         """Raises `Said`."""
         path = request.scope["path"]
         asked = inference(request.method, path, self._versions()) if path.startswith("/v2") else None
+        if self._setting.placing is not None and len(self._names) > 1 and (request.method, path) == ("POST", "/"):
+            raise Said(404, "not_found", f"several models are served; POST /MODEL: {', '.join(self._names)}")
         name = asked.model if asked is not None else route(request.method, path, self._names)
         if request.method != "POST":
             return self._shown(name, asked)
         version = asked.version if asked is not None else ""
         key = self._key(name, version, number)
         try:
-            until = arrival + timeout_s(request.headers.get(TIMEOUT), self._setting.slo)
+            until = arrival + timeout_s(request.headers.get(TIMEOUT), self._setting.slo_of(name))
             with self._intake.one() as holding:
                 server = self._check_there()
                 if (why := server.hopeless(key, until - arrival)) is not None:
@@ -271,10 +276,15 @@ class Front:
             raise refused("no_lease", f"the service has no device now: {waits}")
         return self._server
 
-    def _check_ready(self, version: str) -> None:
-        """Raises `Said` if no model process can answer now. version: that is asked about; "": the one that serves."""
-        named = self._rollouts.service.answering.get(version)
-        if not self._check_there().able or (named is not None and not self._rollouts.able(named)):
+    def _check_ready(self, asked: Route | None) -> None:
+        """Raises `Said` if no model process can answer now. asked: about a model, and maybe a version of it."""
+        server = self._check_there()
+        if self._setting.placing is not None:
+            able = server.able_for(asked.model) if asked is not None and asked.model else bool(server.able)
+        else:
+            named = self._rollouts.service.answering.get(asked.version) if asked is not None else None
+            able = bool(server.able) and (named is None or self._rollouts.able(named))
+        if not able:
             raise refused("no_model_process", "no model process answers")
 
     def _count(self, name: str, said: Said, times: int = 1) -> None:
@@ -286,7 +296,7 @@ class Front:
         """What needs no model: a state, a description, or counts. Raises `Said`."""
         what = asked.what if asked is not None else name
         if what in (READY, "ready", "model_ready"):
-            self._check_ready(asked.version if asked is not None else "")
+            self._check_ready(asked)
         if what in (LIVE, READY, "live", "ready", "model_ready"):
             return as_json(200, {"state": self._doing})
         if what == METRICS:
@@ -296,7 +306,7 @@ class Front:
         if what == "/":
             versions = self._versions()
             trials = [
-                {"trial": one.name, "value": one.value, "versions": versions[one.name]}
+                {"trial": one.name, "value": one.value, "versions": versions[one.name], **self._own_slo(one.name)}
                 for one in self._setting.loading.trials
             ]
             return as_json(200, {"state": self._doing, "slo_s": self._setting.slo, "trials": trials})
@@ -309,6 +319,10 @@ class Front:
         if what == DOCUMENT:
             return as_json(200, self._document)
         return Response(page(self._document), media_type="text/html")
+
+    def _own_slo(self, name: str) -> dict[str, float]:
+        """The SLO of one of several models, which have each their own."""
+        return {"slo_s": self._setting.slo_of(name)} if self._setting.placing is not None else {}
 
     def _check_token(self, request: Request) -> None:
         """Raises `Said` for a request without the service's token. Probes need none."""
@@ -375,6 +389,7 @@ class Front:
             "model": self._names[0],
             "phase": self._rollouts.service.phase,
             "stages": self._rollouts.stages(),
+            "placement": self._devices.placement() if isinstance(self._devices, PlacedDevices) else None,
             "trials": [*self._rollouts.status(self._figures), *others],
         }
 
@@ -383,6 +398,7 @@ class Front:
         there = self._server is not None and key in self._rollouts.answering
         goodput, p99 = self._books.pace(key)
         return {
+            **self._own_slo(key),
             "batching": self._server.batching(key) if there else None,  # type: ignore[union-attr]
             "batch_1_s": self._server.profile(key).seconds(1) if there else None,  # type: ignore[union-attr]
             "requests": self._books.requests(key),
@@ -449,13 +465,13 @@ class Front:
         setting = self._setting
         self._state = "loading"
         held = self._devices = self._devices or await self._get_devices()
-        devices, samples = await held.first()
+        devices, samples, placed = await held.first()
         self._state = "measuring"
         inputs = {key: some.inputs for key, some in samples.items()}
         models = await measure_models(
             [Measured(device) for device in devices.values()],
             inputs,
-            dict.fromkeys(self._rollouts.keys, setting.slo),
+            {key: setting.slo_of(key) for key in self._rollouts.keys},
             setting.max_batch,
             None,
             setting.policy,
@@ -471,8 +487,10 @@ class Front:
             for name, one in zip(self._names, found.values(), strict=True)
         }
         self._document = document(described, setting.slo, setting.token is not None)
+        if setting.placing is not None and len(self._names) > 1:
+            del self._document["paths"]["/"]["post"]
         self._rollouts.answering.update(found)
-        self._server = AsyncServer(models, devices, self._books.batch)
+        self._server = AsyncServer(models, devices, self._books.batch, placed)
         held.serve(self._server, lambda: self._watch.wanted if self._watch is not None else 1)
         self._note()
         self._keep_profiles()
@@ -488,6 +506,9 @@ class Front:
 
     async def _get_devices(self) -> ServedDevices:
         setting = self._setting
+        if setting.placing is not None:
+            own = OwnDevices(setting.devices, setting.resources, self._start_placed)
+            return PlacedDevices(setting, own, self._log.write, self._offered)
         if setting.leasing is None:
             return OwnDevices(setting.devices, setting.resources, self._start_device, setting.stages)
         # Here and not above: a service with devices of its own needs neither Themis nor its solver.
@@ -497,17 +518,31 @@ class Front:
 
     def _start_device(self, number: int, group: Any = None) -> VersionedDevice:
         """The processes of a device. ``group``: the placement group that holds it, if it is held."""
-        options: dict[str, Any] = dict(self._setting.resources)
+
         stages, room = self._setting.stages, self._setting.room
-        if group is not None:  # Bundles of stages are alike; -1 is any of them.
-            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0 if stages == 1 else -1)
-            options["scheduling_strategy"] = strategy
 
         def make(loading: Loading, resources: Mapping[str, Any]) -> RemoteDevice:
             given = number, loading, resources, self._log.write, self._forks
             return RemoteDevice(*given) if stages == 1 else StagedDevice(stages, room, *given)
 
-        return self._rollouts.device(make, options)
+        return self._rollouts.device(make, self._options(group))
+
+    def _start_placed(self, number: int, group: Any = None) -> PlacedDevice:
+        """The process of a device without a model, as `_start_device`."""
+        loading = replace(self._setting.loading, trials=())
+        return PlacedDevice(number, loading, self._options(group), self._log.write, self._forks)
+
+    def _options(self, group: Any) -> dict[str, Any]:
+        """Ray's options for a process of a device."""
+        options: dict[str, Any] = dict(self._setting.resources)
+        if group is not None:  # Bundles of stages are alike; -1 is any of them.
+            index = 0 if self._setting.stages == 1 else -1
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        return options
+
+    def _offered(self) -> dict[str, int]:
+        """The requests to each model so far."""
+        return {name: sum(self._books.requests(name).values()) for name in self._names}
 
     def _tell_start(self) -> None:
         setting = self._setting
@@ -529,7 +564,7 @@ class Front:
         """Take down the profiles as they are known now. It is called when there is no overload."""
         if self._server is not None:
             known, delays = {name: self._server.profile(name) for name in self._rollouts.keys}, self._delays()
-            if all(known[name].seconds(1) + delays[name] <= self._setting.slo for name in known):
+            if all(known[name].seconds(1) + delays[name] <= self._setting.slo_of(name) for name in known):
                 self._kept = profiles_to_json(known, this_machine(), delays)
 
     def _keep_profiles(self) -> None:

@@ -1,14 +1,15 @@
 """What `fluidtune serve plan --models` reads and prints: which models are to stand on which GPUs. It needs no Ray.
 
-The search is `symphony_serve.placement`. The plan is advice: a service holds all of its models on each device, and
-does not cut them. All times are seconds, all rates requests per second, all memory is bytes unless GiB is said.
+The search is `symphony_serve.placement`. A service of several models (`placed_devices`) searches with times that it has
+measured, and does not cut models. All times are seconds, all rates requests per second, all memory is bytes unless GiB
+is said.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 
 #: The part of the requests that `--find` makes answered in time.
 ATTAINMENT = 0.99
-ADVICE = "This plan is advice: `fluidtune serve start` holds all of its models on each device, or cuts one (--stages)."
+ADVICE = "`fluidtune serve start --models` places models by the same search, from times that it measures; it cuts none."
 #: The keys of a model in the file, and those of the tables in it.
 KEYS = (
-    "name", "run", "trial", "seconds", "bytes", "layers", "configurations", "hop", "delay",
+    "name", "run", "trial", "checkpoint", "load", "seconds", "bytes", "layers", "configurations", "hop", "delay",
     "slo", "rate", "cv", "trace", "weight",
 )  # fmt: skip
 LAYERS, CONFIGURATION = ("seconds", "bytes"), ("seconds", "bytes", "hop")
 #: Key -> the keys of which one must be there for it to mean anything.
-BELONGS_TO = {"trial": ("run",), "bytes": ("run", "seconds"), "hop": ("layers",), "cv": ("rate",)}
+BELONGS_TO = {"trial": ("run",), "bytes": ("run", "seconds", "checkpoint"), "hop": ("layers",), "cv": ("rate",)}
 
 
 @dataclass(frozen=True)
@@ -61,24 +62,80 @@ class Plan:
     mean: tuple[float, ...]
 
 
-class ModelsFile:
-    """The models of a TOML file, and their requests. memory: bytes of weights that a GPU may hold; None: not known."""
+class ModelTables:
+    """The tables of models, of a TOML file or as they are given. Raises FluidTuneError for wrong names and keys."""
 
-    def __init__(self, path: str, memory: float | None):
-        self._path, self._memory = Path(path), memory
-        tables = tables_of(path)
-        names = names_of(tables, path)
-        for name, table in zip(names, tables, strict=True):
+    def __init__(self, given: str | Path | Sequence[Mapping[str, Any]]):
+        self._path = Path(given) if isinstance(given, str | Path) else Path("models")
+        #: To which paths in the tables are relative.
+        self.directory = self._path.parent
+        self._tables = tables_of(given)
+        self._names = names_of(self._tables, str(self._path))
+        for name, table in self:
             self._check_keys(name, table)
-        self.models = [self._model(name, table) for name, table in zip(names, tables, strict=True)]
-        self._rates = [self._rate(name, table) for name, table in zip(names, tables, strict=True)]
-        self.requests = self._requests(tables)
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Each model's name and table."""
+        return zip(self._names, self._tables, strict=True)
+
+    def where(self, name: str) -> str:
+        """The model, for a message."""
+        return f"{self._path}: model {name}"
+
+    def number(
+        self, name: str, table: Mapping[str, Any], key: str, default: float | None = None, least: float | None = None
+    ) -> float:
+        """A finite number above 0, or of ``least`` or more; ``default`` if the table has not the key."""
+        return number_of(table, key, self.where(name), default, least)
+
+    def rate(self, name: str, table: Mapping[str, Any]) -> tuple[float, float]:
+        """The mean rate in requests per second, and the CV of the gaps, as given or of the trace."""
+        given = self._rate(name, table)
+        if given:
+            return given, number_of(table, "cv", self.where(name), 1.0, least=0.0)
+        gaps = np.diff(self._trace(table), prepend=0.0)
+        mean = max(float(gaps.mean()), 1e-9)
+        return 1 / mean, float(gaps.std()) / mean
 
     def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
         known(table, KEYS, f"{self._path}: model {name}")
         for key, others in BELONGS_TO.items():
             if key in table and not any(one in table for one in others):
                 raise FluidTuneError(f"{self._path}: model {name} has `{key}` without `{'` or `'.join(others)}`")
+
+    def _rate(self, name: str, table: Mapping[str, Any]) -> float:
+        """Requests per second; 0 for a trace, which is read later."""
+        where = f"{self._path}: model {name}"
+        if ("rate" in table) == ("trace" in table):
+            said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
+            raise FluidTuneError(f"{where} has {said}; give one of them")
+        return number_of(table, "rate", where) if "rate" in table else 0.0
+
+    def _trace(self, table: Mapping[str, Any]) -> np.ndarray:
+        """Arrival times in seconds, one a line."""
+        path = self._path.parent / str(table["trace"])
+        where = f"{self._path}: model {table['name']}: the trace {str(path)!r}"
+        try:
+            words = path.read_text().split()
+            times = np.array([float(one) for one in words])
+        except OSError as error:
+            raise FluidTuneError(f"{where} cannot be read: {error.strerror}")
+        except ValueError as error:
+            raise FluidTuneError(f"{where} has a line that is no number of seconds: {error}")
+        if not len(times) or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
+            raise FluidTuneError(f"{where} is no list of ascending seconds from 0 on, one a line")
+        return times
+
+
+class ModelsFile(ModelTables):
+    """The models of a TOML file, and their requests. memory: bytes of weights that a GPU may hold; None: not known."""
+
+    def __init__(self, path: str, memory: float | None):
+        super().__init__(path)
+        self._memory = memory
+        self.models = [self._model(name, table) for name, table in self]
+        self._rates = [self._rate(name, table) for name, table in self]
+        self.requests = self._requests(self._tables)
 
     def _model(self, name: str, table: Mapping[str, Any]) -> ServedModel:
         where = f"{self._path}: model {name}"
@@ -136,15 +193,7 @@ class ModelsFile:
             raise FluidTuneError(f"{where} has a `run` that was served in stages; give its `configurations`")
         return [profiles[trial].seconds(1)], max(delay, delays.get(trial, 0.0))
 
-    def _rate(self, name: str, table: Mapping[str, Any]) -> float:
-        """Requests per second; 0 for a trace, which is read later."""
-        where = f"{self._path}: model {name}"
-        if ("rate" in table) == ("trace" in table):
-            said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
-            raise FluidTuneError(f"{where} has {said}; give one of them")
-        return number_of(table, "rate", where) if "rate" in table else 0.0
-
-    def _requests(self, tables: list[dict[str, Any]]) -> Requests:
+    def _requests(self, tables: Sequence[Mapping[str, Any]]) -> Requests:
         total = sum(self._rates)
         needed = sum(rate * gpu_seconds(one) for rate, one in zip(self._rates, self.models, strict=True))
         if needed > MOST_GPUS:
@@ -163,21 +212,6 @@ class ModelsFile:
         if not len(found):
             raise FluidTuneError(f"{self._path}: no request comes in {length:g} s; give larger rates or longer traces")
         return densest(found)
-
-    def _trace(self, table: Mapping[str, Any]) -> np.ndarray:
-        """Arrival times in seconds, one a line."""
-        path = self._path.parent / str(table["trace"])
-        where = f"{self._path}: model {table['name']}: the trace {str(path)!r}"
-        try:
-            words = path.read_text().split()
-            times = np.array([float(one) for one in words])
-        except OSError as error:
-            raise FluidTuneError(f"{where} cannot be read: {error.strerror}")
-        except ValueError as error:
-            raise FluidTuneError(f"{where} has a line that is no number of seconds: {error}")
-        if not len(times) or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
-            raise FluidTuneError(f"{where} is no list of ascending seconds from 0 on, one a line")
-        return times
 
     def check(self, gpus: int, goal: float) -> int:
         """The least number of GPUs by which ``goal`` may be attained. gpus: that there are at most.

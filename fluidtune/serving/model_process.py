@@ -1,12 +1,15 @@
-"""The process of a device: it holds all models that are served, and runs one batch at a time."""
+"""The process of a device: it holds the models that it is told to, and runs one batch at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import json
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +25,7 @@ from fluidtune.cluster.sharing.gpu_probe import cuda_failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, adopt_environment
 from fluidtune.serving.model_layers import as_function
-from fluidtune.serving.winners import Winner
+from fluidtune.serving.winners import Winner, mark_of
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 
@@ -38,8 +41,9 @@ Outcome = tuple[int, str]
 class Loading:
     """How a process comes to the models.
 
-    load: a pickled ``load(checkpoint_directory, config)``. paths: of the process that pickled it, to import from.
-    beside: the process takes turns with trials. environment: variables that it sets first.
+    load: a pickled ``load(checkpoint_directory, config)``, for trials without one of their own. paths: of the process
+    that pickled it, to import from. beside: the process takes turns with trials. environment: variables that it sets
+    first.
     """
 
     load: bytes
@@ -57,14 +61,10 @@ class Loading:
             raise FluidTuneError(f"load={load!r} cannot be sent to another process ({error}); define it in a module")
         return cls(pickled, tuple(sys.path), tuple(trials), beside)
 
-    def function(self) -> Callable[..., Any]:
-        """``load``, in the process that is to call it. Raises ServeError if it cannot be imported there."""
+    def functions(self) -> dict[bytes, Callable[..., Any]]:
+        """Each ``load`` of the trials, in the process that calls it. Raises ServeError if it cannot be imported."""
         sys.path += [path for path in self.paths if path not in sys.path]
-        try:
-            return cloudpickle.loads(self.load)
-        except ImportError as error:
-            said = f"load cannot be imported on {platform.node()} ({error})"
-            raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
+        return {one: function_of(one) for one in {trial.load or self.load for trial in self.trials}}
 
 
 class Samples(NamedTuple):
@@ -72,6 +72,13 @@ class Samples(NamedTuple):
 
     inputs: list[Any]
     outputs: list[Any]
+
+
+class Held(NamedTuple):
+    """A model that was loaded into a process that runs: its samples, and the bytes that the process grew by."""
+
+    samples: Samples
+    bytes: int
 
 
 class Place(NamedTuple):
@@ -100,14 +107,52 @@ class ModelProcess:
             self._load(loading)
 
     def _load(self, loading: Loading) -> None:
-        load = loading.function()
-        self._models = {trial.name: as_function(loaded(load, trial)) for trial in loading.trials}
+        functions = loading.functions()
+        models = {trial.name: loaded(functions[trial.load or loading.load], trial) for trial in loading.trials}
+        self._models = {name: as_function(model) for name, model in models.items()}
         self._turn = Turn("service", served=True) if loading.beside else None
         self._samples = {name: samples_of(name, model) for name, model in self._models.items()}
+        #: By name, what has become of models that were loaded since.
+        self._told: dict[str, Held | BaseException] = {}
 
     def ready(self) -> tuple[int, dict[str, Samples]]:
         """This process' id, and the samples of each model."""
         return os.getpid(), self._samples
+
+    def hold(self, trial: Winner) -> None:
+        """Begin to load one more model, beside the batches. `held` says what has become of it."""
+        threading.Thread(target=self._hold, args=(trial,), name="serve-load", daemon=True).start()
+
+    def _hold(self, trial: Winner) -> None:
+        before = _bytes()
+        try:
+            with NeedsPlainProcess.handed_on():
+                model = as_function(loaded(function_of(trial.load), trial))
+                samples = samples_of(trial.name, model)
+        except BaseException as error:
+            self._told[trial.name] = error
+            return
+        self._models[trial.name], self._samples[trial.name] = model, samples
+        self._told[trial.name] = Held(samples, max(0, _bytes() - before))
+
+    def held(self, name: str) -> Held | None:
+        """What has become of the model; None: it loads. Raises ServeError if it cannot be loaded."""
+        told = self._told.pop(name, None)
+        if isinstance(told, BaseException):
+            raise told
+        return told
+
+    def drop(self, name: str) -> None:
+        """Let go of the model and of its memory."""
+        self._models.pop(name, None)
+        self._samples.pop(name, None)
+        _bytes()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        # What was freed goes back to the machine; only glibc has this.
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
     def alive(self) -> None:
         """The process answers, so it can answer others."""
@@ -162,6 +207,23 @@ class ModelProcess:
             yield waited
 
 
+def _bytes() -> int:
+    """Bytes of memory and of the GPU that this process has, without what nobody holds any more."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    gpu = torch.cuda.memory_allocated() if torch is not None and torch.cuda.is_initialized() else 0
+    return gpu or psutil.Process().memory_info().rss
+
+
+def function_of(load: bytes) -> Callable[..., Any]:
+    """A pickled ``load``. Raises ServeError if its module is not to be found."""
+    try:
+        return cloudpickle.loads(load)
+    except ImportError as error:
+        said = f"load cannot be imported on {platform.node()} ({error})"
+        raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
+
+
 def end_without_gpu() -> None:
     """End this process if a kernel has failed: CUDA cannot be used in it any more. The front starts another one."""
     why = cuda_failure()
@@ -174,7 +236,12 @@ def loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Seq
     """What ``load`` returns for the trial. Raises ServeError if it fails, or returns nothing that can be called."""
     try:
         with trial.checkpoint.as_directory() as directory:
+            if trial.mark and mark_of(directory) != trial.mark:
+                said = f"the files of model {trial.name} have changed since it was placed"
+                raise ServeError(f"{said}; stop the service and start it anew, with {trial.checkpoint.path} as it is")
             model = load(directory, dict(trial.config))
+    except ServeError:
+        raise
     except Exception as error:
         said = f"the checkpoint of trial {trial.name} does not load: {error!r}"
         raise ServeError(f"{said}; check load and {trial.checkpoint.path}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,27 @@ else:
     import tomli as tomllib
 
 
-def tables_of(path: str) -> list[dict[str, Any]]:
-    """The [[models]] tables of the file. Raises FluidTuneError if it cannot be read or has none."""
+def tables_of(given: str | Path | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The tables of a file's [[models]], or those that are given. Raises FluidTuneError if there are none."""
+    if not isinstance(given, str | Path):
+        return _tables(given, "models")
     try:
-        read = tomllib.loads(Path(path).read_text())
+        read = tomllib.loads(Path(given).read_text())
     except OSError as error:
-        raise FluidTuneError(f"the file of models {path!r} cannot be read: {error.strerror}; give a TOML file")
+        raise FluidTuneError(f"the file of models {str(given)!r} cannot be read: {error.strerror}; give a TOML file")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FluidTuneError(f"{path} is no TOML: {error}")
-    known(read, ("models",), path)
-    tables = read.get("models")
-    if not isinstance(tables, list) or not tables or not all(isinstance(one, dict) for one in tables):
-        raise FluidTuneError(f"{path} has no models; write a [[models]] table for each")
-    return tables
+        raise FluidTuneError(f"{given} is no TOML: {error}")
+    known(read, ("models",), str(given))
+    return _tables(read.get("models"), str(given))
 
 
-def names_of(tables: list[dict[str, Any]], path: str) -> list[str]:
+def _tables(found: Any, where: str) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(found, Sequence) or not found or not all(isinstance(one, Mapping) for one in found):
+        raise FluidTuneError(f"{where} has no models; write a [[models]] table for each")
+    return found
+
+
+def names_of(tables: Sequence[Mapping[str, Any]], path: str) -> list[str]:
     """The names of the models. Raises FluidTuneError if one has none, or two have the same."""
     names = [table.get("name") for table in tables]
     for number, name in enumerate(names):

@@ -1,13 +1,16 @@
 """The front's side of a process that holds models: starts it, calls it, and replaces it when it has died.
 
-`versioned_device` has those of one device, `served_devices` those of a service.
+`PlacedDevice` is one whose models come and go. `versioned_device` has those of one device, `served_devices` those of a
+service.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -16,8 +19,9 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.serving.model_layers import Stage
-from fluidtune.serving.model_process import Loading, ModelProcess, Place, Samples
+from fluidtune.serving.model_process import Held, Loading, ModelProcess, Place, Samples
 from fluidtune.serving.model_versions import labels
+from fluidtune.serving.winners import Winner
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.shell.device import Waited
 
@@ -64,7 +68,7 @@ class RemoteDevice:
         #: What its next process has and loads.
         self.resources, self.loading = resources, loading
         self._number, self._tell, self._forks = number, tell, forks
-        version = labels(loading.trials[0].name)[1]
+        version = labels(loading.trials[0].name)[1] if loading.trials else "1"
         self._name = f"models-{number}" if version == "1" else f"models-{number}-{version}"
         #: How many processes it has had.
         self._processes = 0
@@ -131,9 +135,10 @@ class RemoteDevice:
             raise ServeError(_own(error) or f"{ended}; does load end it, or need more memory than there is?") from None
         if asked is not self._told:
             return None  # Another process was started meanwhile.
-        samples = self._take_in(answer)
-        seconds = time.monotonic() - self._began
-        self._tell("worker_started", worker=self._worker, device=self._number, pid=self.pid, seconds=seconds)
+        new, samples = self.pid is None, self._take_in(answer)
+        if new:
+            seconds = time.monotonic() - self._began
+            self._tell("worker_started", worker=self._worker, device=self._number, pid=self.pid, seconds=seconds)
         return samples
 
     async def run(self, model: str, inputs: list[Any]) -> Waited:
@@ -221,6 +226,38 @@ class RemoteDevice:
             return False
         self._forks.turn_off(why)
         return True
+
+
+class PlacedDevice(RemoteDevice):
+    """A process whose models come and go while it runs. Its next one has the models that it had."""
+
+    async def load(self, trial: Winner) -> Held:
+        """Have it load one more model beside the batches. Raises ServeError if it cannot; it has nothing of it then."""
+        actor = self._actors[0]
+        try:
+            await fetched(actor.hold.remote(trial), HUNG_S)
+            until = time.monotonic() + LOAD_S
+            while (found := await fetched(actor.held.remote(trial.name), HUNG_S)) is None:
+                if time.monotonic() > until:
+                    self._replace(f"model {trial.name} has not loaded within {LOAD_S:.0f} s")
+                    raise ServeError(f"model {trial.name} has not loaded within {LOAD_S:.0f} s; does load end?")
+                await asyncio.sleep(LOOK_S)
+        except RayTaskError as error:
+            if self._plainly(error):
+                self._replace("it must not be a forked process")
+            raise ServeError(said_of(error)) from None
+        except RayError as error:
+            raise ServeError(f"the process ended while it loaded model {trial.name} ({said_of(error)})") from None
+        if actor is not self._actors[0]:
+            raise ServeError(f"the process ended when it had loaded model {trial.name}")
+        self.loading = replace(self.loading, trials=(*self.loading.trials, trial))
+        return found
+
+    async def unload(self, model: str) -> None:
+        """Have it let go of the model. No batch of it may be on its way. A process that has ended has let go of it."""
+        self.loading = replace(self.loading, trials=tuple(one for one in self.loading.trials if one.name != model))
+        with contextlib.suppress(RayError):
+            await fetched(self._actors[0].drop.remote(model), HUNG_S)
 
 
 def _own(error: Exception) -> str | None:

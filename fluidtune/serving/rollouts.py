@@ -146,8 +146,9 @@ class Rollouts:
         handle(self.service, event)  # First, as it says in one line what stands in the way.
         if self._setting.stages > 1:
             raise ServeError("this service has its model in stages, and versions are of whole ones; start it anew")
-        if len(self._setting.loading.trials) > 1:
-            raise ServeError("this service has several trials, and versions are of one; start it without --top")
+        if self._setting.placing is not None or len(self._setting.loading.trials) > 1:
+            several, option = ("models", "--models") if self._setting.placing is not None else ("trials", "--top")
+            raise ServeError(f"this service has several {several}, and versions are of one; start it without {option}")
         if self._server is None or not self._present():
             raise ServeError("the service does not answer yet; fluidtune serve status says what it waits for")
         if self.service.other is None:  # Else the kept version goes first.

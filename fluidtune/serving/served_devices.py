@@ -1,35 +1,40 @@
 """The devices of a service, as the front knows them.
 
-`OwnDevices` are the usual ones: a fixed number that the service holds from start to end. `model_leases` has the others,
-which are leases of the arbiter.
+`OwnDevices` are the usual ones: a fixed number that the service holds from start to end. `model_leases` has those that
+are leases of the arbiter, `placed_devices` those of which each holds some of the models.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import ray
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 
 from fluidtune.serving.model_process import Samples
+from fluidtune.serving.remote_devices import PlacedDevice
 from fluidtune.serving.versioned_device import VersionedDevice
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import Waited
 
 
 class First(NamedTuple):
-    """What there is when the models are loaded: devices by number, one at least, and the samples of each model."""
+    """What there is when the models are loaded: devices by number, one at least, and the samples of each model.
 
-    devices: dict[int, VersionedDevice]
+    held: the models of each device; None: each has all.
+    """
+
+    devices: Mapping[int, VersionedDevice | PlacedDevice]
     samples: dict[str, Samples]
+    held: dict[int, frozenset[str]] | None = None
 
 
 class Measured(NamedTuple):
     """A device whose batches are measured: the same way, but what fails raises."""
 
-    device: VersionedDevice
+    device: VersionedDevice | PlacedDevice
 
     @property
     def models(self) -> frozenset[str]:
@@ -77,7 +82,11 @@ class ServedDevices(Protocol):
         """The service is over."""
 
 
-class OwnDevices:
+#: What the devices are.
+D = TypeVar("D", VersionedDevice, PlacedDevice)
+
+
+class OwnDevices(Generic[D]):
     """``count`` devices, as `ServedDevices`. start: makes the device of a number in a placement group, or in none.
 
     resources: Ray's options for a process, of which a device has ``stages``. A device with any is held by a placement
@@ -88,15 +97,12 @@ class OwnDevices:
     waits = trouble = ""
 
     def __init__(
-        self,
-        count: int,
-        resources: Mapping[str, float],
-        start: Callable[[int, Any], VersionedDevice],
-        stages: int = 1,
-    ):
-        self.count, self._start, self._stages = count, start, stages
+        self, count: int, resources: Mapping[str, float], start: Callable[[int, Any], D], stages: int = 1
+    ) -> None:
+        self.count, self._stages = count, stages
+        self._start: Callable[[int, Any], D] = start
         self._bundle = {name[4:-1].upper(): each for name, each in resources.items() if each}
-        self._devices: list[VersionedDevice] = []
+        self._devices: list[D] = []
         self._groups: dict[int, Any] = {}
 
     @property

@@ -30,8 +30,9 @@ from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
-from fluidtune.serving.setting import Following, Setting
-from fluidtune.serving.winners import ranking, run_directory, winner_named, winners
+from fluidtune.serving.placed_models import Models, placed_models
+from fluidtune.serving.setting import Following, Placing, Setting
+from fluidtune.serving.winners import Winner, ranking, run_directory, winner_named, winners
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Batching, StartPolicy
 from symphony_serve.placement.stages import GIB
@@ -67,7 +68,7 @@ OPTIONS: dict[str, dict[str, float]] = {"CPU": {"num_cpus": 1.0}, "GPU": {"num_c
 
 
 class Served:
-    """Trials that answer requests. `url` is where: POST an input to it, or to url/TRIAL.
+    """Trials or models that answer requests. `url` is where: POST an input to it, or to url/TRIAL or url/MODEL.
 
     It goes on until `stop`, or until the Ray cluster ends. Use it as a context manager, or `stop` it.
     """
@@ -110,10 +111,13 @@ class Served:
 
 
 def serve(
-    results: ResultGrid | str | Path,
-    load: Callable[..., Any],
-    slo: float,
+    results: ResultGrid | str | Path | None = None,
+    load: Callable[..., Any] | None = None,
+    slo: float | None = None,
     *,
+    models: Models | None = None,
+    memory: float | None = None,
+    search_s: float = 10.0,
     top: int = 1,
     devices: str | None = None,
     metric: str | None = None,
@@ -135,6 +139,8 @@ def serve(
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
 
+    Or let several models answer, each within an SLO of its own, of which each device holds some.
+
     Args:
         results: what `Tuner.fit` returned, or the run's directory.
         load: ``load(checkpoint_directory, config)`` returns a trial's model: a function from a list of inputs to as
@@ -142,6 +148,10 @@ def serve(
             what is measured at the start; a request whose input has another form than they is answered with 400. The
             directory may be gone when ``load`` has returned.
         slo: seconds from a request to its answer. Requests that cannot be answered in time get 503 before that.
+        models: in place of ``results``, ``load`` and ``slo``: a TOML file, or a list of tables with its keys, as
+            docs/placement.md has them; ``load`` of a table may be a function.
+        memory: with ``models``, GiB that the models of a device take at most, at any moment. Default: no limit.
+        search_s: with ``models``, seconds that a search for a placement takes at most.
         top: how many trials are served, the best ones.
         devices: "cpu:N" or "gpu:N": N processes of one core or one GPU, each with all models. Default: one. With an
             arbiter, N at most, and by default any number.
@@ -173,9 +183,21 @@ def serve(
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
     """
-    following = _following(results, top, metric, mode, follow) if follow is not None else None
-    trials = winners(results, top, metric, mode, running=follow is not None)
-    loading = Loading.of(load, trials, beside)
+    if models is not None:
+        others = {"results": results, "load": load, "slo": slo, "metric": metric, "mode": mode, "arbiter": arbiter}
+        others |= {"follow": follow, "beside": beside or None, "top": None if top == 1 else top}
+        _check_alone(others)
+        placing, chosen, run = _placing(models, memory, search_s, devices)
+        trials, slo = list(chosen), max(one.slo for one in placing.models)
+        following, loading = None, Loading(b"", tuple(sys.path), tuple(chosen))
+    elif results is None or load is None or slo is None:
+        raise FluidTuneError("give results, load and slo, or models")
+    elif memory is not None:
+        raise FluidTuneError(f"memory is {memory!r}, and is for several models; give models, or leave it out")
+    else:
+        following = _following(results, top, metric, mode, follow) if follow is not None else None
+        trials = winners(results, top, metric, mode, running=follow is not None)
+        placing, loading, run = None, Loading.of(load, trials, beside), run_directory(results)
     policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
     former = _former(batching)
     if stages != 1 or stage_memory is not None:
@@ -183,7 +205,6 @@ def serve(
     _check_installed()
     if not ray.is_initialized():
         ray.init(log_to_driver=False)
-    run = run_directory(results)
     leasing = _leasing(devices, beside, arbiter, run) if arbiter is not None else None
     count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
@@ -194,9 +215,31 @@ def serve(
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
     setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
     setting = replace(setting, token=token, cors=tuple(cors), batching=former, following=following, stages=stages)
-    setting = replace(setting, room=math.inf if stage_memory is None else stage_memory * GIB)
+    setting = replace(setting, room=math.inf if stage_memory is None else stage_memory * GIB, placing=placing)
     _start(setting, host, port)
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
+
+
+def _check_alone(others: Mapping[str, Any]) -> None:
+    """Raises FluidTuneError if one is given of what is for trials."""
+    for name, value in others.items():
+        if value is not None:
+            why = "several models share no leases" if name == "arbiter" else "it is for the trials of one run"
+            raise FluidTuneError(f"models and {name} do not go together: {why}; leave one of the two out")
+
+
+def _placing(
+    models: Models, memory: float | None, search_s: float, devices: str | None
+) -> tuple[Placing, list[Winner], str]:
+    """How the models are placed, what is loaded of each, and where the log is kept."""
+    for name, value in (("memory", memory), ("search_s", search_s)):
+        if value is not None and (not isinstance(value, Real) or not 0 < value < math.inf):
+            raise FluidTuneError(f"{name} is {value!r}, expected a number above 0")
+    size = math.inf if memory is None else memory * GIB
+    spec = DeviceSpec.parse(devices)
+    count = spec.count if spec is not None and spec.count else 1
+    placed, chosen, run = placed_models(models, loader, count, size)
+    return Placing(tuple(placed), size, search_s), chosen, run
 
 
 def _checked(
@@ -392,6 +435,10 @@ def status_text(found: dict[str, Any]) -> str:
             f"ms, {one['weights'] / 1e6:.4g} of {whole / 1e6:.4g} MB of weights, {one['activations'] / 1e3:.4g} kB out"
             for place, one in enumerate(stages)
         ]
+    placement = found.get("placement")
+    if placement:
+        lines += [f"  device {one}: {', '.join(models) or 'no model'}" for one, models in placement["devices"].items()]
+        lines.append(f"  {placement['phase']}: {placement['why']}")
     for trial in found["trials"]:
         batches = {int(size): count for size, count in trial["batches"].items()}
         mean = sum(size * count for size, count in batches.items()) / max(1, sum(batches.values()))
@@ -413,15 +460,15 @@ def loader(text: str) -> Callable[..., Any]:
     """The function that MODULE:FUNCTION names. Raises FluidTuneError if there is none."""
     module, _, name = text.partition(":")
     if not module or not name:
-        raise FluidTuneError(f"--load {text!r} names no function; expected MODULE:FUNCTION")
+        raise FluidTuneError(f"load {text!r} names no function; expected MODULE:FUNCTION")
     try:
         found = getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise FluidTuneError(f"--load {text!r}: the module cannot be imported ({error}); run this where it can be")
+        raise FluidTuneError(f"load {text!r}: the module cannot be imported ({error}); run this where it can be")
     except AttributeError:
-        raise FluidTuneError(f"--load {text!r}: module {module} has no {name}")
+        raise FluidTuneError(f"load {text!r}: module {module} has no {name}")
     if not callable(found):
-        raise FluidTuneError(f"--load {text!r} is a {type(found).__name__}, expected a function")
+        raise FluidTuneError(f"load {text!r} is a {type(found).__name__}, expected a function")
     return found
 
 

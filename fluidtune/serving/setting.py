@@ -23,6 +23,33 @@ class Following:
 
 
 @dataclass(frozen=True)
+class PlacedModel:
+    """One model of several. slo: seconds. rate: requests per second that are expected, cv: of their gaps.
+
+    weight: what a request counts beside those of other models. bytes: of memory; None: they are measured.
+    """
+
+    name: str
+    slo: float
+    rate: float
+    cv: float = 1.0
+    weight: float = 1.0
+    bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Several models, of which each device holds some. memory: bytes that the models of a device take at most.
+
+    seconds: that a search for a placement takes at most.
+    """
+
+    models: tuple[PlacedModel, ...]
+    memory: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Setting:
     """What is served, to whom, and how.
 
@@ -31,6 +58,7 @@ class Setting:
     not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever asks has
     it; None: anybody may. cors: origins of pages that may ask. following: the search; None: the run has ended. stages:
     into which the model is cut; a device is then so many processes. room: bytes of weights in each of these.
+    placing: several models, and ``slo`` is the longest of theirs; None: each device holds all trials.
     """
 
     run: str
@@ -49,3 +77,9 @@ class Setting:
     following: Following | None = None
     stages: int = 1
     room: float = math.inf
+    placing: Placing | None = None
+
+    def slo_of(self, model: str) -> float:
+        """Seconds within which a request to the model is answered."""
+        placed = self.placing.models if self.placing is not None else ()
+        return next((one.slo for one in placed if one.name == model), self.slo)

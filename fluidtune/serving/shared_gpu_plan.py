@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def kind_of(tables: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def planned(
-    tables: list[dict[str, Any]], path: str, gpus: int | None, memory: float, part: float, seconds: float
+    tables: Sequence[Mapping[str, Any]], path: str, gpus: int | None, memory: float, part: float, seconds: float
 ) -> dict[str, Any]:
     """The plan as one object; docs/placement.md has its keys.
 
@@ -68,7 +68,7 @@ def planned(
 class _Tables:
     """The tables of the file. Paths in them are relative to it."""
 
-    def __init__(self, path: Path, tables: list[dict[str, Any]], names: list[str], memory: float):
+    def __init__(self, path: Path, tables: Sequence[Mapping[str, Any]], names: list[str], memory: float):
         self.path, self.named, self.memory = path, list(zip(names, tables, strict=True)), memory
 
     def where(self, name: str) -> str:

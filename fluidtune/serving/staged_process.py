@@ -61,7 +61,8 @@ class StageProcess:
         (trial,) = loading.trials
         self._name, self._number, self._count, self._room = trial.name, number, count, room
         with NeedsPlainProcess.handed_on():
-            model = loaded(loading.function(), trial)
+            (load,) = loading.functions().values()
+            model = loaded(load, trial)
         layers = layers_of(model)
         if layers is None:
             said = f"load returned {type(model).__name__} for trial {trial.name}, which has no layers to cut"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,37 @@ from ray.tune.experiment import Trial
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import EVENT_LOG_NAME, read_events
 
+#: Bytes that are looked at. Judgement: other weights differ everywhere, and gigabytes take seconds to read whole.
+MARK = 1 << 20
+
 
 @dataclass(frozen=True)
 class Winner:
-    """A trial that is served: its id, its latest checkpoint, its config, and its last value of the metric."""
+    """A trial that is served: its id, its latest checkpoint, its config, and its last value of the metric.
+
+    Of several models in one service: the model's name in place of the id. load: its own pickled function; empty: that
+    of the service. mark: of its files when they were placed (`mark_of`); empty: they may change.
+    """
 
     name: str
     checkpoint: Checkpoint
     config: dict[str, Any]
     value: float | None
+    load: bytes = b""
+    mark: str = ""
+
+
+def mark_of(directory: str) -> str:
+    """Another text when the files have changed, by their names, lengths, and first and last `MARK` bytes."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(one for one in Path(directory).rglob("*") if one.is_file()):
+        size = path.stat().st_size
+        found.update(f"{path.relative_to(directory)}\0{size}\0".encode())
+        with path.open("rb") as file:
+            found.update(file.read(MARK))
+            file.seek(max(0, size - MARK))
+            found.update(file.read(MARK))
+    return found.hexdigest()
 
 
 def winners(

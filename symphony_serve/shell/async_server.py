@@ -25,6 +25,7 @@ from symphony_serve.messages import (
     Cancelled,
     Dispatch,
     Event,
+    GpuHolds,
     GpuJoined,
     GpuLeaving,
     GpuLost,
@@ -92,11 +93,12 @@ class BatchSeen(NamedTuple):
 class _Slot:
     """A device in the server. token: the scheduler's name for the time since it last joined.
 
-    leaves, lost: the scheduler gives it no batch, for ever, or until it joins again. ended: nothing more is to come.
+    models: it gets batches of these; None: of all. leaves, lost: the scheduler gives it no batch, for ever, or until it
+    joins again. ended: nothing more is to come.
     """
 
-    def __init__(self, number: int, device: Device, token: int):
-        self.number, self.device, self.token = number, device, token
+    def __init__(self, number: int, device: Device, token: int, models: frozenset[str] | None):
+        self.number, self.device, self.token, self.models = number, device, token, models
         self.leaves = self.lost = self.ended = False
         #: What was sent and is not run yet: batches, their answers, and when they were sent.
         self.batches: deque[tuple[Dispatch, list[Answer], float]] = deque()
@@ -128,7 +130,8 @@ class AsyncServer:
 
     models: with profiles and delays, mostly from `measuring.measure_models`. Their jitter is what the loop may wake too
         late; with less, a batch that is deferred to its latest start is given up. devices: a mapping names them by
-        number, as `join` does. Each has all models.
+        number, as `join` does. held: by number, the models that a device has until `hold` says otherwise; a device that
+        is not named there has all models.
 
     Each request is answered or refused exactly once. What waits is refused before its deadline, so that no queue is
     longer than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A
@@ -138,7 +141,7 @@ class AsyncServer:
     one that has lost two devices is refused. ``watch`` is called with each batch after its requests were answered. A
     device that had no batch for `IDLE_S` is asked `Device.check`. Devices come and go by `join` and `leave`, models by
     `add` and `remove`. Use it as an async context manager, or `close` it. It belongs to the event loop that runs when
-    it is made. Raises ServeError if a device lacks a model.
+    it is made. Raises ServeError if a device lacks a model that it is to have.
 
     One thing: callers, timers and devices share the scheduler and its open requests.
     """
@@ -148,13 +151,15 @@ class AsyncServer:
         models: Sequence[Model],
         devices: Sequence[Device] | Mapping[int, Device],
         watch: Callable[[BatchSeen], None] | None = None,
+        held: Mapping[int, frozenset[str]] | None = None,
     ):
         if not devices:
             raise ServeError("there are 0 devices, expected one at least")
         self._slos = {model.name: model.slo for model in models}
         numbered = dict(devices if isinstance(devices, Mapping) else enumerate(devices))
+        held = held or {}
         for number, device in numbered.items():
-            self._check(number, device)
+            self._check(number, device, held.get(number))
         self._loop = asyncio.get_running_loop()
         self._watch = watch
         self._scheduler = self._decides(models)
@@ -178,14 +183,13 @@ class AsyncServer:
         #: By name, the models that were removed and still have requests.
         self._going: dict[str, asyncio.Future[None]] = {}
         for number, device in numbered.items():
-            self.join(number, device)
+            self._join(number, device, held.get(number))
 
-    def _check(self, number: int, device: Device) -> None:
-        if not device.models >= self._slos.keys():
-            raise ServeError(
-                f"device {number} has the models {sorted(device.models)}, expected {sorted(self._slos)}: "
-                "every device has each model"
-            )
+    def _check(self, number: int, device: Device, held: frozenset[str] | None) -> None:
+        wanted = self._slos.keys() if held is None else held
+        if not device.models >= wanted:
+            said = f"device {number} has the models {sorted(device.models)}, expected {sorted(wanted)}"
+            raise ServeError(f"{said}: every device has each model" if held is None else said)
 
     def _decides(self, models: Sequence[Model]) -> Server:
         """What decides; benchmarks put a baseline here."""
@@ -215,7 +219,7 @@ class AsyncServer:
 
         within: as for `ask`. Who asks this first need not read a request that is refused. See `backlog`.
         """
-        there = [slot.number for slot in self._slots.values() if not slot.leaves]
+        there = self._with(model)
         if self._closed or not there:
             return None  # `ask` says why, or waits for a device.
         left = self._budgets[model] - max(0.0, self._slos[model] - within)
@@ -225,22 +229,43 @@ class AsyncServer:
 
     def wait(self, model: str) -> float:
         """Seconds at the least until a request to ``model`` that came now would be answered; its SLO if none can be."""
-        there = [slot.number for slot in self._slots.values() if not slot.leaves]
-        return min(self._slos[model], self._backlog.seconds(model, there, time.monotonic()))
+        return min(self._slos[model], self._backlog.seconds(model, self._with(model), time.monotonic()))
+
+    def _with(self, model: str) -> list[int]:
+        """The devices that stay and have the model; one that is lost is taken to come back."""
+        slots = self._slots.values()
+        return [slot.number for slot in slots if not slot.leaves and (slot.models is None or model in slot.models)]
 
     def join(self, number: int, device: Device) -> None:
-        """A device comes. Its batches are taken to take the times that are known.
+        """A device with all models comes. Its batches are taken to take the times that are known.
 
         Raises ServeError if a device of that number is there, also one that leaves and still has a batch, or if it
         lacks a model.
         """
-        self._check(number, device)
+        self._check(number, device, None)
         if number in self._slots:
             raise ServeError(f"device {number} is there already; let it leave first")
-        slot = self._slots[number] = _Slot(number, device, self._left.pop(number, 0) + 1)
+        self._join(number, device, None)
+
+    def _join(self, number: int, device: Device, held: frozenset[str] | None) -> None:
+        slot = self._slots[number] = _Slot(number, device, self._left.pop(number, 0) + 1, held)
         if not self._closed:
             slot.task = self._loop.create_task(self._serve(slot), name=f"serve-device-{number}")
-            self._handle(GpuJoined(number, slot.token))
+            self._handle(GpuJoined(number, slot.token, models=held))
+
+    def busy_with(self, number: int, model: str) -> bool:
+        """Whether a batch of the model was sent to the device, and not all of it is answered."""
+        slot = self._slots[number]
+        sent = [one.model for _, answers, _ in slot.batches for one in answers]
+        runs = [one.model for answers in slot.running.values() for one in answers if not one.done()]
+        return model in (*sent, *runs)
+
+    def hold(self, number: int, models: frozenset[str]) -> None:
+        """The device gets batches of these models from now on, and of no other one. What was sent to it stays."""
+        slot = self._slots.get(number)
+        if slot is not None and not self._closed:
+            slot.models = models
+            self._handle(GpuHolds(number, models))
 
     def leave(self, number: int) -> None:
         """A device goes: it gets no batch any more, and answers what was sent to it. `devices` says when it has gone.
@@ -281,6 +306,10 @@ class AsyncServer:
     def able(self) -> int:
         """How many devices can be given a batch: those that neither leave nor are lost."""
         return sum(not slot.leaves and not slot.lost for slot in self._slots.values())
+
+    def able_for(self, model: str) -> bool:
+        """Whether a device can be given a batch of this model."""
+        return any(not self._slots[number].lost for number in self._with(model))
 
     def profile(self, model: str) -> Profile:
         """The model's profile as it is known now."""
@@ -480,7 +509,7 @@ class AsyncServer:
     def _join_again(self, slot: _Slot) -> None:
         if not self._closed and not slot.leaves:
             slot.lost = False
-            self._handle(GpuJoined(slot.number, slot.token))
+            self._handle(GpuJoined(slot.number, slot.token, models=slot.models))
 
     def _gone(self, slot: _Slot) -> None:
         """The device has left, or the server is closed."""

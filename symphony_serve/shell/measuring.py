@@ -45,9 +45,10 @@ async def measure_models(
     """The models for an `AsyncServer` on these devices.
 
     samples: inputs of each model, one at least, to measure with. slos: seconds by model. max_batch: no larger batch is
-    measured or formed. profiles: those that are known already (see `profiles`); the others are measured on all devices
-    at once, because devices may share cores. stages: of which each device is a pipeline. Raises ServeError if a batch
-    of 1 with the delays of this machine takes longer than the SLO, or if a model fails with one sample.
+    measured or formed. profiles: those that are known already (see `profiles`); each other one is measured on all
+    devices that have the model at once, because devices may share cores. stages: of which each device is a pipeline.
+    Raises ServeError if a batch of 1 with the delays of this machine takes longer than the SLO, if a model fails with
+    one sample, or if no device has it.
     """
     if not devices or not slos:
         raise ServeError(f"there are {len(devices)} devices and {len(slos)} models, expected at least one of each")
@@ -58,10 +59,13 @@ async def measure_models(
         if not samples.get(name):
             raise ServeError(f"model {name} has no sample inputs, expected one at least to measure it with")
         if name not in known:
-            runs = [_of(one, name) for one in devices]
-            known[name] = await measure_profile(runs, samples[name], slo, max_batch, stages)
+            there = [_of(one, name) for one in devices if name in one.models]
+            if not there:
+                raise ServeError(f"no device has model {name}, so it cannot be measured")
+            known[name] = await measure_profile(there, samples[name], slo, max_batch, stages)
     some = min(slos)
-    delays = await measure_delays(lambda: devices[0].run(some, list(samples[some][:1])))
+    one = next(device for device in devices if some in device.models)
+    delays = await measure_delays(lambda: one.run(some, list(samples[some][:1])))
     return [Model(name, known[name], slo, batching, policy, delays) for name, slo in slos.items()]
 
 

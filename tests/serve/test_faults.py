@@ -57,7 +57,7 @@ def _trust(monkeypatch):
 def _old_token(monkeypatch):
     """A GPU that comes back keeps its former token."""
     join = GpuTable.join
-    monkeypatch.setattr(GpuTable, "join", lambda self, gpu, token, free: join(self, gpu, max(1, token - 1), free))
+    monkeypatch.setattr(GpuTable, "join", lambda self, gpu, token, *given: join(self, gpu, max(1, token - 1), *given))
 
 
 def _late(monkeypatch):

@@ -62,13 +62,13 @@ class Visits:
             def items(self):
                 return counted(super().items())
 
-        self._list, self._dict = CountedList, CountedDict
+        self.counted_list, self._dict = CountedList, CountedDict
 
     def watch(self, owner):
         """Count for all lists and dicts of the object."""
         for name, value in vars(owner).items():
             if type(value) in (list, dict):
-                setattr(owner, name, (self._list if type(value) is list else self._dict)(value))
+                setattr(owner, name, (self.counted_list if type(value) is list else self._dict)(value))
 
 
 def lines(run: Callable[[], object]) -> int:
@@ -110,8 +110,11 @@ def work(gpus, models, gathering=Window):
     simulation = Simulation(scheduler, gpus, requests, 0.0, 60.0)
     table, visits = scheduler._gpus, Visits()
     table.first_idle(0.0)  # Each GPU becomes idle once.
-    for owner in (scheduler, scheduler._matching, table):
+    # All GPUs hold all models, so there is one pool: what is in it counts, but not that it is looked at.
+    pools, ready = table.pools, {None: visits.counted_list(scheduler._matching._ready[None])}
+    for owner in (scheduler, scheduler._matching, table, *pools.values()):
         visits.watch(owner)
+    table.pools, scheduler._matching._ready = pools, ready
     scheduler.events = 0
     run = lines(simulation.run)
     return run / scheduler.events, visits.count / scheduler.events
@@ -132,18 +135,18 @@ def test_the_work_of_an_event_does_not_grow_with_gpus_and_models(gathering):
         assert visited == 0, (gpus, models)
 
 
-def _first_by_hand(self, now):
+def _first_by_hand(self, now, models=None):
     return min((gpu for gpu in self.gpus.values() if gpu.free <= now), key=lambda gpu: gpu.id, default=None)
 
 
-def _first_by_min(self, now):
-    min(self._idle, default=None)
-    return FIRST_IDLE(self, now)
+def _first_by_min(self, now, models=None):
+    min(self.pools[models].idle, default=None)
+    return FIRST_IDLE(self, now, models)
 
 
 def _ready_by_hand(self, heap):
     ready = [(one.offer.latest, name) for name, one in self._models.items() if one.ready and one.offer]
-    if heap is not self._ready:
+    if heap is not self._ready[None]:
         return FIRST(self, heap)
     return (min(ready)[1], self._models[min(ready)[1]].offer) if ready else None
 
@@ -166,5 +169,5 @@ def test_a_scan_is_seen(monkeypatch, owner, name, scan, gpus, models):
 
 def test_a_scan_in_a_module_is_seen_by_its_lines(monkeypatch):
     """`GpuTable.validate` looks at all GPUs; here it is called at each event."""
-    monkeypatch.setattr(GpuTable, "first_idle", lambda self, now: self.validate() or FIRST_IDLE(self, now))
+    monkeypatch.setattr(GpuTable, "first_idle", lambda self, *given: self.validate() or FIRST_IDLE(self, *given))
     assert work(256, 20)[0] > 2 * work(32, 20)[0]

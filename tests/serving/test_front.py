@@ -65,7 +65,9 @@ def made():
         one._names, one._books, one._intake, one._state = ["t"], Books(["t"]), Intake(slo), "serving"
         one._server, one._stopping, one._watch, one._began, one._following = server, False, None, 0.0, None
         one._devices = SimpleNamespace(count=count, waits=waits, trouble="", close=nothing)
-        one._setting = SimpleNamespace(slo=slo, loading=SimpleNamespace(trials=[]), token=token)
+        one._setting = SimpleNamespace(
+            slo=slo, loading=SimpleNamespace(trials=[]), token=token, placing=None, slo_of=lambda name: slo
+        )
         model = Model("t", Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))
         service = Service(Version(1, "t", "run", state="serving"))
         answering = Answering.of(model, Samples([1], [2]), 100)

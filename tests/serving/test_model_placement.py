@@ -56,7 +56,7 @@ def asked(tmp_path, monkeypatch):
 def test_the_plan_as_json(asked):
     found = json.loads(asked(TWO, "--gpus", "3", "--gpu-memory", "4", "--json"))
     assert [one["name"] for one in found["models"]] == ["ranker", "reader"]
-    assert 0 < found["attainment"] <= found["bound"] <= 1 and found["ended"] and "advice" in found["advice"]
+    assert 0 < found["attainment"] <= found["bound"] <= 1 and found["ended"] and "serve start" in found["advice"]
     used = [gpu for group in found["groups"] for gpu in group["gpus"]]
     assert sorted(used) == list(range(len(used))) and len(used) + found["idle_gpus"] == found["gpus"] == 3
     for group in found["groups"]:
@@ -70,7 +70,7 @@ def test_the_plan_as_json(asked):
 def test_the_plan_for_people(asked):
     said = asked(TWO, "--gpus", "3")
     assert "of the requests within their SLO, by simulation" in said and "?" in said
-    assert "This plan is advice" in said and "refused" in said
+    assert "serve start --models" in said and "refused" in said
 
 
 def test_the_least_number_of_gpus(asked):

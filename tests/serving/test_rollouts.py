@@ -32,7 +32,7 @@ def rollouts(*places, trials=1, serving=True):
     from fluidtune.serving.rollouts import Rollouts
 
     winners = tuple(Winner(name, None, {}, 1.0) for name in "ab"[:trials])
-    setting = SimpleNamespace(run="run", stages=1, loading=Loading(b"", (), winners))
+    setting = SimpleNamespace(run="run", stages=1, placing=None, loading=Loading(b"", (), winners))
     made = Rollouts(setting, lambda event, **fields: None)
     made._devices, made._server = [Device(place) for place in places], object() if serving else None
     return made

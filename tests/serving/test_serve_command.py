@@ -187,6 +187,21 @@ def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
     assert isinstance(found.exception, FluidTuneError) and "choose one" in str(found.exception)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["."], "give RUN_DIR, --load and --slo, or --models FILE"),
+        ([".", "--load", f"{HERE}:load", "--slo", "1", "--gpus", "2"], "--gpus 2 is for --models"),
+        (["--models", "none.toml", "--shared"], "models and arbiter do not go together"),
+        (["--models", "none.toml", "--gpus", "2"], "the file of models 'none.toml' cannot be read"),
+    ],
+)
+def test_the_command_says_what_does_not_go_with_several_models(monkeypatch, words, said):
+    monkeypatch.setattr(cli, "_connect", lambda address: None)
+    found = CliRunner().invoke(cli.cli, ["serve", "start", *words])
+    assert isinstance(found.exception, FluidTuneError) and said in str(found.exception)
+
+
 def test_what_takes_turns_has_one_core():
     with pytest.raises(
         FluidTuneError, match="beside=True is for devices=\"cpu:1\", not 'cpu:2'; leave one of the two out"

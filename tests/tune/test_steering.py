@@ -219,7 +219,8 @@ if __name__ == "__main__":
         config = {"num_samples": len(XS), "search_alg": search, "max_concurrent_trials": len(XS)}
     tune.Tuner(
         tune.with_resources(Gated, {"cpu": 0.5}),
-        param_space={"x": tune.randint(0, 9) if algorithm == "optuna" else tune.grid_search(XS), "gate": path + "/gate"},
+        param_space={
+            "x": tune.randint(0, 9) if algorithm == "optuna" else tune.grid_search(XS), "gate": path + "/gate"},
         tune_config=tune.TuneConfig(
             metric="score", mode="max", scheduler=ALGORITHMS.get(algorithm, lambda: None)(), **config),
         run_config=tune.RunConfig(

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from benchmarks.placement.partition import Limits, ModelLoad, partition
 from benchmarks.serve_cluster import imbalance
 from symphony_serve.errors import ServeError
-from symphony_serve.partition import Limits, ModelLoad, partition
 
 #: Golden example 7: rate, memory at rest, memory of a batch.
 FOUR = [ModelLoad("a", 10, 4, 1), ModelLoad("b", 10, 4, 1), ModelLoad("c", 20, 8, 2), ModelLoad("d", 20, 8, 2)]
@@ -102,7 +102,7 @@ def test_what_is_refused(make, said):
 def test_the_solver_prints_nothing():
     """It does so once in a process, below Python's own output; what prints JSON would print that first."""
     code = (
-        "from symphony_serve.partition import Limits, ModelLoad, partition\n"
+        "from benchmarks.placement.partition import Limits, ModelLoad, partition\n"
         "partition([ModelLoad(str(n), n + 1, 1) for n in range(4)], 2, Limits(14))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b""

@@ -1,0 +1,93 @@
+"""The models of a service of several: read from the TOML of `fluidtune serve plan`, or given as tables, and checked.
+
+All that can be seen to be wrong without loading a model is said in one line. All times are seconds, all rates requests
+per second, all memory is bytes unless GiB is said.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ray import cloudpickle
+from ray.tune import Checkpoint
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving.answers import LIVE, METRICS, READY
+from fluidtune.serving.model_placement import ModelTables
+from fluidtune.serving.openapi import DOCUMENT, PAGE
+from fluidtune.serving.setting import PlacedModel
+from fluidtune.serving.winners import Winner, mark_of, winner_named, winners
+from symphony_serve.placement.stages import GIB
+
+#: Names are parts of paths, and "@" is between a trial and its version.
+NAME = re.compile(r"[\w.-]+", re.ASCII)
+
+Models = str | Path | Sequence[Mapping[str, Any]]
+
+
+def placed_models(
+    given: Models, loader: Callable[[str], Callable[..., Any]], count: int, memory: float
+) -> tuple[list[PlacedModel], list[Winner], str]:
+    """The models, what a process loads of each, and the directory beside which the service keeps its log.
+
+    given: the path of a TOML file, or tables with its keys, whose ``load`` may be a function. loader: finds the
+    function that a text names. count, memory: devices, and bytes of each. Raises FluidTuneError.
+    """
+    tables = ModelTables(given)
+    models = [_model(tables, name, table) for name, table in tables]
+    sizes = [one.bytes for one in models]
+    for one in models:
+        if one.bytes is not None and one.bytes > memory:
+            raise FluidTuneError(
+                f"{tables.where(one.name)} has {one.bytes / GIB:.3g} GiB and a device {memory / GIB:.3g} GiB, so it "
+                "fits none; give larger devices"
+            )
+    if all(size is not None for size in sizes) and sum(filter(None, sizes)) > count * memory:
+        total = sum(filter(None, sizes)) / GIB
+        raise FluidTuneError(
+            f"the models have {total:.3g} GiB, and {count} devices {count * memory / GIB:.3g} GiB; give more devices"
+        )
+    return models, [_winner(tables, name, table, loader) for name, table in tables], str(tables.directory.resolve())
+
+
+def _model(tables: ModelTables, name: str, table: Mapping[str, Any]) -> PlacedModel:
+    where = tables.where(name)
+    taken = {"v2", *(path.strip("/") for path in (LIVE, READY, METRICS, DOCUMENT, PAGE))}
+    if not NAME.fullmatch(name) or name in taken:
+        raise FluidTuneError(f"{where} cannot be asked at a path of this name; use letters, digits, '.', '_' and '-'")
+    if "load" not in table:
+        raise FluidTuneError(f'{where} has no `load`; give load = "module:function"')
+    if ("run" in table) == ("checkpoint" in table):
+        said = "both `run` and `checkpoint`" if "run" in table else "neither `run` nor `checkpoint`"
+        raise FluidTuneError(f"{where} has {said}; give one of them")
+    rate, cv = tables.rate(name, table)
+    size = tables.number(name, table, "bytes", math.inf, least=0.0)
+    slo, weight = tables.number(name, table, "slo"), tables.number(name, table, "weight", 1.0)
+    return PlacedModel(name, slo, rate, cv, weight, None if size == math.inf else size)
+
+
+def _winner(
+    tables: ModelTables, name: str, table: Mapping[str, Any], loader: Callable[[str], Callable[..., Any]]
+) -> Winner:
+    where, load = tables.where(name), table["load"]
+    if "run" in table:
+        run = str(tables.directory / str(table["run"]))
+        found = winner_named(run, str(table["trial"])) if "trial" in table else winners(run)[0]
+    else:
+        path = (tables.directory / str(table["checkpoint"])).resolve()
+        if not path.is_dir():
+            raise FluidTuneError(f"{where} has the checkpoint {str(path)!r}, which is no directory")
+        found = Winner(name, Checkpoint.from_directory(str(path)), {}, None)
+    try:
+        pickled = cloudpickle.dumps(load if callable(load) else loader(str(load)))
+    except FluidTuneError as error:
+        raise FluidTuneError(f"{where}: {error}") from None
+    except Exception as error:
+        raise FluidTuneError(f"{where}: load cannot be sent to another process ({error}); define it in a module")
+    with found.checkpoint.as_directory() as directory:
+        return replace(found, name=name, load=pickled, mark=mark_of(directory))

@@ -1,0 +1,332 @@
+"""When models are placed anew on the devices of a service, and by which loads and unloads. It is pure.
+
+Events go into `handle`, and the state after it comes out, with what the shell must do. The search itself is not here:
+`placement.replanning` has it. A placement is changed in steps, so that a device never holds more bytes than its memory,
+models that load and that are unloaded among them; and no model is unloaded from its last device while there is another
+way. docs/placement.md draws the table of transitions, and a test holds the two equal. All times are seconds, all rates
+requests per second, all memory is bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from symphony_serve.errors import ServeError
+
+#: ``settled``: the models stand as they were placed. ``drifting``: rates differ from those that they were placed for.
+#: ``searching``: another placement is looked for. ``moving``: models load and are unloaded.
+Phase = Literal["settled", "drifting", "searching", "moving"]
+
+#: Every change of the phase, with the events that cause it. It begins as ``searching``.
+PHASES: dict[tuple[Phase, Phase], str] = {
+    ("settled", "drifting"): "Rates",
+    ("drifting", "settled"): "Rates",
+    ("drifting", "searching"): "Rates, Down, Up",
+    ("settled", "searching"): "Down, Up",
+    ("searching", "moving"): "Found",
+    ("searching", "settled"): "Found, NotFound",
+    ("moving", "settled"): "Held, Dropped, NotHeld",
+    ("moving", "searching"): "Down, Up",
+}
+#: A rate differs if one of the two is more than this many times the other. Judgement: devices are seldom so full that a
+#: quarter more is refused.
+TIMES = 1.25
+#: And if the requests are this many standard deviations of a Poisson count more or fewer: by chance alone, that happens
+#: in one of 16,000 windows (two-sided normal tail).
+DEVIATIONS = 4.0
+
+Placement = Mapping[int, frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Device:
+    """The models of a device: that it holds, that load, and that are being unloaded. up: its process is there."""
+
+    held: frozenset[str] = frozenset()
+    loads: frozenset[str] = frozenset()
+    drops: frozenset[str] = frozenset()
+    up: bool = True
+
+    @property
+    def all(self) -> frozenset[str]:
+        """The models that take memory."""
+        return self.held | self.loads | self.drops
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where the models stand, and where they are to stand.
+
+    sizes: bytes by model. memory: of each device. patience: rates must differ for so long before there is a search; as
+    long as a change of the placement takes, so that it is never more than twice as late as the best (Karlin and others,
+    "Competitive snoopy caching", 1988). planned: the rates of the latest search. since: when rates began to differ.
+    search: the number of the latest search, while it goes on. target: where the models are to stand. placed: where they
+    stood when all was done. guests: (device, model) that stand elsewhere than they are to, until there is room.
+    """
+
+    sizes: Mapping[str, float]
+    memory: float
+    devices: Mapping[int, Device]
+    patience: float
+    planned: Mapping[str, float]
+    since: float | None = None
+    searches: int = 1
+    searching: bool = True
+    target: Placement | None = None
+    placed: Placement = field(default_factory=dict)
+    guests: frozenset[tuple[int, str]] = frozenset()
+
+    @property
+    def phase(self) -> Phase:
+        if self.searching:
+            return "searching"
+        if self.target is not None:
+            return "moving"
+        return "settled" if self.since is None else "drifting"
+
+    @property
+    def up(self) -> dict[int, Device]:
+        return {number: device for number, device in self.devices.items() if device.up}
+
+    def taken(self, number: int) -> float:
+        """Bytes of the device's memory."""
+        return sum(self.sizes[model] for model in self.devices[number].all)
+
+    def stands(self, model: str) -> list[int]:
+        """The devices that can answer for the model."""
+        return [number for number, device in self.up.items() if model in device.held]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The rates of all models in the last ``seconds``, at ``now``."""
+
+    now: float
+    rates: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The search of this number has found where the models are to stand, or that they stand well."""
+
+    search: int
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class NotFound:
+    """The search of this number has failed."""
+
+    search: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """The device has loaded the model."""
+
+    device: int
+    model: str
+
+
+@dataclass(frozen=True)
+class NotHeld:
+    """The device could not load the model, and has nothing of it in its memory."""
+
+    device: int
+    model: str
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """The device has unloaded the model."""
+
+    device: int
+    model: str
+
+
+@dataclass(frozen=True)
+class Down:
+    """The device's process is gone. Its next one loads what it held."""
+
+    device: int
+
+
+@dataclass(frozen=True)
+class Up:
+    """The device's next process is there, with what the one before held."""
+
+    device: int
+
+
+Event = Rates | Found | NotFound | Held | NotHeld | Dropped | Down | Up
+
+
+@dataclass(frozen=True)
+class Search:
+    """Look where the models are to stand on these devices at these rates; say `Found` or `NotFound`."""
+
+    number: int
+    rates: Mapping[str, float]
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Let the device load the model; say `Held` or `NotHeld`."""
+
+    device: int
+    model: str
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Give the device no batch of the model any more, let it unload it, and say `Dropped`.
+
+    last: no device has the model then, because memory leaves no other way.
+    """
+
+    device: int
+    model: str
+    last: bool = False
+
+
+Act = Search | Hold | Drop
+
+
+def differ(planned: Mapping[str, float], rates: Mapping[str, float], seconds: float) -> bool:
+    """Whether the rate of a model, measured over ``seconds``, is another one than planned, and not by chance."""
+    for model, rate in rates.items():
+        low, high = sorted((rate, planned.get(model, 0.0)))
+        if high > TIMES * low and (high - low) * seconds > DEVIATIONS * math.sqrt(high * seconds):
+            return True
+    return False
+
+
+def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
+    """The state after the event, and what must be done. Raises ServeError for a placement that cannot be."""
+    if isinstance(event, Rates):
+        return _rated(state, event)
+    if isinstance(event, Found | NotFound):
+        if not state.searching or event.search != state.searches:
+            return state, []  # The devices are others since.
+        state = replace(state, searching=False)
+        if isinstance(event, NotFound):
+            return state, []
+        _check(state, event.placement)
+        return _steps(replace(state, target=event.placement, guests=frozenset()))
+    device = state.devices[event.device]
+    if isinstance(event, Down | Up):
+        changed = replace(device, up=isinstance(event, Up))
+        return _search(_with(state, event.device, changed), state.planned)
+    model = frozenset({event.model})
+    if isinstance(event, Dropped):
+        return _steps(_with(state, event.device, replace(device, drops=device.drops - model)))
+    held = device.held | model if isinstance(event, Held) else device.held
+    state = _with(state, event.device, replace(device, loads=device.loads - model, held=held))
+    if isinstance(event, NotHeld) and state.target is not None:
+        # Back to what stood before; where that fails as well, all stays as it is.
+        back = None if state.target == state.placed or not _fits(state, state.placed) else state.placed
+        state = replace(state, target=back, guests=frozenset())
+    return _steps(state)
+
+
+def _with(state: Standing, number: int, device: Device) -> Standing:
+    return replace(state, devices={**state.devices, number: device})
+
+
+def _rated(state: Standing, event: Rates) -> tuple[Standing, list[Act]]:
+    if state.phase not in ("settled", "drifting"):
+        return state, []
+    lacking = any(not state.stands(model) for model in state.sizes)
+    if not lacking and not differ(state.planned, event.rates, event.seconds):
+        return replace(state, since=None), []
+    since = event.now if state.since is None else state.since
+    if event.now - since < state.patience:
+        return replace(state, since=since), []
+    return _search(state, event.rates)
+
+
+def _search(state: Standing, rates: Mapping[str, float]) -> tuple[Standing, list[Act]]:
+    number = state.searches + 1
+    found = replace(state, searching=True, searches=number, target=None, since=None, planned=dict(rates))
+    return found, [Search(number, rates, tuple(state.up))] if state.up else []
+
+
+def _fits(state: Standing, placement: Placement) -> bool:
+    """Whether each model stands, and each device is up and has the memory."""
+    everywhere = {model for models in placement.values() for model in models}
+    return everywhere == state.sizes.keys() and all(
+        number in state.up and sum(state.sizes[model] for model in models) <= state.memory
+        for number, models in placement.items()
+    )
+
+
+def _check(state: Standing, placement: Placement) -> None:
+    if not _fits(state, placement):
+        shown = {number: sorted(models) for number, models in placement.items()}
+        raise ServeError(f"the placement {shown} lacks a model, or a device with memory for it")
+
+
+def _steps(state: Standing) -> tuple[Standing, list[Act]]:
+    """What can be done now on the way to the target."""
+    acts: list[Act] = []
+    if state.target is None or state.searching:
+        return state, acts
+    while (act := next(_possible(state), None)) is not None:
+        state = _begun(state, act)
+        acts.append(act)
+    if any(device.loads or device.drops for device in state.up.values()):
+        return state, acts
+    placed = {number: device.held for number, device in state.up.items()}
+    return replace(state, target=None, guests=frozenset(), placed=placed), acts
+
+
+def _begun(state: Standing, act: Hold | Drop) -> Standing:
+    device, model = state.devices[act.device], frozenset({act.model})
+    if isinstance(act, Hold):
+        assert state.target is not None
+        guest = act.model not in state.target.get(act.device, ())
+        guests = state.guests | {(act.device, act.model)} if guest else state.guests
+        return replace(_with(state, act.device, replace(device, loads=device.loads | model)), guests=guests)
+    return _with(state, act.device, replace(device, held=device.held - model, drops=device.drops | model))
+
+
+def _possible(state: Standing) -> Iterator[Hold | Drop]:
+    """What may be done next, the best first: loads that fit, room for others, detours, and at last a gap."""
+    target, devices = state.target or {}, state.up
+    missing = [
+        (bool(state.stands(model)), -state.planned.get(model, 0.0), model, number)
+        for number in devices
+        for model in target.get(number, frozenset()) - devices[number].all
+    ]
+    # A model that stands nowhere goes first, then the one that is asked most.
+    blocked = []
+    for *_, model, number in sorted(missing):
+        if state.taken(number) + state.sizes[model] <= state.memory:
+            yield Hold(number, model)
+        elif number not in blocked:
+            blocked.append(number)
+    # The one that is asked least goes first.
+    surplus = sorted(
+        (len(state.stands(model)) == 1, state.planned.get(model, 0.0), model, number)
+        for number in devices
+        for model in devices[number].held - target.get(number, frozenset())
+    )
+    loads, drops = ({number for number in devices if getattr(devices[number], what)} for what in ("loads", "drops"))
+    for last, _, model, number in surplus:
+        makes_room = number in blocked and number not in drops and (number, model) not in state.guests
+        if not last and (makes_room or not (missing or loads)):
+            yield Drop(number, model)
+    if not blocked or loads or drops:
+        return
+    for last, _, model, number in reversed(surplus):
+        room = [one for one in devices if state.taken(one) + state.sizes[model] <= state.memory]
+        if last and number in blocked and room and model not in {guest for _, guest in state.guests}:
+            yield Hold(min(room, key=state.taken), model)
+    for last, _, model, number in surplus:
+        if number in blocked:
+            yield Drop(number, model, last)

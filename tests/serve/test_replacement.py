@@ -1,0 +1,248 @@
+"""The machine that places models anew: memory holds whatever happens, and each move comes to its end."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from symphony_serve.errors import ServeError
+from symphony_serve.replacement import (
+    PHASES,
+    Device,
+    Down,
+    Drop,
+    Dropped,
+    Found,
+    Held,
+    Hold,
+    NotFound,
+    NotHeld,
+    Phase,
+    Rates,
+    Search,
+    Standing,
+    Up,
+    differ,
+    handle,
+)
+
+PAGE = Path(__file__).parents[2] / "docs/placement.md"
+NAMES = "abcd"
+
+
+def test_the_page_draws_exactly_the_table():
+    text = PAGE.read_text().split("### The states of a placement", 1)[1].split("```", 2)[1]
+    arrows = re.findall(r"^ +(\w+) --> (\w+): (.+)$", text, re.MULTILINE)
+    assert {(begin, end): causes for begin, end, causes in arrows} == PHASES
+    assert {name for pair in PHASES for name in pair} == set(get_args(Phase))
+
+
+def standing(memory, *held, sizes=None, **given):
+    devices = {number: Device(frozenset(models)) for number, models in enumerate(held)}
+    return Standing(sizes or dict.fromkeys("abc", 1.0), memory, devices, 10.0, dict.fromkeys("abc", 1.0), **given)
+
+
+def moved(state, *placement):
+    """All acts until the placement is reached, each as (what, device, model); each load and unload succeeds."""
+    found = Found(state.searches, {number: frozenset(models) for number, models in enumerate(placement)})
+    state, acts = handle(state, found)
+    told = []
+    while acts:
+        act, *acts = acts
+        last = "!" if isinstance(act, Drop) and act.last else ""
+        told.append(("+" if isinstance(act, Hold) else "-") + f"{act.device}{act.model}{last}")
+        done = Held if isinstance(act, Hold) else Dropped
+        state, more = handle(state, done(act.device, act.model))
+        acts += more
+    assert state.phase == "settled"
+    return told, [("".join(sorted(device.held))) for device in state.devices.values()]
+
+
+@pytest.mark.parametrize(
+    ("memory", "held", "target", "acts"),
+    [
+        # Room: loads first, then unloads. No room, but another device has it: unload first.
+        (3, ["ab", "ac"], ["bc", "ac"], ["+0c", "-0a"]),
+        (2, ["ab", "ac"], ["bc", "ac"], ["-0a", "+0c"]),
+        # The last copy of a goes to a device with room for a while.
+        (1, ["a", "b", ""], ["b", "a", ""], ["+2b", "-1b", "+1a", "-0a", "+0b", "-2b"]),
+        (1, ["a", "b", "c"], ["b", "a", "c"], ["-0a!", "+0b", "-1b", "+1a"]),
+        (2, ["ab", "c"], ["ab", "c"], []),
+    ],
+)
+def test_the_way_to_a_placement(memory, held, target, acts):
+    sizes = dict.fromkeys("".join(held), 1.0)
+    assert moved(standing(memory, *held, sizes=sizes), *target) == (acts, ["".join(sorted(one)) for one in target])
+
+
+def test_a_load_that_fails_brings_back_what_stood_before():
+    state, _ = handle(standing(2, "ab", "ac"), Found(1, {0: frozenset("ab"), 1: frozenset("ac")}))
+    state, _ = handle(state, Rates(0.0, {"a": 1.0, "b": 1.0, "c": 9.0}, 30.0))
+    state, (search,) = handle(state, Rates(10.0, {"a": 1.0, "b": 1.0, "c": 9.0}, 30.0))
+    assert search == Search(2, {"a": 1.0, "b": 1.0, "c": 9.0}, (0, 1))
+    state, acts = handle(state, Found(2, {0: frozenset("bc"), 1: frozenset("ac")}))
+    assert acts == [Drop(0, "a")]
+    state, acts = handle(state, Dropped(0, "a"))
+    assert acts == [Hold(0, "c")]
+    state, acts = handle(state, NotHeld(0, "c"))
+    assert acts == [Hold(0, "a")]
+    state, _ = handle(state, Held(0, "a"))
+    assert (state.phase, state.devices[0].held) == ("settled", frozenset("ab"))
+    # What it was looked for is known: the same rates ask for no other search.
+    assert handle(state, Rates(90.0, {"a": 1.0, "b": 1.0, "c": 9.0}, 30.0))[0].phase == "settled"
+
+
+def test_a_model_that_stands_nowhere_is_placed_again_after_a_while():
+    state, _ = handle(standing(2, "ab", "c"), NotFound(1))
+    state, _ = handle(state, Down(1))
+    state, _ = handle(state, NotFound(2))
+    same = dict.fromkeys("abc", 1.0)
+    state, acts = handle(state, Rates(0.0, same, 10.0))
+    assert (state.phase, acts) == ("drifting", [])
+    assert handle(state, Rates(10.0, same, 10.0))[1] == [Search(3, same, (0,))]
+
+
+@pytest.mark.parametrize(
+    ("planned", "rate", "seconds", "differs"),
+    [(1.0, 1.3, 10.0, False), (100.0, 130.0, 10.0, True), (100.0, 120.0, 1e6, False), (2.0, 0.0, 10.0, True)],
+)
+def test_rates_differ_by_more_than_chance_and_by_more_than_a_quarter(planned, rate, seconds, differs):
+    assert differ({"a": planned}, {"a": rate}, seconds) is differs
+
+
+@pytest.mark.parametrize("target", [{0: "ab", 1: ""}, {0: "abc", 1: "c"}, {0: "ab", 7: "c"}])
+def test_a_placement_that_cannot_be_is_refused(target):
+    with pytest.raises(ServeError, match="lacks a model, or a device with memory for it"):
+        handle(standing(2, "ab", "c"), Found(1, {number: frozenset(models) for number, models in target.items()}))
+
+
+class Replacing(RuleBasedStateMachine):
+    """Rates, searches, loads, unloads and devices in any order, under the table of transitions."""
+
+    @initialize(
+        sizes=st.lists(st.integers(1, 4), min_size=4, max_size=4),
+        memory=st.integers(4, 9),
+        count=st.integers(1, 4),
+        data=st.data(),
+    )
+    def begins(self, sizes, memory, count, data):
+        sizes = dict(zip(NAMES, map(float, sizes), strict=True))
+        devices = {number: Device() for number in range(count)}
+        self.state = Standing(sizes, float(memory), devices, 2.0, dict.fromkeys(NAMES, 1.0))
+        self.now, self.searches = 0.0, [(1, tuple(devices))]
+        self.flights = []
+        self.up = {}
+
+    def tell(self, event):
+        before, self.state = self.state, None
+        self.state, acts = handle(before, event)
+        change = (before.phase, self.state.phase)
+        assert change[0] == change[1] or type(event).__name__ in PHASES[change].split(", "), (change, event)
+        for act in acts:
+            if isinstance(act, Search):
+                self.searches.append((act.number, act.devices))
+                continue
+            assert self.state.devices[act.device].up
+            self.flights.append(act)
+        self.look_at_drops(before, event, acts)
+
+    def look_at_drops(self, before, event, acts):
+        """Follow the acts in their order, in books of the test's own."""
+        held = {number: set(device.held) for number, device in before.up.items()}
+        busy = {number: set(device.all) for number, device in before.up.items()}
+        others = any(device.loads or device.drops for device in before.up.values())
+        if isinstance(event, Held | NotHeld | Dropped):
+            flights = [one for one in self.flights if one not in acts]
+            others = any(one.device in held for one in flights)
+            if event.device in held and isinstance(event, Held):
+                held[event.device].add(event.model)
+            elif event.device in held:
+                busy[event.device].discard(event.model)
+        for act in acts:
+            if isinstance(act, Hold):
+                busy[act.device].add(act.model)
+                assert sum(self.state.sizes[one] for one in busy[act.device]) <= self.state.memory
+            if isinstance(act, Drop):
+                others_hold = any(act.model in held[one] for one in held if one != act.device)
+                held[act.device].discard(act.model)
+                assert act.last is not others_hold
+                assert not (act.last and others), "something else may make room yet"
+                spare = [one for one in held if act.model not in busy[one] and self.room(busy[one], act.model)]
+                visited = any(model == act.model for _, model in self.state.guests)
+                assert not (act.last and spare and not visited), "it could have stood elsewhere"
+            others = True
+
+    def room(self, busy, model):
+        return sum(self.state.sizes[one] for one in {*busy, model}) <= self.state.memory
+
+    @invariant()
+    def no_device_has_more_than_its_memory(self):
+        if hasattr(self, "state"):
+            for number in self.state.devices:
+                assert self.state.taken(number) <= self.state.memory
+
+    @rule(rates=st.lists(st.sampled_from([0.0, 1.0, 50.0]), min_size=4, max_size=4))
+    def rates(self, rates):
+        self.now += 1.0
+        self.tell(Rates(self.now, dict(zip(NAMES, rates, strict=True)), 10.0))
+
+    @precondition(lambda self: self.searches)
+    @rule(data=st.data(), succeeds=st.booleans())
+    def search_ends(self, data, succeeds):
+        number, devices = self.searches.pop(0)
+        placement = self.placement(data, devices) if succeeds else None
+        self.tell(NotFound(number) if placement is None else Found(number, placement))
+
+    def placement(self, data, devices):
+        """One that fits, with replicas; None: none was drawn."""
+        found = {number: set() for number in devices}
+        for model in data.draw(st.permutations(NAMES * 2)):
+            possible = [one for one in devices if model in found[one] or self.room(found[one], model)]
+            if possible:
+                found[data.draw(st.sampled_from(possible))].add(model)
+        everywhere = {model for models in found.values() for model in models}
+        return {one: frozenset(models) for one, models in found.items()} if everywhere == set(NAMES) else None
+
+    @precondition(lambda self: self.flights)
+    @rule(data=st.data(), succeeds=st.integers(0, 5).map(bool))
+    def flight_ends(self, data, succeeds):
+        act = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
+        self.end(act, succeeds)
+
+    def end(self, act, succeeds=True):
+        if isinstance(act, Drop):
+            self.tell(Dropped(act.device, act.model))
+        elif succeeds and self.state.devices[act.device].up:
+            self.tell(Held(act.device, act.model))
+        else:
+            self.tell(NotHeld(act.device, act.model))
+
+    @rule(data=st.data())
+    def device_goes_or_comes(self, data):
+        number = data.draw(st.sampled_from(sorted(self.state.devices)))
+        self.tell(Down(number) if self.state.devices[number].up else Up(number))
+
+    def teardown(self):
+        """When all loads succeed, what was found last is reached."""
+        if not hasattr(self, "state"):
+            return
+        for number in self.state.devices:
+            if not self.state.devices[number].up:
+                self.tell(Up(number))
+        target = self.state.target
+        while self.flights:
+            self.end(self.flights.pop(0))
+        if target is not None:
+            assert self.state.phase == "settled"
+            held = {number: device.held for number, device in self.state.devices.items()}
+            assert held == {number: target.get(number, frozenset()) for number in held}
+
+
+Replacing.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestReplacing = Replacing.TestCase

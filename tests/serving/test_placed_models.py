@@ -1,0 +1,163 @@
+"""What is read of the models of a service of several, and what is wrong with it; and what a process has of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+from ray.tune import Checkpoint
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving.model_process import Loading, ModelProcess, Samples
+from fluidtune.serving.placed_models import placed_models
+from fluidtune.serving.service import loader, serve
+from fluidtune.serving.winners import Winner, mark_of
+from symphony_serve.errors import ServeError
+from tests.serve.driving import until
+
+FILE = """
+[[models]]
+name = "ranker"
+checkpoint = "weights"
+load = "tests.serving.runs:load"
+slo = 0.5
+rate = 12.0
+cv = 4.0
+bytes = 2e9
+
+[[models]]
+name = "reader"
+checkpoint = "weights"
+load = "tests.serving.runs:load"
+slo = 2.0
+trace = "trace.txt"
+weight = 2.0
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "factor.json").write_text("3")
+    (tmp_path / "trace.txt").write_text("1 2 3 4")
+    (tmp_path / "models.toml").write_text(FILE)
+    return tmp_path / "models.toml"
+
+
+def test_the_models_of_a_file(file):
+    models, chosen, directory = placed_models(file, loader, 2, 4e9)
+    assert [(one.name, one.slo, one.rate, one.cv, one.weight, one.bytes) for one in models] == [
+        ("ranker", 0.5, 12.0, 4.0, 1.0, 2e9),
+        ("reader", 2.0, 1.0, 0.0, 2.0, None),
+    ]
+    assert [(one.name, one.config, bool(one.load)) for one in chosen] == [("ranker", {}, True), ("reader", {}, True)]
+    assert directory == str(file.parent)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("ranker", "reader"), "has two models named 'reader'"),
+        (('load = "tests.serving.runs:load"\nslo = 0.5', "slo = 0.5"), "model ranker has no `load`; give load"),
+        (("tests.serving.runs:load", "tests.serving.runs:lode"), "model ranker: load .*': module .* has no lode"),
+        (('"ranker"', '"a/b"'), "cannot be asked at a path of this name; use letters"),
+        (('"ranker"', '"metrics"'), "cannot be asked at a path of this name"),
+        (('"weights"', '"elsewhere"'), "model ranker has the checkpoint .*elsewhere', which is no directory"),
+        (("2e9", "5e9"), "model ranker has 4.66 GiB and a device 3.73 GiB, so it fits none; give larger devices"),
+        (("weight = 2.0", "bytes = 7e9"), "reader has 6.52 GiB and a device"),
+        (("weight = 2.0", "run = 'r'"), "model reader has both `run` and `checkpoint`; give one of them"),
+        (("rate = 12.0\ncv = 4.0", ""), "model ranker has neither `rate` nor `trace`"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(file, change, said):
+    file.write_text(FILE.replace(*change, 1))
+    with pytest.raises(FluidTuneError, match=said) as refused:
+        placed_models(file, loader, 2, 4e9)
+    assert "\n" not in str(refused.value)
+
+
+def test_models_that_have_more_bytes_than_all_devices_are_refused(file):
+    file.write_text(FILE.replace("weight = 2.0", "bytes = 3e9"))
+    with pytest.raises(FluidTuneError, match=r"the models have 4\.66 GiB, and 1 devices 3.73 GiB; give more devices"):
+        placed_models(file, loader, 1, 4e9)
+    placed_models(file, loader, 1, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"follow": 1.0}, "models and follow do not go together: it is for the trials of one run"),
+        ({"arbiter": "auto"}, "models and arbiter do not go together: several models share no leases"),
+        ({"top": 2}, "models and top do not go together"),
+        ({"memory": 0.0}, "memory is 0.0, expected a number above 0"),
+    ],
+)
+def test_what_does_not_go_with_several_models(file, given, said):
+    with pytest.raises(FluidTuneError, match=said):
+        serve(models=file, **given)
+
+
+def test_what_is_for_several_models_alone(file):
+    with pytest.raises(FluidTuneError, match="give results, load and slo, or models"):
+        serve(file.parent)
+    with pytest.raises(FluidTuneError, match=r"memory is 2\.0, and is for several models"):
+        serve(file.parent, print, 1.0, memory=2.0)
+
+
+# A process whose models come and go.
+
+
+def trial(directory, load, mark=""):
+    return Winner("m", Checkpoint.from_directory(str(directory)), {}, None, loader_of(load), mark)
+
+
+def loader_of(load):
+    return Loading.of(load, ()).load
+
+
+def doubles(directory, config):
+    def model(values):
+        return [2 * value for value in values]
+
+    model.samples = [1, 2]
+    return model
+
+
+def held(process):
+    return until(lambda: process.held("m"))
+
+
+def test_a_process_loads_a_model_beside_its_batches_and_lets_it_go(tmp_path):
+    process = ModelProcess(Loading(b"", (), ()))
+    assert process.ready()[1] == {}
+    process.hold(trial(tmp_path, doubles))
+    found = held(process)
+    assert found.samples == Samples([1, 2], [2, 4]) and found.bytes >= 0
+    assert process.run("m", [4])[0] == [(200, json.dumps(8))] and process.held("m") is None
+    process.drop("m")
+    with pytest.raises(KeyError):
+        process.measure("m", [4])
+
+
+def test_a_load_that_fails_is_told_and_the_other_models_go_on(tmp_path):
+    def broken(directory, config):
+        raise ValueError("no weights")
+
+    process = ModelProcess(Loading(b"", (), (trial(tmp_path, doubles),)))
+    process.hold(replace(trial(tmp_path, broken), name="n"))
+    with pytest.raises(ServeError, match="the checkpoint of trial n does not load: ValueError"):
+        until(lambda: process.held("n"))
+    assert process.run("m", [1])[0] == [(200, "2")]
+
+
+def test_weights_that_have_changed_are_not_loaded(tmp_path):
+    (tmp_path / "weights").write_bytes(b"0" * 10)
+    mark = mark_of(str(tmp_path))
+    process = ModelProcess(Loading(b"", (), (trial(tmp_path, doubles, mark),)))
+    assert process.run("m", [1])[0] == [(200, "2")]
+    (tmp_path / "weights").write_bytes(b"0" * 9 + b"1")
+    process.hold(trial(tmp_path, doubles, mark))
+    with pytest.raises(ServeError, match="the files of model m have changed since it was placed; stop the service"):
+        held(process)

@@ -1,0 +1,186 @@
+"""Several models in one service, in a real Ray cluster: three on two processes, each of which has room for two."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from ray.tune import Checkpoint
+
+import fluidtune
+from benchmarks.common import free_ports
+from fluidtune.errors import FluidTuneError
+from fluidtune.report import read_events
+from fluidtune.serving import service
+from fluidtune.serving.winners import Winner
+from tests.conftest import assert_nothing_left
+from tests.serve.driving import PATIENCE_S, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.serve, pytest.mark.faults]
+
+#: Seconds of an input, and of the SLO; bytes of a model, and GiB of a device: room for two.
+SECONDS, SLO_S = 0.1, 4.0
+BYTES, MEMORY = 1e6, 2.5e6 / 2**30
+#: Requests/s: the first keeps one and a half devices busy.
+MANY, FEW = 15.0, 1.0
+
+
+def load(directory, config):
+    """Answers each input with the model's name, after `SECONDS`."""
+    name = Path(directory, "name").read_text()
+
+    def answer(values):
+        time.sleep(SECONDS * len(values))
+        return [f"{name}{value}" for value in values]
+
+    answer.samples = [1, 2]
+    return answer
+
+
+def tables(where, **rates):
+    for name in rates:
+        (where / name).mkdir(exist_ok=True)
+        (where / name / "name").write_text(name)
+    common = {"load": load, "slo": SLO_S, "bytes": BYTES}
+    return [{"name": name, "checkpoint": str(where / name), "rate": rate, **common} for name, rate in rates.items()]
+
+
+@pytest.fixture(scope="module")
+def ray(one_ray):
+    one_ray.use(num_cpus=2)
+    yield
+    assert_nothing_left()
+
+
+class Load:
+    """Asks the models at rates that can be changed. `answers`: by model, how often each status came."""
+
+    def __init__(self, url):
+        self.host, self.port = urlsplit(url).hostname, urlsplit(url).port
+        self.rates, self.answers, self.wrong = {}, {name: Counter() for name in "abc"}, []
+        self._ends, self._lock, self._open = threading.Event(), threading.Lock(), []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        due, last = dict.fromkeys("abc", 0.0), time.monotonic()
+        while not self._ends.wait(0.02):
+            now = time.monotonic()
+            for name, rate in self.rates.items():
+                due[name] += rate * (now - last)
+                while due[name] >= 1:
+                    due[name] -= 1
+                    self._open.append(threading.Thread(target=self.ask, args=(name,)))
+                    self._open[-1].start()
+            last = now
+
+    def ask(self, name):
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+        connection.request("POST", f"/{name}", "7")
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        with self._lock:
+            self.answers[name][answer.status] += 1
+            if answer.status != 503 and (answer.status, json.loads(text)) != (200, f"{name}7"):
+                self.wrong.append((name, answer.status, text))
+
+    def end(self):
+        """No more; returns when all have their answer."""
+        self._ends.set()
+        self._thread.join()
+        for one in self._open:
+            one.join(PATIENCE_S)
+            assert not one.is_alive()
+
+
+def held(served):
+    return sorted("".join(models) for models in served.status()["placement"]["devices"].values())
+
+
+def test_three_models_are_placed_on_two_processes_and_placed_anew_and_a_killed_process_loses_nothing(
+    ray, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    models = tables(tmp_path, a=MANY, b=FEW, c=FEW)
+    with fluidtune.serve(models=models, memory=MEMORY, devices="cpu:2", max_batch=2, port=free_ports(1)[0]) as served:
+        assert (served.trials, held(served)) == (["a", "b", "c"], ["ab", "ac"])
+        load = Load(served.url)
+        try:
+            load.rates = {"a": FEW, "b": FEW, "c": MANY}
+            until(lambda: held(served) == ["ac", "bc"] and served.status()["placement"]["phase"] == "settled")
+            assert "requests/s changed" in served.status()["placement"]["why"]
+            os.kill(served.status()["device_pids"][0], signal.SIGKILL)
+            until(lambda: len(served.status()["device_pids"]) == 1)
+            until(lambda: len(served.status()["device_pids"]) == 2)
+            until(lambda: served.status()["placement"]["phase"] == "settled")
+        finally:
+            load.end()
+        assert not load.wrong and all(load.answers[name][200] for name in "abc")
+        counted = {one["trial"]: sum(one["requests"].values()) for one in served.status()["trials"]}
+        assert counted == {name: counts.total() for name, counts in load.answers.items()}
+    events = read_events(tmp_path / "serving" / "fluid_events.jsonl")
+    first, *later = [event for event in events if event["event"] == "models_placed"]
+    assert first["reason"].startswith("the service starts") and later
+    held_by, sizes = {"0": set(), "1": set()}, []
+    for event in events:
+        if event["event"] == "model_moved":
+            assert event["what"] in ("loaded", "unloaded"), event
+            models_of = held_by[str(event["device"])]
+            (models_of.add if event["what"] == "loaded" else models_of.discard)(event["trial"])
+            assert "no device has it" not in event["reason"]
+            sizes.append(len(models_of))
+    # A model that the device was measured with stands there from the start.
+    assert sizes and max(sizes) <= 2
+
+
+def post(served, path):
+    connection = http.client.HTTPConnection(urlsplit(served.url).hostname, urlsplit(served.url).port, timeout=60)
+    connection.request("POST", path, "7")
+    answer = connection.getresponse()
+    found = answer.status, json.loads(answer.read())
+    connection.close()
+    return found
+
+
+def test_what_is_asked_of_several_models_and_what_is_refused(ray, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    models = tables(tmp_path, a=FEW, b=FEW)
+    models[1]["slo"] = 9.0
+    del models[0]["bytes"], models[1]["bytes"]
+    with fluidtune.serve(models=models, max_batch=2, port=free_ports(1)[0]) as served:
+        status, answer = post(served, "/")
+        assert (status, answer["error"]) == (404, "several models are served; POST /MODEL: a, b")
+        assert post(served, "/b") == (200, "b7")
+        found = served.status()
+        assert [one["slo_s"] for one in found["trials"]] == [SLO_S, 9.0]
+        assert "device 0: a, b" in service.status_text(found)
+        other = Winner("x", Checkpoint.from_directory(str(tmp_path / "a")), {}, None)
+        with pytest.raises(FluidTuneError, match=r"has several models, and versions .*; start it without --models"):
+            service._told("deploy", other, "run", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda models: models[0].update(slo=0.01), r"model a has an SLO of 0.01 s, but a batch of 1 takes 0\.1"),
+        (lambda models: models[1].update(bytes=3e6), "b has 0.00279 GiB and a device 0.00233 GiB, so it fits none"),
+        (lambda models: models[0].update(rate=2e5), "the rates keep 2.* devices busy, more than 1024"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_one_line(ray, tmp_path, monkeypatch, change, said):
+    monkeypatch.chdir(tmp_path)
+    models = tables(tmp_path, a=FEW, b=FEW)
+    change(models)
+    with pytest.raises(FluidTuneError, match=said) as refused:
+        fluidtune.serve(models=models, memory=MEMORY, max_batch=2, port=free_ports(1)[0])
+    assert "\n" not in str(refused.value)
+    assert not service.stop()
