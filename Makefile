@@ -107,5 +107,9 @@ release-check: $(STAMP)
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[release]"
 	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG))
 
+# Four tenants and a service for an hour, while everything is killed.
+soak: $(STAMP)
+	$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),60)
+
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-frameworks .venv-rivals demo gpu-report docs/_build docs/reference/api
+	rm -rf dist $(VENV) .venv-oldest .venv-frameworks .venv-rivals demo gpu-report docs/_build docs/reference/api

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -63,7 +64,7 @@ if __name__ == "__main__":
         tune_config=tune.TuneConfig(metric="score", mode="max"),
         run_config=tune.RunConfig(name="served", storage_path=os.getcwd(), verbose=0),
     )
-    with fluidtune.serve(tuner.fit(), load, slo=5.0, port=0) as served, fluidtune.Client(served.url) as client:
+    with fluidtune.serve(tuner.fit(), load, slo=5.0, port=PORT) as served, fluidtune.Client(served.url) as client:
         assert client(14.0) == 42.0
     print("a service answered", flush=True)
 """
@@ -140,7 +141,9 @@ def use(wheel: Path, folder: Path) -> None:
     said(["fluidtune", "report", run, "--html", work / "page.html"], "iterations", **inside)
     trial = json.loads((run / "summary.json").read_text())["best"]["trial"]
     said(["fluidtune", "why", run, trial], trial, **inside)
-    (work / "served.py").write_text(SERVED)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        (work / "served.py").write_text(SERVED.replace("PORT", str(free.getsockname()[1])))
     said(["python", "served.py"], "a service answered", **inside)
     view = subprocess.Popen(["fluidtune", "view"], stdout=subprocess.PIPE, text=True, **inside)  # type: ignore[call-overload]
     try:
