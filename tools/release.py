@@ -139,7 +139,7 @@ def use(wheel: Path, folder: Path) -> None:
     said(["fluidtune", "run", "first.py"], "'x':", **inside)
     run = folder / "ray_results/first"
     said(["fluidtune", "report", run, "--html", work / "page.html"], "iterations", **inside)
-    trial = json.loads((run / "summary.json").read_text())["best"]["trial"]
+    trial = json.loads((run / "summary.json").read_text())["best_trial"]
     said(["fluidtune", "why", run, trial], trial, **inside)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

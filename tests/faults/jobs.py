@@ -86,7 +86,7 @@ def main():
 
     Without NAME and ADDRESS the job starts its own Ray cluster. With them it is called NAME and shares the devices of
     the cluster at ADDRESS with other jobs. On emulated DEVICES an iteration takes STEP seconds on one of them. After
-    SECONDS Tune stops the trials; 0: never.
+    SECONDS Tune stops the trials, of which it keeps two checkpoints; 0: never, and it keeps all.
     """
     mode, kind, storage, trials, iterations, step, *shared = sys.argv[1:]
     name, address, devices, seconds = [*shared, *("job", "local", "cpu:2", "0")[len(shared) :]]
@@ -124,7 +124,7 @@ def main():
                 name=name,
                 storage_path=storage,
                 verbose=0,
-                checkpoint_config=tune.CheckpointConfig(num_to_keep=2 if emulated else None),
+                checkpoint_config=tune.CheckpointConfig(num_to_keep=2 if float(seconds) else None),
             ),
             executor=fluidtune.FluidExecutor(devices=devices, arbiter="auto" if shared else None, profile=profile),
         )

@@ -10,9 +10,11 @@ What is looked at:
 
 - Results. Each result of each job must be there once, with the value of a run without faults. A trial whose worker died
   must go on from the newest checkpoint that Tune had: each iteration before that which runs again is ``past_commit``.
+  A job whose driver died goes on from Tune's last snapshot, which may be older.
 - Requests. Each has one response, and the right one; only those on their way when a front died may get none.
 - Leaks. When all jobs have ended and service and arbiter are stopped, no placement group, actor or reservation is left,
-  and when the cluster has ended, no process that was started in the soak.
+  and when the cluster has ended, no process that was started in the soak, and no temporary file of ours but those of
+  killed drivers that the next job removes.
 - Curves: the memory (PSS) and the file descriptors of the lasting driver, the arbiter and the front; all processes,
   actors' processes and placement groups of the cluster. In the second half the arbiter and the front are left alone, so
   that one process of each has a curve. A curve begins when its process has lived for ten minutes (in a shorter soak:
@@ -38,7 +40,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import combinations, pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ from tests.conftest import RAYS_OWN
 from tests.faults import serving
 from tests.faults.sharing import Job, Watch, check_nothing_is_left, inside
 from tests.faults.test_kills import busy_workers, reported, undisturbed
-from tests.leftovers import PATIENCE_S, processes_of
+from tests.leftovers import PATIENCE_S, PREFIXES, processes_of
 from tests.serving import runs
 
 DEVICES = 8
@@ -64,7 +66,8 @@ TENANTS = ("lasting", "anna", "bert", "carla")
 KILLS = {"worker": 6, "driver": 2, "model process": 2, "arbiter": 1, "front": 1, "service's driver": 1}
 #: Those that are left alone in the second half.
 LEFT_ALONE = {"arbiter", "front"}
-SETTINGS = {"lease_s": 12.0, "notice_s": 4.0, "patience_s": 15.0, "pace_s": 1.0}
+#: Of the arbiter, besides the length of a lease. A notice is a third of it.
+SETTINGS = {"patience_s": 15.0, "pace_s": 1.0}
 #: Seconds between two samples.
 SAMPLE_S = 10.0
 #: Seconds in which each job must train another iteration, and each service answer again. Judgement: a loaded machine.
@@ -75,6 +78,8 @@ END_S = 900.0
 SETTLED_S = 600.0
 #: Seconds that are left of a curve that is judged. Judgement: trials and jobs come and go within minutes.
 JUDGED_S = 600.0
+#: What names begin with of files that the next job removes where a driver was killed.
+SWEPT = ("fluidtune-emulated-", "fluidtune-forks-")
 #: What must not become of iterations.
 SUMS = ("lost", "twice", "wrong", "past_commit")
 #: The most that a flat curve grows within an hour, of its median; and over the whole curve, in its own unit. Judgement.
@@ -148,17 +153,23 @@ def faults_of(rows: Sequence[dict[str, Any]], expected: Sequence[float], ended: 
     )
 
 
-def past_commit(ran: Iterable[int], every: int = 3) -> tuple[int, int]:
+def past_commit(ran: Sequence[int], restored: Iterable[int] = (), every: int = 3) -> tuple[int, int]:
     """Iterations that ran again, and those of them that a checkpoint held. ``ran``: their numbers, as they ran.
 
     A checkpoint is written at each iteration that ``every`` divides. It is there when the next iteration begins.
+    ``restored``: how many had run when the driver was killed. Where the trial then goes on is Tune's snapshot.
     """
-    again, held, highest = 0, 0, 0
-    for before, number in pairwise([0, *ran]):
-        highest = max(highest, before)
-        kept = (highest - 1) // every * every
+    again = held = highest = 0
+    kills = sorted(restored, reverse=True)
+    for place, number in enumerate(ran):
+        if number <= highest and kills and place >= kills[-1]:
+            while kills and place >= kills[-1]:
+                kills.pop()
+            again, highest = again + highest - number + 1, number
+            continue
         again += number <= highest
-        held += number <= kept
+        held += number <= (highest - 1) // every * every
+        highest = max(highest, number)
     return again, held
 
 
@@ -166,6 +177,8 @@ class Soak:
     """The jobs, the service and the faults of one soak. ``found``: its report."""
 
     def __init__(self, minutes: float, seed: int, root: Path, cluster: Head) -> None:
+        #: By job and trial, how many iterations had run when drivers were killed.
+        self._restored: dict[tuple[str, str], list[int]] = defaultdict(list)
         self._seconds, self._root, self._cluster = 60 * minutes, root, cluster
         self._random = random.Random(seed)
         self.began = time.monotonic()
@@ -176,6 +189,8 @@ class Soak:
         self._tails: dict[str, LogTail] = {}
         self._events: dict[str, list[dict[str, Any]]] = defaultdict(list)
         self._seen: dict[str, tuple[int, float]] = {}
+        #: By job, its iterations when its driver was started last.
+        self._began: Counter[str] = Counter()
         self.kills: Counter[str] = Counter()
         #: When fronts were killed, on `time.monotonic`.
         self.fronts: list[float] = []
@@ -234,7 +249,7 @@ class Soak:
         elif kind == "driver":
             jobs = [job for name, job in self._current.items() if name != "lasting" and not job.over]
             # A driver that has done nothing since it was started would never get further.
-            went = [job for job in jobs if job.iterations > getattr(job, "iterations_at_start", 0) + 3]
+            went = [job for job in jobs if job.iterations > self._began[job.name] + 3]
             return (lambda: self._restart(self._random.choice(went))) if went else None
         elif kind == "arbiter":
             pid = control.status()["pid"]
@@ -251,7 +266,9 @@ class Soak:
     def _restart(self, job: Job) -> None:
         job.process.kill()
         job.process.wait()
-        job.iterations_at_start = job.iterations  # type: ignore[attr-defined]
+        for notes in (job.storage / "notes").iterdir():
+            self._restored[job.name, notes.name].append(notes.read_text().count("\n"))
+        self._began[job.name] = job.iterations
         job.start("restore")
 
     def play(self, driver: Any, every: float, clients: Asking) -> None:
@@ -324,11 +341,15 @@ class Soak:
                 expected = undisturbed("checkpointing", x, length, self._root / "undisturbed")
                 sums += faults_of(rows, expected, ended)
                 sums["iterations"] += len(rows)
-                again, held = past_commit(map(int, (job.storage / "notes" / str(x)).read_text().split()))
+                ran = list(map(int, (job.storage / "notes" / str(x)).read_text().split()))
+                again, held = past_commit(ran, self._restored[job.name, str(x)])
                 sums["ran_again"] += again
                 sums["past_commit"] += held
             if ended and len(rows_of) != SIZE[0]:
                 self.wrong.append(f"{job.name} has {len(rows_of)} trials of {SIZE[0]}")
+            done = job.storage / "done.json"
+            if not done.exists() or json.loads(done.read_text())["errors"]:
+                self.wrong.append(f"{job.name}: a trial failed: {job.said}")
             sums["resizes"] += sum(event["event"] == "resized" for event in self.events(job))
         return {name: sums[name] for name in (*SUMS, "ran_again", "iterations", "resizes")}
 
@@ -343,8 +364,8 @@ def unanswered(responses: Sequence[serving.Response], fronts: Sequence[float]) -
     return sum(1 for one in errors if not any(one.came >= at and one.sent <= back for at, back in dead))
 
 
-def run(minutes: float, seed: int, every: float, root: Path, cluster: Head) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The report of a soak, and its curves."""
+def run(options: argparse.Namespace, root: Path, cluster: Head) -> dict[str, Any]:
+    """The report of a soak, and the samples of its curves."""
     import ray
 
     from fluidtune.serving import service
@@ -354,15 +375,15 @@ def run(minutes: float, seed: int, every: float, root: Path, cluster: Head) -> t
     ray.init(address=cluster.address, log_to_driver=False)
     (port,) = free_ports(1)
     served = runs.run(root)
-    control.start("GPU", **SETTINGS)
+    control.start("GPU", lease_s=options.lease, notice_s=options.lease / 3, **SETTINGS)
     watch = Watch(1.0)
     watch.start()
-    soak = Soak(minutes, seed, root, cluster)
+    soak = Soak(options.minutes, options.seed, root, cluster)
     clients = None
     try:
         with serving.served(served, port) as driver:
             clients = Asking(port)
-            soak.play(driver, every, clients)
+            soak.play(driver, options.every, clients)
             became = clients.end()
         seconds = soak.elapsed()
         soak.end()
@@ -382,12 +403,13 @@ def run(minutes: float, seed: int, every: float, root: Path, cluster: Head) -> t
             clients.end()
         for job in soak.everyone:
             job.process.kill()
-    settled = min(SETTLED_S, 60 * minutes / 6)
+    settled = min(SETTLED_S, 60 * options.minutes / 6)
     curves = {name: shape(curve, settled) for name, curve in sorted(soak.samples.curves.items())}
     bad = [what for what in became if what not in ("answered", "refused", "error")]
-    report = {
-        "minutes": minutes,
-        "seed": seed,
+    return {
+        "minutes": options.minutes,
+        "seed": options.seed,
+        "lease_s": options.lease,
         "kills": dict(soak.kills),
         "jobs": len(soak.everyone),
         **(results := soak.results()),
@@ -399,8 +421,8 @@ def run(minutes: float, seed: int, every: float, root: Path, cluster: Head) -> t
         "trouble": [*soak.wrong, *watch.wrong],
         "settled_s": settled,
         "curves": curves,
+        "samples": soak.samples.curves,
     }
-    return report, dict(soak.samples.curves)
 
 
 #: What must be 0 or empty.
@@ -427,7 +449,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="between two kills, on average")
+    parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="mean between two kills")
+    parser.add_argument("--lease", type=float, default=15.0, metavar="SECONDS", help="more where a start takes long")
     parser.add_argument("--out", help="a file for the report with all samples")
     parser.add_argument("--inside", nargs=2, metavar=("ADDRESS", "PID"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -435,16 +458,15 @@ def main() -> None:
         address, pid = options.inside
         root = Path(os.environ["TMPDIR"], "runs")
         root.mkdir()
-        report, curves = run(
-            options.minutes, options.seed, options.every, root, Head(address, dict(os.environ), int(pid))
-        )
-        Path(options.out).write_text(json.dumps({**report, "samples": curves}))
+        report = run(options, root, Head(address, dict(os.environ), int(pid)))
+        Path(options.out).write_text(json.dumps(report))
         return
     # By it every process of the soak is found, wherever it was forked from. Paths of Ray's sockets must be short.
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     os.environ["TMPDIR"] = str(folder)
     out = Path(options.out or folder / "report.json").absolute()
-    words = ["--minutes", options.minutes, "--seed", options.seed, "--every", options.every, "--out", out]
+    words = ["--minutes", options.minutes, "--seed", options.seed, "--every", options.every]
+    words += ["--lease", options.lease, "--out", out]
     status = inside("tests.faults.soak", *words, cluster={"num_cpus": 4, "num_gpus": DEVICES})
     if status:
         sys.exit(f"exit status {status}; what the soak left is in {folder}")
@@ -453,6 +475,8 @@ def main() -> None:
     while (left := processes_of(folder)) and time.monotonic() < deadline:
         time.sleep(0.5)
     report["leaks"] += [f"process {pid}: {command}" for pid, command in left.items()]
+    ours = [each for each in folder.iterdir() if each.name.startswith(PREFIXES) and not each.name.startswith(SWEPT)]
+    report["leaks"] += [str(path) for each in ours for path in (each, *each.rglob("*")) if not path.is_dir()]
     out.write_text(json.dumps(report))
     del report["samples"]
     print(table(report), file=sys.stderr)
