@@ -118,7 +118,7 @@ def misplaced(wheel: Path) -> list[str]:
 def use(wheel: Path, folder: Path) -> None:
     """Try the README's commands with the wheel alone. ``folder``: an empty one outside the checkout."""
     said([sys.executable, "-m", "venv", folder / "venv"])
-    pip = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "--no-compile", "-c", ROOT / "constraints.txt"]
+    pip = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt"]
     said([*pip, "torch"])
     said([*pip, f"{wheel}[serve,view,client]"])
     work = folder / "work"
