@@ -12,7 +12,7 @@ TWO := -n 2 --dist load --maxschedchunk 1 --reruns 1
 REPORT := --junitxml=.pytest_cache
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks rivals-installed gpu ray-suite docs clean
+.PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks rivals-installed gpu ray-suite docs release-check soak clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -27,9 +27,9 @@ demo: $(STAMP)
 # What a person waits for: lint, the fast tests, and of each other kind those that are marked core.
 test: lint fast core
 
-# All tests, and the documentation site: the rest on the newest Ray; on the oldest those of tune, ray_compat and serving that depend on Ray's
-# version. Where Horovod can be compiled, its tests, too, except those on Ray, which take five minutes.
-test-all: test docs
+# All tests, the documentation site and the release's files: the rest on the newest Ray; on the oldest those of tune,
+# ray_compat and serving that depend on Ray's version. Where Horovod can be compiled, its tests, too, except those on Ray, which take five minutes.
+test-all: test docs release-check
 	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
 	$(MAKE) -s oldest-installed & \
 	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" $(TWO) $(REPORT)/rest.xml; \
@@ -102,5 +102,14 @@ docs: $(STAMP)
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[docs]"
 	$(BIN)/python -m sphinx -W --keep-going -n -E -q docs docs/_build/html
 
+# The sdist and the wheel in dist/, and the README's commands with the wheel alone: SECONDS. TAG: that of the release.
+release-check: $(STAMP)
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[release]"
+	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG))
+
+# Four tenants and a service for an hour, while everything is killed.
+soak: $(STAMP)
+	$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),60)
+
 clean:
-	rm -rf $(VENV) .venv-oldest .venv-frameworks .venv-rivals demo gpu-report docs/_build docs/reference/api
+	rm -rf dist $(VENV) .venv-oldest .venv-frameworks .venv-rivals demo gpu-report docs/_build docs/reference/api

@@ -1,8 +1,8 @@
 """The `fluidtune` command: arguments in, calls out, errors as one line.
 
 Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), steering (trial), report
-(report, top, why), view (view), plan_command.py (plan), doctor.py (doctor), themis_bridge/shell/control.py (arbiter)
-and serving (serve).
+(report, top, why), view (view), plan_command.py (plan), doctor.py (doctor), docs_command.py (docs),
+themis_bridge/shell/control.py (arbiter) and serving (serve).
 """
 
 from __future__ import annotations
@@ -228,6 +228,21 @@ def doctor() -> None:
         click.echo(f"{'--  ' if good is None else 'ok  ' if good else 'MISS'}  {name}: {text}")
         trouble = trouble or good is False
     sys.exit(1 if trouble else 0)
+
+
+@cli.command()
+@click.argument("words", nargs=-1, metavar="[PAGE|WORD ...]")
+def docs(words: tuple[str, ...]) -> None:
+    """Show a page of the documentation, or the sections that have all WORDs. Without words: list the pages.
+
+    The pages are those of this version; no network is needed.
+    """
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from fluidtune.docs_command import told
+
+    Console().print(Markdown(told(words), hyperlinks=False))
 
 
 @cli.group()

@@ -297,7 +297,7 @@ def kept_parameters(ray2: None, one_ray: OneRay) -> Iterator[None]:
 
 
 #: Processes of Ray itself.
-_RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+RAYS_OWN = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 def actor_processes(root: psutil.Process | None = None) -> list[str]:
@@ -308,7 +308,7 @@ def actor_processes(root: psutil.Process | None = None) -> list[str]:
             title = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        if title.startswith("ray::") and not title.startswith(_RAYS_OWN):
+        if title.startswith("ray::") and not title.startswith(RAYS_OWN):
             titles.append(f"{title.strip()} (pid {process.pid})")
     return titles
 

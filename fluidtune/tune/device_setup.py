@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -263,7 +262,4 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
 
 def _emulation(settings: FluidExecutor, devices: int) -> Emulation:
     """The profile, and an occupancy board of this job's own."""
-    descriptor, path = tempfile.mkstemp(prefix="fluidtune-emulated-")
-    os.close(descriptor)
-    OccupancyBoard.create(path, devices)
-    return Emulation(settings.emulated_profile(), path, os.geteuid())
+    return Emulation(settings.emulated_profile(), OccupancyBoard.of_this_driver(devices), os.geteuid())

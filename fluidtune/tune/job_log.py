@@ -26,6 +26,7 @@ from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, LossyLog, this_machine
 from fluidtune.report.iteration_lines import IterationLines
 from fluidtune.tune.final_report import FinalReport
+from fluidtune.tune.notebook_picture import picture_here
 from fluidtune.tune.stall_detector import SilentTrial
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class JobLog:
         )
         self._events.open(directory, clock)
         self._report = FinalReport(directory / EVENT_LOG_NAME)
+        self._picture = picture_here()
         self._devices_busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
         self._trials_waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
         self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
@@ -172,17 +174,23 @@ class JobLog:
         self._trials_waiting.set(self._engine.waiting_count, {"job": self._job})
         self._devices_busy.set(self._engine.held_count, {"job": self._job})
 
-    def status_line(self, there: int, kind: str, trials: Collection[str], silent: Iterable[str]) -> str:
-        """One line for Tune's display. ``there``: devices that are there; ``trials``: those that Tune wants to run."""
+    def status_line(self, there: Collection[int], kind: str, trials: Collection[str], silent: Iterable[str]) -> str:
+        """One line for Tune's display, and a picture where a notebook shows it.
+
+        ``there``: devices that are there; ``trials``: those that Tune wants to run.
+        """
         held = {trial: devices for trial, devices in self._engine.held_devices().items() if trial in trials}
         wide = sum(1 for devices in held.values() if len(devices) > 1)
         waiting = len(trials) - len(held)
         names = " ".join(silent)
-        return (
-            f"FluidTune: {len(set().union(*held.values()))}/{there} {kind} devices busy, "
+        line = (
+            f"FluidTune: {len(set().union(*held.values()))}/{len(there)} {kind} devices busy, "
             f"{len(held)} trials on them ({wide} on several), {waiting} waiting"
             + (f", silent: {names}" if names else "")
         )
+        if self._picture is not None:
+            self._picture.show(line, there, held)
+        return line
 
     # --- trials
 

@@ -152,7 +152,7 @@ class TuningJob:
     def status_line(self, trials: Collection[str]) -> str:
         """One line for Tune's display. ``trials``: those that Tune wants to run."""
         kind = self.setup.layout.kind
-        return self.log.status_line(len(self.devices.nodes), kind, trials, self.stall_detector.silent)
+        return self.log.status_line(self.devices.nodes, kind, trials, self.stall_detector.silent)
 
     # --- the engine
 

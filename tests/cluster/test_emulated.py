@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.emulated import EmulatedSession, Emulation
-from fluidtune.cluster.emulated.occupancy_board import SLOTS, OccupancyBoard
+from fluidtune.cluster.emulated.occupancy_board import PREFIX, SLOTS, OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
 from fluidtune.elastic import LoopThread, Reform
 from fluidtune.errors import FluidTuneError
@@ -143,3 +144,15 @@ def test_a_board_of_another_user_is_refused_unless_it_is_the_drivers(tmp_path, m
     with pytest.raises(SalusError, match=r"board belongs to .*: have .* remove it, it is not used"):
         OccupancyBoard(path)
     OccupancyBoard(path, owner=mine).close()
+
+
+def test_the_board_of_a_driver_that_was_killed_is_removed_and_no_other_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead, mine = tmp_path / f"{PREFIX}{ended.pid}-abc", OccupancyBoard.of_this_driver(2)
+    others = [tmp_path / f"{PREFIX}old", tmp_path / f"{PREFIX}{os.getppid()}-abc"]
+    for path in (dead, *others):
+        path.touch()
+    new = OccupancyBoard.of_this_driver(2)
+    assert {*map(Path, (mine, new)), *others} == set(tmp_path.iterdir())

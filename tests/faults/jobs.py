@@ -82,17 +82,26 @@ TRAINABLES = {"plain": plain, "checkpointing": checkpointing, "elastic": elastic
 
 
 def main():
-    """jobs.py new|restore KIND STORAGE TRIALS ITERATIONS STEP [NAME ADDRESS]: run the job or continue it.
+    """jobs.py new|restore KIND STORAGE TRIALS ITERATIONS STEP [NAME ADDRESS [DEVICES SECONDS]]: run or continue a job.
 
     Without NAME and ADDRESS the job starts its own Ray cluster. With them it is called NAME and shares the devices of
-    the cluster at ADDRESS with other jobs.
+    the cluster at ADDRESS with other jobs. On emulated DEVICES an iteration takes STEP seconds on one of them. After
+    SECONDS Tune stops the trials, of which it keeps two checkpoints; 0: never, and it keeps all.
     """
     mode, kind, storage, trials, iterations, step, *shared = sys.argv[1:]
-    name, address = shared or ("job", "local")
+    name, address, devices, seconds = [*shared, *("job", "local", "cpu:2", "0")[len(shared) :]]
     import ray
     from ray import tune
 
     import fluidtune
+
+    emulated = devices.startswith("emulated")
+    profile = None
+    if emulated:
+        from benchmarks.scaled_profile import scaled
+        from fluidtune.profiles import DEFAULT
+
+        profile = scaled(DEFAULT, float(step))
 
     own = {} if shared else {"num_cpus": 2, "include_dashboard": False}
     ray.init(address=address, log_to_driver=False, **own)
@@ -107,12 +116,17 @@ def main():
             param_space={
                 "x": tune.grid_search([float(i + 1) for i in range(int(trials))]),
                 "iterations": int(iterations),
-                "step": float(step),
+                "step": 0.0 if emulated else float(step),
                 "notes": notes,
             },
-            tune_config=tune.TuneConfig(metric="value", mode="min"),
-            run_config=tune.RunConfig(name=name, storage_path=storage, verbose=0),
-            executor=fluidtune.FluidExecutor(devices="cpu:2", arbiter="auto" if shared else None),
+            tune_config=tune.TuneConfig(metric="value", mode="min", time_budget_s=float(seconds) or None),
+            run_config=tune.RunConfig(
+                name=name,
+                storage_path=storage,
+                verbose=0,
+                checkpoint_config=tune.CheckpointConfig(num_to_keep=2 if float(seconds) else None),
+            ),
+            executor=fluidtune.FluidExecutor(devices=devices, arbiter="auto" if shared else None, profile=profile),
         )
     grid = tuner.fit()
     with open(os.path.join(storage, "done.json"), "w") as file:

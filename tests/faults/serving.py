@@ -120,7 +120,7 @@ class Clients:
 def driver(address: str, run: str, port: int) -> None:
     """The process that starts the service, and then waits to be killed."""
     ray.init(address=address, log_to_driver=False)
-    fluidtune.serve(run, runs.load, SLO_S, starts="eager", port=port)
+    fluidtune.serve(run, runs.load, SLO_S, devices="cpu:1", starts="eager", port=port)
     print("up", flush=True)
     signal.pause()
 
@@ -192,6 +192,19 @@ def times(responses: Sequence[Response], killed: float, carries: bool) -> tuple[
 
 
 @contextmanager
+def cluster_that_ends() -> Iterator[None]:
+    """A Ray cluster of two CPUs in this process, all of whose processes must end with it."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        processes = psutil.Process().children(recursive=True)
+        ray.shutdown()
+        _, left = psutil.wait_procs(processes, timeout=60)
+        assert not left, left
+
+
+@contextmanager
 def served(run: Path, port: int) -> Iterator[subprocess.Popen[str]]:
     """A service that a process of its own has started, in this process' cluster."""
     words = [sys.executable, "-m", "tests.faults.serving", "--driver", ray.get_runtime_context().gcs_address]
@@ -208,9 +221,8 @@ def rounds(count: int, directory: Path, port: int, kinds: Sequence[str] = KINDS)
     """``count`` rounds in a cluster of two CPUs, which kill these kinds in turn. What became of all requests."""
     from fluidtune.serving import service
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        total: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    with cluster_that_ends():
         run = runs.run(directory)
         with ExitStack() as drivers:
             process = drivers.enter_context(served(run, port))
@@ -224,12 +236,7 @@ def rounds(count: int, directory: Path, port: int, kinds: Sequence[str] = KINDS)
                 total += became
         assert service.stop()
         assert_nothing_left()
-        return total
-    finally:
-        processes = psutil.Process().children(recursive=True)
-        ray.shutdown()
-        _, left = psutil.wait_procs(processes, timeout=60)
-        assert not left, left
+    return total
 
 
 def main() -> None:

@@ -16,14 +16,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import psutil
-import ray
-
 import fluidtune
 from fluidtune.report import read_events
 from fluidtune.report.serving_report import summarise_serving
 from tests.conftest import assert_nothing_left
-from tests.faults.serving import SLO_S, Clients, status, until
+from tests.faults.serving import SLO_S, Clients, cluster_that_ends, status, until
 from tests.serving import runs
 
 KINDS = ("moved", "moved and back", "promoted", "canary and back")
@@ -81,8 +78,7 @@ def times_of(events: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 
 def rounds(count: int, directory: Path, port: int) -> Counter[str]:
     """``count`` rounds in a cluster of two CPUs. What became of all requests."""
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
+    with cluster_that_ends():
         run = runs.run(directory)
         ids = {factor: trial for trial, factor in runs.factors(run).items()}
         factors = {"1": 3}
@@ -112,12 +108,7 @@ def rounds(count: int, directory: Path, port: int) -> Counter[str]:
             begin, end = ready[version]
             assert begin <= came <= end + SLO_S, f"version {version} has answered at {came}, not in {ready[version]}"
         assert_nothing_left()
-        return became
-    finally:
-        processes = psutil.Process().children(recursive=True)
-        ray.shutdown()
-        _, left = psutil.wait_procs(processes, timeout=60)
-        assert not left, left
+    return became
 
 
 def main() -> None:

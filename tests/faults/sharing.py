@@ -41,10 +41,15 @@ CLEAN_S = 60.0
 
 
 class Job:
-    """A tuning job: its driver process, which can be started again after it was killed."""
+    """A tuning job: its driver process, which can be started again after it was killed.
 
-    def __init__(self, name: str, kind: str, root: Path, cluster: Head):
+    ``size``: trials, iterations and seconds of an iteration; then, if the job has other devices than two cores, these,
+    and the seconds after which it stops its trials.
+    """
+
+    def __init__(self, name: str, kind: str, root: Path, cluster: Head, *size: object):
         self.name, self.kind, self.storage, self._cluster = name, kind, root / name, cluster
+        self._size = [str(each) for each in size or (TRIALS, ITERATIONS, STEP_S)]
         (self.storage / "notes").mkdir(parents=True)
         self.start("new")
 
@@ -52,11 +57,10 @@ class Job:
         if not list((self.storage / self.name).glob("experiment_state-*")):
             # Killed before Tune's first snapshot: there is nothing to restore, the job begins anew.
             shutil.rmtree(self.storage / self.name, ignore_errors=True)
-        size = [str(TRIALS), str(ITERATIONS), str(STEP_S)]
-        command = [sys.executable, jobs.__file__, mode, self.kind, str(self.storage), *size]
+        command = [sys.executable, jobs.__file__, mode, self.kind, str(self.storage), *self._size[:3]]
         with open(self.storage / "log", "a") as log:
             self.process = subprocess.Popen(
-                [*command, self.name, self._cluster.address],
+                [*command, self.name, self._cluster.address, *self._size[3:]],
                 env=dict(self._cluster.environment),
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -86,10 +90,11 @@ class Job:
 
 
 class Watch(threading.Thread):
-    """Looks at the reservations all the time; ``wrong`` lists what it saw and must not be."""
+    """Looks at the reservations every ``pause`` seconds; ``wrong`` lists what it saw and must not be."""
 
-    def __init__(self) -> None:
+    def __init__(self, pause: float = 0.1) -> None:
         super().__init__(daemon=True)
+        self._pause = pause
         self.wrong: list[str] = []
         self.looks = 0
         self.over = False
@@ -108,7 +113,7 @@ class Watch(threading.Thread):
                     self.wrong.append(f"{gpu}: token {token} after {self._newest[gpu]}")
                 self._newest[gpu] = max(token, self._newest.get(gpu, 0))
             self.looks += 1
-            time.sleep(0.1)
+            time.sleep(self._pause)
 
 
 class Crowd:
@@ -217,6 +222,14 @@ def run(rounds: int, seed: int, root: Path, cluster: Head) -> dict[str, int]:
     return {**done, "jobs": len(crowd.everyone), "looks": watch.looks}
 
 
+def inside(module: str, *words: object, cluster: dict[str, float]) -> int:
+    """Run a module in a process of a new cluster, with ``--inside ADDRESS PID``. Returns its exit status."""
+    # Ray reads the cluster's token when it is imported, hence the new process.
+    with head(**cluster) as started:
+        command = [sys.executable, "-m", module, "--inside", started.address, str(started.pid), *map(str, words)]
+        return subprocess.run(command, env=dict(started.environment)).returncode
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kills processes of jobs that share a cluster.")
     parser.add_argument("--rounds", type=int, default=20)
@@ -226,11 +239,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.inside is None:
-        # Ray reads the cluster's token when it is imported, hence the new process.
-        with head(num_cpus=3) as cluster:
-            command = [sys.executable, "-m", "tests.faults.sharing", "--inside", cluster.address, str(cluster.pid)]
-            command += ["--rounds", str(options.rounds), "--seed", str(options.seed)]
-            sys.exit(subprocess.run(command, env=dict(cluster.environment)).returncode)
+        sys.exit(
+            inside("tests.faults.sharing", "--rounds", options.rounds, "--seed", options.seed, cluster={"num_cpus": 3})
+        )
     address, pid = options.inside
     root = Path(tempfile.mkdtemp(prefix="themis-kills-"))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from dataclasses import fields
 from functools import cache
@@ -60,10 +61,35 @@ def test_a_message_of_the_page_is_one_of_the_code(message):
     assert any(message in text for text in texts())
 
 
+def made(*folders: str) -> dict[str, tuple[str, str]]:
+    """The metrics in ``ray.util.metrics`` that the modules of these folders make: name -> kind, and the call's text."""
+    code = "".join(module.read_text() for folder in folders for module in (ROOT / folder).glob("*.py"))
+    calls = re.findall(r'\b(Gauge|Counter)\(\s*"(\w+)"((?:[^()]|\([^()]*\))*)\)', code)
+    return {name: (kind, rest) for kind, name, rest in calls}
+
+
 def test_the_metrics_are_those_of_the_code():
-    shells = [*(ROOT / "fluidtune/tune").glob("*.py"), *(ROOT / "themis_bridge/shell").glob("*.py")]
-    made = re.findall(r'(?:Gauge|Counter)\(\s*"(\w+)"', "".join(module.read_text() for module in shells))
-    assert sorted(first_cells(page("reference/metrics.md"))) == sorted(made)
+    assert sorted(first_cells(page("reference/metrics.md"))) == sorted(made("fluidtune/tune", "themis_bridge/shell"))
+
+
+def test_the_dashboard_has_each_metric_of_the_code_with_the_labels_that_it_has():
+    """Ray puts `ray_` before each name, and `_total` behind that of a counter."""
+    code = made("fluidtune/tune", "themis_bridge/shell", "fluidtune/serving")
+    by_trial = {"trial", "version"}  # `ServingGauges` has a name for them
+    labels = {
+        f"ray_{name}{'_total' if kind == 'Counter' else ''}": set(re.findall(r'"(\w+)"', rest))
+        | (by_trial if "by_trial" in rest else set())
+        for name, (kind, rest) in code.items()
+    }
+    shown = []
+    for panel in json.loads(page("operations/grafana.json"))["panels"]:
+        for target in panel.get("targets", ()):
+            (name,) = re.findall(r"\bray_\w+", target["expr"])
+            used = re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])
+            used += [label for one in re.findall(r"by \(([\w, ]+)\)", target["expr"]) for label in one.split(", ")]
+            assert set(used) <= labels.get(name, set()), name
+            shown.append(name)
+    assert sorted(shown) == sorted(labels)
 
 
 def test_every_example_is_on_its_page():

@@ -31,8 +31,8 @@ from contextlib import suppress
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
-import cloudpickle
 import numpy as np
+from ray import cloudpickle
 
 from fluidtune.cluster.data.data_keeper import HEAD, VARIABLE, peer
 from fluidtune.errors import FluidTuneError

@@ -9,12 +9,15 @@ import fcntl
 import mmap
 import os
 import struct
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from salus_share.private_files import open_own
 
+#: What the names of boards begin with; the process id of their driver follows.
+PREFIX = "fluidtune-emulated-"
 #: Slots of one device in the file.
 SLOTS = 32
 _PID = struct.Struct("<I")
@@ -30,6 +33,19 @@ class OccupancyBoard:
     def __init__(self, path: str | Path, owner: int | None = None):
         self._descriptor = open_own(Path(path), os.O_RDWR, owner)
         self._map = mmap.mmap(self._descriptor, 0)
+
+    @staticmethod
+    def of_this_driver(devices: int) -> str:
+        """The path of a new board in the folder for temporary files. Those of drivers that were killed are removed."""
+        for left in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
+            number = left.name.removeprefix(PREFIX).partition("-")[0]
+            if number.isdecimal() and not Path("/proc", number).exists():
+                with suppress(OSError):  # another user's
+                    left.unlink()
+        descriptor, path = tempfile.mkstemp(prefix=f"{PREFIX}{os.getpid()}-")
+        os.close(descriptor)
+        OccupancyBoard.create(path, devices)
+        return path
 
     @staticmethod
     def create(path: str | Path, devices: int) -> None:

@@ -1,0 +1,66 @@
+"""`fluidtune docs`: the pages that are in the package, so that a question has its answer where there is no network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from fluidtune.errors import FluidTuneError
+
+PAGES = Path(__file__).parent / "docs"
+#: Sections that a search shows at most. Judgement: a screen.
+MOST = 20
+
+
+def told(words: tuple[str, ...]) -> str:
+    """Markdown: the list of pages without words, the page that is named, or the sections that have all words.
+
+    Raises FluidTuneError if no section has them.
+    """
+    if not words:
+        return _contents()
+    # A message, or a link of another page, names docs/how-to/serve.md#3-ask.
+    page = PAGES / (re.sub(r"^docs/|(\.md)?(#.*)?$", "", words[0]) + ".md")
+    if len(words) == 1 and page.resolve().is_relative_to(PAGES.resolve()) and page.is_file():
+        return page.read_text()
+    wanted = [word.lower() for word in " ".join(words).split()]
+    found = [
+        (-sum(word in heading.lower() for word in wanted), -sum(map(text.lower().count, wanted)), name, heading)
+        for name in _names()
+        for heading, text in _sections(name)
+        if all(word in text.lower() for word in wanted)
+    ]
+    if not found:
+        raise FluidTuneError(f"no page has {' '.join(words)!r}; `fluidtune docs` lists the pages")
+    lines = [f"- `fluidtune docs {name}`: {heading}" for *_, name, heading in sorted(found)[:MOST]]
+    return "\n".join([*lines, *([f"\n{len(found) - MOST} more"] if len(found) > MOST else [])])
+
+
+def _contents() -> str:
+    """The lists of the index, with each page's title."""
+    lines = ["`fluidtune docs PAGE` shows a page, `fluidtune docs WORD ...` finds sections."]
+    index = (PAGES / "index.md").read_text()
+    for caption, body in re.findall(r"```\{toctree\}\n:caption: (.+)\n.*\n\n([^`]+)```", index):
+        names = [name for name in body.split() if (PAGES / f"{name}.md").is_file()]
+        lines += [f"\n## {caption}\n", *(f"- `{name}`: {next(_sections(name), (name,))[0]}" for name in names)]
+    return "\n".join(lines)
+
+
+def _names() -> list[str]:
+    """The names of all pages, as in `how-to/serve`."""
+    found = (page.relative_to(PAGES).with_suffix("") for page in PAGES.glob("**/*.md"))
+    return sorted(str(name) for name in found if not name.parts[0].startswith("_"))
+
+
+def _sections(name: str) -> Iterator[tuple[str, str]]:
+    """Each heading of a page, and the heading with the text below it."""
+    lines = re.sub(r"^```.*?^```", _quoted, (PAGES / f"{name}.md").read_text(), flags=re.DOTALL | re.MULTILINE)
+    for section in re.split(r"^(?=#)", lines, flags=re.MULTILINE):
+        if section.startswith("#"):
+            yield section.partition("\n")[0].lstrip("# "), section
+
+
+def _quoted(block: re.Match[str]) -> str:
+    """A block of code, whose comments are no headings."""
+    return re.sub(r"^", " ", block[0], flags=re.MULTILINE)
