@@ -213,14 +213,13 @@ from tests.tune.test_steering import ALGORITHMS, XS, Gated
 if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     path, algorithm = sys.argv[1:]
-    config = {"num_samples": 1, "search_alg": None}
+    search, config = None, {}
     if algorithm == "optuna":
         search = OptunaSearch(points_to_evaluate=[{"x": x} for x in XS])
         config = {"num_samples": len(XS), "search_alg": search, "max_concurrent_trials": len(XS)}
     tune.Tuner(
         tune.with_resources(Gated, {"cpu": 0.5}),
-        param_space={
-            "x": tune.randint(0, 9) if algorithm == "optuna" else tune.grid_search(XS), "gate": path + "/gate"},
+        param_space={"x": tune.randint(0, 9) if search else tune.grid_search(XS), "gate": path + "/gate"},
         tune_config=tune.TuneConfig(
             metric="score", mode="max", scheduler=ALGORITHMS.get(algorithm, lambda: None)(), **config),
         run_config=tune.RunConfig(
