@@ -12,6 +12,7 @@ seconds, all rates requests per second.
 from __future__ import annotations
 
 import itertools
+import itertools
 import math
 import time
 from collections import Counter, defaultdict
@@ -50,12 +51,19 @@ MIG = Sharing("gpcs", 8, {1: (1, tuple(range(7))), 2: (2, (0, 2, 4)), 3: (4, (0,
 
 
 def percents(sizes: Iterable[int]) -> Sharing:
-    """A GPU under MPS whose processes get these percents of its compute. Raises ServeError if one is not 1 to 100."""
+    """A GPU under MPS whose processes get these percents of its compute. Raises ServeError if one is not 1 to 100.
+
+    Where a share lies means nothing under MPS. So shares lie side by side, the largest first: one begins where others
+    at least as large may end.
+    """
     wrong = [size for size in sizes if not 1 <= size <= 100]
     if wrong:
         raise ServeError(f"a share has {wrong[0]} percent, expected 1 to 100")
-    step = math.gcd(100, *sizes)
-    return Sharing("percent", 100, {size: (size, tuple(range(0, 101 - size, step))) for size in sorted(set(sizes))})
+    shares, ends = {}, {0}
+    for size in sorted(set(sizes), reverse=True):
+        ends |= {end + size * count for end in ends for count in range((100 - end) // size + 1)}
+        shares[size] = size, tuple(sorted(end for end in ends if end + size <= 100))
+    return Sharing("percent", 100, shares)
 
 
 class Segment(NamedTuple):
@@ -85,15 +93,30 @@ class SharedModel(NamedTuple):
     def best(self, sharing: Sharing, memory: float) -> dict[int, Segment]:
         """By size the segment with the most requests per second that allows the SLO and fits its part of the memory.
 
-        A size is left out if a smaller one does as much. memory: bytes of a GPU. Raises ServeError if none is left.
+        A size is left out if a smaller one does as much, or two that fit its place do more. memory: bytes of a GPU.
+        Raises ServeError if none is left.
         """
-        found: dict[int, Segment] = {}
-        most = 0.0
-        for one in sorted(self.segments, key=lambda one: (one.size, -one.capacity, one.latency)):
+        best: dict[int, Segment] = {}
+        for one in sorted(self.segments, key=lambda one: (one.size, one.capacity, -one.latency)):
             fits = self.bytes * one.processes <= memory * sharing.memory(one.size)
-            if fits and BATCHES_OF_A_REQUEST * one.latency <= self.slo and one.capacity > most:
-                most = one.capacity
-                found[one.size] = one
+            if fits and BATCHES_OF_A_REQUEST * one.latency <= self.slo:
+                best[one.size] = one
+        found: dict[int, Segment] = {}
+        worth: dict[int, float] = {}  # requests/s in the place of a share of this size
+        for size, one in best.items():
+            places = {other: sharing.shares[other][0] for other in worth}
+            smaller = max(worth.values(), default=0.0)
+            two = max(
+                (
+                    worth[first] + worth[second]
+                    for first, second in itertools.combinations_with_replacement(worth, 2)
+                    if first + second <= size and places[first] + places[second] <= sharing.shares[size][0]
+                ),
+                default=0.0,
+            )
+            worth[size] = max(one.capacity, smaller, two)
+            if one.capacity > smaller and one.capacity >= two:
+                found[size] = one
         if not found:
             fastest = min(one.latency for one in self.segments)
             raise ServeError(

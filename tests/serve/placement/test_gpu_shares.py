@@ -136,6 +136,14 @@ def test_of_plans_with_as_few_gpus_the_smallest_shares_are_taken():
     assert [one.segment.size for one in gpu] == [1, 1]
 
 
+def test_a_share_is_left_out_if_two_in_its_place_do_more():
+    """Two of 1 GPC for one of 2. But 3 GPCs and 1 take five slices, and 4 GPCs only four."""
+    assert list(model("a", 1, {1: 10, 2: 19}).best(MIG, math.inf)) == [1]
+    assert list(model("a", 1, {1: 10, 2: 20}).best(MIG, math.inf)) == [1, 2]
+    assert list(model("a", 1, {1: 10, 2: 10}).best(MIG, math.inf)) == [1]
+    assert list(model("a", 1, {1: 10, 3: 35, 4: 41}).best(MIG, math.inf)) == [1, 3, 4]
+
+
 def test_percents_of_mps():
     (gpu,) = planned([model("a", 1, {70: 1}), model("b", 1, {20: 1})], percents([20, 70])).gpus
     assert sum(one.segment.size for one in gpu) == 90
