@@ -1,0 +1,196 @@
+"""What `PlacedDevices` does with the decisions about several models, on devices that only pretend to load."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from fluidtune.serving import placed_devices
+from fluidtune.serving.model_process import Held, Loading, Samples
+from fluidtune.serving.placed_devices import PlacedDevices
+from fluidtune.serving.served_devices import First
+from fluidtune.serving.setting import PlacedModel, Placing
+from fluidtune.serving.winners import Winner
+from symphony_serve.errors import ServeError
+from symphony_serve.replacement import Rates
+from symphony_serve.shell.device import Waited
+from tests.serve.driving import PATIENCE_S
+
+#: Bytes of a model and of a device, seconds of an input, and the rate that keeps one and a half devices busy.
+SIZE, MEMORY, SECONDS, MANY = 1.0, 2.5, 0.02, 75.0
+
+
+class Pretended:
+    """A device. `most`: the most models that it had at a time. `broken`: names that it does not load."""
+
+    def __init__(self):
+        self.models, self.most, self.broken, self.pid = frozenset(), 0, set(), 1
+
+    async def load(self, trial):
+        self.most = max(self.most, len(self.models) + 1)
+        await asyncio.sleep(0)
+        if trial.name in self.broken:
+            raise ServeError(f"the checkpoint of trial {trial.name} does not load: ValueError")
+        self.models |= {trial.name}
+        return Held(Samples([1], [1]), 7)
+
+    async def unload(self, model):
+        self.models -= {model}
+
+    async def measure(self, model, inputs):
+        assert model in self.models
+        await asyncio.sleep(SECONDS * len(inputs))
+        return Waited([(200, "1")] * len(inputs), 0.0)
+
+    async def look(self, wait_s):
+        return None if self.pid is None else {}
+
+
+class Server:
+    """Batches of each model are on their way to each device once."""
+
+    closed = False
+
+    def __init__(self):
+        self.held, self.busy = {}, set()
+
+    def hold(self, number, models):
+        self.held[number] = models
+
+    def busy_with(self, number, model):
+        assert model not in self.held[number], "it would get another one"
+        before = (number, model) in self.busy
+        self.busy.add((number, model))
+        return not before
+
+
+class Service:
+    def __init__(self, monkeypatch, memory=MEMORY, size=SIZE, **rates):
+        monkeypatch.setattr(placed_devices, "LOOK_S", 0.01)
+        self.devices, self.log, self.offered = {0: Pretended(), 1: Pretended()}, [], dict.fromkeys(rates, 0)
+        models = tuple(PlacedModel(name, 4.0, rate, bytes=size) for name, rate in rates.items())
+        trials = tuple(Winner(name, None, {}, None) for name in rates)
+        setting = SimpleNamespace(placing=Placing(models, memory, 30.0), loading=Loading(b"", (), trials))
+
+        async def first():
+            return First(self.devices, {})
+
+        async def close():
+            """Nothing was started."""
+
+        own = SimpleNamespace(count=2, pids=[], first=first, close=close, anew=lambda: None)
+        self.placed = PlacedDevices(setting, own, self.tell, lambda: self.offered)
+
+    def tell(self, event, **fields):
+        self.log.append((event, fields))
+
+    def said(self, event):
+        return [fields for name, fields in self.log if name == event]
+
+    def stands(self):
+        return ["".join(sorted(device.models)) for device in self.devices.values()]
+
+    async def until_settled(self):
+        end = time.monotonic() + PATIENCE_S
+        while self.placed.placement()["phase"] != "settled":
+            assert time.monotonic() < end
+            await asyncio.sleep(0.01)
+
+    async def rates(self, **rates):
+        """These rates, for long enough."""
+        for now in (0.0, 1e6):
+            self.placed._rate(Rates(now, rates, 10.0))
+        await self.until_settled()
+
+
+def test_three_models_are_placed_and_placed_anew_and_no_device_ever_has_more_than_two(monkeypatch):
+    async def run():
+        service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
+        first = await service.placed.first()
+        assert sorted(service.stands()) == ["ab", "ac"]
+        assert first.held == {number: device.models for number, device in service.devices.items()}
+        assert first.samples == dict.fromkeys("abc", Samples([1], [1]))
+        server = Server()
+        service.placed.serve(server, lambda: 1)
+        await service.rates(a=1.0, b=1.0, c=MANY)
+        assert sorted(service.stands()) == ["ac", "bc"]
+        assert all(server.held[number] == service.devices[number].models for number in server.held)
+        assert [device.most for device in service.devices.values()] == [2, 2]
+        assert [one["what"] for one in service.said("model_moved")][-2:] == ["unloaded", "loaded"]
+        (_, last) = service.said("models_placed")
+        assert "requests/s changed: a 75 to 1, b 1 to 1, c 1 to 75; placed anew" in last["reason"]
+        await service.placed.close()
+
+    asyncio.run(run())
+
+
+def test_a_model_that_does_not_load_leaves_the_models_as_they_stood(monkeypatch):
+    async def run():
+        service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
+        await service.placed.first()
+        before = service.stands()
+        for device in service.devices.values():
+            device.broken = {"c"}
+        await service.rates(a=1.0, b=1.0, c=MANY)
+        assert service.stands() == before
+        (failed,) = [one for one in service.said("model_moved") if one["what"] == "failed"]
+        assert failed["trial"] == "c" and "does not load: ValueError" in failed["reason"]
+        await service.placed.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("size", "stands", "said"), [(SIZE, "ac", "models_kept"), (0.5, "abc", "models_placed")])
+def test_a_device_that_dies_is_replaced_by_the_other_if_all_models_fit_there(monkeypatch, size, stands, said):
+    async def run():
+        service = Service(monkeypatch, size=size, a=MANY, b=1.0, c=1.0)
+        await service.placed.first()
+        gone = next(number for number, models in enumerate(service.stands()) if "b" in models)
+        service.log.clear()
+        service.devices[gone].pid = None
+        await service.placed._look()
+        await service.until_settled()
+        assert service.stands()[1 - gone] == stands
+        assert f"the process of device {gone} is gone" in service.said(said)[0]["reason"]
+        service.devices[gone].pid = 2
+        await service.placed._look()
+        await service.until_settled()
+        assert f"the process of device {gone} is back" in service.said("models_placed")[-1]["reason"]
+        assert {model for models in service.stands() for model in models} == set("abc")
+        await service.placed.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("memory", "size", "said"),
+    [
+        (1.5, SIZE, "3 models of .* fit not on 2 devices"),
+        (MEMORY, None, "model a has .* GiB, and a device .* fits none"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused_when_their_bytes_are_measured(monkeypatch, memory, size, said):
+    """Seven bytes are measured where none were given."""
+
+    async def run():
+        service = Service(monkeypatch, memory, size, a=1.0, b=1.0, c=1.0)
+        with pytest.raises(ServeError, match=said):
+            await service.placed.first()
+        assert math.isfinite(service.placed.placement()["memory"])
+
+    asyncio.run(run())
+
+
+def test_a_model_that_does_not_load_at_the_start_is_an_error(monkeypatch):
+    async def run():
+        service = Service(monkeypatch, a=1.0, b=1.0)
+        for device in service.devices.values():
+            device.broken = {"b"}
+        with pytest.raises(ServeError, match="the checkpoint of trial b does not load"):
+            await service.placed.first()
+
+    asyncio.run(run())
