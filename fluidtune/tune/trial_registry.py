@@ -51,6 +51,7 @@ def parameters_of(trial: Trial) -> dict[str, Any]:
 class TrialRegistry:
     """The trials of one job. ``request``: the resources that its first trial asks for.
 
+    One thing: what is known of each trial and of each trainable decides together what a trial asks for.
     ``concurrency``: how many trials the script wants in flight; None: it does not say.
     """
 
