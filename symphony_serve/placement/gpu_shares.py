@@ -12,7 +12,6 @@ seconds, all rates requests per second.
 from __future__ import annotations
 
 import itertools
-import itertools
 import math
 import time
 from collections import Counter, defaultdict
