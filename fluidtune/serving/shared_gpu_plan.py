@@ -80,7 +80,9 @@ class _Tables:
         if isinstance(given, str):
             try:
                 with (self.path.parent / given).open(newline="") as file:
-                    read = [{key: _value(text) for key, text in row.items()} for row in csv.DictReader(file)]
+                    read = [
+                        {key: _value(text) for key, text in row.items()} for row in csv.DictReader(file, restkey="?")
+                    ]
             except (OSError, UnicodeDecodeError, csv.Error) as error:
                 raise FluidTuneError(f"{where}: {given!r} cannot be read: {error}; give a CSV file, or tables")
             given = read

@@ -123,6 +123,13 @@ def test_needs_of_a_graph_of_kernels(asked):
     assert "has `kernels`, whose memory is in bytes; give --gpu-memory" in asked(GRAPH, "--find")
 
 
+def test_a_csv_file_with_a_row_that_is_longer_or_shorter_than_its_first_line(asked, tmp_path):
+    (tmp_path / "b.csv").write_text(CSV + "3,8,1,20,0.05,7\n")
+    assert "unknown key '?'" in asked(SHARES.replace("a.csv", "b.csv"), "--find")
+    (tmp_path / "b.csv").write_text(CSV + "3,8,1,20\n")
+    assert "has `latency` None, expected a number above 0" in asked(SHARES.replace("a.csv", "b.csv"), "--find")
+
+
 PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
 
 
