@@ -447,6 +447,7 @@ def status_text(found: dict[str, Any]) -> str:
         formed = f", formed by {trial['batching']}" if trial["batching"] == "orloj" else ""
         p99 = "" if trial["p99_s"] is None else f", p99 {1e3 * trial['p99_s']:.1f} ms"
         share = f" of {100 * trial['share']:g} %" if trial.get("share") else ""
+        alone += f", SLO {1e3 * trial['slo_s']:.0f} ms" if "slo_s" in trial else ""
         lines += [
             f"  {trial['trial']} (version {trial['version']}, {trial['state']}{share}): {became}; {alone}, "
             f"{mean:.1f} requests in a batch{formed}",

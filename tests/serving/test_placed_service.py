@@ -6,6 +6,8 @@ import http.client
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+import ray
 from ray.tune import Checkpoint
 
 import fluidtune
@@ -26,6 +29,7 @@ from tests.serve.driving import PATIENCE_S, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve, pytest.mark.faults]
 
+ROOT = Path(__file__).parents[2]
 #: Seconds of an input, and of the SLO; bytes of a model, and GiB of a device: room for two.
 SECONDS, SLO_S = 0.1, 4.0
 BYTES, MEMORY = 1e6, 2.5e6 / 2**30
@@ -54,7 +58,7 @@ def tables(where, **rates):
 
 
 @pytest.fixture(scope="module")
-def ray(one_ray):
+def cluster(one_ray):
     one_ray.use(num_cpus=2)
     yield
     assert_nothing_left()
@@ -107,7 +111,7 @@ def held(served):
 
 
 def test_three_models_are_placed_on_two_processes_and_placed_anew_and_a_killed_process_loses_nothing(
-    ray, tmp_path, monkeypatch
+    cluster, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     models = tables(tmp_path, a=MANY, b=FEW, c=FEW)
@@ -142,30 +146,48 @@ def test_three_models_are_placed_on_two_processes_and_placed_anew_and_a_killed_p
     assert sizes and max(sizes) <= 2
 
 
-def post(served, path):
-    connection = http.client.HTTPConnection(urlsplit(served.url).hostname, urlsplit(served.url).port, timeout=60)
-    connection.request("POST", path, "7")
+def post(port, path, value=7):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection.request("POST", path, json.dumps(value))
     answer = connection.getresponse()
     found = answer.status, json.loads(answer.read())
     connection.close()
     return found
 
 
-def test_what_is_asked_of_several_models_and_what_is_refused(ray, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    models = tables(tmp_path, a=FEW, b=FEW)
-    models[1]["slo"] = 9.0
-    del models[0]["bytes"], models[1]["bytes"]
-    with fluidtune.serve(models=models, max_batch=2, port=free_ports(1)[0]) as served:
-        status, answer = post(served, "/")
+def command(*given):
+    address = ray.get_runtime_context().gcs_address
+    words = [sys.executable, "-m", "fluidtune.cli", "serve", "--address", address, *given]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_commands_and_what_is_asked_of_several_models(cluster, tmp_path):
+    """No bytes are given, so they are measured; and no memory, so all models fit on the one device."""
+    tables(tmp_path, a=FEW, b=FEW)
+    lines = [
+        f'[[models]]\nname = "{name}"\ncheckpoint = "{name}"\nrate = 1.0\nslo = {slo}\nload = "{__name__}:load"\n'
+        for name, slo in (("a", SLO_S), ("b", 9.0))
+    ]
+    (tmp_path / "models.toml").write_text("\n".join(lines))
+    (port,) = free_ports(1)
+    given = ("--models", str(tmp_path / "models.toml"), "--devices", "cpu:1", "--max-batch", "2", "--port", str(port))
+    said = command("start", *given)
+    try:
+        assert f"models a, b: POST an input to http://127.0.0.1:{port}/MODEL" in said
+        status, answer = post(port, "/")
         assert (status, answer["error"]) == (404, "several models are served; POST /MODEL: a, b")
-        assert post(served, "/b") == (200, "b7")
-        found = served.status()
-        assert [one["slo_s"] for one in found["trials"]] == [SLO_S, 9.0]
-        assert "device 0: a, b" in service.status_text(found)
+        assert post(port, "/b") == (200, "b7")
+        tensors = {"inputs": [{"name": "input", "shape": [1], "datatype": "INT64", "data": [7]}]}
+        assert post(port, "/v2/models/a/infer", tensors)[1]["outputs"][0]["data"] == ["a7"]
+        said = command("status")
+        assert "device 0: a, b" in said and "SLO 4000 ms" in said and "SLO 9000 ms" in said
         other = Winner("x", Checkpoint.from_directory(str(tmp_path / "a")), {}, None)
         with pytest.raises(FluidTuneError, match=r"has several models, and versions .*; start it without --models"):
             service._told("deploy", other, "run", 1.0)
+    finally:
+        command("stop")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +198,7 @@ def test_what_is_asked_of_several_models_and_what_is_refused(ray, tmp_path, monk
         (lambda models: models[0].update(rate=2e5), "the rates keep 2.* devices busy, more than 1024"),
     ],
 )
-def test_what_cannot_be_served_is_refused_in_one_line(ray, tmp_path, monkeypatch, change, said):
+def test_what_cannot_be_served_is_refused_in_one_line(cluster, tmp_path, monkeypatch, change, said):
     monkeypatch.chdir(tmp_path)
     models = tables(tmp_path, a=FEW, b=FEW)
     change(models)
