@@ -263,6 +263,8 @@ class PlacedDevice(RemoteDevice):
 def _own(error: Exception) -> str | None:
     """What the model's own process has said of the error; None: it has said nothing."""
     cause: BaseException = getattr(error, "cause", None) or error
+    if isinstance(cause, ServeError):  # It was raised by what the process was asked; else Ray tells it as a text.
+        return str(cause)
     own = [line for line in str(cause).splitlines() if "ServeError: " in line]
     return own[-1].split("ServeError: ", 1)[1] if own else None
 

@@ -48,7 +48,7 @@ class Span:
     """What happened within some seconds, each by `model_versions.Version.key`.
 
     requests: by what became of them. batches: by size. waited: seconds that requests waited for their batch, added up.
-    busy: seconds of batches, all devices together; a batch counts where it ends.
+    busy: seconds of batches, all devices together; a batch counts where it ends, and once where two overlap.
     """
 
     seconds: float
@@ -156,7 +156,7 @@ class Books:
             if seen.model in self._sums.batches:
                 self._sums.batches[seen.model][seen.size] += 1
                 self._sums.waited[seen.model] += seen.waited
-            self._sums.busy += seen.seconds
+            self._sums.busy += seen.seconds - seen.overlap
             self._recent.append(seen)
         until = self._clock() - MINUTE_S
         while self._recent and self._recent[0].sent < until:

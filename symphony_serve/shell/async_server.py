@@ -79,7 +79,8 @@ class BatchSeen(NamedTuple):
     """A batch that a device has run.
 
     sent: when it was sent, or had its turn, on `time.monotonic`. seconds: from then until its outputs were there.
-    waited: the seconds from the arrivals of its requests until ``sent``, added up.
+    waited: the seconds from the arrivals of its requests until ``sent``, added up. overlap: the last of ``seconds``, in
+    which the device, a pipeline, could run the next one.
     """
 
     device: int
@@ -88,6 +89,7 @@ class BatchSeen(NamedTuple):
     sent: float
     seconds: float
     waited: float
+    overlap: float = 0.0
 
 
 class _Slot:
@@ -541,7 +543,8 @@ class AsyncServer:
         if self._watch is not None and answers:
             sent += waited
             queueing = sum([sent - request.arrival for request in batch.requests])
-            self._watch(BatchSeen(slot.number, batch.model, len(answers), sent, seconds, queueing))
+            overlap = min(batch.overlap, seconds)
+            self._watch(BatchSeen(slot.number, batch.model, len(answers), sent, seconds, queueing, overlap))
 
     async def _wait_for(self, slot: _Slot, token: int, answers: list[Answer], lost: DeviceLost) -> None:
         """The device is gone with a batch of this token: give its requests back, and wait until it is there again.

@@ -80,8 +80,10 @@ def model():
 def with_server(test, devices=1):
     async def main():
         made = [Pipeline() for _ in range(devices)]
-        async with AsyncServer([model()], made) as server:
+        seen = []
+        async with AsyncServer([model()], made, seen.append) as server:
             await test(server, *made)
+        assert all(one.overlap == pytest.approx(min(0.002, one.seconds)) for one in seen)
 
     asyncio.run(main())
 
