@@ -233,11 +233,11 @@ class PlacedDevices:
         began = time.monotonic()
         try:
             await self._devices[act.device].load(self._trials[act.model])
-        except ServeError as error:
+        except Exception as error:
             logger.warning("Device %d could not load model %s: %s", act.device, act.model, error)
             self._moved(act, "failed", str(error))
             if self._server is None:
-                self._error = error
+                self._error = error if isinstance(error, ServeError) else ServeError(repr(error))
             self._tell(NotHeld(act.device, act.model))
             return
         self._moved(act, "loaded", f"in {time.monotonic() - began:.1f} s")
