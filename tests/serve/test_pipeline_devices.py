@@ -83,7 +83,7 @@ def with_server(test, devices=1):
         seen = []
         async with AsyncServer([model()], made, seen.append) as server:
             await test(server, *made)
-        assert all(one.overlap == pytest.approx(min(0.002, one.seconds)) for one in seen)
+        assert all(0 < one.overlap <= one.seconds for one in seen)
 
     asyncio.run(main())
 
