@@ -2,11 +2,11 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
-`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`:
-what Ray runs as a worker. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that
-in turn. `train_runs`: where workers of Ray Train start. `job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. This package decides nothing
-and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's
-public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
+`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`: what
+Ray runs as a worker. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn.
+`train_runs`: where workers of Ray Train start. `job_metadata`: what a job says of itself. `kept_state`: what an actor
+keeps. This package decides nothing and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when
+code elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
 this package uses something that has no entry.
