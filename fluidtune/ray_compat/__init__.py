@@ -3,11 +3,11 @@
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
 `cloning`: a further trial made from one that is there.
-`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`:
-what Ray runs as a worker. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that
-in turn. `job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. This package decides nothing
-and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's
-public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
+`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`: what
+Ray runs as a worker. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn.
+`train_runs`: where workers of Ray Train start. `job_metadata`: what a job says of itself. `kept_state`: what an actor
+keeps. This package decides nothing and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when
+code elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
 this package uses something that has no entry.
@@ -76,6 +76,7 @@ A trial's process (`trainable`):
   ``_TrainSession.error_queue``: the loop of a trial that ends is allowed to go on from its report to its boundary.
 - ``registry._ParameterRegistry``, ``_ParameterRegistry.get``, ``_ParameterRegistry.references``: a trial gets there
   what ``tune.with_parameters`` has put into Ray's object store. Each process would copy the tensors in it.
+- ``Thread._target``: of the function's thread, which has not begun; the function's end is noticed in that thread.
 - ``get_session``: returns the process' session.
 - ``class_cache.ENV_VARS_TO_PROPAGATE``: the environment variables of the driver that Tune gives to trial processes.
 - ``result.TRIAL_INFO``, ``result.RESULT_DUPLICATE``, ``result.TRAINING_ITERATION``, ``result.TIME_TOTAL_S``,
@@ -107,6 +108,15 @@ What an actor has created (`descent`). Ray's public list needs the dashboard, an
 - ``ActorHandle._actor_id``: the id of a worker that has died.
 - ``CoreWorker.kill_actor``, ``CoreWorker.deserialize_and_register_actor_handle``, ``core_worker_pb2.ActorHandle``: an
   actor is killed whose handle only the process has that has created it.
+
+A run of Ray Train V2 inside a trial (`train_runs`, `ownership`):
+
+- ``WorkerGroupCallback.before_worker_group_start``: called in the process of the run's controller, before that makes a
+  placement group. The controller is an actor of the class ``TrainController``, whose arguments have ``scaling_policy``
+  and ``callbacks``.
+- ``worker_group.placement_group``, ``worker_group.PlacementGroupSchedulingStrategy``: what the controller calls to make
+  the group, and to place a worker in it.
+- ``ScalingConfig._resources_per_worker_not_none``: what each worker asks for, with Ray Train's defaults.
 
 The cluster (`cluster_state`):
 

@@ -61,7 +61,7 @@ def place_train_runs(places: TrainPlaces | None) -> None:
 
 
 def _prepare_train_run(actor: ActorClass, arguments: Any, places: TrainPlaces) -> None:
-    if actor.__ray_metadata__.class_name != _CONTROLLER or "train_run_context" not in arguments:
+    if actor.__ray_metadata__.class_name != _CONTROLLER or "scaling_policy" not in arguments:
         return
     # Not at the top: it imports Ray Train, which only such a trial has imported.
     from fluidtune.ray_compat.train_runs import asked_of, place_workers

@@ -23,7 +23,7 @@ def asked_of(controller: dict[str, Any]) -> tuple[int, dict[str, float]] | None:
 
     ``controller``: the arguments of the controller's constructor.
     """
-    scaling = controller["train_run_context"].scaling_config
+    scaling = controller["scaling_policy"].scaling_config
     workers = scaling.num_workers
     return (workers, scaling._resources_per_worker_not_none) if isinstance(workers, int) else None
 

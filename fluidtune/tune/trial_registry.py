@@ -51,7 +51,8 @@ def parameters_of(trial: Trial) -> dict[str, Any]:
 class TrialRegistry:
     """The trials of one job. ``request``: the resources that its first trial asks for.
 
-    One thing: what is known of each trial and of each trainable decides together what a trial asks for.
+    One thing: what one trial shows, its kind or its gang, holds for the others of its trainable.
+
     ``concurrency``: how many trials the script wants in flight; None: it does not say.
     """
 

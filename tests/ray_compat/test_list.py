@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -19,6 +20,9 @@ from ray.autoscaler.v2 import sdk
 from ray.core.generated import core_worker_pb2, gcs_pb2
 from ray.remote_function import RemoteFunction
 from ray.train._internal import checkpoint_manager, session
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.worker_group import worker_group
+from ray.train.v2.api.config import ScalingConfig
 from ray.tune import Trainable, Tuner, registry, result
 from ray.tune.execution import class_cache
 from ray.tune.execution.tune_controller import TrialRunnerWrapper, TuneController
@@ -55,6 +59,8 @@ CLASSES: dict[str, type] = {
         PopulationBasedTraining,
         RayActorManager,
         RemoteFunction,
+        ScalingConfig,
+        Thread,
         TrackedActor,
         Trainable,
         Trial,
@@ -62,6 +68,7 @@ CLASSES: dict[str, type] = {
         TuneController,
         Tuner,
         TunerInternal,
+        WorkerGroupCallback,
         worker.Worker,
         _Bracket,
         registry._ParameterRegistry,
@@ -78,6 +85,7 @@ MODULES: dict[str, Any] = {
     "state": state.state,
     "trainable": trainable,
     "worker": worker,
+    "worker_group": worker_group,
 }
 NAMES: dict[str, Any] = {
     "GlobalStateAccessor": GlobalStateAccessor,
@@ -145,6 +153,8 @@ def test_nothing_is_used_that_is_not_listed() -> None:
         "ray.core.generated.gcs_pb2.PlacementGroupTableData",
         "ray.tune.execution.tune_controller.TuneController",
         "ray.remote_function.RemoteFunction",
+        "ray.train.v2._internal.execution.callback.WorkerGroupCallback",
+        "ray.train.v2._internal.execution.worker_group.worker_group",
         "ray.tune.trainable.trainable",
     }
 

@@ -73,7 +73,7 @@ def test_a_process_drops_the_layers_of_the_other_stages(winner):
 
     stages = tuple(Stage(first, end, 1.0, 0, 0) for first, end in ((0, 2), (2, 5)))
     # Not pickled: the list is to be this process'.
-    loading = SimpleNamespace(environment={}, trials=(winner,), function=lambda: load)
+    loading = SimpleNamespace(environment={}, trials=(winner,), functions=lambda: {b"": load})
     processes = [StageProcess(loading, number, 2, math.inf) for number in range(2)]
     said = Started((), {}, stages)
     for one in processes:
