@@ -86,7 +86,7 @@ def meanwhile(do: Callable[[], None], gate: Path) -> Iterator[None]:
     assert not failed, failed
 
 
-def until_two_of_x3(trial_id: str, result: dict[str, Any]) -> bool:
+def until_two_of_x1(trial_id: str, result: dict[str, Any]) -> bool:
     """The stopper of stock Tune's run: x=1 ends at its second result, and every trial after six."""
     return bool(result["training_iteration"] >= (2 if result["config"]["x"] == 1 else 6))
 
@@ -132,7 +132,7 @@ def test_a_stopped_and_a_cloned_trial_end_as_under_stock_tune(algorithm: str, tm
     stock = fit(
         *("stock", HALF, {**space, "x": tune.grid_search([*XS, 8])}, tmp_path),
         scheduler=ALGORITHMS[algorithm](),
-        run={"stop": until_two_of_x3},
+        run={"stop": until_two_of_x1},
     )
     assert not fluid.errors
     if algorithm == "asha":  # what it decides depends on who comes first to a rung
