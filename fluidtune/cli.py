@@ -261,9 +261,11 @@ def _connect(address: str) -> None:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     except ConnectionError:
         # Since 2.60 a cluster may want a token, which Ray sends unasked only where it has found the cluster itself.
-        asked = address == "auto" or "RAY_AUTH_MODE" in os.environ
+        named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+        asked = named == "auto" or "RAY_AUTH_MODE" in os.environ
         token = "" if asked else "; if one runs there, it wants a token: set RAY_AUTH_MODE=token"
-        raise FluidTuneError(f"there is no Ray cluster at {address!r}; start one with: ray start --head{token}")
+        whose = f" (RAY_ADDRESS is {named!r})" if named != address else ""
+        raise FluidTuneError(f"there is no Ray cluster at {address!r}{whose}; start one with: ray start --head{token}")
 
 
 @arbiter.command()

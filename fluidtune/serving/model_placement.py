@@ -94,11 +94,13 @@ class ModelTables:
         if given:
             return given, number_of(table, "cv", self.where(name), 1.0, least=0.0)
         gaps = np.diff(self._trace(table), prepend=0.0)
-        mean = max(float(gaps.mean()), 1e-9)
-        return 1 / mean, float(gaps.std()) / mean
+        return 1 / float(gaps.mean()), float(gaps.std() / gaps.mean())
 
     def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
-        known(table, KEYS, f"{self._path}: model {name}")
+        shared = [key for key in shared_gpu_plan.KEYS if key in table]
+        if shared:
+            raise FluidTuneError(f"{self.where(name)} has `{shared[0]}`, which is for `fluidtune serve plan` alone")
+        known(table, KEYS, self.where(name))
         for key, others in BELONGS_TO.items():
             if key in table and not any(one in table for one in others):
                 raise FluidTuneError(f"{self._path}: model {name} has `{key}` without `{'` or `'.join(others)}`")
@@ -124,6 +126,8 @@ class ModelTables:
             raise FluidTuneError(f"{where} has a line that is no number of seconds: {error}")
         if not len(times) or not np.isfinite(times).all() or times[0] < 0 or (np.diff(times) < 0).any():
             raise FluidTuneError(f"{where} is no list of ascending seconds from 0 on, one a line")
+        if not times[-1]:
+            raise FluidTuneError(f"{where} has no request after 0 s, so it has no rate; give a longer one")
         return times
 
 
@@ -259,6 +263,8 @@ def planned(
         raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
     if gpus is not None and not 1 <= gpus <= most:
         raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {most}")
+    if not 0 <= budget < math.inf:
+        raise FluidTuneError(f"--seconds is {budget:g}, expected a number of 0 or more")
     if gpu_memory is not None and not 0 < gpu_memory < math.inf:
         raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
     if shared:
@@ -375,7 +381,8 @@ def render(found: Mapping[str, Any], memory_known: bool) -> RenderableType:
         where = ", ".join(map(str, one["groups"])) or "none"
         models.add_row(one["name"], f"{one['slo']:g}", f"{one['attainment']:.2%}", mean, where)
     lost = 1 - found["attainment"]
-    said = [f"{lost:.2%} are refused; no placement on these GPUs refuses less than {1 - found['bound']:.2%}."]
+    least = f"; no placement on these GPUs refuses less than {1 - found['bound']:.2%}"
+    said = [f"{lost:.2%} are refused{least if found['bound'] < 1 else ''}."] if lost else ["No request is refused."]
     said += [f"GPUs that hold no model: {found['idle_gpus']}."] if found["idle_gpus"] else []
     said += [] if found["ended"] else ["The search was ended before it was through; --seconds gives it longer."]
     return Group(groups, models, *said, found["advice"])

@@ -51,7 +51,7 @@ def names_of(tables: Sequence[Mapping[str, Any]], path: str) -> list[str]:
 def known(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
     for key in table:
         if key not in keys:
-            near = get_close_matches(key, keys, 1)
+            near = get_close_matches(str(key), keys, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"expected {', '.join(keys)}"
             raise FluidTuneError(f"{where} has the unknown key {key!r}; {hint}")
 

@@ -24,8 +24,8 @@ from fluidtune.serving.setting import PlacedModel
 from fluidtune.serving.winners import Winner, mark_of, winner_named, winners
 from symphony_serve.placement.stages import GIB
 
-#: Names are parts of paths, and "@" is between a trial and its version.
-NAME = re.compile(r"[\w.-]+", re.ASCII)
+#: Names are parts of paths, which clients shorten at "." and ".."; "@" is between a trial and its version.
+NAME = re.compile(r"[\w-][\w.-]*", re.ASCII)
 
 Models = str | Path | Sequence[Mapping[str, Any]]
 
@@ -59,7 +59,8 @@ def _model(tables: ModelTables, name: str, table: Mapping[str, Any]) -> PlacedMo
     where = tables.where(name)
     taken = {"v2", *(path.strip("/") for path in (LIVE, READY, METRICS, DOCUMENT, PAGE))}
     if not NAME.fullmatch(name) or name in taken:
-        raise FluidTuneError(f"{where} cannot be asked at a path of this name; use letters, digits, '.', '_' and '-'")
+        said = "use letters, digits, '_' and '-', and '.' behind the first one"
+        raise FluidTuneError(f"{where} cannot be asked at a path of this name; {said}")
     if "load" not in table:
         raise FluidTuneError(f'{where} has no `load`; give load = "module:function"')
     if ("run" in table) == ("checkpoint" in table):
@@ -77,7 +78,10 @@ def _winner(
     where, load = tables.where(name), table["load"]
     if "run" in table:
         run = str(tables.directory / str(table["run"]))
-        found = winner_named(run, str(table["trial"])) if "trial" in table else winners(run)[0]
+        try:
+            found = winner_named(run, str(table["trial"])) if "trial" in table else winners(run)[0]
+        except FluidTuneError as error:
+            raise FluidTuneError(f"{where}: {error}" + ("" if "trial" in table else "; here: give `trial`")) from None
     else:
         path = (tables.directory / str(table["checkpoint"])).resolve()
         if not path.is_dir():

@@ -186,6 +186,7 @@ def serve(
     if models is not None:
         others = {"results": results, "load": load, "slo": slo, "metric": metric, "mode": mode, "arbiter": arbiter}
         others |= {"follow": follow, "beside": beside or None, "top": None if top == 1 else top}
+        others |= {"stages": None if stages == 1 else stages, "stage_memory": stage_memory}
         _check_alone(others)
         placing, chosen, run = _placing(models, memory, search_s, devices)
         trials, slo = list(chosen), max(one.slo for one in placing.models)
@@ -233,7 +234,8 @@ def _placing(
 ) -> tuple[Placing, list[Winner], str]:
     """How the models are placed, what is loaded of each, and where the log is kept."""
     for name, value in (("memory", memory), ("search_s", search_s)):
-        if value is not None and (not isinstance(value, Real) or not 0 < value < math.inf):
+        good = isinstance(value, Real) and not isinstance(value, bool) and 0 < value < math.inf
+        if value is not None and not good:
             raise FluidTuneError(f"{name} is {value!r}, expected a number above 0")
     size = math.inf if memory is None else memory * GIB
     spec = DeviceSpec.parse(devices)
@@ -463,10 +465,12 @@ def loader(text: str) -> Callable[..., Any]:
     if not module or not name:
         raise FluidTuneError(f"load {text!r} names no function; expected MODULE:FUNCTION")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
         raise FluidTuneError(f"load {text!r}: the module cannot be imported ({error}); run this where it can be")
-    except AttributeError:
+    except Exception as error:  # of the module's own code
+        raise FluidTuneError(f"load {text!r}: module {module} fails at its import: {type(error).__name__}: {error}")
+    if found is None:
         raise FluidTuneError(f"load {text!r}: module {module} has no {name}")
     if not callable(found):
         raise FluidTuneError(f"load {text!r} is a {type(found).__name__}, expected a function")

@@ -79,13 +79,17 @@ class _Tables:
         where = f"{self.where(name)}: {key}"
         if isinstance(given, str):
             try:
-                with (self.path.parent / given).open(newline="") as file:
-                    read = [
-                        {key: _value(text) for key, text in row.items()} for row in csv.DictReader(file, restkey="?")
-                    ]
-            except (OSError, UnicodeDecodeError, csv.Error) as error:
-                raise FluidTuneError(f"{where}: {given!r} cannot be read: {error}; give a CSV file, or tables")
-            given = read
+                with (self.path.parent / given).open(newline="", encoding="utf-8-sig") as file:
+                    lines = csv.DictReader(file, restkey="", restval=None)
+                    read = [(lines.line_num, row) for row in lines]
+            except OSError as error:
+                raise FluidTuneError(f"{where}: {given!r} cannot be read: {error.strerror}; give a CSV file, or tables")
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise FluidTuneError(f"{where}: {given!r} is no CSV file: {error}")
+            for line, row in read:
+                if "" in row or None in row.values():
+                    raise FluidTuneError(f"{where}: line {line} of {given!r} has not as many values as the first line")
+            given = [{key: _value(text) for key, text in row.items()} for _, row in read]
         found = [given] if isinstance(given, dict) else given
         if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
             raise FluidTuneError(f"{where} is {given!r}, expected tables, or the path of a CSV file with rows")
@@ -202,7 +206,10 @@ def _need(file: _Tables, name: str, row: Mapping[str, Any]) -> Need:
         seconds, size, compute = (number_of(one, key, where, least=0.0) for key in KERNEL[1:4])
         kernels.append(Kernel(one["name"], seconds, size, compute, tuple(map(str, after))))
     parameters = number_of(row, "parameters", where, least=0.0)
-    return need_of_kernels(_whole(row, "batch", where), parameters, kernels, file.memory)
+    try:
+        return need_of_kernels(_whole(row, "batch", where), parameters, kernels, file.memory)
+    except ServeError as error:
+        raise FluidTuneError(f"{where}: {error}") from None
 
 
 def _as_json(

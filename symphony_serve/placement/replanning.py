@@ -109,8 +109,8 @@ def _complete(
                 break
         else:
             raise ServeError(
-                f"{len(sizes)} models of {sum(sizes.values()) / GIB:.3g} GiB fit not on {count} devices of "
-                f"{memory / GIB:.3g} GiB, the largest first: {model} is left over; give more or larger devices"
+                f"the models have {sum(sizes.values()) / GIB:.3g} GiB, and there is no room for {model} on {count} "
+                f"times {memory / GIB:.3g} GiB, with the largest ones placed first; give more or larger devices"
             )
     # And with those replicas of the search that still have room.
     for wanted in groups:

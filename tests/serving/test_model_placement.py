@@ -40,6 +40,8 @@ def asked(tmp_path, monkeypatch):
     path = tmp_path / "models.toml"
     (tmp_path / "arrivals.txt").write_text("\n".join(str(at * 0.4) for at in range(200)))
 
+    (tmp_path / "zeros").write_text("0\n0")
+
     def ask(text: str, *options: str) -> str:
         path.write_text(text)
         done = CliRunner().invoke(cli, ["serve", "plan", "--models", str(path), *options])
@@ -126,6 +128,8 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
         (ONE.replace("rate = 4", ""), "--gpus 1", "model a has neither `rate` nor `trace`; give one of them"),
         (ONE.replace("rate = 4", 'trace = "none"'), "--gpus 1", "none' cannot be read: No such file or directory"),
         (ONE.replace("rate = 4", 'trace = "models.toml"'), "--gpus 1", "has a line that is no number of seconds"),
+        (ONE.replace("rate = 4", 'trace = "zeros"'), "--gpus 1", "zeros' has no request after 0 s, so it has no rate"),
+        (ONE, "--gpus 1 --seconds nan", "--seconds is nan, expected a number of 0 or more"),
         (ONE + "cv = -1\n", "--gpus 1", "has `cv` -1, expected a number of 0 or more"),
         (ONE + 'run = "x"\n', "--gpus 1", "has both `run` and `seconds`; give one of them"),
         (ONE.replace("seconds = 0.1", 'run = "x"'), "--gpus 1", "there are no profiles at "),

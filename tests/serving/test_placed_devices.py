@@ -169,7 +169,7 @@ def test_a_device_that_dies_is_replaced_by_the_other_if_all_models_fit_there(mon
 @pytest.mark.parametrize(
     ("memory", "size", "said"),
     [
-        (1.5, SIZE, "3 models of .* fit not on 2 devices"),
+        (1.5, SIZE, "the models have .*, and there is no room for . on 2 times"),
         (MEMORY, None, "model a has .* GiB, and a device .* fits none"),
     ],
 )

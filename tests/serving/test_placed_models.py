@@ -64,6 +64,10 @@ def test_the_models_of_a_file(file):
         (("tests.serving.runs:load", "tests.serving.runs:lode"), "model ranker: load .*': module .* has no lode"),
         (('"ranker"', '"a/b"'), "cannot be asked at a path of this name; use letters"),
         (('"ranker"', '"metrics"'), "cannot be asked at a path of this name"),
+        (('"ranker"', '".."'), "cannot be asked at a path of this name"),
+        (("tests.serving.runs:load", "broken:load"), "broken fails at its import: SyntaxError"),
+        (('checkpoint = "weights"', 'run = "weights"'), "model ranker: .*; here: give `trial`"),
+        (("cv = 4.0", "shares = 'a.csv'"), "model ranker has `shares`, which is for `fluidtune serve plan` alone"),
         (('"weights"', '"elsewhere"'), "model ranker has the checkpoint .*elsewhere', which is no directory"),
         (("2e9", "5e9"), "model ranker has 4.66 GiB and a device 3.73 GiB, so it fits none; give larger devices"),
         (("weight = 2.0", "bytes = 7e9"), "reader has 6.52 GiB and a device"),
@@ -71,7 +75,9 @@ def test_the_models_of_a_file(file):
         (("rate = 12.0\ncv = 4.0", ""), "model ranker has neither `rate` nor `trace`"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(file, change, said):
+def test_what_is_wrong_is_said_in_one_line(file, change, said, monkeypatch):
+    (file.parent / "broken.py").write_text("def load(:")
+    monkeypatch.syspath_prepend(file.parent)
     file.write_text(FILE.replace(*change, 1))
     with pytest.raises(FluidTuneError, match=said) as refused:
         placed_models(file, loader, 2, 4e9)
@@ -92,6 +98,8 @@ def test_models_that_have_more_bytes_than_all_devices_are_refused(file):
         ({"arbiter": "auto"}, "models and arbiter do not go together: several models share no leases"),
         ({"top": 2}, "models and top do not go together"),
         ({"memory": 0.0}, "memory is 0.0, expected a number above 0"),
+        ({"memory": True}, "memory is True, expected a number above 0"),
+        ({"stages": 2}, "models and stages do not go together"),
     ],
 )
 def test_what_does_not_go_with_several_models(file, given, said):

@@ -125,9 +125,16 @@ def test_needs_of_a_graph_of_kernels(asked):
 
 def test_a_csv_file_with_a_row_that_is_longer_or_shorter_than_its_first_line(asked, tmp_path):
     (tmp_path / "b.csv").write_text(CSV + "3,8,1,20,0.05,7\n")
-    assert "unknown key '?'" in asked(SHARES.replace("a.csv", "b.csv"), "--find")
+    line = len(CSV.splitlines()) + 1
+    said = f"line {line} of 'b.csv' has not as many values as the first line"
+    assert said in asked(SHARES.replace("a.csv", "b.csv"), "--find")
     (tmp_path / "b.csv").write_text(CSV + "3,8,1,20\n")
-    assert "has `latency` None, expected a number above 0" in asked(SHARES.replace("a.csv", "b.csv"), "--find")
+    assert said in asked(SHARES.replace("a.csv", "b.csv"), "--find")
+
+
+def test_a_csv_file_with_the_mark_of_a_spreadsheet(asked, tmp_path):
+    (tmp_path / "b.csv").write_text(CSV, encoding="utf-8-sig")
+    assert '"gpus": 1' in asked(SHARES.replace("a.csv", "b.csv"), "--find --json")
 
 
 PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
@@ -141,7 +148,7 @@ PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
         (SHARES + TABLES, "model a has shares in `gpcs` and model b in `percent`; a GPU is divided by MIG or by MPS"),
         (SHARES + SHARES, "has two models named 'a'"),
         (SHARES + "cv = 1\n", "model a has the unknown key 'cv'; expected name, slo, rate, bytes, shares"),
-        (SHARES.replace("a.csv", "b.csv"), "model a: shares: 'b.csv' cannot be read: "),
+        (SHARES.replace("a.csv", "b.csv"), "model a: shares: 'b.csv' cannot be read: No such file or directory; give"),
         (SHARES.replace('"a.csv"', "3"), "model a: shares is 3, expected tables, or the path of a CSV file with rows"),
         (SHARES.replace("rate = 60", ""), "model a has no `rate`"),
         (SHARES.replace("slo = 0.2", "slo = 0.09"), "model a has an SLO of 0.09 s, but a request waits for a batch"),
@@ -163,7 +170,7 @@ PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
         (NEEDS.replace("slo = 0.2", "slo = 0.1"), "model heavy has an SLO of 0.1 s, but a request waits for a batch"),
         (NEEDS.replace("seconds = 0.1 }", "second = 0.1 }"), "unknown key 'second'; did you mean 'seconds'?"),
         (GRAPH.replace('"one", seconds', "1, seconds"), "has a kernel 1 after [], expected names"),
-        (GRAPH.replace('["one"]', '["three"]'), "kernel two reads three, which does not stand before it"),
+        (GRAPH.replace('["one"]', '["three"]'), "model graph: needs: kernel two reads three, which does not stand before it"),
     ],
 )
 def test_bad_input_is_one_line(asked, text, said):
