@@ -170,7 +170,7 @@ PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
         (NEEDS.replace("slo = 0.2", "slo = 0.1"), "model heavy has an SLO of 0.1 s, but a request waits for a batch"),
         (NEEDS.replace("seconds = 0.1 }", "second = 0.1 }"), "unknown key 'second'; did you mean 'seconds'?"),
         (GRAPH.replace('"one", seconds', "1, seconds"), "has a kernel 1 after [], expected names"),
-        (GRAPH.replace('["one"]', '["three"]'), "model graph: needs: kernel two reads three, which does not stand before it"),
+        (GRAPH.replace('["one"]', '["three"]'), "graph: needs: kernel two reads three, which does not stand before it"),
     ],
 )
 def test_bad_input_is_one_line(asked, text, said):
