@@ -28,7 +28,8 @@ demo: $(STAMP)
 test: lint fast core
 
 # All tests, the documentation site and the release's files: the rest on the newest Ray; on the oldest those of tune,
-# ray_compat and serving that depend on Ray's version. Where Horovod can be compiled, its tests, too, except those on Ray, which take five minutes.
+# ray_compat and serving that depend on Ray's version. Where Horovod can be compiled, its tests, too, except those on
+# Ray, which take five minutes.
 test-all: test docs release-check
 	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
 	$(MAKE) -s oldest-installed & \
