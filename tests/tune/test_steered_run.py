@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.train._internal.storage import StorageContext
+from pyarrow.fs import LocalFileSystem
 from ray.tune import register_trainable
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialScheduler
@@ -26,6 +26,8 @@ from fluidtune.tune.steered_run import ACTS, SteeredRun, parameters_of, value_at
 
 #: Where Tune's controller has the search algorithm.
 SEARCH = "_search_alg"
+#: And its trials, and those that have not ended.
+TRIALS, LIVE = "_trials", "_live_trials"
 NAMES = st.sampled_from(["a", "b", "a/b", "b/a", "a/b/a", 1])
 CONFIGS = st.recursive(
     st.dictionaries(NAMES, st.integers(), min_size=1),
@@ -138,28 +140,43 @@ def test_a_clone_of_an_earlier_driver_is_hidden_from_the_search(state: State) ->
     assert vars(controller)[SEARCH].others == {clone.trial_id}
 
 
+class Stored:
+    """As Tune's storage context of a trial, without Ray's session."""
+
+    def __init__(self, path: Path) -> None:
+        self.experiment_driver_staging_path, self._stored = str(path / "staged"), path / "stored"
+        self.trial_dir_name = ""
+        self.storage_filesystem = LocalFileSystem()
+
+    @property
+    def trial_driver_staging_path(self) -> str:
+        return str(Path(self.experiment_driver_staging_path, self.trial_dir_name))
+
+    @property
+    def trial_fs_path(self) -> str:
+        return str(self._stored / self.trial_dir_name)
+
+
 class Tried:
     """A run of two trials that wait, asked by ``served``. Trials are Tune's own, the controller is not."""
 
-    def __init__(self, path: Path, monkeypatch: Any, **of_a_trial: Any) -> None:
+    def __init__(self, path: Path, **of_a_trial: Any) -> None:
         self.path = path
-        monkeypatch.setattr(StorageContext, "experiment_driver_staging_path", str(path / "staged"))  # else Ray's
-        storage = StorageContext(str(path / "stored"), "run", trial_dir_name=None)
         config = {"lr": 0.1, "n": np.int64(3), "act": "relu", "fn": print}
         register_trainable("trained", trained)
-        self.trials = [Trial("trained", config=config, storage=storage, **of_a_trial) for _ in range(2)]
+        self.trials = [Trial("trained", config=config, storage=Stored(path), **of_a_trial) for _ in range(2)]
         for trial in self.trials:
             trial.create_placement_group_factory()
         self.saved: list[Any] = []
         self.raised: Exception | None = None
-        self._trials, self._live_trials = self.trials, set(self.trials)
+        vars(self).update({TRIALS: self.trials, LIVE: set(self.trials)})
 
     def get_trials(self) -> list[Trial]:
         return self.trials
 
     def add_trial(self, trial: Trial) -> None:
         self.trials.append(trial)
-        self._live_trials.add(trial)
+        vars(self)[LIVE].add(trial)
         if self.raised is not None:
             raise self.raised
 
@@ -184,8 +201,8 @@ def trained(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 300, "\N{SNOWMAN}" * 130, "a\0b", "../..", "a\nb"])
-def test_a_clones_directory_has_nothing_of_a_value(text: str, tmp_path: Path, monkeypatch: Any) -> None:
-    run = Tried(tmp_path, monkeypatch)
+def test_a_clones_directory_has_nothing_of_a_value(text: str, tmp_path: Path) -> None:
+    run = Tried(tmp_path)
     source = run.trials[0].trial_id
     assert "is a clone of" in run.asked("clone", source, {"act": text})
     *_, clone = run.trials
@@ -210,29 +227,27 @@ def raises(trial: Trial) -> str:
     ],
 )
 def test_a_clone_that_cannot_be_made_is_refused_and_leaves_nothing(
-    of_a_trial: dict[str, Any], why: str, tmp_path: Path, monkeypatch: Any
+    of_a_trial: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
-    run = Tried(tmp_path, monkeypatch, **of_a_trial)
+    run = Tried(tmp_path, **of_a_trial)
     run.raised = RuntimeError("the algorithm\nbreaks")
     before, there = list(run.trials), set(tmp_path.rglob("*"))
     said = run.asked("clone", before[0].trial_id, {"lr": 0.5})
     assert said.startswith(f"trial {before[0].trial_id} cannot be cloned: ") and why in said and "\n" not in said
-    assert (run.trials, run._live_trials, run.saved) == (before, set(before), [])
+    assert (run.trials, vars(run)[LIVE], run.saved) == (before, set(before), [])
     assert set(tmp_path.rglob("*")) - there <= {tmp_path / "staged"}
 
 
-def test_a_value_of_another_kind_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    run = Tried(tmp_path, monkeypatch)
+def test_a_value_of_another_kind_is_refused(tmp_path: Path) -> None:
+    run = Tried(tmp_path)
     name = run.trials[0].trial_id
     assert run.asked("clone", name, {"n": "4"}).endswith('has a number as its n, and "4" is none')
     assert "no JSON value" in run.asked("clone", name, {"fn": 1})
     assert "is a clone of" in run.asked("clone", name, {"n": 4, "lr": 1})
 
 
-def test_a_trial_that_tune_has_not_begun_is_found_by_its_name_or_the_beginning_of_its_id(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    run = Tried(tmp_path, monkeypatch)
+def test_a_trial_that_tune_has_not_begun_is_found_by_its_name_or_the_beginning_of_its_id(tmp_path: Path) -> None:
+    run = Tried(tmp_path)
     first, second = run.trials
     second.trial_id, second.custom_trial_name = "zz_1", "the second"
     for wanted in ("zz", "the second", "zz_1"):
