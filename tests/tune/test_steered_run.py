@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem
 from ray.tune import register_trainable
@@ -32,11 +32,12 @@ NAMES = st.sampled_from(["a", "b", "a/b", "b/a", "a/b/a", 1])
 CONFIGS = st.recursive(
     st.dictionaries(NAMES, st.integers(), min_size=1),
     lambda inner: st.dictionaries(NAMES, st.integers() | inner, min_size=1),
-    max_leaves=8,
+    max_leaves=6,
 )
 
 
 @given(CONFIGS, st.data())
+@settings(max_examples=50, deadline=None)
 def test_a_clone_differs_in_exactly_what_is_set(config: dict[str, Any], data: Any) -> None:
     names = parameters_of(config)
     values = {name: f"new {name}" for name in data.draw(st.lists(st.sampled_from(list(names)), unique=True))}
