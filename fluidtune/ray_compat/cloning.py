@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,28 +25,50 @@ def clone_of(trial: Trial, config: dict[str, Any], chosen: Mapping[str, Any], fr
     ``config``: its whole configuration. ``chosen``: what of it is to be named as the search's choice.
     ``from_checkpoint``: it begins with a copy of the trial's last checkpoint.
 
-    Raises:
-        OSError: the checkpoint is not there any more, or cannot be copied.
+    Its directory is made, so that nothing is saved of a trial that can have none. What the script's own functions and
+    the file system raise comes through, and leaves nothing behind.
     """
     pattern = copy.copy(trial)
     pattern.config, pattern.evaluated_params = config, {**trial.evaluated_params, **chosen}
-    values = ",".join(f"{name}={value}" for name, value in chosen.items())
-    pattern.experiment_tag = f"clone_of_{trial.trial_id}" + (f"_{values}" if values else "")
+    # It becomes part of the directory's name, where a value of a user may have any length and any characters.
+    pattern.experiment_tag = f"clone_of_{trial.trial_id}"
     clone = pattern.reset()
     # The copy of the trial's storage has what belongs to the trial.
     clone.storage.trial_dir_name, clone.storage.current_checkpoint_index = None, -1
+    clone.init_local_path()
     if from_checkpoint:
-        clone.init_local_path()
         last = trial.latest_checkpoint_result
         path = Path(clone.storage.trial_fs_path, FIRST_CHECKPOINT).as_posix()
         files = clone.storage.storage_filesystem
-        files.create_dir(path)
-        pyarrow.fs.copy_files(
-            last.checkpoint.path, path, source_filesystem=last.checkpoint.filesystem, destination_filesystem=files
-        )
+        try:
+            files.create_dir(path)
+            pyarrow.fs.copy_files(
+                last.checkpoint.path, path, source_filesystem=last.checkpoint.filesystem, destination_filesystem=files
+            )
+        except Exception:
+            _remove_directories(clone)
+            raise
         metrics = {**last.metrics, "trial_id": clone.trial_id, "config": config}
         clone._restore_checkpoint_result = _TrainingResult(Checkpoint(path, files), metrics)
     return clone
+
+
+def add_clone(controller: TuneController, clone: Trial) -> None:
+    """Let Tune have the trial. If that raises, as the script's algorithm or resources may, Tune has not got it."""
+    try:
+        controller.add_trial(clone)
+    except Exception:
+        if clone in controller._trials:
+            controller._trials.remove(clone)
+        controller._live_trials.discard(clone)
+        _remove_directories(clone)
+        raise
+
+
+def _remove_directories(clone: Trial) -> None:
+    shutil.rmtree(clone.local_path, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the storage has none
+        clone.storage.storage_filesystem.delete_dir(clone.storage.trial_fs_path)
 
 
 class SearchBeside:

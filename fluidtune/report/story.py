@@ -6,6 +6,7 @@ trial_lookup.py, and which trial held which device in occupancy.py. Reasons are 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -147,7 +148,8 @@ def _with(event: EventDict) -> str:
 def _values(steered: EventDict) -> str:
     """The parameters of a clone that differ, and from where it goes on."""
     parameters = steered.get("parameters")
-    values = ", ".join(f"{name}={value}" for name, value in parameters.items()) if isinstance(parameters, dict) else ""
+    given = parameters.items() if isinstance(parameters, dict) else ()
+    values = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given)
     start = " from its last checkpoint" if steered.get("from_checkpoint") else ""
     return start + (f" with {values}" if values else "")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fluidtune.errors import FluidTuneError
@@ -44,6 +44,14 @@ def find_trial(events: Sequence[EventDict], wanted: str) -> str:
     names = _names(events)
     if not names:
         raise UnknownTrialError(f"there is no trial {wanted!r}: the log has no trials")
+    return trial_called(wanted, names)
+
+
+def trial_called(wanted: str, names: Mapping[str, str]) -> str:
+    """The id of the trial that ``wanted`` names, as `find_trial`. ``names``: of each trial, by its id; "": not known.
+
+    Raises `UnknownTrialError` if there is no such trial or if there are several.
+    """
     if wanted in names:
         return wanted
     # In a log without names: Tune calls a trial by its trainable and its id, unless the script gives another name.

@@ -7,10 +7,13 @@ holds the two equal.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
+
+from fluidtune.steering.json_values import cut, kind_of
 
 #: ``asked``: the driver has heard of it. ``taken``: Tune has saved it, so that it holds after a restore as well.
 #: ``done``: it has happened, or nothing is left to do. ``refused``: nothing happens; its words say why.
@@ -54,10 +57,14 @@ class Act:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the run knows of a trial at the moment. ``no_keep``: why its algorithm lets none go on; "": it does."""
+    """What the run knows of a trial at the moment.
+
+    ``parameters``: by name, the kind of the value (`kind_of`). ``no_keep``: why its algorithm lets none go on; "": it
+    does.
+    """
 
     ended: bool = False
-    parameters: tuple[str, ...] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
     has_checkpoint: bool = False
     no_keep: str = ""
 
@@ -67,10 +74,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Asked:
-    """A user wants this. ``facts``: of its trial; None: the run has no such trial."""
+    """A user wants this. ``facts``: of its trial."""
 
     act: Act
-    facts: Facts | None
+    facts: Facts
 
 
 @dataclass(frozen=True)
@@ -118,12 +125,7 @@ class TrialEnded:
     trial: str
 
 
-@dataclass(frozen=True)
-class RunEnded:
-    """The run is over: what is asked for from now on is refused."""
-
-
-Event = Asked | Saved | Failed | Restored | ResultCame | StopMeant | TrialEnded | RunEnded
+Event = Asked | Saved | Failed | Restored | ResultCame | StopMeant | TrialEnded
 
 # --- instructions
 
@@ -177,7 +179,6 @@ class Steering:
         self._states: dict[str, State] = {}
         #: Of acts that were refused: why.
         self._reasons: dict[str, str] = {}
-        self._over = False
 
     def on_event(self, event: Event) -> list[Instruction]:
         """Change the acts for one event. Returns what the shell must do, in this order.
@@ -209,15 +210,12 @@ class Steering:
                 return [LetGoOn(kept), Note(kept, "done", "the algorithm wanted to stop it, and it goes on")]
             case TrialEnded(trial):
                 return self._ended(event, trial)
-            case RunEnded():
-                self._over = True
-                return []
 
     def goes_on_alone(self, trial: str) -> bool:
         """Whether the algorithm has wanted to stop a trial that is kept: it hears nothing of the trial any more."""
         return self._has(trial, "keep", "done") is not None
 
-    def _asked(self, act: Act, facts: Facts | None) -> list[Instruction]:
+    def _asked(self, act: Act, facts: Facts) -> list[Instruction]:
         if act.id in self._acts:
             if self._states[act.id] == "asked":
                 raise SteeringError(f"{act} is asked for again before it was carried out")
@@ -228,19 +226,13 @@ class Steering:
             return [Note(act, "asked"), *self._refuse(Asked(act, facts), act, why)]
         return [Note(act, "asked"), CarryOut(act)]
 
-    def _why_not(self, act: Act, facts: Facts | None) -> str:
+    def _why_not(self, act: Act, facts: Facts) -> str:
         """Why the act is refused, in words; "" if it is not."""
         trial = f"trial {act.trial}"
-        if self._over:
-            return "the run has just ended"
-        if facts is None:
-            return f"the run has no trial {act.trial!r}"
         if act.kind == "clone":
-            unknown = [name for name in act.parameters if name not in facts.parameters]
-            if unknown:
-                near = get_close_matches(unknown[0], facts.parameters, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(facts.parameters) or 'none'}"
-                return f"{trial} has no parameter {unknown[0]}; {hint}"
+            for name, value in act.parameters.items():
+                if why := _no_such_value(name, value, facts.parameters):
+                    return f"{trial} {why}"
             if act.from_checkpoint and not facts.has_checkpoint:
                 return f"{trial} has no checkpoint; clone it from its start, or when it has one"
             return ""
@@ -293,3 +285,17 @@ class Steering:
         """The trial's act of this kind that has this state."""
         found = (act for act in self._acts.values() if (act.trial, act.kind) == (trial, kind))
         return next((act for act in found if self._states[act.id] == state), None)
+
+
+def _no_such_value(name: str, value: Any, kinds: Mapping[str, str]) -> str:
+    """Why the parameter cannot have the value: the trial "has no parameter ..."; "" if it can."""
+    if name not in kinds:
+        wanted = cut(name)
+        near = get_close_matches(wanted, kinds, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(kinds) or 'none'}"
+        return f"has no parameter {wanted}; {hint}"
+    kind = kinds[name]
+    if not kind:
+        return f"has a {name} that is no JSON value, and nothing else can be set"
+    # PBT computes with the values that it changes, in Tune's loop.
+    return f"has {kind} as its {name}, and {cut(json.dumps(value))} is none" if kind_of(value) != kind else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
 from collections.abc import Iterable, Sequence
@@ -11,8 +10,9 @@ from typing import Any
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.events import EventDict, read_events, this_machine
-from fluidtune.report.trial_lookup import find_trial, log_of_run
+from fluidtune.report.trial_lookup import log_of_run
 from fluidtune.steering.acts import Act, Kind
+from fluidtune.steering.json_values import cut, read_json
 from fluidtune.steering.steering_link import own_name, send
 
 #: How a search is started that can be steered.
@@ -27,19 +27,23 @@ def parameters_from(pairs: Iterable[str]) -> dict[str, Any]:
     """The values of ``NAME=VALUE``, each value as JSON.
 
     Raises:
-        SteeringRefused: there is no ``=``, or the value is no JSON.
+        SteeringRefused: there is no ``=``, the value is no JSON (`read_json`), or a name comes twice.
     """
     found: dict[str, Any] = {}
     for pair in pairs:
-        name, equals, text = pair.partition("=")
+        text, equals, value = pair.partition("=")
+        name = text.strip()
+        if name in found:
+            raise SteeringRefused(f"{cut(name)} is set twice")
         try:
             if not name or not equals:
-                raise ValueError
-            found[name.strip()] = json.loads(text)
-        except ValueError:
-            shown = name.strip() or "NAME"
+                raise ValueError("there is no name or no =")
+            found[name] = read_json(value)
+        except ValueError as error:
+            shown = cut(name) or "NAME"
             raise SteeringRefused(
-                f'{pair!r} is no NAME=VALUE with a value in JSON, such as {shown}=0.01, {shown}=true or {shown}="text"'
+                f"{cut(pair)!r} is no NAME=VALUE with a value in JSON, such as {shown}=0.01, {shown}=true or "
+                f'{shown}="text": {error}'
             )
     return found
 
@@ -51,18 +55,17 @@ def ask(
     pairs: Iterable[str] = (),
     from_checkpoint: bool = False,
 ) -> str:
-    """Steer a trial of the run in ``run_dir`` from the command line. ``trial``: as `fluidtune why` takes it.
+    """Steer a trial of the run in ``run_dir`` from the command line.
 
-    Returns what was done, in words.
+    ``trial``: its id, its name, or the beginning of its id; the driver finds it, also before it is in the log. Returns
+    what was done, in words.
 
     Raises:
         SteeringRefused: nothing was done.
-        FluidTuneError: there is no such run or trial.
+        FluidTuneError: there is no such run.
     """
-    log = log_of_run(run_dir)
-    parameters, found = parameters_from(pairs), find_trial(read_events(log), trial)
-    act = Act(uuid.uuid4().hex, kind, found, own_name(), "command line", parameters, from_checkpoint)
-    return ask_driver(log, act)
+    act = Act(uuid.uuid4().hex, kind, trial, own_name(), "command line", parameters_from(pairs), from_checkpoint)
+    return ask_driver(log_of_run(run_dir), act)
 
 
 def ask_driver(log: Path, act: Act) -> str:

@@ -24,6 +24,7 @@ from typing import Any, get_args
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.steering.acts import Act, Answer, Kind
+from fluidtune.steering.json_values import LONGEST, cut, read_json
 from salus_share.private_files import peer_user
 
 #: Seconds that a driver may take for an act. It serves acts in each turn of Tune's loop, which takes 0.1 s, or longer
@@ -31,8 +32,10 @@ from salus_share.private_files import peer_user
 PATIENCE_S = 60.0
 #: Seconds within which a process that has connected says what it wants: it is on this machine. Judgement.
 _LINE_S = 10.0
-#: The longest message, in bytes. Judgement: parameters are numbers and words.
-_LONGEST = 1 << 20
+#: The longest name of a trial, in characters, and of what else is a name. Judgement: Linux' for a path is 4,096.
+_LONGEST_NAME = 4096
+#: What comes when the run is over.
+_ENDED = Answer(True, "the run has just ended")
 
 
 def _address(run_dir: Path) -> str:
@@ -41,17 +44,15 @@ def _address(run_dir: Path) -> str:
 
 
 def act_from(said: Any, by: str) -> Act:
-    """The act that a message means. Raises `FluidTuneError` if it means none."""
+    """The act that a message means. Raises `ValueError` if it means none."""
     texts = ("id", "kind", "trial", "via")
-    good = isinstance(said, dict) and all(isinstance(said.get(name), str) and said[name] for name in texts)
-    if not good or said["kind"] not in get_args(Kind) or not isinstance(said.get("parameters"), dict):
-        raise FluidTuneError(f"this is no act: {str(said)[:200]}")
-    return Act(
-        **{name: said[name] for name in texts},
-        by=by,
-        parameters=said["parameters"],
-        from_checkpoint=bool(said.get("from_checkpoint")),
-    )
+    good = isinstance(said, dict) and all(isinstance(said.get(name), str) for name in texts)
+    good = good and all(0 < len(said[name]) <= _LONGEST_NAME for name in texts)
+    good = good and said["kind"] in get_args(Kind) and isinstance(said.get("from_checkpoint", False), bool)
+    if not good or not isinstance(said.get("parameters"), dict):
+        raise ValueError(f"this is no act: {cut(str(said))}")
+    more = {"parameters": said["parameters"], "from_checkpoint": said.get("from_checkpoint", False)}
+    return Act(**{name: said[name] for name in texts}, by=by, **more)
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Request:
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     block_on_close = False
-    requests: queue.SimpleQueue[Request]
+    link: SteeringLink
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -80,11 +81,9 @@ class _Handler(socketserver.StreamRequestHandler):
         if uid != os.geteuid():
             return
         try:
-            act = act_from(json.loads(self.rfile.readline(_LONGEST)), _name_of(uid))
-            answered: Future[Answer] = Future()
-            self.server.requests.put(Request(act, answered))
-            answer = answered.result()
-        except (ValueError, FluidTuneError) as error:
+            act = act_from(read_json(self.rfile.readline(LONGEST)), _name_of(uid))
+            answer = self.server.link.ask(act).result()
+        except ValueError as error:
             answer = Answer(True, str(error))
         except OSError:
             return  # the asker has gone
@@ -101,8 +100,11 @@ class SteeringLink:
 
     def __init__(self, run_dir: Path) -> None:
         self._requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
+        #: Guards that nothing is queued once the link is closed.
+        self._lock = threading.Lock()
+        self._closed = False
         self._server = _Server(_address(run_dir), _Handler)
-        self._server.requests = self._requests
+        self._server.link = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="steering", daemon=True)
         self._thread.start()
 
@@ -111,11 +113,25 @@ class SteeringLink:
         while not self._requests.empty():
             yield self._requests.get()
 
+    def ask(self, act: Act) -> Future[Answer]:
+        """Queue an act. Returns what its answer will be; a closed link refuses it."""
+        request = Request(act, Future())
+        with self._lock:
+            if self._closed:
+                request.answer(_ENDED)
+            else:
+                self._requests.put(request)
+        return request._answered
+
     def close(self) -> None:
-        """Hear nothing more. What was asked for until now comes by `requests`."""
+        """Hear nothing more, and refuse what has no answer yet, also of those who have connected and not spoken."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        with self._lock:
+            self._closed = True
+        for request in self.requests():
+            request.answer(_ENDED)
 
 
 def send(run_dir: Path, act: Act) -> Answer:
@@ -123,18 +139,21 @@ def send(run_dir: Path, act: Act) -> Answer:
 
     Raises:
         OSError: no driver listens, or it ends before it answers.
-        FluidTuneError: another user's process listens there, or the driver did not answer in time.
+        FluidTuneError: the act is too long, another user's process listens there, or the driver did not answer in time.
     """
+    message = json.dumps(asdict(act)).encode() + b"\n"
+    if len(message) > LONGEST:
+        raise FluidTuneError(f"the act is too long: it has {len(message)} bytes, of at most {LONGEST}")
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(PATIENCE_S)
         link.connect(_address(run_dir))
         uid = peer_user(link)
         if uid != os.geteuid():
             raise FluidTuneError(f"{_name_of(uid)} answers in the place of this run's driver; nothing was sent")
-        link.sendall(json.dumps(asdict(act)).encode() + b"\n")
+        link.sendall(message)
         try:
             with link.makefile("rb") as answer:
-                line = answer.readline(_LONGEST)
+                line = answer.readline(LONGEST)
         except TimeoutError:
             raise FluidTuneError(
                 f"the driver has not answered for {PATIENCE_S:.0f} s, and may do it yet: see fluidtune why"

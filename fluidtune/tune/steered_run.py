@@ -8,15 +8,18 @@ answered, once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from ray.tune.experiment import Trial
 
-from fluidtune.ray_compat.cloning import clone_of, hide_from_search, save_now
+from fluidtune.ray_compat.cloning import add_clone, clone_of, hide_from_search, save_now
 from fluidtune.ray_compat.controller import controller_behind
+from fluidtune.report.trial_lookup import UnknownTrialError, trial_called
 from fluidtune.steering import acts as a
+from fluidtune.steering.json_values import cut, kind_of
 from fluidtune.steering.steering_link import Request, SteeringLink
 
 if TYPE_CHECKING:
@@ -28,23 +31,38 @@ logger = logging.getLogger(__name__)
 ACTS = "fluidtune_acts"
 
 
-def names_in(config: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """The names of all parameters; one within another is "a/b", as Tune names it."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from names_in(value, f"{before}{name}/")
-        else:
-            yield f"{before}{name}"
+def parameters_of(config: Mapping[Any, Any]) -> dict[str, tuple[Any, ...]]:
+    """The keys that lead to each parameter, by its name; one within another is "a/b", as Tune names it.
+
+    A key may itself have a slash. Where two parameters have one name, it means the one that is less deep.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for key, value in config.items():
+        inner = parameters_of(value) if isinstance(value, Mapping) else {}
+        paths = {f"{key}/{name}": (key, *keys) for name, keys in inner.items()} or {str(key): (key,)}
+        for name, keys in paths.items():
+            if name not in found or len(keys) < len(found[name]):
+                found[name] = keys
+    return found
 
 
-def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with other values of some parameters. What stays is shared with the given one."""
-    changed = dict(config)
-    for path, value in values.items():
-        # A name may itself have a slash.
-        name = next(name for name in changed if path == str(name) or path.startswith(f"{name}/"))
-        rest = path[len(str(name)) + 1 :]
-        changed[name] = with_values(changed[name], {rest: value}) if rest else value
+def value_at(config: Any, keys: tuple[Any, ...]) -> Any:
+    """What the keys lead to."""
+    for key in keys:
+        config = config[key]
+    return config
+
+
+def with_values(config: Mapping[Any, Any], values: Mapping[str, Any]) -> dict[Any, Any]:
+    """A configuration with other values of some of `parameters_of`. What stays is shared with the given one."""
+    changed, keys_of = dict(config), parameters_of(config)
+    for name, value in values.items():
+        *outer, last = keys_of[name]
+        inner = changed
+        for key in outer:
+            inner[key] = dict(inner[key])
+            inner = inner[key]
+        inner[last] = value
     return changed
 
 
@@ -57,7 +75,6 @@ class SteeredRun:
     def __init__(self, no_keep: str) -> None:
         self._no_keep = no_keep
         self._steering = a.Steering()
-        self._trials: dict[str, Trial] = {}
         self._job: TuningJob | None = None
         self._link: SteeringLink | None = None
 
@@ -77,7 +94,6 @@ class SteeredRun:
 
     def add(self, controller: Any, trial: Trial) -> None:
         """Tune has the trial from now on, which may be one of an earlier driver. ``controller``: Tune's own."""
-        self._trials[trial.trial_id] = trial
         for kept in getattr(trial.run_metadata, ACTS, ()):
             act = a.Act(**kept["act"])
             self._steering.on_event(a.Restored(act, kept["state"]))
@@ -116,45 +132,50 @@ class SteeredRun:
 
     def close(self) -> None:
         """The run is over: what is asked for from now on is refused."""
-        self._steering.on_event(a.RunEnded())
         if self._link is not None:
             self._link.close()
-            for request in self._link.requests():
-                self._serve(request, None)
             self._link = None
 
     # --- carrying out
 
     def _serve(self, request: Request, controller: Any) -> None:
-        act = request.act
-        orders = self._steering.on_event(a.Asked(act, self._facts(act.trial)))
+        trials = {trial.trial_id: trial for trial in controller.get_trials()}
+        try:
+            found = trial_called(request.act.trial, {name: str(trial) for name, trial in trials.items()})
+        except UnknownTrialError as error:
+            request.answer(a.Answer(True, str(error)))
+            return
+        act, trial = replace(request.act, trial=found), trials[found]
+        orders = self._steering.on_event(a.Asked(act, self._facts(trial)))
         for order in orders:
             if isinstance(order, a.CarryOut):
-                orders.extend(self._steering.on_event(self._carry_out(order.act, controller)))
+                orders.extend(self._steering.on_event(self._carry_out(order.act, trial, controller)))
             elif isinstance(order, a.Answer):
                 request.answer(order)
             else:
                 self._note(order)
 
-    def _facts(self, name: str) -> a.Facts | None:
-        trial = self._trials.get(name)
-        if trial is None:
-            return None
-        return a.Facts(trial.is_finished(), tuple(names_in(trial.config)), trial.has_checkpoint(), self._no_keep)
+    def _facts(self, trial: Trial) -> a.Facts:
+        kinds = {}
+        for name, keys in parameters_of(trial.config).items():
+            value = value_at(trial.config, keys)
+            kinds[name] = kind_of(value.item() if isinstance(value, np.generic) else value)
+        return a.Facts(trial.is_finished(), kinds, trial.has_checkpoint(), self._no_keep)
 
-    def _carry_out(self, act: a.Act, controller: Any) -> a.Event:
-        trial, clone = self._trials[act.trial], ""
+    def _carry_out(self, act: a.Act, trial: Trial, controller: Any) -> a.Event:
+        clone = ""
         if act.kind == "clone":
             try:
                 config = with_values(trial.config, act.parameters)
-                new = clone_of(trial, config, act.parameters, act.from_checkpoint)
-            except OSError as error:
-                return a.Failed(act.id, f"the checkpoint of trial {act.trial} cannot be copied: {error}")
-            trial, clone = new, new.trial_id
-            act = a.Act(**{**asdict(act), "clone": clone})
-        self._keep_with(trial, act, "done" if clone else "taken")
-        if clone:
-            controller.add_trial(trial)
+                trial = clone_of(trial, config, act.parameters, act.from_checkpoint)
+                clone = trial.trial_id
+                self._keep_with(trial, replace(act, clone=clone), "done")
+                add_clone(controller, trial)
+            except Exception as error:  # of the file system, and of what the script gives Tune for its trials
+                what = cut(f"{type(error).__name__}: {error}", 300)
+                return a.Failed(act.id, f"trial {act.trial} cannot be cloned: {what}")
+        else:
+            self._keep_with(trial, act, "taken")
         save_now(controller, trial)
         return a.Saved(act.id, clone)
 

@@ -12,6 +12,7 @@ import hmac
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -26,6 +27,7 @@ from starlette.staticfiles import StaticFiles
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.steering.asking import ask_driver, parameters_from
+from fluidtune.steering.json_values import LONGEST, read_json
 from fluidtune.steering.steering_link import act_from, own_name
 from fluidtune.view.cluster_gauges import ClusterGauges
 from fluidtune.view.followed_run import FollowedRun
@@ -113,15 +115,21 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
         if not token or not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), token.encode()):
             address = "the address that `fluidtune view --steer` has printed" if token else "`fluidtune view --steer`"
             return _json({"trouble": f"this page may only show: open {address}"}, 403)
+        here = f"{request.url.scheme}://{request.headers['host']}"
+        if request.headers.get("origin", here) != here:
+            return _json({"trouble": "this is a page of another address, which may not steer"}, 403)
         try:
-            said = await request.json()
-            run = runs.run(said.get("run", "")) if isinstance(said, dict) else None
+            said = await _body(request)
+            run = runs.run(said.get("run", ""))
             if run is None:
                 return _json({"trouble": "there is no such run here any more"}, 404)
-            parameters = parameters_from(map(str, said.get("parameters") or ()))
-            act = act_from({**said, "via": "page", "parameters": parameters}, own_name())
+            act = act_from({**said, "via": "page", "parameters": {}}, own_name())
+        except ValueError as error:
+            return _json({"trouble": str(error)}, 400)
+        try:
+            act = replace(act, parameters=parameters_from(said.get("parameters", [])))
             return _json({"said": await run_in_threadpool(ask_driver, run.log, act)})
-        except (FluidTuneError, ValueError) as error:
+        except FluidTuneError as error:
             return _json({"trouble": str(error)})  # an answer like others: browsers report a status of 400 as an error
 
     routes = [
@@ -138,6 +146,22 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
     return Starlette(
         routes=routes, middleware=[Middleware(Headers), Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]
     )
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """What a page asks for. Raises `ValueError` if it is too long, or has not the form that docs/view.md gives."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > LONGEST:
+            raise ValueError(f"the request has more than {LONGEST} bytes")
+    said = read_json(body)
+    if not isinstance(said, dict) or not isinstance(said.get("run", ""), str):
+        raise ValueError("the request is no object with the key of a run")
+    pairs = said.get("parameters", [])
+    if not isinstance(pairs, list) or not all(isinstance(pair, str) for pair in pairs):
+        raise ValueError("parameters are no list of texts such as lr=0.01")
+    return said
 
 
 async def _increments(run: FollowedRun, cursor: str) -> AsyncIterator[str]:

@@ -333,3 +333,10 @@ def test_the_command_prints_the_story(tmp_path: Path) -> None:
     assert done.exit_code == 0 and done.output.startswith("trial c of test: elastic, 3 iterations reported, paused\n")
     assert isinstance(CliRunner().invoke(cli, ["why", str(run), "zz"]).exception, UnknownTrialError)
     assert isinstance(CliRunner().invoke(cli, ["why", str(tmp_path / "no"), "c"]).exception, NoEventLogError)
+
+
+def test_what_a_clone_differs_in_is_said_as_json() -> None:
+    """The text "2" is no 2. The trial has not been begun: it is in the log because it is steered."""
+    act = {"act": "1", "kind": "clone", "trial": "a", "by": "ann", "via": "page", "parameters": {"nw": "2", "on": True}}
+    told = story_of([begin(0, 1), ev(1, "steered", state="asked", **act)], "a").lines()
+    assert told[1] == '1 s  ann (page) asked for a clone of it with nw="2", on=true'

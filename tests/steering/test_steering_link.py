@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from fluidtune.report.events import this_machine
 from fluidtune.steering import steering_link
 from fluidtune.steering.acts import Act, Answer
 from fluidtune.steering.asking import SteeringRefused, ask, parameters_from
+from fluidtune.steering.json_values import LONGEST
 from fluidtune.steering.steering_link import SteeringLink, own_name, send
 from tests.report.makers import added, begin, over, written
 
@@ -40,6 +43,32 @@ def driver(run: Path, answer: Answer) -> Iterator[list[Act]]:
     link.close()
 
 
+def test_an_act_that_is_too_long_is_not_sent(tmp_path: Path) -> None:
+    run = run_of(tmp_path, steer=True)
+    with driver(run, Answer(False, "as you wish")) as heard:
+        assert ask(run, "clone", "t_1", [f'x="{"a" * (LONGEST - 1000)}"']) == "as you wish"
+        with pytest.raises(FluidTuneError, match=f"of at most {LONGEST}"):
+            ask(run, "clone", "t_1", [f'x="{"a" * LONGEST}"'])
+    assert len(heard) == 1
+
+
+def test_who_has_connected_and_speaks_after_the_end_is_refused(tmp_path: Path) -> None:
+    """An act that is queued when the run ends is refused as well."""
+    run = run_of(tmp_path, steer=True)
+    link = SteeringLink(run)
+    queued = link.ask(Act("1", "stop", "t_1", "ann", "page"))
+    with socket.socket(socket.AF_UNIX) as late:
+        late.settimeout(steering_link.PATIENCE_S)
+        late.connect(steering_link._address(run))
+        while not any("process_request_thread" in thread.name for thread in threading.enumerate()):
+            time.sleep(0.01)  # the driver has taken the connection
+        link.close()
+        late.sendall(json.dumps(asdict(Act("2", "stop", "t_1", "ann", "page"))).encode() + b"\n")
+        with late.makefile("rb") as answer:
+            assert json.loads(answer.readline()) == {"refused": True, "words": "the run has just ended"}
+    assert queued.result(timeout=0) == Answer(True, "the run has just ended")
+
+
 def run_of(path: Path, **settings: Any) -> Path:
     start = {**begin(1000, 2), "settings": settings, "machine": this_machine()}
     return written(path / "run", [start, {**added(1000.0, "t_1"), "name": "first"}]).parent
@@ -49,12 +78,12 @@ def test_an_act_comes_to_the_driver_with_its_users_name(tmp_path: Path) -> None:
     """By the kernel's word: what the message says of the user does not count."""
     run = run_of(tmp_path, steer=True)
     with driver(run, Answer(False, "as you wish")) as heard:
-        assert ask(run, "clone", "first", ["lr=0.5", 'act="relu"', "net/sizes=[1, 2]"], True) == "as you wish"
+        assert ask(run, "clone", "fresh", ["lr=0.5", 'act="relu"', "net/sizes=[1, 2]"], True) == "as you wish"
         send(run, Act("2", "stop", "t_1", "somebody else", "page"))
         with pytest.raises(OSError):  # one driver a run
             SteeringLink(run)
     clone, stop = heard
-    assert (clone.kind, clone.trial, clone.by, clone.via) == ("clone", "t_1", own_name(), "command line")
+    assert (clone.kind, clone.trial, clone.by, clone.via) == ("clone", "fresh", own_name(), "command line")
     assert clone.parameters == {"lr": 0.5, "act": "relu", "net/sizes": [1, 2]} and clone.from_checkpoint
     assert (stop.by, stop.via) == (own_name(), "page")
 
@@ -70,7 +99,16 @@ def test_a_refusal_is_an_error_and_another_users_process_gets_nothing(tmp_path: 
     assert len(heard) == 1
 
 
-@pytest.mark.parametrize("said", [b"no json\n", b"[]\n", b'{"id": "1", "kind": "burn", "trial": "t", "via": "page"}\n'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"no json\n",
+        b"[]\n",
+        b'{"id": "1", "kind": "burn", "trial": "t", "via": "page"}\n',
+        b"[" * 30000 + b"\n",
+        b'{"id": "1", "kind": "clone", "trial": "t", "via": "page", "parameters": {"lr": NaN}}\n',
+    ],
+)
 def test_what_is_no_act_is_refused_and_reaches_nobody(said: bytes, tmp_path: Path) -> None:
     run = run_of(tmp_path, steer=True)
     with driver(run, Answer(False, "done")) as heard, socket.socket(socket.AF_UNIX) as link:
@@ -104,7 +142,15 @@ def test_a_run_that_has_ended_says_so(tmp_path: Path) -> None:
     assert str(refused.value) == "the run has ended"
 
 
-@pytest.mark.parametrize("pair", ["lr", "=1", "lr=0,1", "act=relu", "lr="])
+@pytest.mark.parametrize(
+    "pair", ["lr", "=1", " =1", "lr=0,1", "act=relu", "lr=", "lr=" + "[" * 30000, "lr=" + "1" * 5000]
+)
 def test_a_value_is_json(pair: str) -> None:
-    with pytest.raises(SteeringRefused, match="no NAME=VALUE with a value in JSON"):
+    with pytest.raises(SteeringRefused, match="no NAME=VALUE with a value in JSON") as refused:
         parameters_from([pair])
+    assert len(str(refused.value)) < 400
+
+
+def test_a_name_is_set_once() -> None:
+    with pytest.raises(SteeringRefused, match="lr is set twice"):
+        parameters_from(["lr=1", "lr =2"])

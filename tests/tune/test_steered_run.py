@@ -4,45 +4,55 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow.fs import LocalFileSystem
+from ray.tune import register_trainable
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialScheduler
 
 from fluidtune.ray_compat.cloning import SearchBeside, hide_from_search
 from fluidtune.steering.acts import Act, State
+from fluidtune.steering.steering_link import SteeringLink
 from fluidtune.tune.groups import adapter_for
 from fluidtune.tune.scheduler import FluidScheduler
-from fluidtune.tune.steered_run import ACTS, SteeredRun, names_in, with_values
+from fluidtune.tune.steered_run import ACTS, SteeredRun, parameters_of, value_at, with_values
 
 #: Where Tune's controller has the search algorithm.
 SEARCH = "_search_alg"
+#: And its trials, and those that have not ended.
+TRIALS, LIVE = "_trials", "_live_trials"
+NAMES = st.sampled_from(["a", "b", "a/b", "b/a", "a/b/a", 1])
 CONFIGS = st.recursive(
-    st.dictionaries(st.sampled_from("abc"), st.integers(), min_size=1),
-    lambda inner: st.dictionaries(st.sampled_from("abc"), st.integers() | inner, min_size=1),
-    max_leaves=8,
+    st.dictionaries(NAMES, st.integers(), min_size=1),
+    lambda inner: st.dictionaries(NAMES, st.integers() | inner, min_size=1),
+    max_leaves=6,
 )
 
 
 @given(CONFIGS, st.data())
+@settings(max_examples=50, deadline=None)
 def test_a_clone_differs_in_exactly_what_is_set(config: dict[str, Any], data: Any) -> None:
-    names = list(names_in(config))
-    values = {name: f"new {name}" for name in data.draw(st.lists(st.sampled_from(names), unique=True))}
+    names = parameters_of(config)
+    values = {name: f"new {name}" for name in data.draw(st.lists(st.sampled_from(list(names)), unique=True))}
     before = pickle.dumps(config)
     changed = with_values(config, values)
     assert pickle.dumps(config) == before
-    assert list(names_in(changed)) == names
+    assert parameters_of(changed) == names
+    now, then = ({name: value_at(each, keys) for name, keys in names.items()} for each in (changed, config))
+    assert now == then | values
 
-    def value(where: Any, name: str) -> Any:
-        for part in name.split("/"):
-            where = where[part]
-        return where
 
-    assert {name: value(changed, name) for name in names} == {name: value(config, name) for name in names} | values
+def test_a_name_with_a_slash_is_found_beside_a_parameter_within_another() -> None:
+    config = {"net": {"w": 1}, "net/depth": 7}
+    assert with_values(config, {"net/depth": 8, "net/w": 2}) == {"net": {"w": 2}, "net/depth": 8}
+    assert with_values({"net": {"w": 1}, "net/w": 7}, {"net/w": 8}) == {"net": {"w": 1}, "net/w": 8}
 
 
 def trial_with(kind: Any, state: State) -> Trial:
@@ -99,9 +109,9 @@ def test_hyperband_keeps_no_trial_and_says_why() -> None:
 
 
 def test_a_steered_run_is_pickled_without_what_goes_on() -> None:
-    steered = SteeredRun("why")
-    steered.add(SimpleNamespace(**{SEARCH: None}), trial_with("stop", "taken"))
-    assert pickle.loads(pickle.dumps(steered))._trials == {}
+    steered, trial = SteeredRun("why"), trial_with("keep", "done")
+    steered.add(SimpleNamespace(**{SEARCH: None}), trial)
+    assert steered.goes_on_alone(trial) and not pickle.loads(pickle.dumps(steered)).goes_on_alone(trial)
 
 
 def test_a_search_algorithm_hears_of_its_own_trials_only() -> None:
@@ -129,3 +139,123 @@ def test_a_clone_of_an_earlier_driver_is_hidden_from_the_search(state: State) ->
     setattr(clone.run_metadata, ACTS, [{"act": asdict(act), "state": state}])
     SteeredRun("").add(controller, clone)
     assert vars(controller)[SEARCH].others == {clone.trial_id}
+
+
+class Stored:
+    """As Tune's storage context of a trial, without Ray's session."""
+
+    def __init__(self, path: Path) -> None:
+        self.experiment_driver_staging_path, self._stored = str(path / "staged"), path / "stored"
+        self.trial_dir_name = ""
+        self.storage_filesystem = LocalFileSystem()
+
+    @property
+    def trial_driver_staging_path(self) -> str:
+        return str(Path(self.experiment_driver_staging_path, self.trial_dir_name))
+
+    @property
+    def trial_fs_path(self) -> str:
+        return str(self._stored / self.trial_dir_name)
+
+
+class Tried:
+    """A run of two trials that wait, asked by ``served``. Trials are Tune's own, the controller is not."""
+
+    def __init__(self, path: Path, **of_a_trial: Any) -> None:
+        self.path = path
+        config = {"lr": 0.1, "n": np.int64(3), "act": "relu", "fn": print}
+        register_trainable("trained", trained)
+        self.trials = [Trial("trained", config=config, storage=Stored(path), **of_a_trial) for _ in range(2)]
+        for trial in self.trials:
+            trial.create_placement_group_factory()
+        self.saved: list[Any] = []
+        self.raised: Exception | None = None
+        vars(self).update({TRIALS: self.trials, LIVE: set(self.trials)})
+
+    def get_trials(self) -> list[Trial]:
+        return self.trials
+
+    def add_trial(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        vars(self)[LIVE].add(trial)
+        if self.raised is not None:
+            raise self.raised
+
+    def _mark_trial_to_checkpoint(self, trial: Trial) -> None:
+        self.saved.append(trial)
+
+    def checkpoint(self, force: bool, wait: bool) -> None:
+        assert all(trial in self.trials for trial in self.saved)
+
+    def asked(self, kind: Any, trial: str, parameters: dict[str, Any] | None = None) -> str:
+        """What the driver answers."""
+        steered = SteeredRun("")
+        link = steered._link = SteeringLink(self.path)
+        answer = link.ask(Act("1", kind, trial, "ann", "page", parameters or {}))
+        steered.serve(self)
+        link.close()
+        return answer.result(timeout=0).words
+
+
+def trained(config: dict[str, Any]) -> None:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize("text", ["x" * 300, "\N{SNOWMAN}" * 130, "a\0b", "../..", "a\nb"])
+def test_a_clones_directory_has_nothing_of_a_value(text: str, tmp_path: Path) -> None:
+    run = Tried(tmp_path)
+    source = run.trials[0].trial_id
+    assert "is a clone of" in run.asked("clone", source, {"act": text})
+    *_, clone = run.trials
+    assert clone.config["act"] == text and run.saved == [clone]
+    assert f"clone_of_{source}" in Path(clone.local_path).name and Path(clone.local_path).is_dir()
+    assert Path(clone.local_path).name.isascii() and len(Path(clone.local_path).name) < 255
+
+
+def raises(trial: Trial) -> str:
+    if trial.config["lr"] == 0.5:
+        raise KeyError("no\nname")
+    return f"named_{trial.trial_id}"
+
+
+@pytest.mark.parametrize(
+    ("of_a_trial", "why"),
+    [
+        ({"trial_name_creator": raises}, "KeyError: 'no\\nname'"),
+        ({"trial_dirname_creator": raises}, "KeyError"),
+        ({"trial_dirname_creator": lambda trial: "x" * int(600 * trial.config["lr"])}, "too long"),
+        ({}, "RuntimeError: the algorithm breaks"),
+    ],
+)
+def test_a_clone_that_cannot_be_made_is_refused_and_leaves_nothing(
+    of_a_trial: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    run = Tried(tmp_path, **of_a_trial)
+    run.raised = RuntimeError("the algorithm\nbreaks")
+    before, there = list(run.trials), set(tmp_path.rglob("*"))
+    said = run.asked("clone", before[0].trial_id, {"lr": 0.5})
+    assert said.startswith(f"trial {before[0].trial_id} cannot be cloned: ") and why in said and "\n" not in said
+    assert (run.trials, vars(run)[LIVE], run.saved) == (before, set(before), [])
+    assert set(tmp_path.rglob("*")) - there <= {tmp_path / "staged"}
+
+
+def test_a_value_of_another_kind_is_refused(tmp_path: Path) -> None:
+    run = Tried(tmp_path)
+    name = run.trials[0].trial_id
+    assert run.asked("clone", name, {"n": "4"}).endswith('has a number as its n, and "4" is none')
+    assert "no JSON value" in run.asked("clone", name, {"fn": 1})
+    assert "is a clone of" in run.asked("clone", name, {"n": 4, "lr": 1})
+
+
+def test_a_trial_that_tune_has_not_begun_is_found_by_its_name_or_the_beginning_of_its_id(tmp_path: Path) -> None:
+    run = Tried(tmp_path)
+    first, second = run.trials
+    second.trial_id, second.custom_trial_name = "zz_1", "the second"
+    for wanted in ("zz", "the second", "zz_1"):
+        setattr(second.run_metadata, ACTS, [])
+        assert run.asked("stop", wanted) == "trial zz_1 ends at its next result"
+        assert len(getattr(second.run_metadata, ACTS)) == 1
+    assert run.saved == [second] * 3
+    assert "there is no trial 'x'; the run has 2" in run.asked("stop", "x")
+    second.trial_id = f"{first.trial_id}_1"
+    assert "may be any of 2 trials" in run.asked("stop", first.trial_id[:3])

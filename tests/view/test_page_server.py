@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from fluidtune.steering.acts import Answer
+from fluidtune.steering.json_values import LONGEST
 from fluidtune.view.page_server import page_app
 from fluidtune.view.run_list import RunList
 from tests.report.makers import added, over, written
@@ -81,7 +82,13 @@ ACT: dict[str, Any] = {"id": "1", "run": "run", "trial": "c", "kind": "clone", "
         ("secret", "secreT", {}, 403, "may only show"),
         ("secret", "secret", {"run": "other"}, 404, "no such run"),
         ("secret", "secret", {"parameters": ["lr=a"]}, 200, "no NAME=VALUE"),
-        ("secret", "secret", {"kind": "burn"}, 200, "this is no act"),
+        ("secret", "secret", {"kind": "burn"}, 400, "this is no act"),
+        ("secret", "secret", {"run": ["run"]}, 400, "no object with the key of a run"),
+        ("secret", "secret", {"parameters": 5}, 400, "no list of texts"),
+        ("secret", "secret", {"parameters": "lr=1"}, 400, "no list of texts"),
+        ("secret", "secret", {"parameters": [["x"]]}, 400, "no list of texts"),
+        ("secret", "secret", {"parameters": ["x" * LONGEST]}, 400, f"more than {LONGEST} bytes"),
+        ("secret", "secret", {"deep": json.loads("[" * 500 + "]" * 500)}, 400, "nested deeper"),
         ("secret", "secret", {}, 200, "the run has ended"),
     ],
 )
@@ -94,6 +101,16 @@ def test_only_who_has_the_token_may_steer_and_is_told_why_not(
     assert answer.status_code == status and trouble in answer.json()["trouble"]
     (read,) = ask(tmp_path / "run", "GET", "/api/steer", token=token, headers=headers)
     assert read.status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"), [("http://127.0.0.1", 200), ("http://127.0.0.1:81", 403), ("http://evil", 403), ("null", 403)]
+)
+def test_a_page_of_another_address_may_not_steer(origin: str, status: int, tmp_path: Path) -> None:
+    written(tmp_path / "run", by_hand())
+    headers = {"X-FluidTune-Token": "secret", "Origin": origin}
+    (answer,) = ask(tmp_path / "run", "POST", "/api/steer", token="secret", json=ACT, headers=headers)
+    assert answer.status_code == status and ("another address" in answer.json()["trouble"]) == (status == 403)
 
 
 def test_an_act_of_the_page_comes_to_the_driver(tmp_path: Path) -> None:
