@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import run
 from types import SimpleNamespace
 
@@ -174,6 +175,17 @@ def test_the_next_process_of_models_that_come_and_go_has_none(device):
     assert (made.models, lost, cluster.started) == (frozenset(), [frozenset()], 2)
     made.stop()
     assert len(lost) == 1
+
+
+def test_a_load_that_ends_its_process_is_told_and_the_next_model_loads_in_the_next_process(device):
+    async def test():
+        made, cluster, told, _ = placed(device, hold=[None, None], held=[RayActorError(), "found"])
+        both = [made.load(SimpleNamespace(name=name)) for name in "xy"]
+        failed, found = await asyncio.gather(*both, return_exceptions=True)
+        assert str(failed).startswith("the process ended while it loaded model x (")
+        assert (found, made.models, cluster.started, told) == ("found", {"y"}, 2, [("worker_lost", "models-1-1")])
+
+    run(test())
 
 
 @pytest.mark.parametrize("at", ["hold", "held"])
