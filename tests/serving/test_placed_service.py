@@ -137,6 +137,8 @@ def test_three_models_are_placed_on_two_processes_and_placed_anew_and_a_killed_p
     assert first["reason"].startswith("the service starts") and later
     held_by, sizes = {"0": set(), "1": set()}, []
     for event in events:
+        if event["event"] == "worker_lost":
+            held_by[str(event["device"])].clear()
         if event["event"] == "model_moved":
             assert event["what"] in ("loaded", "unloaded"), event
             models_of = held_by[str(event["device"])]
