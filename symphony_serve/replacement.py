@@ -64,7 +64,8 @@ class Standing:
     long as a change of the placement takes, so that it is never more than twice as late as the best (Karlin and others,
     "Competitive snoopy caching", 1988). planned: the rates of the latest search. since: when rates began to differ.
     search: the number of the latest search, while it goes on. target: where the models are to stand. placed: where they
-    stood when all was done. guests: (device, model) that stand elsewhere than they are to, until there is room.
+    stood when all was done. guests: (device, model) that stand elsewhere than they are to, until there is room. failed:
+    models that stand nowhere because they did not load; they are left out until rates ask for another search.
     """
 
     sizes: Mapping[str, float]
@@ -78,6 +79,7 @@ class Standing:
     target: Placement | None = None
     placed: Placement = field(default_factory=dict)
     guests: frozenset[tuple[int, str]] = frozenset()
+    failed: frozenset[str] = frozenset()
 
     @property
     def phase(self) -> Phase:
@@ -150,14 +152,14 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Down:
-    """The device's process is gone. Its next one loads what it held."""
+    """The device's process is gone, with the models that it held. Its next one begins without any."""
 
     device: int
 
 
 @dataclass(frozen=True)
 class Up:
-    """The device's next process is there, with what the one before held."""
+    """The device's next process is there."""
 
     device: int
 
@@ -217,21 +219,33 @@ def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
         if isinstance(event, NotFound):
             return state, []
         _check(state, event.placement)
-        return _steps(replace(state, target=event.placement, guests=frozenset()))
+        target = {number: models - state.failed for number, models in event.placement.items()}
+        return _steps(replace(state, target=target, guests=frozenset()))
     device = state.devices[event.device]
     if isinstance(event, Down | Up):
-        changed = replace(device, up=isinstance(event, Up))
-        return _search(_with(state, event.device, changed), state.planned)
+        up = isinstance(event, Up)
+        changed = replace(device, up=up, held=device.held if up else frozenset())
+        return _search(_with(state, event.device, changed), state.planned) if changed != device else (state, [])
     model = frozenset({event.model})
     if isinstance(event, Dropped):
         return _steps(_with(state, event.device, replace(device, drops=device.drops - model)))
     held = device.held | model if isinstance(event, Held) else device.held
     state = _with(state, event.device, replace(device, loads=device.loads - model, held=held))
-    if isinstance(event, NotHeld) and state.target is not None:
-        # Back to what stood before; where that fails as well, all stays as it is.
-        back = None if state.target == state.placed or not _fits(state, state.placed) else state.placed
-        state = replace(state, target=back, guests=frozenset())
-    return _steps(state)
+    if isinstance(event, NotHeld):
+        return _steps(_not_held(state, event))
+    return _steps(replace(state, failed=state.failed - model))
+
+
+def _not_held(state: Standing, event: NotHeld) -> Standing:
+    """Back to what stood before. Where that fails as well, the model stays where it stands, or is left out."""
+    model, target = event.model, state.target
+    if target is not None and target != state.placed and not state.failed and _fits(state, state.placed):
+        return replace(state, target=state.placed, guests=frozenset())
+    if state.stands(model):
+        return replace(state, target=None, guests=frozenset())
+    if target is not None:
+        target = {number: models - ({model} if number == event.device else set()) for number, models in target.items()}
+    return replace(state, target=target, failed=state.failed | {model})
 
 
 def _with(state: Standing, number: int, device: Device) -> Standing:
@@ -247,7 +261,7 @@ def _rated(state: Standing, event: Rates) -> tuple[Standing, list[Act]]:
     since = event.now if state.since is None else state.since
     if event.now - since < state.patience:
         return replace(state, since=since), []
-    return _search(state, event.rates)
+    return _search(replace(state, failed=frozenset()), event.rates)
 
 
 def _search(state: Standing, rates: Mapping[str, float]) -> tuple[Standing, list[Act]]:

@@ -145,6 +145,7 @@ class Front:
             until = arrival + timeout_s(request.headers.get(TIMEOUT), self._setting.slo_of(name))
             with self._intake.one() as holding:
                 server = self._check_there()
+                self._check_loaded(name)
                 if (why := server.hopeless(key, until - arrival)) is not None:
                     raise Refused(name, why)  # To read it costs more than to refuse it.
                 about = self._rollouts.answering[key]
@@ -276,10 +277,16 @@ class Front:
             raise refused("no_lease", f"the service has no device now: {waits}")
         return self._server
 
+    def _check_loaded(self, name: str) -> None:
+        """Raises `Said` for one of several models that no device could load."""
+        if isinstance(self._devices, PlacedDevices) and (why := self._devices.unavailable.get(name)):
+            raise refused("no_model_process", f"model {name} is not loaded: {why}")
+
     def _check_ready(self, asked: Route | None) -> None:
         """Raises `Said` if no model process can answer now. asked: about a model, and maybe a version of it."""
         server = self._check_there()
         if self._setting.placing is not None:
+            self._check_loaded(asked.model if asked is not None else "")
             able = server.able_for(asked.model) if asked is not None and asked.model else bool(server.able)
         else:
             named = self._rollouts.service.answering.get(asked.version) if asked is not None else None
@@ -465,7 +472,7 @@ class Front:
         setting = self._setting
         self._state = "loading"
         held = self._devices = self._devices or await self._get_devices()
-        devices, samples, placed = await held.first()
+        devices, samples, placed, profiles = await held.first()
         self._state = "measuring"
         inputs = {key: some.inputs for key, some in samples.items()}
         models = await measure_models(
@@ -473,7 +480,7 @@ class Front:
             inputs,
             {key: setting.slo_of(key) for key in self._rollouts.keys},
             setting.max_batch,
-            None,
+            profiles,
             setting.policy,
             setting.batching,
             setting.stages,

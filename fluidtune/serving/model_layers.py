@@ -116,7 +116,26 @@ def as_function(model: Any) -> Any:
 
 def carried(value: Any) -> Any:
     """What goes to another process: tensors on the CPU."""
-    return _mapped(value, lambda tensor: tensor.cpu())
+    return _mapped(value, _tensor(), lambda tensor: tensor.cpu())
+
+
+def writable(value: Any) -> Any:
+    """What has come from another process, for layers that change it: arrays that Ray hands over read-only are copied.
+
+    One that stands at several places is one after it, too.
+    """
+    copies: dict[int, Any] = {}
+
+    def own(array: Any) -> Any:
+        return array if array.flags.writeable else copies.setdefault(id(array), array.copy())
+
+    numpy = sys.modules.get("numpy")
+    return value if numpy is None else _mapped(value, numpy.ndarray, own)
+
+
+def _tensor() -> Any:
+    """The type of tensors; none without torch."""
+    return _torch().Tensor if _torch() is not None else ()
 
 
 def _torch() -> Any:
@@ -137,7 +156,7 @@ def _ran(function: Callable[[Any], Any], value: Any) -> Any:
         return function(value)
     first = next(function.parameters(), None) if isinstance(function, torch.nn.Module) else None
     if first is not None:
-        value = _mapped(value, lambda tensor: tensor.to(first.device))
+        value = _mapped(value, torch.Tensor, lambda tensor: tensor.to(first.device))
     with torch.inference_mode():
         return function(value)
 
@@ -148,15 +167,15 @@ def _wait() -> None:
         _torch().cuda.synchronize()
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with each tensor in it changed, also in tuples, lists and dictionaries."""
-    if _torch() is not None and isinstance(value, _torch().Tensor):
+def _mapped(value: Any, kind: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with each of this kind in it changed, also in tuples, lists and dictionaries."""
+    if isinstance(value, kind):
         return change(value)
     if isinstance(value, tuple | list):
-        inner = [_mapped(one, change) for one in value]
+        inner = [_mapped(one, kind, change) for one in value]
         return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
     if isinstance(value, dict):
-        return {key: _mapped(one, change) for key, one in value.items()}
+        return {key: _mapped(one, kind, change) for key, one in value.items()}
     return value
 
 

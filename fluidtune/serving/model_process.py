@@ -284,6 +284,6 @@ def outcomes_of(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: 
         raise ServeError(f"{said}; return numbers, text, lists or objects, for example by .tolist()") from None
 
 
-def failed(error: Exception) -> Outcome:
-    """What becomes of an input with which the model has raised this."""
-    return 500, json.dumps({"error": f"the model failed: {error!r}", "code": "model_failed"})
+def failed(error: Exception, where: str = "") -> Outcome:
+    """What becomes of an input with which the model has raised this. where: in which part of it."""
+    return 500, json.dumps({"error": f"the model failed{where}: {error!r}", "code": "model_failed"})

@@ -1,20 +1,25 @@
 """The devices of a service of several models, of which each device holds those that are placed on it.
 
 `symphony_serve.replacement` decides when the models are placed anew and by which steps, and
-`symphony_serve.placement.replanning` where; here it is carried out, beside the requests, on the front's event loop. All
-times are seconds, all memory is bytes.
+`symphony_serve.placement.replanning` where; here it is carried out, beside the requests, on the front's event loop. A
+model that does not load is left out, and the others are served, unless the service starts for the first time. All times
+are seconds, all memory is bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ray import cloudpickle
+
+from fluidtune.ray_compat import kept_state
 from fluidtune.serving.model_process import Samples
 from fluidtune.serving.remote_devices import LOOK_S, PlacedDevice
 from fluidtune.serving.served_devices import First, OwnDevices
@@ -22,7 +27,7 @@ from fluidtune.serving.setting import PlacedModel, Setting
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.replanning import ALONE, Placement, replanned
 from symphony_serve.placement.served_models import Cut, ServedModel
-from symphony_serve.profiles import check_slo
+from symphony_serve.profiles import Profile, check_slo
 from symphony_serve.replacement import (
     Act,
     Device,
@@ -76,6 +81,10 @@ class PlacedDevices:
         self._devices: dict[int, PlacedDevice] = {}
         self._samples: dict[str, Samples] = {}
         self._models: list[ServedModel] = []
+        #: By model, its profile before Ray restarted the front; None: the service starts for the first time.
+        self._profiles: dict[str, Profile] | None = None
+        #: Why models were not loaded when that was last tried.
+        self._failed: dict[str, str] = {}
         self._state: Standing | None = None
         self._server: AsyncServer | None = None
         #: Why the latest search was begun, and where the models were placed last and why, for the status.
@@ -83,7 +92,6 @@ class PlacedDevices:
         #: What the latest search foresees: the part of the requests that is answered in time.
         self._attainment = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._error: ServeError | None = None
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -97,24 +105,43 @@ class PlacedDevices:
     # The start.
 
     async def first(self) -> First:
-        """Load each model once to see its bytes and seconds, find where they stand, and load them there."""
+        """Load each model once to see its bytes and seconds, find where they stand, and load them there.
+
+        Where a front was before, bytes and seconds are known. Raises ServeError if a model cannot be loaded; where a
+        front was before, if none can.
+        """
         self._devices = dict((await self._own.first()).devices)  # type: ignore[arg-type]
         began = time.monotonic()
-        self._models = await self._measured()
+        kept = await asyncio.to_thread(kept_state.kept, self._key)
+        if kept is not None:
+            self._models, self._samples, self._profiles = cloudpickle.loads(kept)
+        else:
+            self._models = await self._measured()
         rates = {one.name: one.rate for one in self._placing.models}
         devices = {number: Device(device.models) for number, device in self._devices.items()}
         sizes = {one.name: one.cuts[ALONE].bytes for one in self._models}
         self._state = Standing(sizes, self._placing.memory, devices, LEAST_PATIENCE_S, rates)
+        for number, device in self._devices.items():
+            device.lost = functools.partial(self._lost, number)
         loaded = time.monotonic()
         self._tell(Found(self._state.searches, await self._found(rates, tuple(devices))))
-        while self._state.phase == "moving" and self._error is None:
+        while self._state.phase in ("searching", "moving") and not (self._failed and self._profiles is None):
             await asyncio.sleep(LOOK_S)
-        if self._error is not None:
-            raise self._error
+            await self._look()
+        missing = {name for name in self._asked if not self._state.stands(name)}
+        if self._failed and (self._profiles is None or missing == self._asked.keys()):
+            raise ServeError(next(iter(self._failed.values())))
         # To place them took the one or the other: each model was loaded once, and then again where it stands.
         patience = max(LEAST_PATIENCE_S, time.monotonic() - loaded, loaded - began)
         self._state = replace(self._state, patience=patience)
-        return First(self._devices, self._samples, {number: one.held for number, one in self._state.devices.items()})
+        held = {number: one.held for number, one in self._state.devices.items()}
+        profiles = {name: one for name, one in (self._profiles or {}).items() if name in missing}
+        return First(self._devices, self._samples, held, profiles)
+
+    @property
+    def _key(self) -> str:
+        """What the service knows of its models is kept by this name for a front that Ray restarts."""
+        return f"{kept_state.own_name()}-models"
 
     async def _measured(self) -> list[ServedModel]:
         """The models, each loaded and run on one device, and no two at a time on one. Raises ServeError."""
@@ -154,30 +181,44 @@ class PlacedDevices:
     def anew(self) -> None:
         self._end_tasks()
         self._own.anew()
-        self._state, self._error = None, None
+        self._state, self._failed = None, {}
 
     def serve(self, server: AsyncServer, wanted: Callable[[], int]) -> None:
         self._server = server
         self._watching = asyncio.create_task(self._watch(), name="serve-placement")
+        if self._profiles is None:
+            self._profiles = {name: server.profile(name) for name in self._asked}
+            known = cloudpickle.dumps((self._models, self._samples, self._profiles))
+            self._begin(asyncio.to_thread(kept_state.keep, self._key, known))
 
     async def close(self) -> None:
         self._end_tasks()
         await self._own.close()
+        await asyncio.to_thread(kept_state.forget, self._key)
 
     def _end_tasks(self) -> None:
         for task in (self._watching, *self._tasks):
             if task is not None:
                 task.cancel()
 
+    @property
+    def unavailable(self) -> dict[str, str]:
+        """By model that no device has because it did not load, the reason."""
+        return {name: why for name, why in self._failed.items() if not self._state or not self._state.stands(name)}
+
     def placement(self) -> dict[str, Any]:
-        """For the status: the models of each device, what is done, and why it was placed so."""
-        state = self._state
+        """For the status: the models of each device, what is done, why it was placed so, and what is not there."""
+        state, unavailable = self._state, self.unavailable
+        missing = [f"{name} is not loaded: {why}" for name, why in unavailable.items()]
+        lost = {number: device.trouble for number, device in self._devices.items() if device.trouble}
+        gone = [f"device {number} has no process: {why}" for number, why in lost.items()]
         return {
             "phase": state.phase if state is not None else "searching",
             "devices": {str(number): sorted(one.held) for number, one in state.devices.items()} if state else {},
             "bytes": {one.name: one.cuts[ALONE].bytes for one in self._models},
             "memory": self._placing.memory if self._placing.memory < float("inf") else None,
-            "why": self._said,
+            "why": "; ".join([self._said, *missing, *gone]),
+            "unavailable": unavailable,
         }
 
     # The machine.
@@ -189,9 +230,12 @@ class PlacedDevices:
         if isinstance(event, Found) and event.search == before.searches and before.searching:
             self._tell_placed(event.placement, before)
         for act in acts:
-            task = asyncio.create_task(self._do(act), name="serve-place")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._do(act))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="serve-place")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _tell_placed(self, placement: Mapping[int, frozenset[str]], before: Standing) -> None:
         same = all(before.devices[number].held == models for number, models in placement.items())
@@ -235,11 +279,11 @@ class PlacedDevices:
             await self._devices[act.device].load(self._trials[act.model])
         except Exception as error:
             logger.warning("Device %d could not load model %s: %s", act.device, act.model, error)
-            self._moved(act, "failed", str(error))
-            if self._server is None:
-                self._error = error if isinstance(error, ServeError) else ServeError(repr(error))
+            self._failed[act.model] = str(error) if isinstance(error, ServeError) else repr(error)
+            self._moved(act, "failed", self._failed[act.model])
             self._tell(NotHeld(act.device, act.model))
             return
+        self._failed.pop(act.model, None)
         self._moved(act, "loaded", f"in {time.monotonic() - began:.1f} s")
         self._tell(Held(act.device, act.model))
         self._give(act.device)
@@ -281,21 +325,28 @@ class PlacedDevices:
             except Exception:
                 logger.exception("A look at the placement has failed")
 
+    def _lost(self, number: int) -> None:
+        """The process of the device is gone, with its models: the server must know before the next one is there."""
+        self._why = f"the process of device {number} is gone"
+        self._tell(Down(number))
+        self._give(number)
+
     async def _look(self) -> None:
         assert self._state is not None
         for number, device in self._devices.items():
             if device.pid is None:
-                with contextlib.suppress(ServeError):  # It is tried again where it was missed.
+                with contextlib.suppress(ServeError):  # It is tried again and told where it was missed.
                     await device.look(0.0)
-            there = device.pid is not None
-            if there != self._state.devices[number].up:
-                self._why = f"the process of device {number} is {'back' if there else 'gone'}"
-                self._tell(Up(number) if there else Down(number))
+            if device.pid is not None and not self._state.devices[number].up:
+                self._why = f"the process of device {number} is back"
+                self._tell(Up(number))
 
     def _rate(self, event: Rates) -> None:
         assert self._state is not None
         planned = self._state.planned
         if self._state.phase in ("settled", "drifting"):
             changes = [f"{name} {planned.get(name, 0.0):.3g} to {rate:.3g}" for name, rate in event.rates.items()]
-            self._why = f"requests/s changed: {', '.join(changes)}"
+            lacking = [name for name in self._asked if not self._state.stands(name)]
+            changed = f"requests/s changed: {', '.join(changes)}"
+            self._why = f"no device has {', '.join(lacking)}" if lacking else changed
         self._tell(event)

@@ -7,7 +7,6 @@ service.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -78,6 +77,8 @@ class RemoteDevice:
         self._asked: tuple[Any, float] | None = None
         #: Of a pipeline, what its stages hold.
         self.stages: list[Stage] = []
+        #: Why its latest process has not loaded the models; "": it has.
+        self.trouble = ""
         #: Whether there is to be no process any more.
         self._over = False
         self._start()
@@ -136,15 +137,21 @@ class RemoteDevice:
         if asked is not self._told:
             return None  # Another process was started meanwhile.
         new, samples = self.pid is None, self._take_in(answer)
+        self.trouble = ""
         if new:
             seconds = time.monotonic() - self._began
             self._tell("worker_started", worker=self._worker, device=self._number, pid=self.pid, seconds=seconds)
         return samples
 
+    @property
+    def _patience(self) -> float:
+        """Seconds after which a process that does not answer is replaced."""
+        return HUNG_S
+
     async def run(self, model: str, inputs: list[Any]) -> Waited:
         """An `Outcome` for each input."""
         try:
-            return Waited(*await fetched(self._ask("run", model, inputs), HUNG_S))
+            return Waited(*await fetched(self._ask("run", model, inputs), self._patience))
         except RayTaskError as error:
             if not self._plainly(error):
                 raise
@@ -171,7 +178,7 @@ class RemoteDevice:
 
     async def check(self) -> None:
         """Ask the process, which is idle, whether it is there. Raises DeviceLost if it does not answer."""
-        self._asked = self._ask("alive"), time.monotonic() + HUNG_S
+        self._asked = self._ask("alive"), time.monotonic() + self._patience
         if not await self._answers(CHECK_S):
             raise DeviceLost("it is idle and does not answer", self._back)
 
@@ -196,9 +203,13 @@ class RemoteDevice:
             return await self._answers(LOOK_S)
         try:
             return await self.look() is not None
-        except ServeError:
+        except ServeError as error:
             await asyncio.sleep(PAUSE_S)
-            self.again()
+            if str(error) == self.trouble:  # It was told already.
+                self.again()
+            else:
+                self.trouble = str(error)
+                self._replace(self.trouble)
             return False
 
     def _replace(self, why: str) -> None:
@@ -229,35 +240,70 @@ class RemoteDevice:
 
 
 class PlacedDevice(RemoteDevice):
-    """A process whose models come and go while it runs. Its next one has the models that it had."""
+    """A process whose models come and go while it runs. Its next one begins without a model.
+
+    lost: is called when the process is gone, and before there is another one.
+    """
+
+    def __init__(self, *given: Any):
+        self.lost: Callable[[], None] = lambda: None
+        #: One model loads at a time: what ends the process, or takes memory, is then known to be that one.
+        self._loads = asyncio.Lock()
+        super().__init__(*given)
+
+    @property
+    def _patience(self) -> float:
+        # What loads may keep Python from doing anything else.
+        return LOAD_S if self._loads.locked() else HUNG_S
+
+    def again(self) -> None:
+        if not self._over:
+            self.loading = replace(self.loading, trials=())
+            self.lost()
+        super().again()
 
     async def load(self, trial: Winner) -> Held:
         """Have it load one more model beside the batches. Raises ServeError if it cannot; it has nothing of it then."""
-        actor = self._actors[0]
-        try:
-            await fetched(actor.hold.remote(trial), HUNG_S)
-            until = time.monotonic() + LOAD_S
-            while (found := await fetched(actor.held.remote(trial.name), HUNG_S)) is None:
-                if time.monotonic() > until:
-                    self._replace(f"model {trial.name} has not loaded within {LOAD_S:.0f} s")
-                    raise ServeError(f"model {trial.name} has not loaded within {LOAD_S:.0f} s; does load end?")
-                await asyncio.sleep(LOOK_S)
-        except RayTaskError as error:
-            if self._plainly(error):
-                self._replace("it must not be a forked process")
-            raise ServeError(said_of(error)) from None
-        except RayError as error:
-            raise ServeError(f"the process ended while it loaded model {trial.name} ({said_of(error)})") from None
-        if actor is not self._actors[0]:
-            raise ServeError(f"the process ended when it had loaded model {trial.name}")
-        self.loading = replace(self.loading, trials=(*self.loading.trials, trial))
-        return found
+        async with self._loads:
+            actor, until = self._actors[0], time.monotonic() + LOAD_S
+            try:
+                await fetched(actor.hold.remote(trial), LOAD_S)
+                while (found := await self._held(actor, trial.name, until)) is None:
+                    await asyncio.sleep(LOOK_S)
+            except RayTaskError as error:
+                if self._plainly(error):
+                    self._replace("it must not be a forked process")
+                raise ServeError(said_of(error)) from None
+            except RayError as error:
+                said = f"the process ended while it loaded model {trial.name} ({said_of(error)})"
+                if isinstance(error, GetTimeoutError):
+                    said = f"model {trial.name} has not loaded within {LOAD_S:.0f} s; does load end?"
+                self._end(actor, said)
+                raise ServeError(said) from None
+            if actor is not self._actors[0]:
+                raise ServeError(f"the process ended when it had loaded model {trial.name}")
+            self.loading = replace(self.loading, trials=(*self.loading.trials, trial))
+            return found
+
+    async def _held(self, actor: Any, model: str, until: float) -> Held | None:
+        """As `ModelProcess.held`. Raises GetTimeoutError if there is no answer until then, on `time.monotonic`."""
+        return await fetched(actor.held.remote(model), max(0.0, until - time.monotonic()))
 
     async def unload(self, model: str) -> None:
         """Have it let go of the model. No batch of it may be on its way. A process that has ended has let go of it."""
         self.loading = replace(self.loading, trials=tuple(one for one in self.loading.trials if one.name != model))
-        with contextlib.suppress(RayError):
-            await fetched(self._actors[0].drop.remote(model), HUNG_S)
+        actor = self._actors[0]
+        try:
+            await fetched(actor.drop.remote(model), LOAD_S)
+        except GetTimeoutError:
+            self._end(actor, f"it has not let go of model {model} within {LOAD_S:.0f} s")
+        except RayError:
+            """It has ended."""
+
+    def _end(self, actor: Any, why: str) -> None:
+        """Replace this process, unless that was done."""
+        if actor is self._actors[0]:
+            self._replace(why)
 
 
 def _own(error: Exception) -> str | None:

@@ -16,6 +16,7 @@ from ray.util.placement_group import get_placement_group, placement_group, remov
 from fluidtune.serving.model_process import Samples
 from fluidtune.serving.remote_devices import PlacedDevice
 from fluidtune.serving.versioned_device import VersionedDevice
+from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import Waited
 
@@ -23,12 +24,13 @@ from symphony_serve.shell.device import Waited
 class First(NamedTuple):
     """What there is when the models are loaded: devices by number, one at least, and the samples of each model.
 
-    held: the models of each device; None: each has all.
+    held: the models of each device; None: each has all. profiles: of models that no device has now, as they were known.
     """
 
     devices: Mapping[int, VersionedDevice | PlacedDevice]
     samples: dict[str, Samples]
     held: dict[int, frozenset[str]] | None = None
+    profiles: Mapping[str, Profile] | None = None
 
 
 class Measured(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.ray_compat.accelerators import adopt_environment
-from fluidtune.serving.model_layers import Layer, Stage, carried, layers_of
+from fluidtune.serving.model_layers import Layer, Stage, carried, layers_of, writable
 from fluidtune.serving.model_process import (
     Loading,
     Outcome,
@@ -113,11 +113,11 @@ class StageProcess:
                 value = self._run(batch)
             except Exception as error:
                 end_without_gpu()
-                return batch._replace(value=None, failed=failed(error))
+                return batch._replace(value=None, failed=failed(error, f" in stage {self._number}"))
         return batch._replace(value=value, seconds=(*batch.seconds, time.monotonic() - began))
 
     def _run(self, batch: Passed) -> Any:
-        value = self._layers.run(batch.value if self._number else self._layers.begin(batch.value))
+        value = self._layers.run(writable(batch.value) if self._number else self._layers.begin(batch.value))
         if self._number < self._count - 1:
             return carried(value)
         return outcomes_of(self._name, lambda inputs: self._layers.answer(value), [None] * batch.inputs)

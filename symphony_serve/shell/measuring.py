@@ -63,7 +63,7 @@ async def measure_models(
             if not there:
                 raise ServeError(f"no device has model {name}, so it cannot be measured")
             known[name] = await measure_profile(there, samples[name], slo, max_batch, stages)
-    some = min(slos)
+    some = min(name for device in devices for name in device.models & slos.keys())
     one = next(device for device in devices if some in device.models)
     delays = await measure_delays(lambda: one.run(some, list(samples[some][:1])))
     return [Model(name, known[name], slo, batching, policy, delays) for name, slo in slos.items()]

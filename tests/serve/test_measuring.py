@@ -24,6 +24,13 @@ def short(monkeypatch):
     monkeypatch.setattr(measuring, "WAKES", 5)
 
 
+def test_the_delays_are_measured_with_a_model_that_a_device_has():
+    """The first by name is on none, and its profile is known."""
+    known = {"a": Profile.linear(0.001, 0.0, 2)}
+    (a, _) = measure_models([{"m": list}], {"a": [1], "m": [1]}, {"a": 5.0, "m": 5.0}, profiles=known)
+    assert (a.name, a.profile) == ("a", known["a"])
+
+
 def measure_models(functions, *given, **named):
     return asyncio.run(measuring.measure_models([LocalDevice(one) for one in functions], *given, **named))
 

@@ -108,6 +108,46 @@ def test_a_model_that_stands_nowhere_is_placed_again_after_a_while():
     assert handle(state, Rates(10.0, same, 10.0))[1] == [Search(3, same, (0,))]
 
 
+def test_a_model_that_does_not_load_and_stands_nowhere_is_left_out_until_rates_ask_for_a_search():
+    placement = {0: frozenset("a"), 1: frozenset("bc")}
+    state, _ = handle(standing(2, "a", "bc"), Found(1, placement))
+    state, (search,) = handle(state, Down(1))
+    assert (state.devices[1].held, search.devices) == (frozenset(), (0,))
+    assert handle(state, Down(1)) == (state, [])
+    state, (search,) = handle(state, Up(1))
+    state, acts = handle(state, Found(search.number, placement))
+    assert acts == [Hold(1, "b"), Hold(1, "c")]
+    state, acts = handle(state, NotHeld(1, "b"))
+    assert (acts, state.phase, state.failed) == ([], "moving", {"b"})
+    state, _ = handle(state, Held(1, "c"))
+    assert (state.phase, state.devices[1].held) == ("settled", frozenset("c"))
+    # Another process is not asked to load it, as that may be what ends processes.
+    state, _ = handle(state, Down(1))
+    state, (search,) = handle(state, Up(1))
+    state, acts = handle(state, Found(search.number, placement))
+    assert acts == [Hold(1, "c")]
+    state, _ = handle(state, Held(1, "c"))
+    same = dict.fromkeys("abc", 1.0)
+    state, _ = handle(state, Rates(0.0, same, 10.0))
+    state, (search,) = handle(state, Rates(10.0, same, 10.0))
+    assert handle(state, Found(search.number, placement))[1] == [Hold(1, "b")]
+
+
+def test_a_model_whose_load_ends_the_process_is_left_out_as_well():
+    placement = {0: frozenset("a"), 1: frozenset("bc")}
+    state, _ = handle(standing(2, "a", "bc"), Found(1, placement))
+    state, _ = handle(state, Down(1))
+    state, (search,) = handle(state, Up(1))
+    state, acts = handle(state, Found(search.number, placement))
+    assert acts == [Hold(1, "b"), Hold(1, "c")]
+    state, _ = handle(state, Down(1))
+    state, acts = handle(state, NotHeld(1, "b"))
+    assert (acts, state.failed) == ([], {"b"})
+    state, (search,) = handle(state, Up(1))
+    state, acts = handle(state, Found(search.number, placement))
+    assert (acts, state.target) == ([], {0: frozenset("a"), 1: frozenset("c")})
+
+
 @pytest.mark.parametrize(
     ("planned", "rate", "seconds", "differs"),
     [(1.0, 1.3, 10.0, False), (100.0, 130.0, 10.0, True), (100.0, 120.0, 1e6, False), (2.0, 0.0, 10.0, True)],

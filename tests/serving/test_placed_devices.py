@@ -28,7 +28,7 @@ class Pretended:
     """A device. `most`: the most models that it had at a time. `broken`: names that it does not load."""
 
     def __init__(self):
-        self.models, self.most, self.broken, self.pid = frozenset(), 0, set(), 1
+        self.models, self.most, self.broken, self.pid, self.trouble = frozenset(), 0, set(), 1, ""
 
     async def load(self, trial):
         self.most = max(self.most, len(self.models) + 1)
@@ -37,6 +37,10 @@ class Pretended:
             raise ServeError(f"the checkpoint of trial {trial.name} does not load: ValueError")
         self.models |= {trial.name}
         return Held(Samples([1], [1]), 7)
+
+    def dies(self):
+        self.models, self.pid = frozenset(), None
+        self.lost()
 
     async def unload(self, model):
         self.models -= {model}
@@ -61,6 +65,9 @@ class Server:
     def hold(self, number, models):
         self.held[number] = models
 
+    def profile(self, model):
+        return f"profile of {model}"
+
     def busy_with(self, number, model):
         assert model not in self.held[number], "it would get another one"
         before = (number, model) in self.busy
@@ -69,8 +76,11 @@ class Server:
 
 
 class Service:
-    def __init__(self, monkeypatch, memory=MEMORY, size=SIZE, **rates):
+    def __init__(self, monkeypatch, memory=MEMORY, size=SIZE, kept=None, **rates):
         monkeypatch.setattr(placed_devices, "LOOK_S", 0.01)
+        self.kept = {} if kept is None else kept
+        store = {"kept": self.kept.get, "keep": self.kept.__setitem__, "forget": lambda name: self.kept.pop(name, None)}
+        monkeypatch.setattr(placed_devices, "kept_state", SimpleNamespace(own_name=lambda: "x", **store))
         self.devices, self.log, self.offered = {0: Pretended(), 1: Pretended()}, [], dict.fromkeys(rates, 0)
         models = tuple(PlacedModel(name, 4.0, rate, bytes=size) for name, rate in rates.items())
         trials = tuple(Winner(name, None, {}, None) for name in rates)
@@ -151,8 +161,8 @@ def test_a_device_that_dies_is_replaced_by_the_other_if_all_models_fit_there(mon
         await service.placed.first()
         gone = next(number for number, models in enumerate(service.stands()) if "b" in models)
         service.log.clear()
-        service.devices[gone].pid = None
-        await service.placed._look()
+        service.devices[gone].dies()
+        assert service.placed.placement()["devices"][str(gone)] == []
         await service.until_settled()
         assert service.stands()[1 - gone] == stands
         assert f"the process of device {gone} is gone" in service.said(said)[0]["reason"]
@@ -194,3 +204,82 @@ def test_a_model_that_does_not_load_at_the_start_is_an_error(monkeypatch):
             await service.placed.first()
 
     asyncio.run(run())
+
+
+async def until(holds):
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+def test_a_process_that_comes_back_has_the_models_that_load_and_says_why_the_other_one_does_not(monkeypatch):
+    """Two devices with room for two models each. docs/bugs.md, 500."""
+
+    async def run():
+        service = Service(monkeypatch, memory=2.0, a=1.0, b=1.0, c=1.0, d=1.0)
+        await service.placed.first()
+        server = Server()
+        service.placed.serve(server, lambda: 1)
+        (gone,) = [number for number, models in enumerate(service.stands()) if "b" in models]
+        (other,) = set(service.stands()[gone]) - {"b"}
+        for device in service.devices.values():
+            device.broken = {"b"}
+        service.devices[gone].dies()
+        assert server.held[gone] == frozenset()
+        await service.until_settled()
+        service.devices[gone].pid = 2
+        await until(lambda: service.placed.unavailable)
+        await service.until_settled()
+        said = "the checkpoint of trial b does not load: ValueError"
+        assert service.stands()[gone] == other and server.held[gone] == {other}
+        assert service.placed.placement()["unavailable"] == {"b": said}
+        assert service.placed.placement()["why"].endswith(f"; b is not loaded: {said}")
+        assert said in [one["reason"] for one in service.said("model_moved") if one["what"] == "failed"]
+        # It is tried again after a while, and the reason is that no device has it.
+        for device in service.devices.values():
+            device.broken = set()
+        await service.rates(a=1.0, b=0.0, c=1.0, d=1.0)
+        assert service.placed.unavailable == {} and "b" in "".join(service.stands())
+        assert service.said("models_placed")[-1]["reason"].startswith("no device has b; placed anew")
+        await service.placed.close()
+
+    asyncio.run(run())
+
+
+def test_a_front_that_is_restarted_serves_the_models_that_load(monkeypatch):
+    """What it must know of the other one was kept. docs/bugs.md, 501."""
+
+    async def run(kept):
+        service = Service(monkeypatch, kept=kept, a=1.0, b=1.0)
+        await service.placed.first()
+        service.placed.serve(Server(), lambda: 1)
+        await until(lambda: kept)
+        service.placed._end_tasks()
+        service = Service(monkeypatch, kept=kept, a=1.0, b=1.0)
+        for device in service.devices.values():
+            device.broken = {"b"}
+        first = await service.placed.first()
+        assert set().union(*first.held.values()) == {"a"} and first.profiles == {"b": "profile of b"}
+        assert first.samples == dict.fromkeys("ab", Samples([1], [1]))
+        assert service.placed.unavailable == {"b": "the checkpoint of trial b does not load: ValueError"}
+        await service.placed.close()
+        assert kept == {}
+
+    asyncio.run(run({}))
+
+
+def test_a_front_that_is_restarted_fails_if_no_model_loads(monkeypatch):
+    async def run(kept):
+        service = Service(monkeypatch, kept=kept, a=1.0)
+        await service.placed.first()
+        service.placed.serve(Server(), lambda: 1)
+        await until(lambda: kept)
+        service.placed._end_tasks()
+        service = Service(monkeypatch, kept=kept, a=1.0)
+        for device in service.devices.values():
+            device.broken = {"a"}
+        with pytest.raises(ServeError, match="the checkpoint of trial a does not load"):
+            await service.placed.first()
+
+    asyncio.run(run({}))

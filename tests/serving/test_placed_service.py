@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 import ray
@@ -136,6 +137,8 @@ def test_three_models_are_placed_on_two_processes_and_placed_anew_and_a_killed_p
     assert first["reason"].startswith("the service starts") and later
     held_by, sizes = {"0": set(), "1": set()}, []
     for event in events:
+        if event["event"] == "worker_lost":
+            held_by[str(event["device"])].clear()
         if event["event"] == "model_moved":
             assert event["what"] in ("loaded", "unloaded"), event
             models_of = held_by[str(event["device"])]
@@ -206,3 +209,47 @@ def test_what_cannot_be_served_is_refused_in_one_line(cluster, tmp_path, monkeyp
         fluidtune.serve(models=models, memory=MEMORY, max_batch=2, port=free_ports(1)[0])
     assert "\n" not in str(refused.value)
     assert not service.stop()
+
+
+def test_a_checkpoint_that_has_changed_takes_no_other_model_down_nor_the_front(cluster, tmp_path, monkeypatch):
+    """Two processes of two models each. One process is killed, and then the front. docs/bugs.md, 500 and 501."""
+    monkeypatch.chdir(tmp_path)
+    names = "abcd"
+    models = tables(tmp_path, **dict.fromkeys(names, FEW))
+    with fluidtune.serve(models=models, memory=MEMORY, devices="cpu:2", max_batch=2, port=free_ports(1)[0]) as served:
+        port = urlsplit(served.url).port
+        devices = served.status()["placement"]["devices"]
+        (number,) = [int(number) for number, held in devices.items() if "b" in held]
+        (tmp_path / "b" / "more").write_text("x")
+        others = [name for name in names if name != "b"]
+
+        def as_it_is_to_be():
+            try:
+                found = service.status()
+            except FluidTuneError:  # The front restarts.
+                return False
+            placed = found["placement"] or {}
+            return found["pid"] not in killed and "b" in placed.get("unavailable", {}) and answered()
+
+        def answered():
+            try:
+                return all(post(port, f"/{name}") == (200, f"{name}7") for name in others)
+            except OSError:
+                return False
+
+        killed = []
+        for pid in (served.status()["device_pids"][number], served.status()["pid"]):
+            killed.append(pid)
+            os.kill(pid, signal.SIGKILL)
+            until(as_it_is_to_be)
+            status, answer = post(port, "/b")
+            assert (status, answer["code"]) == (503, "no_model_process")
+            assert answer["reason"].startswith("model b is not loaded: the files of model b have changed since it was")
+            placement = served.status()["placement"]
+            assert sorted(one for held in placement["devices"].values() for one in held) == others
+            assert "b is not loaded: the files of model b" in placement["why"]
+            with pytest.raises(OSError, match="503"):
+                urlopen(f"{served.url}v2/models/b/ready", timeout=PATIENCE_S)
+    events = read_events(tmp_path / "serving" / "fluid_events.jsonl")
+    failed = [event for event in events if event["event"] == "model_moved" and event["what"] == "failed"]
+    assert failed and all("files of model b have changed" in event["reason"] for event in failed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from asyncio import run
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from fluidtune.serving import remote_devices
 from fluidtune.serving.model_process import Loading
-from fluidtune.serving.remote_devices import RemoteDevice
+from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice
 from fluidtune.serving.served_devices import Measured
 from symphony_serve.errors import DeviceLost, ServeError
 
@@ -21,7 +22,7 @@ class Cluster:
     """Stands for Ray. answers: what `get` gives for each method, in this order; an exception is raised."""
 
     def __init__(self, **answers):
-        self.answers, self.started, self.killed = answers, 0, 0
+        self.answers, self.started, self.killed, self.waited = answers, 0, 0, []
 
     def remote(self, actor_class):
         return self
@@ -29,12 +30,13 @@ class Cluster:
     def options(self, **given):
         def start(loading):
             self.started += 1
-            names = ("ready", "run", "measure", "alive")
+            names = ("ready", "run", "measure", "alive", "hold", "held", "drop")
             return SimpleNamespace(**{name: SimpleNamespace(remote=lambda *given, name=name: name) for name in names})
 
         return SimpleNamespace(remote=start)
 
     async def fetched(self, method, wait_s):
+        self.waited.append((method, wait_s))
         answer = self.answers[method].pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -48,12 +50,12 @@ class Cluster:
 def device(monkeypatch):
     """Makes a device in a cluster that gives these answers. Returns both, and what the device tells."""
 
-    def make(**answers):
+    def make(kind=RemoteDevice, **answers):
         cluster, told = Cluster(**answers), []
         monkeypatch.setattr(remote_devices, "ray", cluster)
         monkeypatch.setattr(remote_devices, "fetched", cluster.fetched)
         loading = Loading(b"", (), (SimpleNamespace(name="t"),))
-        made = RemoteDevice(1, loading, {}, lambda event, **fields: told.append((event, fields.get("worker"))))
+        made = kind(1, loading, {}, lambda event, **fields: told.append((event, fields.get("worker"))))
         return made, cluster, told
 
     return make
@@ -141,3 +143,76 @@ def test_an_idle_process_that_dies_or_hangs_is_replaced(device, monkeypatch, err
     assert (made.pid, cluster.started, cluster.killed) == (None, 2, 1)
     assert run(lost.value.back())
     assert (made.pid, told[1]) == (8, ("worker_lost", "models-1-1"))
+
+
+def test_why_the_next_process_does_not_load_is_told_once(device, monkeypatch):
+    """docs/bugs.md, 500."""
+    monkeypatch.setattr(remote_devices, "PAUSE_S", 0.0)
+    broken = RayActorError(error_msg="ServeError: the checkpoint of trial t does not load")
+    made, cluster, told = device(ready=[broken, broken, (7, SAMPLES)], run=[RayActorError()])
+    with pytest.raises(DeviceLost) as lost:
+        run(made.run("t", [1]))
+    assert [run(lost.value.back()), run(lost.value.back())] == [False, False]
+    assert made.trouble == "the checkpoint of trial t does not load"
+    assert told == [("worker_lost", "models-1-1"), ("worker_lost", "models-1-2")]
+    assert run(lost.value.back())
+    assert (made.trouble, cluster.started) == ("", 4)
+
+
+def placed(device, **answers):
+    """A process of models that come and go, with what `device` has and how often it was lost."""
+    made, cluster, told = device(PlacedDevice, **answers)
+    lost = []
+    made.lost = lambda: lost.append(made.models)
+    return made, cluster, told, lost
+
+
+def test_the_next_process_of_models_that_come_and_go_has_none(device):
+    made, cluster, _, lost = placed(device, run=[RayActorError()])
+    assert made.models == {"t"}
+    with pytest.raises(DeviceLost):
+        run(made.run("t", [1]))
+    assert (made.models, lost, cluster.started) == (frozenset(), [frozenset()], 2)
+    made.stop()
+    assert len(lost) == 1
+
+
+def test_a_load_that_ends_its_process_is_told_and_the_next_model_loads_in_the_next_process(device):
+    async def test():
+        made, cluster, told, _ = placed(device, hold=[None, None], held=[RayActorError(), "found"])
+        both = [made.load(SimpleNamespace(name=name)) for name in "xy"]
+        failed, found = await asyncio.gather(*both, return_exceptions=True)
+        assert str(failed).startswith("the process ended while it loaded model x (")
+        assert (found, made.models, cluster.started, told) == ("found", {"y"}, 2, [("worker_lost", "models-1-1")])
+
+    run(test())
+
+
+@pytest.mark.parametrize("at", ["hold", "held"])
+def test_a_load_is_waited_for_as_long_as_loads_are_and_then_the_process_is_replaced(device, at):
+    """A load may keep the process from answering, or a long batch. docs/bugs.md, 502."""
+    answers = {"hold": [None], "held": [None], at: [GetTimeoutError()]}
+    made, cluster, told, lost = placed(device, **answers)
+    with pytest.raises(ServeError, match=r"^model x has not loaded within 600 s; does load end\?$"):
+        run(made.load(SimpleNamespace(name="x")))
+    assert all(wait_s > remote_devices.HUNG_S for _, wait_s in cluster.waited)
+    assert (cluster.killed, cluster.started, len(lost), made.models) == (1, 2, 1, frozenset())
+    assert told == [("worker_lost", "models-1-1")]
+
+
+def test_while_a_model_loads_a_process_is_not_taken_to_hang(device):
+    async def test():
+        made, *_ = placed(device)
+        before = made._patience
+        async with made._loads:
+            assert (before, made._patience) == (remote_devices.HUNG_S, remote_devices.LOAD_S)
+
+    run(test())
+
+
+def test_a_process_that_does_not_let_go_of_a_model_is_replaced(device):
+    made, cluster, _, lost = placed(device, drop=[GetTimeoutError(), RayActorError()])
+    run(made.unload("t"))
+    assert (made.models, cluster.started, len(lost)) == (frozenset(), 2, 1)
+    run(made.unload("t"))
+    assert cluster.started == 2

@@ -86,7 +86,7 @@ def test_an_input_that_a_stage_fails_with_does_not_reach_its_neighbours(served, 
     with ThreadPoolExecutor(6) as pool:
         found = list(pool.map(lambda row: ask(served, row), [rows[0], layered.FAILS, *rows[1:5]]))
     assert [status for status, _ in found] == [200, 500, 200, 200, 200, 200]
-    assert found[1][1]["error"] == "the model failed: ValueError('a negative row')"
+    assert found[1][1]["error"] == "the model failed in stage 0: ValueError('a negative row')"
 
 
 @pytest.mark.core
