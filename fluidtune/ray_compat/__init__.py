@@ -43,6 +43,7 @@ A trial that is made from another one (`cloning`):
 - ``TuneController._search_alg``: what stands before it tells the run's search algorithm nothing of clones. Tune has
   trials added by hand (``add_trial``, public), and expects that a search algorithm tells them from its own.
 - ``TuneController._mark_trial_to_checkpoint``: Tune saves what is new of a trial only where it is marked.
+- ``TuneController._trials``, ``TuneController._live_trials``: a clone that could not be added is taken out of them.
 - ``Trial._restore_checkpoint_result``: the checkpoint that a trial begins with, of which ``restore_path`` has the path
   alone, without the iteration that it belongs to.
 
