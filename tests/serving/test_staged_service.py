@@ -64,7 +64,6 @@ def answers(run, rows):
     return layered.whole(directory, rows)
 
 
-@pytest.mark.core
 def test_two_stages_answer_what_the_whole_model_answers_bit_by_bit(served, run, rows):
     assert [ask(served, row) for row in rows] == [(200, one) for one in answers(run, rows)]
     found = served.status()
@@ -89,7 +88,6 @@ def test_an_input_that_a_stage_fails_with_does_not_reach_its_neighbours(served, 
     assert found[1][1]["error"] == "the model failed in stage 0: ValueError('a negative row')"
 
 
-@pytest.mark.core
 @pytest.mark.faults
 @pytest.mark.parametrize("stage", [0, 1])
 def test_a_killed_stage_takes_its_group_along_and_what_it_had_is_answered(served, run, rows, stage):

@@ -229,7 +229,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("none", marks=pytest.mark.core), *ALGORITHMS, "optuna"])
+@pytest.mark.parametrize("algorithm", ["none", *ALGORITHMS, "optuna"])
 def test_a_driver_that_is_killed_after_its_answer_loses_nothing_and_does_nothing_twice(
     algorithm: str, tmp_path: Path, no_ray: Any, one_ray: Any
 ) -> None:
