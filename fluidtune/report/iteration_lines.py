@@ -80,13 +80,13 @@ class _Trial:
 class IterationLines:
     """The iterations of one job's trials. Each method returns the lines that are to be written now, in their order."""
 
-    _trials: dict[str, _Trial] = field(default_factory=lambda: defaultdict(_Trial))
+    _by_trial: dict[str, _Trial] = field(default_factory=lambda: defaultdict(_Trial))
     #: device -> the trials on it.
     _on: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def iteration(self, line: Line, now: float) -> list[Line]:
         """A trial has done an iteration at ``now`` (unix seconds). ``line``: its line, if it had one alone."""
-        trial = self._trials[line["trial"]]
+        trial = self._by_trial[line["trial"]]
         lines = [] if trial.shares(line) else [trial.take()]
         trial.add(line, now)
         # A clock that was set back makes a line as well.
@@ -98,7 +98,7 @@ class IterationLines:
     def before(self, event: str, fields: Mapping[str, Any]) -> list[Line]:
         """Another event is about to be written. The iterations of the trials that it concerns come before it."""
         if event == "run_ended":
-            return self._due(self._trials)
+            return self._due(self._by_trial)
         named = {fields["trial"]} if isinstance(fields.get("trial"), str) else set()
         if event not in _CHANGES:
             return self._due(named)
@@ -106,23 +106,23 @@ class IterationLines:
         concerned = named.union(*(self._on[device] for device in self._devices_of(named) | devices))
         lines = self._due(concerned)
         for name in concerned:
-            self._trials[name].whole = max(self._trials[name].whole, WHOLE_AFTER_CHANGE)
+            self._by_trial[name].whole = max(self._by_trial[name].whole, WHOLE_AFTER_CHANGE)
         for name in named:
             if event in _LEAVES or "devices" in fields:
                 self._move(name, frozenset(devices if event not in _LEAVES else ()))
             if event == "trial_ended":
-                del self._trials[name]
+                del self._by_trial[name]
         return lines
 
     def _due(self, names: Iterable[str]) -> list[Line]:
-        return [self._trials[name].take() for name in sorted(names) if name in self._trials and self._trials[name].last]
+        return [self._by_trial[name].take() for name in sorted(names) if name in self._by_trial and self._by_trial[name].last]
 
     def _devices_of(self, names: Iterable[str]) -> set[int]:
-        return {device for name in names if name in self._trials for device in self._trials[name].devices}
+        return {device for name in names if name in self._by_trial for device in self._by_trial[name].devices}
 
     def _move(self, name: str, devices: frozenset[int]) -> None:
-        for device in self._trials[name].devices:
+        for device in self._by_trial[name].devices:
             self._on[device].discard(name)
         for device in devices:
             self._on[device].add(name)
-        self._trials[name].devices = devices
+        self._by_trial[name].devices = devices

@@ -112,7 +112,7 @@ def test_iterations_after_a_change_have_lines_of_their_own():
         for _ in range(count):
             now += seconds
             number = 1 + sum(line.get("iterations", 1) for line in wrote if line["trial"] == trial)
-            open_ones = lines._trials[trial].count if lines._trials[trial].last else 0
+            open_ones = lines._by_trial[trial].count if lines._by_trial[trial].last else 0
             line = {"trial": trial, "iteration": number + open_ones, "seconds": seconds, "width": width, "metric": 1.0}
             wrote.extend(lines.iteration(line, now))
         return whole(wrote[before:])
