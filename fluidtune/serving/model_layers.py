@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 #: A layer is run at least and at most so many times, after a first one, and for so many seconds; as batches are in
-#: `symphony_serve.shell.measuring`.
+#: `symphony_serve.shell.measuring`, whose import would take a model process 50 ms.
 LEAST_RUNS, MOST_RUNS, SECONDS_EACH = 5, 30, 0.1
 
 

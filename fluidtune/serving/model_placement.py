@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import shared_gpu_plan
 from fluidtune.serving.capacity import kept_profiles
-from fluidtune.serving.model_tables import known, names_of, number_of, numbers_of, table_of, tables_of
+from fluidtune.serving.model_tables import NamedTables, known, number_of, numbers_of, table_of
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.arrivals import SAMPLE, densest, gamma_arrivals, merged
 from symphony_serve.placement.bounds import gpu_seconds, gpus_at_least, most_attained
@@ -63,51 +62,34 @@ class Plan:
 
 
 class ModelTables:
-    """The tables of models, of a TOML file or as they are given. Raises FluidTuneError for wrong names and keys."""
+    """What tables of models that stand on whole GPUs say. Raises FluidTuneError for wrong keys."""
 
-    def __init__(self, given: str | Path | Sequence[Mapping[str, Any]]):
-        self._path = Path(given) if isinstance(given, str | Path) else Path("models")
-        #: To which paths in the tables are relative.
-        self.directory = self._path.parent
-        self._tables = tables_of(given)
-        self._names = names_of(self._tables, str(self._path))
-        for name, table in self:
+    def __init__(self, file: NamedTables):
+        self.file = file
+        for name, table in file:
             self._check_keys(name, table)
-
-    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Each model's name and table."""
-        return zip(self._names, self._tables, strict=True)
-
-    def where(self, name: str) -> str:
-        """The model, for a message."""
-        return f"{self._path}: model {name}"
-
-    def number(
-        self, name: str, table: Mapping[str, Any], key: str, default: float | None = None, least: float | None = None
-    ) -> float:
-        """A finite number above 0, or of ``least`` or more; ``default`` if the table has not the key."""
-        return number_of(table, key, self.where(name), default, least)
 
     def rate(self, name: str, table: Mapping[str, Any]) -> tuple[float, float]:
         """The mean rate in requests per second, and the CV of the gaps, as given or of the trace."""
         given = self._rate(name, table)
         if given:
-            return given, number_of(table, "cv", self.where(name), 1.0, least=0.0)
+            return given, number_of(table, "cv", self.file.where(name), 1.0, least=0.0)
         gaps = np.diff(self._trace(table), prepend=0.0)
         return 1 / float(gaps.mean()), float(gaps.std() / gaps.mean())
 
     def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
+        where = self.file.where(name)
         shared = [key for key in shared_gpu_plan.KEYS if key in table]
         if shared:
-            raise FluidTuneError(f"{self.where(name)} has `{shared[0]}`, which is for `fluidtune serve plan` alone")
-        known(table, KEYS, self.where(name))
+            raise FluidTuneError(f"{where} has `{shared[0]}`, which is for `fluidtune serve plan` alone")
+        known(table, KEYS, where)
         for key, others in BELONGS_TO.items():
             if key in table and not any(one in table for one in others):
-                raise FluidTuneError(f"{self._path}: model {name} has `{key}` without `{'` or `'.join(others)}`")
+                raise FluidTuneError(f"{where} has `{key}` without `{'` or `'.join(others)}`")
 
     def _rate(self, name: str, table: Mapping[str, Any]) -> float:
         """Requests per second; 0 for a trace, which is read later."""
-        where = f"{self._path}: model {name}"
+        where = self.file.where(name)
         if ("rate" in table) == ("trace" in table):
             said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
             raise FluidTuneError(f"{where} has {said}; give one of them")
@@ -115,8 +97,8 @@ class ModelTables:
 
     def _trace(self, table: Mapping[str, Any]) -> np.ndarray:
         """Arrival times in seconds, one a line."""
-        path = self._path.parent / str(table["trace"])
-        where = f"{self._path}: model {table['name']}: the trace {str(path)!r}"
+        path = self.file.directory / str(table["trace"])
+        where = f"{self.file.where(table['name'])}: the trace {str(path)!r}"
         try:
             words = path.read_text().split()
             times = np.array([float(one) for one in words])
@@ -134,15 +116,15 @@ class ModelTables:
 class ModelsFile(ModelTables):
     """The models of a TOML file, and their requests. memory: bytes of weights that a GPU may hold; None: not known."""
 
-    def __init__(self, path: str, memory: float | None):
-        super().__init__(path)
+    def __init__(self, file: NamedTables, memory: float | None):
+        super().__init__(file)
         self._memory = memory
-        self.models = [self._model(name, table) for name, table in self]
-        self._rates = [self._rate(name, table) for name, table in self]
-        self.requests = self._requests(self._tables)
+        self.models = [self._model(name, table) for name, table in file]
+        self._rates = [self._rate(name, table) for name, table in file]
+        self.requests = self._requests(file.tables)
 
     def _model(self, name: str, table: Mapping[str, Any]) -> ServedModel:
-        where = f"{self._path}: model {name}"
+        where = self.file.where(name)
         slo, weight = number_of(table, "slo", where), number_of(table, "weight", where, 1.0)
         delay, hop = number_of(table, "delay", where, 0.0, least=0.0), number_of(table, "hop", where, 0.0, least=0.0)
         try:
@@ -189,7 +171,7 @@ class ModelsFile(ModelTables):
             return [number_of(table, "seconds", where)], delay
         if "seconds" in table:
             raise FluidTuneError(f"{where} has both `run` and `seconds`; give one of them")
-        profiles, delays = kept_profiles(str(self._path.parent / str(table["run"])))
+        profiles, delays = kept_profiles(str(self.file.directory / str(table["run"])))
         trial = table.get("trial", next(iter(profiles)) if len(profiles) == 1 else None)
         if trial not in profiles:
             raise FluidTuneError(f"{where} has the trial {trial!r}, expected `trial` of {', '.join(sorted(profiles))}")
@@ -202,7 +184,7 @@ class ModelsFile(ModelTables):
         needed = sum(rate * gpu_seconds(one) for rate, one in zip(self._rates, self.models, strict=True))
         if needed > MOST_GPUS:
             raise FluidTuneError(
-                f"{self._path}: {total:g} requests/s keep at least {needed:.0f} GPUs busy, and no plan is made for "
+                f"{self.file.path}: {total:g} requests/s keep at least {needed:.0f} GPUs busy, and no plan is made for "
                 f"more than {MOST_GPUS}; ask about smaller rates"
             )
         traces = [self._trace(one) if "trace" in one else None for one in tables]
@@ -210,11 +192,12 @@ class ModelsFile(ModelTables):
         length = last or SAMPLE / total
         arrivals = []
         for number, (table, trace, rate) in enumerate(zip(tables, traces, self._rates, strict=True)):
-            cv = number_of(table, "cv", f"{self._path}: model {table['name']}", 1.0, least=0.0)
+            cv = number_of(table, "cv", self.file.where(table["name"]), 1.0, least=0.0)
             arrivals.append(trace if trace is not None else gamma_arrivals(rate, cv, length, number))
         found = merged(arrivals)
         if not len(found):
-            raise FluidTuneError(f"{self._path}: no request comes in {length:g} s; give larger rates or longer traces")
+            said = f"no request comes in {length:g} s; give larger rates or longer traces"
+            raise FluidTuneError(f"{self.file.path}: {said}")
         return densest(found)
 
     def check(self, gpus: int, goal: float) -> int:
@@ -256,8 +239,8 @@ def planned(
 
     goal: None: `ATTAINMENT` where attainment is foreseen, and 1 where capacity is counted.
     """
-    tables = tables_of(path)
-    shared = shared_gpu_plan.kind_of(tables) is not None
+    file = NamedTables(path)
+    shared = shared_gpu_plan.kind_of(file.tables) is not None
     most = MOST_SHARED_GPUS if shared else MOST_GPUS
     if goal is not None and not 0 < goal <= 1:
         raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
@@ -269,22 +252,22 @@ def planned(
         raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
     if shared:
         memory = math.inf if gpu_memory is None else gpu_memory * GIB
-        found = shared_gpu_plan.planned(tables, path, gpus, memory, goal or 1.0, budget)
+        found = shared_gpu_plan.planned(file, gpus, memory, goal or 1.0, budget)
         return found, shared_gpu_plan.render(found)
-    found = as_json(*plan(path, gpus, gpu_memory, goal or ATTAINMENT, budget))
+    found = as_json(*plan(file, gpus, gpu_memory, goal or ATTAINMENT, budget))
     return found, render(found, gpu_memory is not None)
 
 
 def plan(
-    path: str, gpus: int | None, gpu_memory: float | None, goal: float, budget: float
+    named: NamedTables, gpus: int | None, gpu_memory: float | None, goal: float, budget: float
 ) -> tuple[list[ServedModel], Plan]:
-    """The models of the file at ``path``, and where they are to stand.
+    """The models of these tables, and where they are to stand.
 
     gpus: None: the least number that attains ``goal``. gpu_memory: GiB of weights on each; None: no limit. budget:
     seconds of the search, which Ctrl-C ends, too. Raises FluidTuneError if anything is wrong, or nothing was found.
     """
     memory = None if gpu_memory is None else gpu_memory * GIB
-    file = ModelsFile(path, memory)
+    file = ModelsFile(named, memory)
     first = file.check(gpus or MOST_GPUS, goal)
     models, requests, room = file.models, file.requests, math.inf if memory is None else memory
     search = Search(models, gpus, room, requests) if gpus else LeastGpus(models, first, room, requests, goal)

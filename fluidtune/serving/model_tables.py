@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,29 @@ else:
     import tomli as tomllib
 
 
-def tables_of(given: str | Path | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """The tables of a file's [[models]], or those that are given. Raises FluidTuneError if there are none."""
+class NamedTables:
+    """The tables of a TOML file's [[models]], or those that are given, by the models' names.
+
+    Raises FluidTuneError if there are none, if a model has no name, or two have the same.
+    """
+
+    def __init__(self, given: str | Path | Sequence[Mapping[str, Any]]):
+        self.path = Path(given) if isinstance(given, str | Path) else Path("models")
+        #: To which paths in the tables are relative.
+        self.directory = self.path.parent
+        self.tables = _tables_of(given)
+        self._names = _names_of(self.tables, str(self.path))
+
+    def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Each model's name and table."""
+        return zip(self._names, self.tables, strict=True)
+
+    def where(self, name: str) -> str:
+        """The model, for a message."""
+        return f"{self.path}: model {name}"
+
+
+def _tables_of(given: str | Path | Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     if not isinstance(given, str | Path):
         return _tables(given, "models")
     try:
@@ -37,8 +58,7 @@ def _tables(found: Any, where: str) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def names_of(tables: Sequence[Mapping[str, Any]], path: str) -> list[str]:
-    """The names of the models. Raises FluidTuneError if one has none, or two have the same."""
+def _names_of(tables: Sequence[Mapping[str, Any]], path: str) -> list[str]:
     names = [table.get("name") for table in tables]
     for number, name in enumerate(names):
         if not isinstance(name, str) or not name:

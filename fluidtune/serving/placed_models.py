@@ -19,6 +19,7 @@ from ray.tune import Checkpoint
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving.answers import LIVE, METRICS, READY
 from fluidtune.serving.model_placement import ModelTables
+from fluidtune.serving.model_tables import NamedTables, number_of
 from fluidtune.serving.openapi import DOCUMENT, PAGE
 from fluidtune.serving.setting import PlacedModel
 from fluidtune.serving.winners import Winner, mark_of, winner_named, winners
@@ -38,13 +39,14 @@ def placed_models(
     given: the path of a TOML file, or tables with its keys, whose ``load`` may be a function. loader: finds the
     function that a text names. count, memory: devices, and bytes of each. Raises FluidTuneError.
     """
-    tables = ModelTables(given)
-    models = [_model(tables, name, table) for name, table in tables]
+    file = NamedTables(given)
+    tables = ModelTables(file)
+    models = [_model(tables, name, table) for name, table in file]
     sizes = [one.bytes for one in models]
     for one in models:
         if one.bytes is not None and one.bytes > memory:
             raise FluidTuneError(
-                f"{tables.where(one.name)} has {one.bytes / GIB:.3g} GiB and a device {memory / GIB:.3g} GiB, so it "
+                f"{file.where(one.name)} has {one.bytes / GIB:.3g} GiB and a device {memory / GIB:.3g} GiB, so it "
                 "fits none; give larger devices"
             )
     if all(size is not None for size in sizes) and sum(filter(None, sizes)) > count * memory:
@@ -52,11 +54,11 @@ def placed_models(
         raise FluidTuneError(
             f"the models have {total:.3g} GiB, and {count} devices {count * memory / GIB:.3g} GiB; give more devices"
         )
-    return models, [_winner(tables, name, table, loader) for name, table in tables], str(tables.directory.resolve())
+    return models, [_winner(file, name, table, loader) for name, table in file], str(file.directory.resolve())
 
 
 def _model(tables: ModelTables, name: str, table: Mapping[str, Any]) -> PlacedModel:
-    where = tables.where(name)
+    where = tables.file.where(name)
     taken = {"v2", *(path.strip("/") for path in (LIVE, READY, METRICS, DOCUMENT, PAGE))}
     if not NAME.fullmatch(name) or name in taken:
         said = "use letters, digits, '_' and '-', and '.' behind the first one"
@@ -67,23 +69,23 @@ def _model(tables: ModelTables, name: str, table: Mapping[str, Any]) -> PlacedMo
         said = "both `run` and `checkpoint`" if "run" in table else "neither `run` nor `checkpoint`"
         raise FluidTuneError(f"{where} has {said}; give one of them")
     rate, cv = tables.rate(name, table)
-    size = tables.number(name, table, "bytes", math.inf, least=0.0)
-    slo, weight = tables.number(name, table, "slo"), tables.number(name, table, "weight", 1.0)
+    size = number_of(table, "bytes", where, math.inf, least=0.0)
+    slo, weight = number_of(table, "slo", where), number_of(table, "weight", where, 1.0)
     return PlacedModel(name, slo, rate, cv, weight, None if size == math.inf else size)
 
 
 def _winner(
-    tables: ModelTables, name: str, table: Mapping[str, Any], loader: Callable[[str], Callable[..., Any]]
+    file: NamedTables, name: str, table: Mapping[str, Any], loader: Callable[[str], Callable[..., Any]]
 ) -> Winner:
-    where, load = tables.where(name), table["load"]
+    where, load = file.where(name), table["load"]
     if "run" in table:
-        run = str(tables.directory / str(table["run"]))
+        run = str(file.directory / str(table["run"]))
         try:
             found = winner_named(run, str(table["trial"])) if "trial" in table else winners(run)[0]
         except FluidTuneError as error:
             raise FluidTuneError(f"{where}: {error}" + ("" if "trial" in table else "; here: give `trial`")) from None
     else:
-        path = (tables.directory / str(table["checkpoint"])).resolve()
+        path = (file.directory / str(table["checkpoint"])).resolve()
         if not path.is_dir():
             raise FluidTuneError(f"{where} has the checkpoint {str(path)!r}, which is no directory")
         found = Winner(name, Checkpoint.from_directory(str(path)), {}, None)

@@ -56,6 +56,9 @@ class RemoteDevice:
     started as Ray does.
     """
 
+    #: The class of its processes.
+    PROCESS: type = ModelProcess
+
     def __init__(
         self,
         number: int,
@@ -64,6 +67,8 @@ class RemoteDevice:
         tell: Callable[..., None],
         forks: ForkedActors | None = None,
     ):
+        # Ray exports each class of actors that is made: once for all processes of the device.
+        self._class = ray.remote(self.PROCESS)
         #: What its next process has and loads.
         self.resources, self.loading = resources, loading
         self._number, self._tell, self._forks = number, tell, forks
@@ -99,7 +104,7 @@ class RemoteDevice:
 
     def _make(self, options: Mapping[str, Any]) -> list[Any]:
         """Its processes, which Ray starts with these options: one."""
-        return [ray.remote(ModelProcess).options(**options).remote(self.loading)]
+        return [self._class.options(**options).remote(self.loading)]
 
     def _ask(self, what: str, *given: Any) -> Any:
         """Ray's reference to what the process answers."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving.model_tables import known, names_of, number_of
+from fluidtune.serving.model_tables import NamedTables, known, number_of
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.configurations import NeedyModel, plan_needs
 from symphony_serve.placement.gpu_shares import MIG, Segment, SharedModel, Sharing, percents, plan_shares
@@ -46,7 +45,7 @@ def kind_of(tables: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def planned(
-    tables: Sequence[Mapping[str, Any]], path: str, gpus: int | None, memory: float, part: float, seconds: float
+    file: NamedTables, gpus: int | None, memory: float, part: float, seconds: float
 ) -> dict[str, Any]:
     """The plan as one object; docs/placement.md has its keys.
 
@@ -54,51 +53,43 @@ def planned(
     bytes of a GPU; infinite: not known. seconds: of a search for shares; one for needs ends by itself. Raises
     FluidTuneError if anything is wrong, or nothing was found.
     """
-    kind = kind_of(tables) or "shares"
-    names = names_of(tables, path)
-    for name, table in zip(names, tables, strict=True):
-        known(table, KEYS[kind], f"{path}: model {name}")
+    kind = kind_of(file.tables) or "shares"
+    for name, table in file:
+        known(table, KEYS[kind], file.where(name))
     try:
-        file = _Tables(Path(path), tables, names, memory)
-        return _by_needs(file, gpus, part) if kind == "needs" else _by_shares(file, gpus, part, seconds)
+        if kind == "needs":
+            return _by_needs(file, gpus, memory, part)
+        return _by_shares(file, gpus, memory, part, seconds)
     except ServeError as error:
-        raise FluidTuneError(f"{path}: {error}")
+        raise FluidTuneError(f"{file.path}: {error}")
 
 
-class _Tables:
-    """The tables of the file. Paths in them are relative to it."""
+def _rows(file: NamedTables, name: str, given: Any, key: str) -> list[Mapping[str, Any]]:
+    """``given``: a list of tables, one table, or the path of a CSV file whose first line has the keys."""
+    where = f"{file.where(name)}: {key}"
+    if isinstance(given, str):
+        try:
+            with (file.directory / given).open(newline="", encoding="utf-8-sig") as text:
+                lines = csv.DictReader(text, restkey="", restval=None)
+                read = [(lines.line_num, row) for row in lines]
+        except OSError as error:
+            raise FluidTuneError(f"{where}: {given!r} cannot be read: {error.strerror}; give a CSV file, or tables")
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise FluidTuneError(f"{where}: {given!r} is no CSV file: {error}")
+        for line, row in read:
+            if "" in row or None in row.values():
+                raise FluidTuneError(f"{where}: line {line} of {given!r} has not as many values as the first line")
+        given = [{key: _value(value) for key, value in row.items()} for _, row in read]
+    found = [given] if isinstance(given, dict) else given
+    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+        raise FluidTuneError(f"{where} is {given!r}, expected tables, or the path of a CSV file with rows")
+    return found
 
-    def __init__(self, path: Path, tables: Sequence[Mapping[str, Any]], names: list[str], memory: float):
-        self.path, self.named, self.memory = path, list(zip(names, tables, strict=True)), memory
 
-    def where(self, name: str) -> str:
-        return f"{self.path}: model {name}"
-
-    def rows(self, name: str, given: Any, key: str) -> list[Mapping[str, Any]]:
-        """``given``: a list of tables, one table, or the path of a CSV file whose first line has the keys."""
-        where = f"{self.where(name)}: {key}"
-        if isinstance(given, str):
-            try:
-                with (self.path.parent / given).open(newline="", encoding="utf-8-sig") as file:
-                    lines = csv.DictReader(file, restkey="", restval=None)
-                    read = [(lines.line_num, row) for row in lines]
-            except OSError as error:
-                raise FluidTuneError(f"{where}: {given!r} cannot be read: {error.strerror}; give a CSV file, or tables")
-            except (UnicodeDecodeError, csv.Error) as error:
-                raise FluidTuneError(f"{where}: {given!r} is no CSV file: {error}")
-            for line, row in read:
-                if "" in row or None in row.values():
-                    raise FluidTuneError(f"{where}: line {line} of {given!r} has not as many values as the first line")
-            given = [{key: _value(text) for key, text in row.items()} for _, row in read]
-        found = [given] if isinstance(given, dict) else given
-        if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
-            raise FluidTuneError(f"{where} is {given!r}, expected tables, or the path of a CSV file with rows")
-        return found
-
-    def bytes(self, name: str, table: Mapping[str, Any]) -> float:
-        if "bytes" not in table and self.memory < math.inf:
-            raise FluidTuneError(f"{self.where(name)} has no `bytes`; --gpu-memory needs the bytes of a process")
-        return number_of(table, "bytes", self.where(name), 0.0, least=0.0)
+def _bytes(file: NamedTables, name: str, table: Mapping[str, Any], memory: float) -> float:
+    if "bytes" not in table and memory < math.inf:
+        raise FluidTuneError(f"{file.where(name)} has no `bytes`; --gpu-memory needs the bytes of a process")
+    return number_of(table, "bytes", file.where(name), 0.0, least=0.0)
 
 
 def _value(text: Any) -> Any:
@@ -116,14 +107,14 @@ def _whole(table: Mapping[str, Any], key: str, where: str, default: float | None
     return int(found)
 
 
-def _by_shares(file: _Tables, gpus: int | None, part: float, seconds: float) -> dict[str, Any]:
+def _by_shares(file: NamedTables, gpus: int | None, memory: float, part: float, seconds: float) -> dict[str, Any]:
     models: list[SharedModel] = []
     kinds: dict[str, str] = {}
     sizes: set[int] = set()
-    for name, table in file.named:
+    for name, table in file:
         where = file.where(name)
         segments = []
-        for row in file.rows(name, table["shares"], "shares"):
+        for row in _rows(file, name, table["shares"], "shares"):
             its = [size for size in SIZES if size in row]
             if len(its) != 1:
                 raise FluidTuneError(f"{where} has a share with {len(its)} of `gpcs` and `percent`; give one of them")
@@ -137,14 +128,14 @@ def _by_shares(file: _Tables, gpus: int | None, part: float, seconds: float) -> 
             segments.append(Segment(size, batch, processes, throughput, latency))
             sizes.add(size)
         rate, slo = number_of(table, "rate", where), number_of(table, "slo", where)
-        models.append(SharedModel(name, rate, slo, tuple(segments), file.bytes(name, table)))
+        models.append(SharedModel(name, rate, slo, tuple(segments), _bytes(file, name, table, memory)))
     if len(kinds) > 1:
         raise FluidTuneError(
             f"{file.path}: model {kinds[SIZES[0]]} has shares in `gpcs` and model {kinds[SIZES[1]]} in `percent`; "
             "a GPU is divided by MIG or by MPS, so plan them in two files"
         )
     sharing: Sharing = MIG if MIG.name in kinds else percents(sizes)
-    plan = plan_shares(models, sharing, gpus, file.memory, part, seconds)
+    plan = plan_shares(models, sharing, gpus, memory, part, seconds)
     rows: list[list[dict[str, Any]]] = [
         [
             {"model": models[one.model].name, sharing.name: one.segment.size}
@@ -162,11 +153,11 @@ def _by_shares(file: _Tables, gpus: int | None, part: float, seconds: float) -> 
     return _as_json(models, rows, capacity, gpus, plan.part, plan.ended, bound)
 
 
-def _by_needs(file: _Tables, gpus: int | None, part: float) -> dict[str, Any]:
+def _by_needs(file: NamedTables, gpus: int | None, memory: float, part: float) -> dict[str, Any]:
     models = []
-    for name, table in file.named:
+    for name, table in file:
         where = file.where(name)
-        needs = [_need(file, name, row) for row in file.rows(name, table["needs"], "needs")]
+        needs = [_need(file, name, row, memory) for row in _rows(file, name, table["needs"], "needs")]
         try:
             its = interpolated(needs)
         except ServeError as error:
@@ -185,7 +176,7 @@ def _by_needs(file: _Tables, gpus: int | None, part: float) -> dict[str, Any]:
     return _as_json(models, rows, capacity, gpus, plan.part, True, {"least_gpus": plan.least})
 
 
-def _need(file: _Tables, name: str, row: Mapping[str, Any]) -> Need:
+def _need(file: NamedTables, name: str, row: Mapping[str, Any], gpu_memory: float) -> Need:
     where = f"{file.where(name)}: needs"
     if "kernels" not in row:
         known(row, NEED, where)
@@ -195,10 +186,10 @@ def _need(file: _Tables, name: str, row: Mapping[str, Any]) -> Need:
         )
         return Need(_whole(row, "batch", where), compute, memory, seconds, bandwidth)
     known(row, GRAPH, where)
-    if file.memory == math.inf:
+    if gpu_memory == math.inf:
         raise FluidTuneError(f"{where} has `kernels`, whose memory is in bytes; give --gpu-memory")
     kernels = []
-    for one in file.rows(name, row["kernels"], "kernels"):
+    for one in _rows(file, name, row["kernels"], "kernels"):
         known(one, KERNEL, f"{where}: kernels")
         after = one.get("after", [])
         if not isinstance(one.get("name"), str) or not isinstance(after, list):
@@ -207,7 +198,7 @@ def _need(file: _Tables, name: str, row: Mapping[str, Any]) -> Need:
         kernels.append(Kernel(one["name"], seconds, size, compute, tuple(map(str, after))))
     parameters = number_of(row, "parameters", where, least=0.0)
     try:
-        return need_of_kernels(_whole(row, "batch", where), parameters, kernels, file.memory)
+        return need_of_kernels(_whole(row, "batch", where), parameters, kernels, gpu_memory)
     except ServeError as error:
         raise FluidTuneError(f"{where}: {error}") from None
 

@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import ray
 from ray.exceptions import RayError
 
 from fluidtune.serving.model_process import Outcome, Samples
@@ -34,6 +33,8 @@ class StagedDevice(RemoteDevice):
     Several batches may be in it. `run` returns in the order in which it was called.
     """
 
+    PROCESS = StageProcess
+
     def __init__(self, count: int, room: float, *given: Any):
         self._count, self._room = count, room
         self._pids: tuple[int, ...] = ()
@@ -45,7 +46,7 @@ class StagedDevice(RemoteDevice):
         super().__init__(*given)
 
     def _make(self, options: Mapping[str, Any]) -> list[Any]:
-        made = ray.remote(StageProcess).options(**options)
+        made = self._class.options(**options)
         return [made.remote(self.loading, number, self._count, self._room) for number in range(self._count)]
 
     def _ask(self, what: str, *given: Any) -> Any:

@@ -12,10 +12,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from symphony_serve.placement.model_groups import heavy
-from symphony_serve.placement.needs import Need, whole
-
-#: A GPU in millionths.
-FULL = 1_000_000
+from symphony_serve.placement.needs import FULL, Need, whole
 
 
 class BinClass(NamedTuple):

@@ -2,8 +2,8 @@
 
 Every replica gets all that it needs of its GPU, so none slows another. For each group of models (`model_groups`), the
 configurations that no other one dominates are combined; the combinations with the lowest bounds are placed
-(`bin_classes`), and the one that opens the fewest GPUs stays. Then each group, and every two
-models, are placed anew among the others.
+(`bin_classes`), and the one that opens the fewest GPUs stays. Then each group, and every two models, are placed anew
+among the others.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from symphony_serve.errors import ServeError
-from symphony_serve.placement.bin_classes import FULL, BinClass, Replicas, place
+from symphony_serve.placement.bin_classes import BinClass, Replicas, place
 from symphony_serve.placement.gpu_shares import BATCHES_OF_A_REQUEST, refuse_too_many
 from symphony_serve.placement.model_groups import groups
-from symphony_serve.placement.needs import Need
+from symphony_serve.placement.needs import FULL, Need
 
 #: A model gets at most this multiple of the fewest replicas that it can do with. Source: USHER, algorithm 1.
 MOST_REPLICAS = 6

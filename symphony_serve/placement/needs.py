@@ -15,6 +15,8 @@ import numpy as np
 
 from symphony_serve.errors import ServeError
 
+#: A GPU in millionths.
+FULL = 1_000_000
 #: Batches at which a plan may run a model. Source: USHER, algorithm 1.
 BATCHES = (4, 8, 16, 32, 64, 128)
 
@@ -108,4 +110,4 @@ def interpolated(known: Iterable[Need]) -> tuple[Need, ...]:
 
 def whole(part: float) -> int:
     """A part of a GPU in millionths, rounded up, so that sums are exact and never too small."""
-    return math.ceil(part * 1_000_000 - 1e-3)
+    return math.ceil(part * FULL - 1e-3)

@@ -1,9 +1,14 @@
-"""A finished run to serve, for the modules of this directory."""
+"""A finished run to serve, and `fluidtune serve plan --models`, for the modules of this directory."""
 
 from __future__ import annotations
 
-import pytest
+import sys
 
+import pytest
+from click.testing import CliRunner
+
+from fluidtune.cli import cli
+from fluidtune.errors import FluidTuneError
 from tests.conftest import assert_nothing_left
 from tests.serving.runs import run
 
@@ -14,3 +19,22 @@ def finished(one_ray, tmp_path_factory):
     one_ray.use(num_cpus=2)
     yield run(tmp_path_factory.mktemp("results"))
     assert_nothing_left()
+
+
+@pytest.fixture
+def plan_said(tmp_path, monkeypatch):
+    """Run `fluidtune serve plan --models` on this text of a file, without Ray: what was said."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    def ask(text: str, *options: str) -> str:
+        path = tmp_path / "models.toml"
+        path.write_text(text)
+        done = CliRunner().invoke(cli, ["serve", "plan", "--models", str(path), *options])
+        if isinstance(done.exception, FluidTuneError):
+            said = str(done.exception)
+            assert "\n" not in said
+            return said
+        assert done.exception is None, done.exception
+        return done.output
+
+    return ask

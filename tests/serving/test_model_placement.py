@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from click.testing import CliRunner
 
 from fluidtune.cli import cli
-from fluidtune.errors import FluidTuneError
 from fluidtune.serving import model_placement
 from symphony_serve.profiles import Profile, profiles_to_json
 
@@ -33,26 +31,12 @@ ONE = '[[models]]\nname = "a"\nseconds = 0.1\nbytes = 1e9\nslo = 0.5\nrate = 4\n
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
-    """Run the command on this text of a file: exit status and what was said."""
-    monkeypatch.setitem(sys.modules, "ray", None)
+def asked(tmp_path, monkeypatch, plan_said):
+    """Run the command on this text of a file, beside two traces: what was said."""
     monkeypatch.setattr(model_placement, "SAMPLE", 400)
-    path = tmp_path / "models.toml"
     (tmp_path / "arrivals.txt").write_text("\n".join(str(at * 0.4) for at in range(200)))
-
     (tmp_path / "zeros").write_text("0\n0")
-
-    def ask(text: str, *options: str) -> str:
-        path.write_text(text)
-        done = CliRunner().invoke(cli, ["serve", "plan", "--models", str(path), *options])
-        if isinstance(done.exception, FluidTuneError):
-            said = str(done.exception)
-            assert "\n" not in said
-            return said
-        assert done.exception is None, done.exception
-        return done.output
-
-    return ask
+    return plan_said
 
 
 def test_the_plan_as_json(asked):

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
-from click.testing import CliRunner
-
-from fluidtune.cli import cli
-from fluidtune.errors import FluidTuneError
 
 #: Throughput is that of a process. A batch of 16 takes more than half of the SLO.
 CSV = """gpcs,batch,processes,throughput,latency
@@ -52,23 +47,10 @@ rate = 1
 
 
 @pytest.fixture
-def asked(tmp_path, monkeypatch):
-    """Run the command on this text of a file: what was said."""
-    monkeypatch.setitem(sys.modules, "ray", None)
+def asked(tmp_path, plan_said):
+    """Run the command on this text of a file, beside a CSV file: what was said."""
     (tmp_path / "a.csv").write_text(CSV)
-
-    def ask(text: str, options: str) -> str:
-        (tmp_path / "models.toml").write_text(text)
-        words = ["serve", "plan", "--models", str(tmp_path / "models.toml"), *options.split()]
-        done = CliRunner().invoke(cli, words)
-        if isinstance(done.exception, FluidTuneError):
-            said = str(done.exception)
-            assert "\n" not in said
-            return said
-        assert done.exception is None, done.exception
-        return done.output
-
-    return ask
+    return lambda text, options: plan_said(text, *options.split())
 
 
 def test_shares_of_a_csv_file(asked):

@@ -60,8 +60,8 @@ def in_group(monkeypatch):
     def start(test):
         async def main():
             cluster, told = Cluster(), []
+            monkeypatch.setattr(remote_devices, "ray", cluster)
             for module in (remote_devices, staged_devices):
-                monkeypatch.setattr(module, "ray", cluster)
                 monkeypatch.setattr(module, "fetched", cluster.fetched)
             loading = Loading(b"", (), (SimpleNamespace(name="t"),))
             group = StagedDevice(2, 1e9, 0, loading, {}, lambda event, **fields: told.append(event), None)
