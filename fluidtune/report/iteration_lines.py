@@ -115,7 +115,8 @@ class IterationLines:
         return lines
 
     def _due(self, names: Iterable[str]) -> list[Line]:
-        return [self._by_trial[name].take() for name in sorted(names) if name in self._by_trial and self._by_trial[name].last]
+        held = self._by_trial
+        return [held[name].take() for name in sorted(names) if name in held and held[name].last]
 
     def _devices_of(self, names: Iterable[str]) -> set[int]:
         return {device for name in names if name in self._by_trial for device in self._by_trial[name].devices}

@@ -589,7 +589,7 @@ def test_no_trial_of_a_worker_imports_ipython(tmp_path: Path, monkeypatch: pytes
     Trainable({})
     assert noted.exists(), "Tune imports it no more: leave_ipython_out is not needed"
     noted.unlink()
-    monkeypatch.delitem(sys.modules, "IPython")
+    del sys.modules["IPython"]  # monkeypatch would put this one back for all later tests
     Worker("w", {})
     Trainable({})
     assert not noted.exists()

@@ -45,3 +45,20 @@ def test_a_terminal_has_none(shell: object, monkeypatch: pytest.MonkeyPatch) -> 
 def test_where_ipython_is_not_imported_it_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert picture_here() is None and "IPython" not in sys.modules
+
+
+def test_a_package_of_that_name_that_is_another_one_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    assert picture_here() is None
+
+
+def test_a_picture_that_cannot_be_shown_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ipython(monkeypatch, SimpleNamespace(kernel=object()))
+    picture = picture_here()
+    assert picture is not None
+    monkeypatch.delattr(sys.modules["IPython.display"], "HTML")
+    for _ in range(3):
+        picture.show("one busy", {0: "node"}, {"a": (0,)})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
