@@ -114,4 +114,4 @@ soak: $(STAMP)
 	$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),60)
 
 clean:
-	rm -rf dist $(VENV) .venv-oldest .venv-frameworks .venv-rivals demo gpu-report docs/_build docs/reference/api
+	rm -rf dist $(VENV) .venv-oldest .venv-frameworks .venv-rivals demo gpu-report docs/_build docs/reference/api docs/gallery

@@ -4,7 +4,7 @@
 [--seed N]``. Needs ``fluidtune[dev,serve]``, and LitServe and BentoML in `serve_http_sides.RIVALS`:
 ``make rivals-installed``. The model is the network of `benchmarks.serve_real` with N channels, loaded from the
 checkpoint of a trial, on one core. All sides have the same requests; the client is a process of its own. It takes
-about 25 minutes on a quiet machine of two cores.
+44 minutes on a quiet machine of two cores.
 
 - ``deferred``, ``eager``: `fluidtune.serve` with these starts. One process has the scheduler, another one the model.
 - ``serve_batch``: Ray Serve's ``@serve.batch`` with a limit of the requests that wait (more get 503 at once).

@@ -4,8 +4,10 @@
 halving on 64 devices, with 27 iterations of a trial in the mean. `url` is the time from the command until it printed
 its address, `first` from a page's question until it has its first increment, `read` until it has all of the log.
 `paint` and `table` are the same in a headless browser, if FILE (a Chromium) and the package playwright are there:
-until figures are on the page, and until the table has all trials. `mib` is the server's resident memory then, `cores`
-the processor's time of the server while one page follows 20 results and 2 new trials a second, by the time that passed.
+until figures are on the page, and until the table has all trials; `shown` and `shown_most` are the median and the
+most seconds from a new result in the log until the page shows it, over 20 results at random moments. `mib` is the
+server's resident memory then, `cores` the processor's time of the server while one page follows 20 results and 2 new
+trials a second, by the time that passed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any, TextIO
 
 import httpx
@@ -33,6 +36,15 @@ DEVICES = 64
 RUNGS = (9, 27, 81, 243)
 #: Results and new trials a second while the log is followed: those of 64 devices whose iterations take 3 s.
 RESULTS, ARRIVALS = 20, 2
+#: How many results a browser is watched for.
+WATCHED = 20
+#: Writes down when a row of the table changes, and what the first one shows then: the best trial.
+WATCH = """() => {
+  window.seen = [];
+  const note = () => seen.push([Date.now() / 1000, document.querySelector("#rows tr[data-trial]")?.textContent ?? ""]);
+  new MutationObserver(note).observe(
+    document.querySelector("#rows"), {childList: true, subtree: true, characterData: true});
+}"""
 
 
 def line(t: float, event: str, **fields: Any) -> str:
@@ -94,8 +106,8 @@ def opened(url: str, opening: float) -> dict[str, float]:
     raise RuntimeError("the server ended")
 
 
-def painted(url: str, browser: str) -> dict[str, float]:
-    """The seconds until a headless browser shows the figures, and all trials in the table."""
+def painted(url: str, browser: str, log: Path, now: float) -> dict[str, float]:
+    """The seconds until a headless browser shows the figures, all trials in the table, and a new result."""
     from playwright.sync_api import expect, sync_playwright
 
     with sync_playwright() as play:
@@ -106,7 +118,19 @@ def painted(url: str, browser: str) -> dict[str, float]:
         page.locator("#rows td.first button").first.wait_for()
         paint = time.monotonic() - opening
         expect(page.locator("#state")).not_to_contain_text("reading", timeout=120_000)
-        return {"paint": paint, "table": time.monotonic() - opening}
+        table = time.monotonic() - opening
+        page.evaluate(WATCH)
+        rng, written = random.Random(1), {}
+        with log.open("a", buffering=1) as file:
+            for number in range(1001, 1001 + WATCHED):  # Each is the best one.
+                time.sleep(rng.uniform(0.3, 1.3))
+                measured = {"iteration": 9, "seconds": 2.5, "width": 1.0, "metric": -number}
+                written[f"-{number}"] = time.time()
+                file.write(line(now, "trial_result", trial="train_4f2e1_00000", **measured))
+        time.sleep(5.0)
+        seen = page.evaluate("() => window.seen")
+        late = [next(at for at, text in seen if value in text) - wrote for value, wrote in written.items()]
+        return {"paint": paint, "table": table, "shown": median(late), "shown_most": max(late)}
 
 
 def followed(url: str, log: Path, server: psutil.Process, now: float, seconds: float) -> float:
@@ -159,7 +183,7 @@ def main() -> None:
             url = server.stdout.readline().split()[0]
             figures["url"] = time.monotonic() - began
             if args.browser:
-                figures |= painted(url, args.browser)
+                figures |= painted(url, args.browser, log, now)
             else:
                 figures |= opened(url, time.monotonic())
             process = psutil.Process(server.pid)

@@ -1,8 +1,13 @@
 """The settings of Sphinx for the documentation site: `make docs` builds it, strictly, into docs/_build/html."""
 
+import os
 import re
+import shutil
+import tempfile
 from collections import defaultdict
 from pathlib import Path
+
+import ray
 
 import fluidtune
 from fluidtune.elastic.transport import horovod_there
@@ -20,6 +25,7 @@ extensions = [
     "sphinx_click",
     "sphinxcontrib.mermaid",
     "sphinx_llms_txt",
+    "sphinx_gallery.gen_gallery",
 ]
 root_doc = "index"
 exclude_patterns = ["_build"]
@@ -43,7 +49,7 @@ PACKAGES = {"fluidtune": "fluidtune", "elastic": "fluidtune.elastic", "hvd": "fl
 used_in = defaultdict(list)
 for path in [*sorted(DOCS.parent.glob("examples/*.py")), *sorted(DOCS.rglob("*.md"))]:
     code = path.read_text()
-    text, where = path.name, "examples"
+    text, where = path.name, f"gallery/{path.stem}"
     if path.suffix == ".md":
         text, where = code.partition("\n")[0].lstrip("# "), str(path.relative_to(DOCS).with_suffix(""))
         code = "".join(re.findall(r"^```python\n(.*?)^```", code, re.DOTALL | re.MULTILINE))
@@ -61,6 +67,51 @@ autodoc_mock_imports += ["torchmetrics"]
 horovod_there.require_horovod = lambda *_, **__: None
 # What has no docstring of ours says nothing here: Ray's own refer to Ray's site.
 autodoc_inherit_docstrings = False
+# The build runs these examples, with these options: it takes a minute, and not many.
+RESULTS = Path(tempfile.gettempdir(), f"fluidtune-docs-{os.getpid()}")
+FEW = {"digits": ("--samples", "4", "--epochs", "3"), "images": ("--samples", "3", "--epochs", "3")}
+FEW |= {"words": ("--samples", "2", "--epochs", "2"), "dcgan": ("--samples", "2", "--epochs", "3")}
+OPTIONS = {
+    "forked_actors": (),
+    "serve_digits": (str(RESULTS / "digits_elastic"), "--metric", "accuracy"),
+    "two_tenants": ("--name", "first", "--address", "local", "--trials", "4", "--iterations", "4"),
+}
+SEARCHES = "digits_asha digits_elastic digits_hyperband digits_train images_elastic images_hyperband words_asha "
+SEARCHES += "words_elastic dcgan_elastic dcgan_pbt"
+OPTIONS |= {name: (*FEW[name.partition("_")[0]], "--storage", str(RESULTS)) for name in SEARCHES.split()}
+
+
+def options(_, script_vars):
+    return list(OPTIONS.get(Path(script_vars["src_file"]).stem, ()))
+
+
+def end_ray(*_):
+    """Each example has a cluster of its own."""
+    ray.shutdown()
+
+
+def remove_results(*_):
+    shutil.rmtree(RESULTS, ignore_errors=True)
+
+
+def setup(app):
+    app.connect("build-finished", remove_results)
+
+
+os.environ["RAY_ADDRESS"] = "local"
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": rf"/({'|'.join(OPTIONS)})\.py$",
+    "reset_argv": options,
+    "reset_modules": (end_ray,),
+    "reset_modules_order": "both",
+    "abort_on_example_error": True,
+    "default_thumb_file": str(DOCS / "pictures" / "timeline.png"),
+    # A notebook's own process has other arguments.
+    "first_notebook_cell": "import sys\n\nsys.argv = sys.argv[:1]  # here the script's options may follow, as texts",
+    "show_memory": False,
+}
 # Types of other projects have no page here.
 nitpick_ignore_regex = [(r"py:.*", r".*")]
 

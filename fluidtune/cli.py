@@ -71,6 +71,8 @@ def report(run_dir: str, html: str | None) -> None:
     console = Console()
     events = read_events(log)
     if is_serving(events):
+        if html is not None:
+            raise FluidTuneError(f"--html {html}: {run_dir} is the log of a service; give the run that it serves")
         console.print(render_serving(summarise_serving(events)))
         _write(lambda: [serving_png(events, log.parent / "serving.png")])
         return
@@ -276,11 +278,17 @@ def _connect(address: str) -> None:
 @click.option("--notice", "notice_s", type=float, help="Seconds from settling a lease's successor to its end.  [30]")
 @click.option("--f", type=float, help="The worst 1 - f of the apps bid.  [0.8]")
 @click.option(
-    "--quota", "quotas", multiple=True, metavar="APP=N", help="Limit of an app's devices; APP=none: no limit."
+    "--quota",
+    "quotas",
+    multiple=True,
+    metavar="USER=N",
+    help="The most devices that a user's jobs hold together; USER=none: any number.",
 )
-@click.option("--weight", "weights", multiple=True, metavar="APP=X", help="The factor of an app's rho; APP=none: 1.")
 @click.option(
-    "--reserve", "reserves", multiple=True, metavar="APP=N", help="Devices that no auction takes; APP=none: 0."
+    "--weight", "weights", multiple=True, metavar="USER=X", help="A factor on the rho of a user's jobs; USER=none: 1."
+)
+@click.option(
+    "--reserve", "reserves", multiple=True, metavar="JOB=N", help="Devices that no auction takes; JOB=none: 0."
 )
 @click.option(
     "--half-life", "half_life_s", type=float, help="Seconds after which past usage counts half.  [0: never counts]"
@@ -296,19 +304,17 @@ def start(
     **settings: float | None,
 ) -> None:
     """Start the arbiter, or change the settings of the running one."""
+    changes: dict[str, object] = {name: value for name, value in settings.items() if value is not None}
+    given = {
+        "quotas": _numbers("--quota", "USER", quotas, int),
+        "weights": _numbers("--weight", "USER", weights, float),
+        "reserves": _numbers("--reserve", "JOB", reserves, int),
+    }
+    changes |= {name: numbers for name, numbers in given.items() if numbers}
     _connect(address)
     from themis_bridge import ThemisError
     from themis_bridge.shell import control
 
-    changes: dict[str, object] = {name: value for name, value in settings.items() if value is not None}
-    for name, pairs, read in (("quotas", quotas, int), ("weights", weights, float), ("reserves", reserves, int)):
-        try:
-            parts = [pair.rpartition("=") for pair in pairs]
-            chosen = {app: None if text == "none" else read(text) for app, _, text in parts}
-        except ValueError:
-            raise FluidTuneError(f"{name} {', '.join(pairs)}: expected APP=NUMBER")
-        if chosen:
-            changes[name] = chosen
     try:
         running = control.find() is not None
         if running:
@@ -320,6 +326,19 @@ def start(
         raise FluidTuneError(str(getattr(error, "cause", error)))
     new = "; it has the new settings" if changes else ""
     click.echo(f"the arbiter was running{new}" if running else "the arbiter runs")
+
+
+def _numbers(option: str, of: str, pairs: Iterable[str], read: Callable[[str], float]) -> dict[str, float | None]:
+    """What NAME=NUMBER says, for each of the pairs; NAME=none is None. ``of``: whose name it is, in words."""
+    numbers: dict[str, float | None] = {}
+    for pair in pairs:
+        name, _, text = pair.rpartition("=")
+        try:
+            numbers[name] = None if text == "none" else read(text)
+        except ValueError:
+            number = "a whole number" if read is int else "a number"
+            raise FluidTuneError(f"{option} {pair}: expected {of}=N, with {number}, or {of}=none")
+    return numbers
 
 
 @arbiter.command()
@@ -347,18 +366,21 @@ def status(address: str, as_json: bool) -> None:
     for trouble in found.get("trouble", ()):
         click.echo(f"  trouble: {trouble}")
     for name, app in found["apps"].items():
-        click.echo("\n".join(_app_lines(name, app)))
+        click.echo("\n".join(_app_lines(name, app, found["unit"])))
 
 
-def _app_lines(name: str, app: dict[str, Any]) -> list[str]:
-    """One app of the arbiter's status. The arbiter may be of an earlier version, which does not say as much."""
+def _app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:
+    """One app of the arbiter's status; ``unit``: what is leased.
+
+    The arbiter may be of an earlier version, which does not say as much.
+    """
     rho = "no rho yet" if app["rho"] is None else f"rho {app['rho']:.2f}"
     if "waits" not in app:
         return [f"  {name}: {len(app['leases'])} leases, {rho}, {app['age']:.0f} s old"]
     hosts = ", ".join(f"{count} on {host}" for host, count in app["hosts"].items())
     at_once = f", {app['together']} at once" if app.get("together", 1) > 1 else ""
     line = (
-        f"  {name}: {len(app['leases'])} of {app['demand']} GPUs{f' ({hosts})' if hosts else ''}{at_once}, {rho}, "
+        f"  {name}: {len(app['leases'])} of {app['demand']} {unit}s{f' ({hosts})' if hosts else ''}{at_once}, {rho}, "
         f"user {app['user']}, weight {app['weight']:g}, doubt {app['doubt']:.2f}, {app['age']:.0f} s old"
     )
     return [line, f"    waits: {app['waits']}"] if app["waits"] else [line]

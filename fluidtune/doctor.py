@@ -27,6 +27,10 @@ RAYS_DISK = 0.95
 SHARED_MEMORY = 1 << 30
 
 
+#: How another folder is set.
+SETS = {"Ray": "RAY_TMPDIR", "results": "RunConfig(storage_path=...)"}
+
+
 def checks() -> Iterator[Check]:
     """All checks, in the order of the command's lines."""
     version = ".".join(map(str, sys.version_info[:3]))
@@ -88,9 +92,9 @@ def disk_check(whose: str, folder: str) -> Check:
     well = disk.free > (1 - RAYS_DISK) * disk.total and os.access(there, os.W_OK)
     text = f"{disk.free / 2**30:.1f} of {disk.total / 2**30:.0f} GiB are free for {path}"
     if not os.access(there, os.W_OK):
-        text += "; it cannot be written"
+        text += f"; it cannot be written: set {SETS[whose]}"
     elif not well:
-        text += f"; Ray warns, and may spill nothing, from {RAYS_DISK:.0%} on: free some, or set another folder"
+        text += f"; Ray warns, and may spill nothing, from {RAYS_DISK:.0%} on: free some, or set {SETS[whose]}"
     return f"disk ({whose})", well, text
 
 
@@ -120,7 +124,8 @@ def _torch() -> Check:
     except ImportError as error:
         return "torch", False, f"{error}; type: pip install torch"
     backends = [name for name in ("gloo", "nccl") if dist.is_backend_available(name)]
-    return "torch", "gloo" in backends, f"{torch.__version__}, collectives: {', '.join(backends) or 'none'}"
+    found = f"{torch.__version__}, collectives: {', '.join(backends) or 'none'}"
+    return "torch", "gloo" in backends, found + ("" if "gloo" in backends else "; type: pip install torch")
 
 
 def _forks() -> Check:
@@ -229,7 +234,7 @@ def _driver(nvml: Any, torch: Any) -> Check:
     major, minor = number // 1000, number % 1000 // 10
     driver = f"driver {nvml.nvmlSystemGetDriverVersion()} for CUDA {major}.{minor}"
     if torch is None:
-        return "cuda", False, f"{driver}, and no torch"
+        return "cuda", False, f"{driver}, and no torch; type: pip install torch"
     built = torch.version.cuda
     if built is None:
         return "cuda", False, f"{driver}, and a torch without CUDA: pip install torch from the index of CUDA {major}"

@@ -156,6 +156,6 @@ def profiles_from_json(text: str) -> tuple[dict[str, Profile], dict[str, float]]
         profiles = {name: Profile.from_seconds(seconds) for name, seconds in kept["seconds"].items()}
         for name, parts in (kept.get("parts") or {}).items():
             profiles[name] = profiles[name].in_stages(parts)
-    except (TypeError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise ServeError(f"the kept profiles have an entry that is no list of seconds ({error})") from None
     return profiles, {name: float(one) for name, one in delays.items()}

@@ -37,6 +37,9 @@ TIMES = 1.25
 #: And if the requests are this many standard deviations of a Poisson count more or fewer: by chance alone, that happens
 #: in one of 16,000 windows (two-sided normal tail).
 DEVIATIONS = 4.0
+#: A model that does not load is tried again after `Standing.patience`, and after twice as long each further time, so
+#: many times. Judgement: with a patience of 20 s, every eleven minutes at last.
+MOST_DOUBLINGS = 5
 
 Placement = Mapping[int, frozenset[str]]
 
@@ -65,7 +68,8 @@ class Standing:
     "Competitive snoopy caching", 1988). planned: the rates of the latest search. since: when rates began to differ.
     search: the number of the latest search, while it goes on. target: where the models are to stand. placed: where they
     stood when all was done. guests: (device, model) that stand elsewhere than they are to, until there is room. failed:
-    models that stand nowhere because they did not load; they are left out until rates ask for another search.
+    models that stand nowhere because they did not load; they are left out until there is another search. fails: how
+    often in a row that was so, by model: the more often, the longer they are left out, as each attempt may cost others.
     """
 
     sizes: Mapping[str, float]
@@ -80,6 +84,7 @@ class Standing:
     placed: Placement = field(default_factory=dict)
     guests: frozenset[tuple[int, str]] = frozenset()
     failed: frozenset[str] = frozenset()
+    fails: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def phase(self) -> Phase:
@@ -233,7 +238,8 @@ def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
     state = _with(state, event.device, replace(device, loads=device.loads - model, held=held))
     if isinstance(event, NotHeld):
         return _steps(_not_held(state, event))
-    return _steps(replace(state, failed=state.failed - model))
+    fails = {name: times for name, times in state.fails.items() if name != event.model}
+    return _steps(replace(state, failed=state.failed - model, fails=fails))
 
 
 def _not_held(state: Standing, event: NotHeld) -> Standing:
@@ -245,7 +251,8 @@ def _not_held(state: Standing, event: NotHeld) -> Standing:
         return replace(state, target=None, guests=frozenset())
     if target is not None:
         target = {number: models - ({model} if number == event.device else set()) for number, models in target.items()}
-    return replace(state, target=target, failed=state.failed | {model})
+    fails = {**state.fails, model: state.fails.get(model, 0) + 1}
+    return replace(state, target=target, failed=state.failed | {model}, fails=fails)
 
 
 def _with(state: Standing, number: int, device: Device) -> Standing:
@@ -255,11 +262,13 @@ def _with(state: Standing, number: int, device: Device) -> Standing:
 def _rated(state: Standing, event: Rates) -> tuple[Standing, list[Act]]:
     if state.phase not in ("settled", "drifting"):
         return state, []
-    lacking = any(not state.stands(model) for model in state.sizes)
-    if not lacking and not differ(state.planned, event.rates, event.seconds):
+    lacking = [model for model in state.sizes if not state.stands(model)]
+    others = differ(state.planned, event.rates, event.seconds)
+    if not lacking and not others:
         return replace(state, since=None), []
     since = event.now if state.since is None else state.since
-    if event.now - since < state.patience:
+    again = min((state.fails.get(model, 1) - 1 for model in lacking), default=0)
+    if event.now - since < state.patience * (1 if others else 2 ** min(again, MOST_DOUBLINGS)):
         return replace(state, since=since), []
     return _search(replace(state, failed=frozenset()), event.rates)
 

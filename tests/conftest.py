@@ -115,7 +115,8 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 def _browser() -> str | None:
     if CHROMIUM is None:
         return "there is no chromium here"
-    return None if importlib.util.find_spec("playwright") else "playwright is not installed: pip install playwright"
+    lacking = [name for name in ("playwright", "axe_playwright_python") if importlib.util.find_spec(name) is None]
+    return f"not installed: pip install {' '.join(lacking).replace('_', '-')}" if lacking else None
 
 
 #: marker -> why its tests cannot run here, None when they can.

@@ -64,6 +64,7 @@ def test_a_job_holds_all_devices_only_if_it_is_said(
         ("why run x", "there is no trial 'x'; the run has 3: train_4f2e1_00000, train_4f2e1_00001, train_4f2e1_00002"),
         ("report .", "there is no event log at 'fluid_events.jsonl'"),
         ("report no_event_log", "is not a FluidTune event log: line 1"),
+        ("report served --html page.html", "served is the log of a service; give the run that it serves"),
         ("plan no_event_log", "is not a FluidTune event log: line 1"),
         ("view no_event_log", "is not a FluidTune event log: line 1"),
         ("view nowhere", "there is no directory 'nowhere'; there are runs in "),
@@ -73,6 +74,7 @@ def test_a_job_holds_all_devices_only_if_it_is_said(
 def test_what_cannot_be_done_is_refused_in_one_line(words: str, mentions: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("raise SystemExit('the script was run')\n")
     written(tmp_path / "run", random_run(1, devices=1, trials=3))
+    written(tmp_path / "served", [{"t": 1.0, "event": "serving_started", "trials": ["t"]}])
     written(tmp_path / "no_event_log", []).write_text("no event\n")
     refused(*words.split(), mentions=mentions, cwd=tmp_path)
 
@@ -127,8 +129,10 @@ def test_help_and_a_wrong_option_need_no_cluster(group: str, command: str, monke
 @pytest.mark.parametrize(
     "options, mentions",
     [
-        (["--quota", "a"], "APP=NUMBER"),
-        (["--weight", "a=-1"], "weight of app 'a'"),
+        (["--quota", "a"], "--quota a: expected USER=N"),
+        (["--quota", "a=2", "--quota", "b=1.5"], "--quota b=1.5: expected USER=N, with a whole number, or USER=none"),
+        (["--reserve", "job=x"], "--reserve job=x: expected JOB=N, with a whole number"),
+        (["--weight", "a=-1"], "weight of user 'a'"),
         (["--notice", "700"], "notice_s=700"),
     ],
 )

@@ -77,20 +77,20 @@ def _missing(state: ArbiterState, name: str) -> str:
     user = state.user_of(name)
     together = state.apps[name].together
     if state.quota_left(user) < together:
-        short = "is used up" if together == 1 else f"has no room for the {together} GPUs that it needs at once"
-        return f"the quota of user {user!r}, {state.settings.quotas[user]} GPUs, {short}"
+        short = "is used up" if together == 1 else f"has no room for the {together} devices that it needs at once"
+        return f"the quota of user {user!r}, {state.settings.quotas[user]} devices, {short}"
     promised = [lease.expires for lease in state.leases if lease.heir == name]
     if promised:
-        return f"{len(promised)} GPUs are promised to it, the first within {_until(min(promised), state)}"
+        return f"{len(promised)} devices are promised to it, the first within {_until(min(promised), state)}"
     free = [gpu for gpu in state.gpus if state.leases.get(gpu) is None]
     barred = {gpu for gpu in free if name in state.backoff.barred_apps(gpu, state.clock)}
     if barred:
         retry = min(until for gpu, until in state.backoff.retry_times(state.clock) if gpu in barred)
-        return f"Ray could not reserve {len(barred)} free GPUs for it; next attempt in {_until(retry, state)}"
+        return f"Ray could not reserve {len(barred)} free devices for it; next attempt in {_until(retry, state)}"
     if whole_gangs(map(state.gpus.__getitem__, free), together):
-        return f"{len(free)} GPUs are free and about to be offered"
+        return f"{len(free)} devices are free and about to be offered"
     if together > 1 and not whole_gangs(state.gpus.values(), together):
-        return f"it needs {together} GPUs of one machine at once, and no machine has {together}"
+        return f"it needs {together} devices of one machine at once, and no machine has {together}"
     weights = state.weights()
     own = _behind(state, name, weights)
     ahead = sum(_behind(state, other, weights) < own for other in state.apps if other != name)
@@ -100,10 +100,10 @@ def _missing(state: ArbiterState, name: str) -> str:
         if lease.app != name and not lease.closing and not lease.ending
     ]
     if not ends:
-        return "all other GPUs change hands now"
-    leased = f"it needs {together} GPUs of one machine at once; {len(free)} GPUs are free"
+        return "all other devices change hands now"
+    leased = f"it needs {together} devices of one machine at once; {len(free)} devices are free"
     if together == 1:
-        leased = f"all {len(state.gpus)} GPUs are leased"
+        leased = f"all {len(state.gpus)} devices are leased"
     return (
         f"{leased}; the next one of another app is offered in {_until(min(ends), state)}; "
         f"{ahead} apps are further behind"

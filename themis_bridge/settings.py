@@ -61,14 +61,14 @@ class Settings:
             if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
                 raise ThemisError(f"{name}={value!r}: expected {unit} > 0, or 0 to do without it")
         if "" in {*self.quotas, *self.weights, *self.reserves}:
-            raise ThemisError("a quota, a weight or a reserve is given for the app named ''; say whose it is")
-        for what, given in (("quota", self.quotas), ("reserve", self.reserves)):
+            raise ThemisError("a quota, a weight or a reserve is given for the name ''; say whose it is")
+        for what, given in (("quota of user", self.quotas), ("reserve of job", self.reserves)):
             for app, count in given.items():
                 if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                    raise ThemisError(f"the {what} of app {app!r} is {count!r}; expected a whole number of GPUs >= 0")
+                    raise ThemisError(f"the {what} {app!r} is {count!r}; expected a whole number of devices >= 0")
         for app, weight in self.weights.items():
             if not (isinstance(weight, (int, float)) and math.isfinite(weight) and weight > 0):
-                raise ThemisError(f"the weight of app {app!r} is {weight!r}; expected a number > 0")
+                raise ThemisError(f"the weight of user {app!r} is {weight!r}; expected a number > 0")
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """These settings with ``changes``.

@@ -200,14 +200,14 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module, module: Path, root: Path) -> list[Path]:
-    """The modules of tests, and of contract suites, from which a module imports."""
+    """The modules of tests from which a module imports."""
     files = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             base = module.parents[node.level - 1] if node.level else root
             place = base.joinpath(*(node.module or "").split("."))
             files += [place.with_suffix(".py"), *(place / f"{alias.name}.py" for alias in node.names)]
-    inside = [file for file in files if {"tests", "testing"} & set(file.relative_to(root).parts)]
+    inside = [file for file in files if "tests" in file.relative_to(root).parts]
     return [file for file in inside if file.exists()]
 
 

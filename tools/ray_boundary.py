@@ -29,8 +29,7 @@ FOLDERS = ("fluidtune", "themis_bridge", "salus_share", "symphony_serve", "bench
 #: The boundary itself, its tests, and the test of this tool, which names what is forbidden.
 NOT_READ = ("fluidtune/ray_compat/", "tests/ray_compat/", "tests/tools/test_ray_boundary.py")
 
-#: Tests, and the contract suites, which are tests that others inherit.
-TESTS = ("tests/", "fluidtune/testing/")
+TESTS = ("tests/",)
 
 #: Ray's modules whose names are documented, or marked as PublicAPI or DeveloperAPI where they are defined.
 PUBLIC_MODULES = frozenset(
@@ -80,7 +79,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "_hyperparam_mutations",
     ): "Ray's: what a benchmark gave to PBT",
     ("tests/elastic/test_commits.py", "_metadata"): "torch's: what a state_dict carries beside its entries",
-    ("tests/testing/test_processes.py", "_workers"): "torch's: the processes of a DataLoader's iterator",
+    ("tests/contracts/test_processes.py", "_workers"): "torch's: the processes of a DataLoader's iterator",
     ("tests/elastic/test_gradients.py", "_post_accumulate_grad_hooks"): "torch's: has no public reader",
 }
 

@@ -14,7 +14,7 @@ follows imports, those within functions too, and uses of names:
 Attributes are not told apart by the type of their object. So what is printed is unreached, but not all that is
 unreached is printed.
 
-`TESTS_FOR_OTHERS` are not looked at. `NOT_ATTACHED_YET` is printed apart. The rest is printed with its lines; the
+`NOT_ATTACHED_YET` is printed apart. The rest is printed with its lines; the
 command fails if that is more than `MOST_LINES`.
 """
 
@@ -64,8 +64,6 @@ CALLED_BY_OTHERS = {
     "fluidtune.serving.door:Connection": "uvicorn and httptools",
     "fluidtune.cluster.forks.shelf:_Loader": "Python's import",
 }
-#: Contract suites: tests that implementations inherit.
-TESTS_FOR_OTHERS = ("fluidtune.testing",)
 #: Modules that later issues attach to what users start -> which issue.
 NOT_ATTACHED_YET: dict[str, str] = {}
 
@@ -456,11 +454,9 @@ def modules_of(root: Path) -> dict[str, Module]:
 
 
 def unreached(modules: Mapping[str, Module], walk: Walk, root: Path) -> Iterator[Unreached]:
-    """What the walk did not reach, `TESTS_FOR_OTHERS` aside."""
+    """What the walk did not reach."""
     for name, module in modules.items():
         path = module.path.relative_to(root)
-        if name.startswith(TESTS_FOR_OTHERS):
-            continue
         if name not in walk.modules:
             yield Unreached(name, path, 1, "", len(module.path.read_text().splitlines()))
             continue

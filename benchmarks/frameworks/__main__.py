@@ -1,10 +1,11 @@
 """Scripts of other people's frameworks under FluidTune and under stock Ray Tune.
 
-``python -m benchmarks.frameworks --json [--only NAME ...] [--pairs N] [--quick]``.
+``python -m benchmarks.frameworks --json [--only NAME ...] [--pairs N] [--trials N]
+[--quick]``.
 
 Each script of `scripts` is a stock Ray Tune script. It runs on the three sides of sides.py: `fluid`, `stock` and
 `stock_reuse`. A round runs all three one after the other; every second round runs them in the other order. ``--quick``
-runs one round of one script, with four trials a side.
+runs one round of one script, with four trials a side; ``--trials`` sets how many a side of each script has.
 
 ``scripts`` has by script and side the medians of ``fit_seconds``, ``seconds`` (the whole process) and ``processes``
 (how many processes the trials ran in), the trials, and the errors. ``equal`` says for each other side whether its
@@ -79,6 +80,7 @@ def main() -> None:
     options = parser("Scripts of other people's frameworks under FluidTune and under stock Ray Tune.", limit=True)
     options.add_argument("--only", nargs="+", choices=NEEDS, metavar="NAME", help=f"of {', '.join(NEEDS)} (all)")
     options.add_argument("--pairs", type=int, default=1, help="rounds of all sides; medians are compared (1)")
+    options.add_argument("--trials", type=int, help="trials of a side of each script, if it has as many (all)")
     args = options.parse_args()
     chosen = args.only or list(NEEDS)
     lacking = {name: missing(name) for name in chosen if missing(name)}
@@ -89,7 +91,7 @@ def main() -> None:
         options.error("none of the frameworks is installed; pip install -r benchmarks/frameworks/requirements.txt")
     if args.quick:
         args.pairs, names = 1, names if args.only else names[-1:]
-    trials = QUICK_TRIALS if args.quick else None
+    trials = args.trials or (QUICK_TRIALS if args.quick else None)
     found = {name: measured(name, args.pairs, trials, SideLimit(args.limit, LIMIT_S)) for name in names}
     ended = [of for of in found.values() if "failed" not in of]
     whole = [of["sides"] for of in ended if not of["not_ended"]]

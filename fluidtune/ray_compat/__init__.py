@@ -23,7 +23,7 @@ Tune's controller (`controller`):
 - ``TuneController._used_resources_string``: extended by FluidTune's status line. Every reporter shows it; what the
   scheduler says (``debug_string``) is shown in a notebook and in Tune's old output only.
 - ``TuneController._iteration``: how many turns Tune's loop has made, above 0 where the first trial is a restored one.
-- ``TuneController._storage``: the experiment's name and directory.
+- ``TuneController._storage``: the experiment's name and directory, and how its files get there.
 - ``TuneController._stopper``: the run's stopper object, which may end every trial at one iteration.
 - ``TuneController._set_trial_status``: makes a whole rung that HyperBand promotes pending at once.
 - ``TuneController._pending_trials``: the pending trials that have run before are counted.

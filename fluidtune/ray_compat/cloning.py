@@ -102,6 +102,10 @@ def hide_from_search(controller: TuneController, trial: Trial) -> None:
 
 
 def save_now(controller: TuneController, trial: Trial) -> None:
-    """Have Tune save its state with what is new of the trial, and wait until that is in the run's storage."""
+    """Have Tune save its state with what is new of the trial, and wait until that is in the run's storage.
+
+    What the file system raises comes through, which Tune itself would only log.
+    """
     controller._mark_trial_to_checkpoint(trial)
-    controller.checkpoint(force=True, wait=True)
+    controller.checkpoint(force=True)
+    controller._storage.syncer.wait()

@@ -85,6 +85,8 @@ def kept_profiles(source: str) -> tuple[dict[str, Profile], dict[str, float]]:
         return profiles_from_json(path.read_text())
     except OSError:
         raise FluidTuneError(f"there are no profiles at {str(path)!r}; serve the run once: fluidtune serve start")
+    except UnicodeDecodeError:
+        raise FluidTuneError(f"{str(path)!r} has no profiles: it is no text; serve the run once: fluidtune serve start")
     except ServeError as error:
         raise FluidTuneError(str(error))
 

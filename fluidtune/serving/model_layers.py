@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from symphony_serve.errors import ServeError
+
 #: A layer is run at least and at most so many times, after a first one, and for so many seconds; as batches are in
 #: `symphony_serve.shell.measuring`, whose import would take a model process 50 ms.
 LEAST_RUNS, MOST_RUNS, SECONDS_EACH = 5, 30, 0.1
@@ -60,7 +62,13 @@ class Layers:
 
     def begin(self, inputs: list[Any]) -> Any:
         """What the first layer gets."""
-        return inputs if self._dtype is None else _torch().tensor(inputs, dtype=self._dtype)
+        if self._dtype is None:
+            return inputs
+        value = _torch().tensor(inputs)
+        # Torch would cut off what a fraction has behind the point.
+        if value.is_floating_point() and not self._dtype.is_floating_point and bool((value != value.trunc()).any()):
+            raise ServeError("the input has a fraction, and all samples are whole numbers; give a sample that has one")
+        return value.to(self._dtype)
 
     def run(self, value: Any) -> Any:
         """What the layers return for what the first of them gets. Tensors are brought to where a module is."""

@@ -124,7 +124,7 @@ class ModelProcess:
         threading.Thread(target=self._hold, args=(trial,), name="serve-load", daemon=True).start()
 
     def _hold(self, trial: Winner) -> None:
-        before = _bytes()
+        before = _memory()
         try:
             with NeedsPlainProcess.handed_on():
                 model = as_function(loaded(function_of(trial.load), trial))
@@ -133,7 +133,7 @@ class ModelProcess:
             self._told[trial.name] = error
             return
         self._models[trial.name], self._samples[trial.name] = model, samples
-        self._told[trial.name] = Held(samples, max(0, _bytes() - before))
+        self._told[trial.name] = Held(samples, _grown(before, _memory()))
 
     def held(self, name: str) -> Held | None:
         """What has become of the model; None: it loads. Raises ServeError if it cannot be loaded."""
@@ -146,7 +146,7 @@ class ModelProcess:
         """Let go of the model and of its memory."""
         self._models.pop(name, None)
         self._samples.pop(name, None)
-        _bytes()
+        gc.collect()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
@@ -207,12 +207,17 @@ class ModelProcess:
             yield waited
 
 
-def _bytes() -> int:
-    """Bytes of memory and of the GPU that this process has, without what nobody holds any more."""
+def _memory() -> tuple[int, int]:
+    """Bytes of the GPU and of memory that this process has, without what nobody holds any more."""
     gc.collect()
     torch = sys.modules.get("torch")
     gpu = torch.cuda.memory_allocated() if torch is not None and torch.cuda.is_initialized() else 0
-    return gpu or psutil.Process().memory_info().rss
+    return gpu, psutil.Process().memory_info().rss
+
+
+def _grown(before: tuple[int, int], after: tuple[int, int]) -> int:
+    """Bytes of a model that was loaded between two `_memory`: those of the GPU, if it has any there."""
+    return after[0] - before[0] if after[0] > before[0] else max(0, after[1] - before[1])
 
 
 def function_of(load: bytes) -> Callable[..., Any]:

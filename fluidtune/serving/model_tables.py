@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -104,7 +103,9 @@ def numbers_of(table: Mapping[str, Any], key: str, where: str, least: float | No
 
 
 def checked(value: Any, key: str, where: str, least: float | None) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    # (A whole number may be larger than any float.)
+    number = number and -sys.float_info.max <= value <= sys.float_info.max
     if not number or not (value > 0 if least is None else value >= least):
         wanted = "above 0" if least is None else f"of {least:g} or more"
         raise FluidTuneError(f"{where} has `{key}` {value!r}, expected a number {wanted}")

@@ -21,7 +21,7 @@ from ray import cloudpickle
 
 from fluidtune.ray_compat import kept_state
 from fluidtune.serving.model_process import Samples
-from fluidtune.serving.remote_devices import LOOK_S, PlacedDevice
+from fluidtune.serving.remote_devices import LOOK_S, MustBePlain, PlacedDevice
 from fluidtune.serving.served_devices import First, OwnDevices
 from fluidtune.serving.setting import PlacedModel, Setting
 from symphony_serve.errors import ServeError
@@ -165,7 +165,10 @@ class PlacedDevices:
 
     async def _look_at(self, name: str, device: PlacedDevice) -> ServedModel:
         asked = self._asked[name]
-        held = await device.load(self._trials[name])
+        try:
+            held = await device.load(self._trials[name])
+        except MustBePlain:
+            held = await device.load(self._trials[name])
         inputs = held.samples.inputs
         self._samples[name] = held.samples
         profile = await measure_profile([lambda batch: device.measure(name, batch)], inputs, asked.slo, 1)
@@ -203,8 +206,10 @@ class PlacedDevices:
 
     @property
     def unavailable(self) -> dict[str, str]:
-        """By model that no device has because it did not load, the reason."""
-        return {name: why for name, why in self._failed.items() if not self._state or not self._state.stands(name)}
+        """By model that no device has because it did not load, the reason. One that is about to load is not in it."""
+        state = self._state
+        failed = {name for name in state.failed if not state.stands(name)} if state is not None else set()
+        return {name: why for name, why in self._failed.items() if name in failed}
 
     def placement(self) -> dict[str, Any]:
         """For the status: the models of each device, what is done, why it was placed so, and what is not there."""

@@ -155,15 +155,16 @@ class RemoteDevice:
 
     async def run(self, model: str, inputs: list[Any]) -> Waited:
         """An `Outcome` for each input."""
+        processes = self._processes
         try:
             return Waited(*await fetched(self._ask("run", model, inputs), self._patience))
         except RayTaskError as error:
             if not self._plainly(error):
                 raise
-            self.again()
+            self._replace(said_of(error), processes)
             raise DeviceLost(said_of(error), self._back) from None
         except RayError as error:  # the process died, or cannot be reached, or hangs
-            self._replace(said_of(error))
+            self._replace(said_of(error), processes)
             raise DeviceLost(said_of(error), self._back) from None
 
     async def measure(self, model: str, inputs: list[Any]) -> Waited:
@@ -190,14 +191,15 @@ class RemoteDevice:
     async def _answers(self, wait_s: float) -> bool:
         """Whether the process answers what it was asked, within ``wait_s``. One that has died is replaced."""
         assert self._asked is not None
-        told, until = self._asked
+        (told, until), processes = self._asked, self._processes
         try:
             await fetched(told, wait_s)
         except RayError as error:
             if isinstance(error, GetTimeoutError) and time.monotonic() < until:
                 return False
-            self._asked = None
-            self._replace(said_of(error))
+            self._replace(said_of(error), processes)
+            return False
+        if processes != self._processes:
             return False
         self._asked = None
         return True
@@ -217,14 +219,15 @@ class RemoteDevice:
                 self._replace(self.trouble)
             return False
 
-    def _replace(self, why: str) -> None:
-        if not self._over:
+    def _replace(self, why: str, processes: int | None = None) -> None:
+        """Start another process. ``processes``: not where it is another one already than the one with this number."""
+        if not self._over and processes in (None, self._processes):
             self._tell("worker_lost", worker=self._worker, device=self._number, reason=why)
             self.again()
 
     def again(self) -> None:
         """End the process and start another one, unless the device was stopped."""
-        self.pid = None
+        self.pid = self._asked = None
         for actor in self._actors:
             ray.kill(actor)
         if not self._over:
@@ -242,6 +245,10 @@ class RemoteDevice:
             return False
         self._forks.turn_off(why)
         return True
+
+
+class MustBePlain(ServeError):
+    """The model loads in a plain process alone. The device has one now, without a model."""
 
 
 class PlacedDevice(RemoteDevice):
@@ -277,7 +284,8 @@ class PlacedDevice(RemoteDevice):
                     await asyncio.sleep(LOOK_S)
             except RayTaskError as error:
                 if self._plainly(error):
-                    self._replace("it must not be a forked process")
+                    self._end(actor, "it must not be a forked process")
+                    raise MustBePlain(said_of(error)) from None
                 raise ServeError(said_of(error)) from None
             except RayError as error:
                 said = f"the process ended while it loaded model {trial.name} ({said_of(error)})"

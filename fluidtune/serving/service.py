@@ -221,12 +221,21 @@ def serve(
     return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
 
 
+#: What the command line calls a setting that has another name there.
+OPTION = {"results": "RUN_DIR", "arbiter": "--shared", "search_s": "--seconds"}
+
+
+def _said(name: str) -> str:
+    """A setting as whoever reads of it knows it, from the command line or from Python."""
+    return f"{name} ({OPTION[name]})" if name in OPTION else name
+
+
 def _check_alone(others: Mapping[str, Any]) -> None:
     """Raises FluidTuneError if one is given of what is for trials."""
     for name, value in others.items():
         if value is not None:
             why = "several models share no leases" if name == "arbiter" else "it is for the trials of one run"
-            raise FluidTuneError(f"models and {name} do not go together: {why}; leave one of the two out")
+            raise FluidTuneError(f"models and {_said(name)} do not go together: {why}; leave one of the two out")
 
 
 def _placing(
@@ -236,7 +245,7 @@ def _placing(
     for name, value in (("memory", memory), ("search_s", search_s)):
         good = isinstance(value, Real) and not isinstance(value, bool) and 0 < value < math.inf
         if value is not None and not good:
-            raise FluidTuneError(f"{name} is {value!r}, expected a number above 0")
+            raise FluidTuneError(f"{_said(name)} is {value!r}, expected a number above 0")
     size = math.inf if memory is None else memory * GIB
     spec = DeviceSpec.parse(devices)
     count = spec.count if spec is not None and spec.count else 1
@@ -300,7 +309,7 @@ def _in_stages(stages: int, memory: float | None, former: Batching, **others: An
         return former
     given = [name for name, value in others.items() if value]
     if given:
-        raise FluidTuneError(f"a model in stages is served alone, on processes of its own; leave out {given[0]}")
+        raise FluidTuneError(f"a model in stages is served alone, on processes of its own; leave out {_said(given[0])}")
     if former is Batching.ORLOJ:
         raise FluidTuneError('batching="orloj" is for whole models; leave it or stages out')
     return Batching.WINDOW

@@ -15,18 +15,18 @@ from typing import Any, Literal
 
 from fluidtune.steering.json_values import cut, kind_of
 
-#: ``asked``: the driver has heard of it. ``taken``: Tune has saved it, so that it holds after a restore as well.
+#: ``asked``: the driver has heard of it. ``taken``: it holds, also after a restore if Tune could save it.
 #: ``done``: it has happened, or nothing is left to do. ``refused``: nothing happens; its words say why.
 State = Literal["asked", "taken", "done", "refused"]
 #: ``stop``: the trial ends at its next result. ``keep``: it goes on when the algorithm wants to stop it. ``clone``: a
 #: new trial begins with the same parameters but for those that are given.
 Kind = Literal["stop", "keep", "clone"]
 
-#: Every change of state, with the events that cause it; no other event may. A clone is done as soon as it is saved.
+#: Every change of state, with the events that cause it; no other event may. A clone is done as soon as there is one.
 STATES: dict[tuple[State, State], str] = {
     ("asked", "refused"): "Asked, Failed",
-    ("asked", "taken"): "Saved",
-    ("asked", "done"): "Saved",
+    ("asked", "taken"): "CarriedOut",
+    ("asked", "done"): "CarriedOut",
     ("taken", "done"): "StopMeant, TrialEnded",
 }
 
@@ -81,11 +81,12 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """`CarryOut` was done, and Tune has saved that. ``clone``: the id of the new trial, of a clone."""
+class CarriedOut:
+    """`CarryOut` was done. ``clone``: the id of the new trial, of a clone. ``unsaved``: why Tune could not save it."""
 
     act: str
     clone: str = ""
+    unsaved: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,14 @@ class TrialEnded:
     trial: str
 
 
-Event = Asked | Saved | Failed | Restored | ResultCame | StopMeant | TrialEnded
+Event = Asked | CarriedOut | Failed | Restored | ResultCame | StopMeant | TrialEnded
 
 # --- instructions
 
 
 @dataclass(frozen=True)
 class CarryOut:
-    """Keep the act with its trial, or make the clone; then have Tune save its state. Answered by Saved or Failed."""
+    """Keep the act with its trial, or make the clone; then have Tune save that. Answered by CarriedOut or Failed."""
 
     act: Act
 
@@ -179,6 +180,8 @@ class Steering:
         self._states: dict[str, State] = {}
         #: Of acts that were refused: why.
         self._reasons: dict[str, str] = {}
+        #: Of acts that Tune could not save: what follows.
+        self._unsaved: dict[str, str] = {}
 
     def on_event(self, event: Event) -> list[Instruction]:
         """Change the acts for one event. Returns what the shell must do, in this order.
@@ -189,11 +192,13 @@ class Steering:
         match event:
             case Asked(act, facts):
                 return self._asked(act, facts)
-            case Saved(name, clone):
+            case CarriedOut(name, clone, unsaved):
                 act = self._acts[name] = replace(self._known(name), clone=clone)
                 state: State = "done" if act.kind == "clone" else "taken"
                 self._go(event, name, state)
-                return [Note(act, state), self._answer(act)]
+                if unsaved:
+                    self._unsaved[name] = f"a restored run may not know of it, as Tune cannot save its state: {unsaved}"
+                return [Note(act, state, self._unsaved.get(name, "")), self._answer(act)]
             case Failed(name, why):
                 return self._refuse(event, self._known(name), why)
             case Restored(act, state):
@@ -264,11 +269,12 @@ class Steering:
     def _answer(self, act: Act) -> Answer:
         if self._states[act.id] == "refused":
             return Answer(True, self._reasons[act.id])
-        if act.kind == "stop":
-            return Answer(False, f"trial {act.trial} ends at its next result")
-        if act.kind == "keep":
-            return Answer(False, f"trial {act.trial} goes on when the algorithm wants to stop it")
-        return Answer(False, f"trial {act.clone} is a clone of trial {act.trial}")
+        words = {
+            "stop": f"trial {act.trial} ends at its next result",
+            "keep": f"trial {act.trial} goes on when the algorithm wants to stop it",
+            "clone": f"trial {act.clone} is a clone of trial {act.trial}",
+        }[act.kind]
+        return Answer(False, "; ".join(filter(None, [words, self._unsaved.get(act.id)])))
 
     def _go(self, event: Event, name: str, state: State) -> None:
         before = self._states[name]

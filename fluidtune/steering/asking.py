@@ -73,11 +73,17 @@ def ask_driver(log: Path, act: Act) -> str:
 
     Raises:
         SteeringRefused: nothing was done.
+        FluidTuneError: no answer came, and it is not known whether anything was done.
     """
     try:
         answer = send(log.parent, act)
     except OSError:
         raise SteeringRefused(_why_silent(read_events(log)))
+    except EOFError as error:
+        events = read_events(log)
+        if events and events[-1]["event"] == "run_ended":
+            raise SteeringRefused("the run has ended")
+        raise FluidTuneError(f"{error}, and may have saved the act: see fluidtune why, once the run is restored")
     if answer.refused:
         raise SteeringRefused(answer.words)
     return answer.words

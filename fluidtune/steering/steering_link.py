@@ -138,7 +138,8 @@ def send(run_dir: Path, act: Act) -> Answer:
     """Ask the run's driver, and return its answer.
 
     Raises:
-        OSError: no driver listens, or it ends before it answers.
+        OSError: no driver listens.
+        EOFError: the driver ended before it answered.
         FluidTuneError: the act is too long, another user's process listens there, or the driver did not answer in time.
     """
     message = json.dumps(asdict(act)).encode() + b"\n"
@@ -159,7 +160,7 @@ def send(run_dir: Path, act: Act) -> Answer:
                 f"the driver has not answered for {PATIENCE_S:.0f} s, and may do it yet: see fluidtune why"
             )
     if not line:
-        raise ConnectionResetError("the driver has ended")
+        raise EOFError("the driver ended before it answered")
     return Answer(**json.loads(line))
 
 

@@ -2,7 +2,7 @@
 
 Acts are carried out in Tune's loop, when its scheduler is asked for a trial. Each is kept with its trial before its
 user gets an answer, where Tune saves it with all that it knows of the trial. So a restored run has every act that was
-answered, once.
+answered, once; where Tune could not save, the answer says so.
 """
 
 from __future__ import annotations
@@ -176,8 +176,12 @@ class SteeredRun:
                 return a.Failed(act.id, f"trial {act.trial} cannot be cloned: {what}")
         else:
             self._keep_with(trial, act, "taken")
-        save_now(controller, trial)
-        return a.Saved(act.id, clone)
+        unsaved = ""
+        try:
+            save_now(controller, trial)
+        except Exception as error:  # of the file system. The act holds, and Tune tries to save it again.
+            unsaved = cut(f"{type(error).__name__}: {error}", 300)
+        return a.CarriedOut(act.id, clone, unsaved)
 
     @staticmethod
     def _keep_with(trial: Trial, act: a.Act, state: a.State) -> None:

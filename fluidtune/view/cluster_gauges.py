@@ -12,6 +12,7 @@ import re
 import threading
 import time
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def _asked(address: str) -> str:
     try:
         with opener.open(f"http://{address}/metrics", timeout=ANSWER_S) as answer:
             return str(answer.read(MOST_BYTES).decode(errors="replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):  # what listens there may be no HTTP server
         return ""
 
 

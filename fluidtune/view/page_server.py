@@ -1,7 +1,7 @@
 """The page over HTTP, on this machine's loopback address alone: its files, and what it asks for as JSON.
 
 What has changed comes as server-sent events. Their id is the cursor of `FollowedRun.look`, which browsers send back
-after a break, so that a page gets what it missed. Nothing can be changed through it.
+after a break, so that a page gets what it missed. Only `/api/steer`, with the token, changes something.
 """
 
 from __future__ import annotations

@@ -101,16 +101,18 @@ class RunModel:
 
     def _step(self, event: EventDict) -> None:
         name, at, trial = event["event"], float(event["t"]), event.get("trial")
+        if not isinstance(trial, str | None):
+            raise TypeError(f"a trial is {trial!r}")
         if not self._begun:
             self._begun, self.origin = True, at
         self.last = max(self.last, at)
         use = self.live.use
-        before = len(use.of(trial).devices) if isinstance(trial, str) else 0
+        before = len(use.of(trial).devices) if trial is not None else 0
         cause = self._resizes.step(event) if name not in OFTEN else None
         try:
             self.live.hear([event])
         finally:  # what was heard of a trial before it turned out that the event lacks something
-            if isinstance(trial, str) and trial in self.live.trials and trial not in self.rows:
+            if trial is not None and trial in self.live.trials and trial not in self.rows:
                 self.rows[trial] = Row(len(self.rows), self._seconds(at))
                 self._touch(trial, self.rows[trial])
         for place in range(len(self._interval_stamps), len(use.intervals)):

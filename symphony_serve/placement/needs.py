@@ -62,6 +62,8 @@ def need_of_kernels(batch: int, parameters: float, kernels: Sequence[Kernel], me
             raise ServeError(f"two kernels are named {one.name}; give them different names")
         start[one.name] = max((end[name] for name in one.after), default=0.0)
         end[one.name] = start[one.name] + one.seconds
+    if not any(end.values()):
+        raise ServeError("the kernels take 0 s together; give the seconds of each")
     # At one moment, kernels end before others start.
     moments = sorted(
         [(end[one.name], 0, -one.compute, -one.bytes) for one in kernels]

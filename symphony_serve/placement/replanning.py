@@ -77,10 +77,13 @@ def replanned(
         return evaluate(simulator, chosen).attainment
 
     found = attained(groups)
-    if frozenset().union(*held.values()) >= sizes.keys():
-        now = attained(list(held.values()))
-        if found - now <= GAIN:
-            return dict(held), now
+    if any(held.values()):
+        # What is held, and beside it what stands nowhere.
+        kept = dict(zip(held, _complete(list(held.values()), sizes, len(held), memory), strict=True))
+        if all(held[number] <= models for number, models in kept.items()):
+            now = attained(list(kept.values()))
+            if found - now <= GAIN:
+                return kept, now
     return _given(groups, held, sizes), found
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import common
 from benchmarks.algorithms import algorithm
 from benchmarks.job import digits_space
-from fluidtune.testing.processes import until
+from tests.contracts.processes import until
 
 
 def test_pbt_changes_nothing_that_a_checkpoint_depends_on():

@@ -21,11 +21,11 @@ from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing import beside
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.errors import FluidTuneError
-from fluidtune.testing.processes import until
 from fluidtune.tune.executor import FluidExecutor
 from salus_share import service as lane_service
 from salus_share.seat_table import FILE, SeatTable, home
 from salus_share.turns import READY
+from tests.contracts.processes import until
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0

@@ -17,10 +17,10 @@ from fluidtune.cluster.emulated.paced_trainable import keep_pace
 from fluidtune.elastic import LoopThread, Reform
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.testing.processes import until
 from fluidtune.tune.executor import FluidExecutor
 from salus_share import private_files
 from salus_share.errors import SalusError
+from tests.contracts.processes import until
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from fluidtune.cluster.emulated import EmulatedSession, Emulation
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.elastic import FollowerSession, GroupLost, LeaderSession, Reform
 from fluidtune.profiles import Profile
-from fluidtune.testing.worker_sessions import GroupContract, LeaderContract, SessionCase
+from tests.contracts.worker_sessions import GroupContract, LeaderContract, SessionCase
 
 
 class EmulatedCase(SessionCase):

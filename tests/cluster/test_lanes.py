@@ -16,12 +16,12 @@ import pytest
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.sharing import lanes
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneSettings, LaneTicket, is_lane_service
-from fluidtune.testing.processes import until
 from salus_share import Need, ServiceLost, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.memory import Usage
 from salus_share.seat_table import SeatTable, home
 from salus_share.turns import INSIDE
+from tests.contracts.processes import until
 
 MB = 1 << 20
 CAPACITY = 4096 * MB

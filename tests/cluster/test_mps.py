@@ -25,10 +25,10 @@ from fluidtune.cluster.new_processes import NewProcesses, PooledWorker
 from fluidtune.cluster.pool import WorkerPool
 from fluidtune.cluster.sharing import mps as cluster_mps
 from fluidtune.cluster.sharing.mps import MpsFound, MpsSettings, enter, failed, verify
-from fluidtune.testing.processes import until
 from salus_share import mps, telemetry
 from salus_share.seat_table import home
 from salus_share.telemetry import DeviceSample
+from tests.contracts.processes import until
 from tests.salus.processes import mps_server
 
 STANDIN = Path(__file__).parents[1] / "salus" / "standin"

@@ -13,7 +13,7 @@ from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.devices.on_demand_devices import OnDemandDevices, Uses
 from fluidtune.engine import DeviceDemand
 from fluidtune.ray_compat.cluster_state import ClusterState
-from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
+from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
 
 PLAN = Layout("cpu", None, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0})
 

@@ -9,7 +9,7 @@ import pytest
 from fluidtune.cluster.devices import reservation
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.devices.reservation import Reservation
-from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
+from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
 
 
 class Group:

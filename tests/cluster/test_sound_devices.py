@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fluidtune.cluster.devices.sound_devices import SoundDevices
-from fluidtune.testing.device_sources import DeviceSourceContract
 from tests.cluster.test_reservation import ReservationCase
+from tests.contracts.device_sources import DeviceSourceContract
 
 
 class SoundCase(ReservationCase):

@@ -26,9 +26,9 @@ from fluidtune.cluster.sharing.lanes import LaneSettings, LaneTicket, is_lane_se
 from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.ray_compat.trainable import trainable_module
-from fluidtune.testing.processes import peer_processes, until
 from salus_share import service
 from salus_share.seat_table import home
+from tests.contracts.processes import peer_processes, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 

@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from fluidtune.elastic import Reform
-from fluidtune.testing.processes import PeerProcess, until
+from tests.contracts.processes import PeerProcess, until
 
 from . import trials
 

@@ -11,8 +11,8 @@ import torch
 from fluidtune import elastic
 from fluidtune.elastic import ElasticSession
 from fluidtune.elastic.transport import TorchBackend
-from fluidtune.testing.collective_backends import SECRET
-from fluidtune.testing.processes import PeerProcess
+from tests.contracts.collective_backends import SECRET
+from tests.contracts.processes import PeerProcess
 
 _backend: list[TorchBackend] = []
 

@@ -11,7 +11,7 @@ import torch
 
 from fluidtune import elastic
 from fluidtune.elastic import Commit, CommitStore, ElasticSession, LocalFiles
-from fluidtune.testing.processes import peer_processes, until
+from tests.contracts.processes import peer_processes, until
 
 from . import trials
 from .driving import Driver, run

@@ -13,7 +13,7 @@ from fluidtune.elastic import ElasticSession
 from fluidtune.elastic.checks.in_turns import InTurns, TurnBackend
 from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.elastic.errors import CannotDivide
-from fluidtune.testing.processes import PeerProcess, peer_processes, until
+from tests.contracts.processes import PeerProcess, peer_processes, until
 
 from . import framework_trials, groups, trials
 from .driving import Driver, run

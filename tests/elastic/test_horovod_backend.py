@@ -16,7 +16,7 @@ from fluidtune.elastic.transport import HorovodBackend
 from fluidtune.elastic.transport.rendezvous import Rendezvous
 from fluidtune.elastic.transport.signing import SignedStore
 from fluidtune.errors import FluidTuneError
-from fluidtune.testing.collective_backends import (
+from tests.contracts.collective_backends import (
     HERE,
     CollectiveBackendContract,
     ask,
@@ -26,7 +26,7 @@ from fluidtune.testing.collective_backends import (
     lost_after,
     summed,
 )
-from fluidtune.testing.processes import peer_processes
+from tests.contracts.processes import peer_processes
 
 pytestmark = pytest.mark.horovod
 

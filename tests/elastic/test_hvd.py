@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fluidtune.elastic import CommitStore
-from fluidtune.testing.processes import peer_processes, until
+from tests.contracts.processes import peer_processes, until
 
 from . import trials
 from .driving import Driver, run

@@ -14,7 +14,7 @@ import pytest
 from fluidtune.elastic.transport.liveness import FollowerConnections, LeaderConnection
 from fluidtune.elastic.transport.rendezvous import Rendezvous
 from fluidtune.elastic.transport.signing import Signer
-from fluidtune.testing.processes import until
+from tests.contracts.processes import until
 
 SIGNER = Signer(b"the trial's secret")
 

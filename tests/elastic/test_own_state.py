@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fluidtune.elastic import CommitStore
-from fluidtune.testing.processes import peer_processes
+from tests.contracts.processes import peer_processes
 
 from . import trials
 from .driving import Driver

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fluidtune.testing.collective_backends import write_into_store
+from tests.contracts.collective_backends import write_into_store
 
 from . import trials
 from .driving import Driver, run

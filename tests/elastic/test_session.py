@@ -14,7 +14,7 @@ from fluidtune.elastic import CommitStore, LoopThread, Reform
 from fluidtune.elastic.alike import likeness
 from fluidtune.elastic.alike.common_batches import CommonBatches
 from fluidtune.elastic.alike.growth import Growth
-from fluidtune.testing.processes import peer_processes, until
+from tests.contracts.processes import peer_processes, until
 
 from . import trials
 from .driving import Driver

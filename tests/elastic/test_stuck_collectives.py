@@ -14,8 +14,8 @@ from fluidtune.elastic import GroupLost
 from fluidtune.elastic.errors import CannotDivide
 from fluidtune.elastic.transport.stuck_collectives import WATCH_S
 from fluidtune.elastic.transport.torch_backend import NCCL_SETTINGS
-from fluidtune.testing.collective_backends import HERE, SECRET, ask, everyone, everyone_dissolves, form, place, together
-from fluidtune.testing.processes import PeerProcess, peer_processes, until
+from tests.contracts.collective_backends import HERE, SECRET, ask, everyone, everyone_dissolves, form, place, together
+from tests.contracts.processes import PeerProcess, peer_processes, until
 
 from .groups import lone_session
 from .nccl_standin import NcclStandIn

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from fluidtune.elastic.transport import TorchBackend
 from fluidtune.elastic.transport.torch_backend import interface_of
-from fluidtune.testing.collective_backends import (
+from tests.contracts.collective_backends import (
     HERE,
     CollectiveBackendContract,
     everyone,
@@ -24,7 +24,7 @@ from fluidtune.testing.collective_backends import (
     lost_after,
     summed,
 )
-from fluidtune.testing.processes import until
+from tests.contracts.processes import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 

@@ -8,7 +8,7 @@ from fluidtune import elastic
 from fluidtune.elastic import ElasticSession, FollowerSession, LazySession, LeaderSession
 from fluidtune.elastic.transport import TorchBackend
 from fluidtune.group_facts import GroupFacts
-from fluidtune.testing.worker_sessions import GroupContract, LeaderContract, SessionCase
+from tests.contracts.worker_sessions import GroupContract, LeaderContract, SessionCase
 
 
 def _session(worker: str, leader: bool) -> ElasticSession:

@@ -24,7 +24,7 @@ from fluidtune.elastic.alike import digests, likeness
 from fluidtune.elastic.commits.committable import CommittableState
 from fluidtune.elastic.data import gradients, trial_state
 from fluidtune.elastic.transport import CollectiveBackend, backend_class
-from fluidtune.testing.collective_backends import SECRET
+from tests.contracts.collective_backends import SECRET
 
 Report = Callable[[float], None]
 

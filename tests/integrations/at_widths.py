@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fluidtune.elastic.checks.rehearsal import rehearse
-from fluidtune.testing.processes import PeerProcess, peer_processes
+from tests.contracts.processes import PeerProcess, peer_processes
 from tests.elastic import trials
 from tests.elastic.driving import Driver, run
 

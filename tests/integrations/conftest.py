@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fluidtune.testing.processes import PeerProcess, peer_processes
+from tests.contracts.processes import PeerProcess, peer_processes
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fluidtune.testing.processes import PeerProcess
+from tests.contracts.processes import PeerProcess
 
 from .at_widths import WIDTHS, AtWidths, same, same_weights
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.testing.processes import PeerProcess
+from tests.contracts.processes import PeerProcess
 
 from .at_widths import WIDTHS, AtWidths, same, same_weights
 

@@ -16,12 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fluidtune.testing.processes import until
 from salus_share import Need, StaleToken, service, turns
 from salus_share.client import LaneClient
 from salus_share.gate import Gate
 from salus_share.seat_table import SeatTable
 from salus_share.turns import IDLE
+from tests.contracts.processes import until
 
 #: How long a test waits for what must happen, seconds. A failure takes this long, a success some milliseconds.
 PATIENCE_S = 60.0

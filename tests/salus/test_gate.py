@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from fluidtune.testing.processes import until
 from salus_share import SalusError, StaleToken
 from salus_share import gate as gate_module
 from salus_share.packing import SEATS
 from salus_share.seat_table import SeatTable
 from salus_share.turns import READY
+from tests.contracts.processes import until
 from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, iterate_unhurried, seat
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fluidtune.testing.processes import until
 from salus_share import SalusError, mps, telemetry
 from salus_share.mps import Mps
 from salus_share.seat_table import started
+from tests.contracts.processes import until
 from tests.salus.processes import Child, mps_server
 
 STANDIN = str(Path(__file__).parent / "standin" / "nvidia-cuda-mps-control")

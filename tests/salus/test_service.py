@@ -13,10 +13,10 @@ import time
 
 import pytest
 
-from fluidtune.testing.processes import until
 from salus_share import Need, SalusError, StaleToken, policy, service
 from salus_share.client import LaneClient
 from salus_share.seat_table import FILE, RESIDENT, Seat, SeatTable
+from tests.contracts.processes import until
 from tests.salus.processes import PATIENCE_S, Child, home, kill_service, remove, seat, trial
 
 

@@ -133,6 +133,31 @@ def test_a_model_that_does_not_load_and_stands_nowhere_is_left_out_until_rates_a
     assert handle(state, Found(search.number, placement))[1] == [Hold(1, "b")]
 
 
+def test_a_model_that_stays_broken_is_tried_again_ever_more_seldom():
+    """Each attempt may end the process of healthy models. docs/bugs.md, 537."""
+    same, placement, now = dict.fromkeys("ab", 1.0), {0: frozenset("ab")}, 0.0
+    state, _ = handle(standing(2, "", sizes=same), Found(1, placement))
+    state, _ = handle(state, Held(0, "a"))
+    waits = []
+    for _ in range(9):
+        state, _ = handle(state, NotHeld(0, "b"))
+        begun, acts = now, []
+        while not acts:
+            now += 1.0
+            state, acts = handle(state, Rates(now, same, 10.0))
+        waits.append(now - begun - 1.0)
+        state, acts = handle(state, Found(state.searches, placement))
+        assert acts == [Hold(0, "b")]
+    assert waits == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 320.0, 320.0, 320.0]
+    # Other rates do not wait for it, and one that has loaded is as it was.
+    state, _ = handle(state, NotHeld(0, "b"))
+    other = {"a": 9.0, "b": 9.0}
+    state, _ = handle(state, Rates(now, other, 100.0))
+    assert handle(state, Rates(now + 10.0, other, 100.0))[1] == [Search(state.searches + 1, other, (0,))]
+    state, _ = handle(handle(state, Rates(now + 10.0, other, 100.0))[0], Found(state.searches + 1, placement))
+    assert handle(state, Held(0, "b"))[0].fails == {}
+
+
 def test_a_model_whose_load_ends_the_process_is_left_out_as_well():
     placement = {0: frozenset("a"), 1: frozenset("bc")}
     state, _ = handle(standing(2, "a", "bc"), Found(1, placement))

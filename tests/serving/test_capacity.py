@@ -75,6 +75,16 @@ def test_a_file_that_is_none(tmp_path):
         capacity.models_of(str(tmp_path / "profiles.json"), 0.1, "eager")
 
 
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\x00", b'{"format": 1, "seconds": {"t": ["soon"]}}', b'{"format": 1, "seconds": {"t": 5}}']
+)
+def test_a_file_of_something_else(content, tmp_path):
+    """docs/bugs.md, 543."""
+    (tmp_path / "profiles.json").write_bytes(content)
+    with pytest.raises(FluidTuneError, match="profiles"):
+        capacity.models_of(str(tmp_path / "profiles.json"), 0.1, "eager")
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none(profiles, rate):
     with pytest.raises(FluidTuneError, match=f"rate is {rate}, expected requests per second above 0"):

@@ -226,7 +226,7 @@ def test_a_function_stays_the_function_that_it_is():
         (2, 0.0, Batching.AUTO, {}, "stage_memory is 0.0, expected GiB above 0 of each of several stages"),
         (1, 1.0, Batching.AUTO, {}, "stage_memory is 1.0, expected GiB above 0 of each of several stages"),
         (2, None, Batching.ORLOJ, {}, 'batching="orloj" is for whole models; leave it or stages out'),
-        (2, None, Batching.AUTO, {"top": False, "arbiter": "auto"}, "is served alone, .* leave out arbiter$"),
+        (2, None, Batching.AUTO, {"top": False, "arbiter": "auto"}, "is served alone, .* leave out arbiter .--shared.$"),
         (2, None, Batching.AUTO, {"follow": 5.0}, "is served alone, .* leave out follow$"),
     ],
 )
@@ -249,3 +249,13 @@ def test_status_tells_what_the_stages_hold():
         "  group 0, stage 0: layers 0 to 1, 12.5 ms, 3 of 4 MB of weights, 4.096 kB out",
         "  group 0, stage 1: layers 2 to 4, 10.0 ms, 1 of 4 MB of weights, 0.012 kB out",
     ]
+
+
+def test_a_fraction_is_not_cut_off_where_the_samples_are_whole_numbers():
+    """docs/bugs.md, 534."""
+    model = torch.nn.Sequential(torch.nn.Identity())
+    model.samples = [[5, 3]]
+    layers = layers_of(model)
+    assert layers([[1, 3], [2.0, 4.0]]) == [[1, 3], [2, 4]]
+    with pytest.raises(ServeError, match="the input has a fraction, and all samples are whole numbers"):
+        layers([[1, 3], [1.9, 3]])

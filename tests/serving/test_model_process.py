@@ -13,7 +13,7 @@ from ray.tune import Checkpoint
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import model_process
-from fluidtune.serving.model_process import Loading, ModelProcess
+from fluidtune.serving.model_process import Loading, ModelProcess, _grown
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from tests.serving.runs import FAILS, load
@@ -109,3 +109,12 @@ def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
     with pytest.raises(SystemExit) as ended:
         process.run("t", inputs)
     assert ended.value.code == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "bytes_"),
+    [((0, 500), (0, 530), 30), ((0, 500), (40, 3000), 40), ((40, 3000), (60, 3100), 20), ((40, 3000), (40, 2900), 0)],
+)
+def test_a_models_bytes_are_those_of_the_gpu_if_it_has_any_there(before, after, bytes_):
+    """On a GPU the first model has brought the process' own memory there. docs/bugs.md, 535."""
+    assert _grown(before, after) == bytes_

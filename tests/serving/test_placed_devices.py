@@ -12,6 +12,7 @@ import pytest
 from fluidtune.serving import placed_devices
 from fluidtune.serving.model_process import Held, Loading, Samples
 from fluidtune.serving.placed_devices import PlacedDevices
+from fluidtune.serving.remote_devices import MustBePlain
 from fluidtune.serving.served_devices import First
 from fluidtune.serving.setting import PlacedModel, Placing
 from fluidtune.serving.winners import Winner
@@ -115,6 +116,27 @@ class Service:
         for now in (0.0, 1e6):
             self.placed._rate(Rates(now, rates, 10.0))
         await self.until_settled()
+
+
+def test_a_model_that_must_be_in_a_plain_process_is_loaded_in_one(monkeypatch):
+    """docs/bugs.md, 536."""
+
+    async def run():
+        service = Service(monkeypatch, a=1.0, b=1.0)
+        load, refused = Pretended.load, []
+
+        async def once(device, trial):
+            if not refused:
+                refused.append(trial.name)
+                raise MustBePlain("it reads X")
+            return await load(device, trial)
+
+        monkeypatch.setattr(Pretended, "load", once)
+        await service.placed.first()
+        assert refused and set("".join(service.stands())) == {"a", "b"}
+        await service.placed.close()
+
+    asyncio.run(run())
 
 
 def test_three_models_are_placed_and_placed_anew_and_no_device_ever_has_more_than_two(monkeypatch):

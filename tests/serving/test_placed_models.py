@@ -95,7 +95,7 @@ def test_models_that_have_more_bytes_than_all_devices_are_refused(file):
     ("given", "said"),
     [
         ({"follow": 1.0}, "models and follow do not go together: it is for the trials of one run"),
-        ({"arbiter": "auto"}, "models and arbiter do not go together: several models share no leases"),
+        ({"arbiter": "auto"}, "models and arbiter .--shared. do not go together: several models share no leases"),
         ({"top": 2}, "models and top do not go together"),
         ({"memory": 0.0}, "memory is 0.0, expected a number above 0"),
         ({"memory": True}, "memory is True, expected a number above 0"),

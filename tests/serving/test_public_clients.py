@@ -15,6 +15,7 @@ from openapi_spec_validator import validate
 
 import fluidtune
 from benchmarks.common import free_ports
+from tests.conftest import CHROMIUM
 from tests.serving.runs import FAILS, load
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
@@ -75,6 +76,24 @@ def test_the_document_is_valid_and_its_page_has_every_path(served):
     validate(document)
     page = get("/docs")
     assert all(path in page for path in document["paths"])
+
+
+@pytest.mark.browser
+def test_the_page_shows_every_path_in_a_browser(served):
+    from playwright.sync_api import sync_playwright
+
+    wrong = []
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page(extra_http_headers={"Authorization": f"Bearer {TOKEN}"})
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: None if request.url.startswith(served.url) else wrong.append(request.url))
+        page.goto(f"{served.url.rstrip('/')}/docs")
+        paths = page.request.get(f"{served.url.rstrip('/')}/openapi.json").json()["paths"]
+        assert len(paths) > 5 and all(page.get_by_text(path).first.is_visible() for path in paths)
+        browser.close()
+    assert wrong == []
 
 
 def load_records(directory, config):

@@ -7,11 +7,12 @@ from asyncio import run
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
+from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.serving import remote_devices
 from fluidtune.serving.model_process import Loading
-from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice
+from fluidtune.serving.remote_devices import MustBePlain, PlacedDevice, RemoteDevice
 from fluidtune.serving.served_devices import Measured
 from symphony_serve.errors import DeviceLost, ServeError
 
@@ -112,6 +113,30 @@ def test_a_process_that_dies_or_hangs_is_told_and_replaced(device, error):
     assert told == [("worker_started", "models-1-1"), ("worker_lost", "models-1-1"), ("worker_started", "models-1-2")]
 
 
+@pytest.mark.parametrize("what", ["run", "alive"])
+def test_what_the_old_process_was_asked_says_nothing_of_the_next_one(device, what):
+    """docs/bugs.md, 538."""
+
+    async def test():
+        made, cluster, told = device(ready=[(7, SAMPLES), (8, SAMPLES)], **{what: [RayActorError()]})
+        await made.look()
+        answer = cluster.fetched
+
+        async def dies_meanwhile(method, wait_s):
+            made.again()
+            return await answer(method, wait_s)
+
+        remote_devices.fetched = dies_meanwhile  # the fixture puts it back
+        with pytest.raises(DeviceLost) as lost:
+            await (made.run("t", [1]) if what == "run" else made.check())
+        remote_devices.fetched = answer
+        assert (cluster.started, cluster.killed) == (2, 1)
+        assert await lost.value.back()
+        assert (made.pid, [event for event, _ in told]) == (8, ["worker_started", "worker_started"])
+
+    run(test())
+
+
 def test_a_device_that_was_stopped_while_it_came_back_gets_no_process_any_more(device, monkeypatch):
     monkeypatch.setattr(remote_devices, "PAUSE_S", 0.0)
     made, cluster, told = device(ready=[RayActorError()], run=[RayActorError()])
@@ -184,6 +209,20 @@ def test_a_load_that_ends_its_process_is_told_and_the_next_model_loads_in_the_ne
         failed, found = await asyncio.gather(*both, return_exceptions=True)
         assert str(failed).startswith("the process ended while it loaded model x (")
         assert (found, made.models, cluster.started, told) == ("found", {"y"}, 2, [("worker_lost", "models-1-1")])
+
+    run(test())
+
+
+def test_a_load_that_must_be_in_a_plain_process_gets_one(device):
+    """docs/bugs.md, 536."""
+
+    async def test():
+        why = RayTaskError("hold", f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: reads X", None)
+        made, cluster, _, _ = placed(device, hold=[None, None], held=[why, "found"])
+        made._forks = SimpleNamespace(turn_off=lambda why: None, runtime_env=lambda: {})
+        with pytest.raises(MustBePlain, match="reads X"):
+            await made.load(SimpleNamespace(name="x"))
+        assert (await made.load(SimpleNamespace(name="x")), cluster.started, cluster.killed) == ("found", 2, 1)
 
     run(test())
 

@@ -192,7 +192,7 @@ def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
     [
         (["."], "give RUN_DIR, --load and --slo, or --models FILE"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--gpus", "2"], "--gpus 2 is for --models"),
-        (["--models", "none.toml", "--shared"], "models and arbiter do not go together"),
+        (["--models", "none.toml", "--shared"], "models and arbiter (--shared) do not go together"),
         (["--models", "none.toml", "--gpus", "2"], "the file of models 'none.toml' cannot be read"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -152,6 +153,8 @@ PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
         (NEEDS.replace("slo = 0.2", "slo = 0.1"), "model heavy has an SLO of 0.1 s, but a request waits for a batch"),
         (NEEDS.replace("seconds = 0.1 }", "second = 0.1 }"), "unknown key 'second'; did you mean 'seconds'?"),
         (GRAPH.replace('"one", seconds', "1, seconds"), "has a kernel 1 after [], expected names"),
+        (re.sub("seconds = [0-9.]+", "seconds = 0", GRAPH), "graph: needs: the kernels take 0 s together"),
+        (NEEDS.replace("rate = 160", "rate = 1" + "0" * 309), "expected a number above 0"),  # docs/bugs.md, 543
         (GRAPH.replace('["one"]', '["three"]'), "graph: needs: kernel two reads three, which does not stand before it"),
     ],
 )

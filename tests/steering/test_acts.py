@@ -25,7 +25,7 @@ def said(steering: a.Steering, asked: a.Act, facts: a.Facts = RUNS) -> str:
     orders = steering.on_event(a.Asked(asked, facts))
     assert isinstance(orders[0], a.Note) and orders[0].state == "asked"
     if orders[1:] == [a.CarryOut(asked)]:
-        note, answer = steering.on_event(a.Saved(asked.id, "new" if asked.kind == "clone" else ""))
+        note, answer = steering.on_event(a.CarriedOut(asked.id, "new" if asked.kind == "clone" else ""))
         assert isinstance(note, a.Note) and note.state in ("taken", "done")
         assert isinstance(answer, a.Answer) and not answer.refused
         return ""
@@ -117,7 +117,7 @@ def test_a_clone_that_cannot_be_made_is_refused_and_can_be_asked_for_again() -> 
 
 
 @pytest.mark.parametrize(
-    "event", [a.Saved("x"), a.Failed("x", "why"), a.Saved("1"), a.Asked(act("stop", "open"), RUNS)]
+    "event", [a.CarriedOut("x"), a.Failed("x", "why"), a.CarriedOut("1"), a.Asked(act("stop", "open"), RUNS)]
 )
 def test_what_cannot_be_true_is_an_error(event: a.Event) -> None:
     steering = a.Steering()
@@ -151,7 +151,7 @@ def test_any_history_makes_only_drawn_changes_and_ends_what_was_taken(history: l
             orders = steering.on_event(a.Asked(event, a.Facts(ended=event.trial in ended)))
             if a.CarryOut(event) in orders:
                 carried.append(event.id)
-                orders += steering.on_event(a.Saved(event.id, "c" if event.kind == "clone" else ""))
+                orders += steering.on_event(a.CarriedOut(event.id, "c" if event.kind == "clone" else ""))
                 if event.kind == "stop":
                     stops.add(event.trial)
             assert sum(isinstance(order, a.Answer) for order in orders) == 1

@@ -154,3 +154,21 @@ def test_a_value_is_json(pair: str) -> None:
 def test_a_name_is_set_once() -> None:
     with pytest.raises(SteeringRefused, match="lr is set twice"):
         parameters_from(["lr=1", "lr =2"])
+
+
+def test_a_driver_that_dies_before_it_answers_may_have_done_it(tmp_path: Path) -> None:
+    run = run_of(tmp_path, steer=True)
+    with socket.socket(socket.AF_UNIX) as driver:
+        driver.bind(steering_link._address(run))
+        driver.listen()
+
+        def die() -> None:
+            asked, _ = driver.accept()
+            with asked, asked.makefile("rb") as act:
+                act.readline()
+
+        dies = threading.Thread(target=die)
+        dies.start()
+        with pytest.raises(FluidTuneError, match="before it answered, and may have saved the act: see fluidtune why"):
+            ask(run, "stop", "t_1")
+        dies.join()

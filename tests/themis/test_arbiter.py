@@ -185,7 +185,7 @@ def test_a_silent_app_does_not_count_and_its_user_keeps_its_doubt():
         ({"notice_s": 1e9}, "notice_s"),
         ({"quotas": {"a": -1}}, "'a'"),
         ({"weights": {"a": math.nan}}, "'a'"),
-        *(({"reserves": {"a": reserve}}, "the reserve of app 'a' is") for reserve in (-1, 1.5, True, "2")),
+        *(({"reserves": {"a": reserve}}, "the reserve of job 'a' is") for reserve in (-1, 1.5, True, "2")),
         *(
             ({name: value}, f"{name}=.* or 0 to do without")
             for name in ("half_life_s", "most_demand")

@@ -19,12 +19,12 @@ def test_every_reason_to_wait() -> None:
     cluster.join("c", Job(2, 1e5), user="carl")
     cluster.wait(20)
     waits = {name: app["waits"] for name, app in view(cluster.arbiter.state).items()}
-    assert waits["mute"].startswith("it has not reported yet; all 2 GPUs are leased; ")
+    assert waits["mute"].startswith("it has not reported yet; all 2 devices are leased; ")
     assert waits["a"] == ""
-    assert waits["c"] == "the quota of user 'carl', 0 GPUs, is used up"
+    assert waits["c"] == "the quota of user 'carl', 0 devices, is used up"
     cluster.send(m.Configured({"quotas": {"carl": None}}), m.AppLeft("mute", "s"))
     assert re.fullmatch(
-        r"all 2 GPUs are leased; the next one of another app is offered in \d+ s; 0 apps are further behind",
+        r"all 2 devices are leased; the next one of another app is offered in \d+ s; 0 apps are further behind",
         view(cluster.arbiter.state)["c"]["waits"],
     )
 
@@ -41,7 +41,7 @@ def test_a_job_that_could_use_no_gpu_waits_for_none() -> None:
     app = view(cluster.arbiter.state)["a"]
     assert (app["leases"], app["demand"], app["waits"]) == ({}, 0, "")
     assert cluster.arbiter.state.why_not_admitted("b") == ""
-    assert _app_lines("a", app)[0].startswith("  a: 0 of 0 GPUs")
+    assert _app_lines("a", app, "CPU")[0].startswith("  a: 0 of 0 CPUs")
     agent.work.jobs = 1
     for _ in range(5):
         cluster.wait(1)
@@ -54,7 +54,7 @@ def test_a_gpu_that_ray_cannot_reserve_is_a_reason() -> None:
     cluster.join("a", Job(2, 1e5))
     cluster.wait(1)
     (app,) = view(cluster.arbiter.state).values()
-    assert re.fullmatch(r"Ray could not reserve 1 free GPUs for it; next attempt in \d+ s", app["waits"])
+    assert re.fullmatch(r"Ray could not reserve 1 free devices for it; next attempt in \d+ s", app["waits"])
 
 
 def test_the_status_counts_apps_in_the_order_in_which_they_bid() -> None:

@@ -61,7 +61,7 @@ def test_an_app_of_gangs_gets_its_turn_on_a_full_machine():
         assert len(ends) <= 1
     assert numbers == {0, 4}, "nothing else is of use to it"
     waits = view(cluster.arbiter.state)["gang" if not cluster.holds("gang") else "one"]["waits"]
-    assert "GPUs" in waits
+    assert "devices" in waits
 
 
 def test_both_kinds_of_apps_share_a_cluster_evenly():
@@ -85,8 +85,8 @@ def test_why_a_gang_waits():
     cluster.join("wide", Job(1, 1e5, together=8))
     cluster.wait(3)
     apps = view(cluster.arbiter.state)
-    assert "it needs 4 GPUs of one machine at once; 0 GPUs are free; the next one of another" in apps["gang"]["waits"]
-    assert apps["wide"]["waits"].endswith("it needs 8 GPUs of one machine at once, and no machine has 8")
+    assert "it needs 4 devices of one machine at once; 0 devices are free; the next" in apps["gang"]["waits"]
+    assert apps["wide"]["waits"].endswith("it needs 8 devices of one machine at once, and no machine has 8")
     assert [apps[app]["together"] for app in ("one", "gang", "wide")] == [1, 4, 8]
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from ray.exceptions import ActorPlacementGroupRemoved, ActorUnschedulableError, GetTimeoutError
 
-from fluidtune.testing.processes import until
+from tests.contracts.processes import until
 from themis_bridge import JobInfo, ThemisError
 from themis_bridge.agent import Gained, Lost
 from themis_bridge.bids import Valuation

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 
-from fluidtune.testing.processes import until
+from tests.contracts.processes import until
 from themis_bridge import ThemisError
 from themis_bridge import messages as m
 from themis_bridge.shell import tenant

@@ -87,7 +87,7 @@ def tree(tmp_path: Path) -> Path:
 TESTS = """
 import pytest
 from . import loops
-from fluidtune.testing.contracts import Contract
+from tests.contracts.promises import Contract
 
 @pytest.fixture(params=["narrow", "wide"])
 def width(request): ...
@@ -116,13 +116,13 @@ def test_at_a_width(width): ...
     ],
 )
 def test_commands_that_select_no_test(tree: Path, command: str, found: list[str]) -> None:
-    for folder in ("tests/a", "tests/c", "tests/d", "fluidtune/testing"):
+    for folder in ("tests/a", "tests/c", "tests/d", "tests/contracts"):
         (tree / folder).mkdir(parents=True)
     (tree / "tests/a/test_b.py").write_text(TESTS)
     (tree / "tests/a/loops.py").write_text("def warm_up(): ...\n")
     (tree / "tests/c/test_none.py").touch()
     (tree / "tests/d/test_plain.py").write_text("def test_plain(): 'This is said, and no id.'\n")
-    (tree / "fluidtune/testing/contracts.py").write_text("class Contract:\n    def test_of_all(self): ...\n")
+    (tree / "tests/contracts/promises.py").write_text("class Contract:\n    def test_of_all(self): ...\n")
     page = f"# Bugs\n\n`pytest tests/c -k gone`\n\n| 1 | `x` | {'`' + command + '`'} |\n"
     findings = list(check_bugs(tree / "docs/bugs.md", page, tree))
     assert len(findings) == len(found) and all(finding.line == 5 for finding in findings)

@@ -9,14 +9,16 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
+import click
 import pytest
 
-from fluidtune.cli import run
+from fluidtune.cli import cli, run
 from fluidtune.tune.executor import FluidExecutor
 from tools.house_rules import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+COMMANDS = "reference/command-line.md"
 #: Issue 43: a newcomer's ten questions, and ten more.
 QUESTIONS = 20
 
@@ -56,6 +58,15 @@ def test_the_settings_are_those_of_the_executor_and_of_the_command():
     assert {f"--{option}" for _, option in rows} <= options
 
 
+def test_the_table_of_commands_has_all_of_them():
+    listed = set(re.findall(r"`([a-z ]+)`", " ".join(re.findall(r"^\| (`[^|]+)\|", page(COMMANDS), re.MULTILINE))))
+    assert listed == {
+        f"{name} {inner}" if isinstance(command, click.Group) else name
+        for name, command in cli.commands.items()
+        for inner in getattr(command, "commands", [""])
+    }
+
+
 @pytest.mark.parametrize("message", first_cells(page("how-to/troubleshooting.md")))
 def test_a_message_of_the_page_is_one_of_the_code(message):
     assert any(message in text for text in texts())
@@ -92,10 +103,11 @@ def test_the_dashboard_has_each_metric_of_the_code_with_the_labels_that_it_has()
     assert sorted(shown) == sorted(labels)
 
 
-def test_every_example_is_on_its_page():
-    there = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-    for pattern in (r"^## (.+)$", r"literalinclude\} \.\./examples/(\S+)", r"Download <\.\./examples/(\S+)>"):
-        assert re.findall(pattern, page("examples.md"), re.MULTILINE) == there
+def test_the_site_runs_every_example_that_needs_no_framework():
+    conf = page("conf.py")
+    for example in (ROOT / "examples").glob("*.py"):
+        needs = re.search(r"^(import|from) (fluidtune\.elastic|lightning|transformers)", example.read_text(), re.M)
+        assert bool(re.search(rf"\b{example.stem}\b", conf)) is (needs is None), example.name
 
 
 def test_the_index_leads_to_every_page():

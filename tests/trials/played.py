@@ -86,6 +86,8 @@ class PlayedWorker:
     reformed: tuple[float, float] | None = None
     #: How often the workers of its group differed.
     differences: int = 0
+    #: How many devices its trial had when it was loaded.
+    devices: int = 1
     #: Of a follower: the generation that it entered, and how its part ended; "" while it goes on.
     entered: int | None = None
     joined: bool = False
@@ -118,6 +120,8 @@ class PlayedTrial:
     factor: int
     #: The name of its trainable: trials of one name are taken to be of one kind.
     named: str = ""
+    #: How many devices it needs with the workers of Ray Train that it starts; 0: it starts none.
+    gang: int = 0
     #: Tune's object of it.
     tune: Any = None
     tracked: Any = None
@@ -297,6 +301,10 @@ class Play:
             if grows and number and rng.random() < 0.2:
                 trial.kind = rng.choice(["plain", "saving"])
             self.trials[trial.name] = trial
+        if devices > 1 and rng.random() < 0.3:
+            for trial in self.trials.values():
+                if trial.kind in ("plain", "saving"):
+                    trial.gang = rng.choice([0, 2, min(3, devices)])
         self.waits_for_checkpoints = rng.random() < 0.3
         self.manager: Any = None
 
@@ -508,6 +516,8 @@ class Play:
             worker.group, worker.reform, worker.formed, worker.broken = [], None, 0, None
             worker.refused = worker.ungrowable = worker.reformed = None
             worker.differences = 0
+            room = args[1].train
+            worker.devices = worker.trial.gang if room is None else room.devices
         elif method == "join":
             self.check(worker.trial is None, f"{worker.name} hosts two trials")
             worker.trial, worker.role = self.trials[args[1].trial], "follower"
@@ -627,6 +637,8 @@ class Play:
             return IterationReply({}, kind, 0.0, lost=why)
         if self._chance(15):
             return ValueError("its code")
+        if worker.devices < trial.gang:
+            return IterationReply({}, kind, 0.0, lack=Lack("its workers", devices=trial.gang))
         if self._chance(15):
             if self.rng.random() < 0.1:
                 return RuntimeError(f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: it reads X")
@@ -807,7 +819,7 @@ class Play:
         self.calm = True
         for device in [device for device in self.left() if device in self.devices.nodes]:
             self.devices.lose(device)
-        most = max(1, *(int(trial.share) for trial in self.trials.values()))
+        most = max(1, *(max(int(trial.share), trial.gang) for trial in self.trials.values()))
         idle = 0
         for _ in range(MOST_STEPS):
             if max(Counter(self.devices.nodes.values()).values(), default=0) < most:

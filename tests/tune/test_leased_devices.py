@@ -16,8 +16,8 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
-from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
 from fluidtune.tune.tuning_job import TuningJob
+from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
 from tests.engine.helpers import resize
 from tests.themis.fake_tenant import FakeTenant, gpu
 from tests.tune.running import fit

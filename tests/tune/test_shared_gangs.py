@@ -13,7 +13,7 @@ import pytest
 from ray import tune
 
 from fluidtune import FluidExecutor
-from fluidtune.testing.processes import until
+from tests.contracts.processes import until
 from tests.tune.running import events_of, fit
 from tests.tune.trainables import began_at, report_saved
 from themis_bridge import JobInfo

@@ -28,6 +28,8 @@ from fluidtune.tune.steered_run import ACTS, SteeredRun, parameters_of, value_at
 SEARCH = "_search_alg"
 #: And its trials, and those that have not ended.
 TRIALS, LIVE = "_trials", "_live_trials"
+#: And the run's storage.
+STORAGE = "_storage"
 NAMES = st.sampled_from(["a", "b", "a/b", "b/a", "a/b/a", 1])
 CONFIGS = st.recursive(
     st.dictionaries(NAMES, st.integers(), min_size=1),
@@ -170,7 +172,10 @@ class Tried:
             trial.create_placement_group_factory()
         self.saved: list[Any] = []
         self.raised: Exception | None = None
-        vars(self).update({TRIALS: self.trials, LIVE: set(self.trials)})
+        #: What the upload of Tune's state raises.
+        self.upload: Exception | None = None
+        storage = SimpleNamespace(syncer=SimpleNamespace(wait=self.uploaded))
+        vars(self).update({TRIALS: self.trials, LIVE: set(self.trials), STORAGE: storage})
 
     def get_trials(self) -> list[Trial]:
         return self.trials
@@ -184,7 +189,11 @@ class Tried:
     def _mark_trial_to_checkpoint(self, trial: Trial) -> None:
         self.saved.append(trial)
 
-    def checkpoint(self, force: bool, wait: bool) -> None:
+    def uploaded(self) -> None:
+        if self.upload is not None:
+            raise self.upload
+
+    def checkpoint(self, force: bool) -> None:
         assert all(trial in self.trials for trial in self.saved)
 
     def asked(self, kind: Any, trial: str, parameters: dict[str, Any] | None = None) -> str:
@@ -237,6 +246,17 @@ def test_a_clone_that_cannot_be_made_is_refused_and_leaves_nothing(
     assert said.startswith(f"trial {before[0].trial_id} cannot be cloned: ") and why in said and "\n" not in said
     assert (run.trials, vars(run)[LIVE], run.saved) == (before, set(before), [])
     assert set(tmp_path.rglob("*")) - there <= {tmp_path / "staged"}
+
+
+@pytest.mark.parametrize("kind", ["stop", "clone"])
+def test_what_tune_cannot_save_is_done_and_the_answer_says_so(kind: str, tmp_path: Path) -> None:
+    """Tune would only log it. docs/bugs.md, 539."""
+    run = Tried(tmp_path)
+    run.upload = OSError("the disk is full")
+    said = run.asked(kind, run.trials[0].trial_id)
+    assert "ends at its next result" in said or "is a clone of" in said
+    assert said.endswith("may not know of it, as Tune cannot save its state: OSError: the disk is full")
+    assert len(run.trials) == (3 if kind == "clone" else 2)
 
 
 def test_a_value_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page in a headless Chromium: a live run, a filter, a story, keys, several runs, and the page as one file."""
+"""The page in a headless Chromium: a live run, a filter, a story, keys, several runs, one file, and what axe finds."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ def expect(place: Any) -> Any:
     from playwright.sync_api import expect
 
     return expect(place)
+
+
+def nothing_serious(page: Any) -> None:
+    """For people who see little or use keys alone, axe-core finds nothing serious in the page as it is now."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        found = Axe().run(page).response["violations"]
+        serious = [each for each in found if each["impact"] in ("serious", "critical")]
+        assert [(scheme, each["id"], each["nodes"][0]["html"][:200]) for each in serious] == []
 
 
 @pytest.fixture
@@ -100,6 +111,7 @@ def test_a_live_run(page: Any, served: Any, tmp_path: Path) -> None:
     expect(page.locator("#detail")).to_be_visible()
     opened = page.locator("#detail-title").text_content()
     expect(page.locator("#story li").first).to_contain_text("added to group g")
+    nothing_serious(page)
     page.keyboard.press("Escape")
     expect(page.locator("#detail")).to_be_hidden()
     expect(page.locator("#rows button:focus")).to_have_text(opened)
@@ -120,6 +132,7 @@ def test_several_runs(page: Any, served: Any, tmp_path: Path) -> None:
     page.goto(served(tmp_path))
     expect(page.locator("#overview-table tbody tr")).to_have_count(3)
     expect(page.locator("#overview-plot canvas")).to_be_visible()
+    nothing_serious(page)
     page.get_by_role("button", name="run1").click()
     expect(page.locator("h1")).to_have_text("random 1")
     page.reload()  # the address has the run
@@ -135,6 +148,7 @@ def test_a_narrow_screen_and_one_file(page: Any, tmp_path: Path) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.locator("#rows tbody td.first button").first.click()
     expect(page.locator("#story li").first).to_be_visible()
+    nothing_serious(page)
     page.get_by_role("button", name="close the trial").click()
     expect(page.locator("#detail")).to_be_hidden()
     # Of 300 rows those in sight are in the document; the last one comes when it is wanted.
@@ -195,6 +209,7 @@ def test_a_live_search_is_steered_from_the_page(page: Any, served: Any, tmp_path
         page.fill("#clone-set", "rate=3")
         page.get_by_role("button", name="clone", exact=True).click()
         expect(said).to_contain_text("has no parameter rate", timeout=60_000)
+        nothing_serious(page)
         page.get_by_role("button", name="keep", exact=True).click()
         expect(said).to_contain_text("the algorithm stops no trial", timeout=60_000)
         page.fill("#clone-set", "lr=0.75")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -68,3 +69,23 @@ def test_a_file_that_says_nothing(text: str, tmp_path: Path) -> None:
     assert ClusterGauges(tmp_path).apps() == []
     (tmp_path / DISCOVERY).write_text(text)
     assert ClusterGauges(tmp_path).apps() == []
+
+
+def test_what_is_no_http_server_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's file outlives its cluster, and another server may have got the port. docs/bugs.md, 540."""
+    monkeypatch.setattr(cluster_gauges, "FRESH_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as other, HTTPServer(("127.0.0.1", 0), Metrics) as server:
+
+        def greet() -> None:
+            asked, _ = other.accept()
+            asked.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            asked.close()
+
+        threads = [threading.Thread(target=each) for each in (greet, server.handle_request)]
+        for thread in threads:
+            thread.start()
+        targets = [f"127.0.0.1:{each}" for each in (other.getsockname()[1], server.server_port)]
+        (tmp_path / DISCOVERY).write_text(json.dumps([{"labels": {}, "targets": targets}]))
+        assert ClusterGauges(tmp_path).apps() == APPS
+        for thread in threads:
+            thread.join()

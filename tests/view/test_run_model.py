@@ -126,6 +126,14 @@ def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(odd: dict) -> None
     assert "b" in Page().take(found).trials
 
 
+def test_a_trial_that_has_no_name_is_counted_and_the_page_goes_on() -> None:
+    """docs/bugs.md, 542."""
+    odd = [{**started(1, "a", 0), "trial": 5}, {**result(2, "a", 1, 1.0, 1.0), "trial": ["b"]}]
+    model = model_of([begin(0, 1), *odd, added(3, "b"), started(4, "b", 0)])
+    found = model.changes()
+    assert found["unreadable"] == 2 and list(Page().take(found).trials) == ["b"]
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1000), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9)), max_size=12))
 def test_any_events_that_lack_something_leave_a_page(seed: int, cuts: list[tuple[int, int]]) -> None:

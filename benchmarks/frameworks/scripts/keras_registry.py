@@ -40,7 +40,7 @@ if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False)
     tuner = tune.Tuner(
         train,
-        param_space={"width": tune.grid_search([4, 8, 16, 24, 32, 48][: args.trials])},
+        param_space={"width": tune.grid_search([4 * (i + 1) for i in range(args.trials)])},
         tune_config=tune_config(args),
         run_config=tune.RunConfig(name="keras_registry", storage_path=args.storage),
     )

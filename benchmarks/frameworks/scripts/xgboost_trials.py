@@ -39,7 +39,7 @@ if __name__ == "__main__":
     ray.init(num_cpus=2, include_dashboard=False)
     tuner = tune.Tuner(
         train,
-        param_space={"max_depth": tune.grid_search([2, 3, 4, 6, 8, 10][: args.trials])},
+        param_space={"max_depth": tune.grid_search(list(range(2, 2 + args.trials)))},
         tune_config=tune_config(args),
         run_config=tune.RunConfig(name="xgboost_trials", storage_path=args.storage),
     )

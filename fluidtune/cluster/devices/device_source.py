@@ -2,7 +2,7 @@
 
 A job asks one `DeviceSource` which devices it has. `OnDemandDevices` holds devices of the job's own while its trials
 use them, `Reservation` for the whole run. `LeasedDevices` holds leases of the arbiter, which come and go.
-`SoundDevices` is around one of them and leaves broken devices out. `fluidtune.testing.device_sources` is this contract
+`SoundDevices` is around one of them and leaves broken devices out. `tests.contracts.device_sources` is this contract
 as tests: the test file of a new source is a fixture and an import.
 """
 

@@ -11,7 +11,7 @@ leader's work. The engine decides whether and when a trial is resized; a session
 | `fluidtune.elastic.LazySession` | a leader whose loop has not called `fluidtune.elastic` so far |
 | `fluidtune.cluster.emulated.EmulatedSession` | emulated devices, where nothing is computed |
 
-`fluidtune.testing.worker_sessions` is this contract as tests: a new session's test file is a fixture and an import.
+`tests.contracts.worker_sessions` is this contract as tests: a new session's test file is a fixture and an import.
 """
 
 from __future__ import annotations

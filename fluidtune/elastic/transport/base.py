@@ -4,7 +4,7 @@ A backend forms one *generation* of a group at a time. It decides how members fi
 not which workers are members or when. The leader (rank 0) serves one TCP store for the life of the trial; each
 generation meets under its own prefix in this store, so that a resize starts no server. A joiner *announces* itself and
 waits until the leader *calls* its generation, so that the leader never waits for a worker that is not there yet.
-`fluidtune.testing.collective_backends` is the contract as tests.
+`tests.contracts.collective_backends` is the contract as tests.
 
 A stranger on the network can write into the store, and may send bytes to a collective library's ports. So the members
 sign what they write for each other, and every object that is broadcast, with the trial's secret. Nothing else is

@@ -18,9 +18,9 @@ import pytest
 from fluidtune.cluster.forks import fork_server
 from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer
 from fluidtune.cluster.forks.forked import with_server_in
-from fluidtune.testing.processes import until
 from salus_share.seat_table import home
 from tests.cluster.forks.conftest import plainly
+from tests.contracts.processes import until
 from tests.salus.processes import mps_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]

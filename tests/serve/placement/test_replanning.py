@@ -36,6 +36,13 @@ def test_the_model_that_is_asked_most_stands_on_both_and_what_stands_well_stays(
     assert placed(THREE, {"a": 1.0, "b": 1.0, "c": 1.2}, ["ab", "ac"], 2.5)[0] == ["ab", "ac"]
 
 
+def test_a_model_that_is_missing_moves_no_other_one_for_a_gain_below_a_point():
+    """docs/bugs.md, 537."""
+    rates = {"a": 1.0, "b": 1.0, "c": 1.2}
+    for held, found in ((["a", "b"], ["ac", "b"]), (["b", "a"], ["bc", "a"]), (["ab", ""], ["ab", "c"])):
+        assert placed(THREE, rates, held, 2.5)[0] == found
+
+
 def test_a_model_that_nobody_asks_stands_too_and_makes_room_for_itself():
     found, _ = placed(THREE, {"a": 25.0, "b": 1.0}, ["", ""], 2.0)
     assert {name for one in found for name in one} == set("abc") and max(map(len, found)) == 2

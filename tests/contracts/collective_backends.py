@@ -1,6 +1,6 @@
 """The contract of a collective backend, as tests. A backend's test file is a fixture and an import:
 
-from fluidtune.testing.collective_backends import CollectiveBackendContract
+from tests.contracts.collective_backends import CollectiveBackendContract
 
 def make(host="127.0.0.1", form_timeout=30.0):      # of a module, so that it can be sent to the worker processes
     return MyBackend(host, form_timeout=form_timeout)

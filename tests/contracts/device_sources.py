@@ -1,6 +1,6 @@
 """The contract of a `DeviceSource`, as tests. The test file of a source is a fixture and an import:
 
-from fluidtune.testing.device_sources import DeviceSourceCase, DeviceSourceContract
+from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
 
 class MyCase(DeviceSourceCase): ...
 

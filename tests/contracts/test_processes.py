@@ -9,7 +9,7 @@ import psutil
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from fluidtune.testing.processes import peer_processes, until
+from tests.contracts.processes import peer_processes, until
 
 _kept: list[Any] = []
 

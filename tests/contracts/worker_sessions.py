@@ -1,6 +1,6 @@
 """The contract of a worker's sessions, as tests. The test file of a session is a case and an import:
 
-    from fluidtune.testing.worker_sessions import GroupContract, SessionCase
+    from tests.contracts.worker_sessions import GroupContract, SessionCase
 
     class MyCase(SessionCase): ...      # of a module, so that it can be sent to other processes
 
