@@ -120,7 +120,7 @@ def train(config):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=4, help="trials, the population")
     parser.add_argument("--epochs", type=int, default=12, help="epochs of one trial")
     parser.add_argument("--channels", type=int, default=16, help="of the networks' first layer")

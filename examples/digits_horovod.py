@@ -91,7 +91,7 @@ def trial(config):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--once", action="store_true", help="train once, without a search: under horovodrun")
     parser.add_argument("--samples", type=int, default=8, help="trials")
     parser.add_argument("--epochs", type=int, default=9, help="epochs of one trial")

@@ -48,7 +48,7 @@ def train(config):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=8, help="trials")
     parser.add_argument("--epochs", type=int, default=8, help="most epochs of one trial")
     parser.add_argument("--storage", default=None, help="where Tune keeps the results")

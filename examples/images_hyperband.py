@@ -103,7 +103,7 @@ def train(config):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=17, help="trials")
     parser.add_argument("--epochs", type=int, default=9, help="most epochs of one trial")
     parser.add_argument("--cifar", default=None, help="directory with CIFAR-10's data_batch_1 to 5 and test_batch")

@@ -43,7 +43,7 @@ def ask(url, image):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", default="demo/fluidtune/digits_elastic", help="directory of the search")
     parser.add_argument("--slo", type=float, default=0.5, help="seconds within which a request is answered")
     parser.add_argument("--port", type=int, default=8000)

@@ -120,7 +120,7 @@ def reached(trial, result):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=9, help="trials")
     parser.add_argument("--epochs", type=int, default=9, help="most epochs of one trial")
     parser.add_argument("--text", default=None, help="a text file")

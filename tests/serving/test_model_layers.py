@@ -226,7 +226,7 @@ def test_a_function_stays_the_function_that_it_is():
         (2, 0.0, Batching.AUTO, {}, "stage_memory is 0.0, expected GiB above 0 of each of several stages"),
         (1, 1.0, Batching.AUTO, {}, "stage_memory is 1.0, expected GiB above 0 of each of several stages"),
         (2, None, Batching.ORLOJ, {}, 'batching="orloj" is for whole models; leave it or stages out'),
-        (2, None, Batching.AUTO, {"top": False, "arbiter": "auto"}, "is served alone, .* leave out arbiter .--shared.$"),
+        (2, None, Batching.AUTO, {"top": False, "arbiter": "auto"}, "alone, .* leave out arbiter .--shared.$"),
         (2, None, Batching.AUTO, {"follow": 5.0}, "is served alone, .* leave out follow$"),
     ],
 )
