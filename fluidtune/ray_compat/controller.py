@@ -90,8 +90,9 @@ def pending_trials_said() -> bool:
 
 
 def pending_again(controller: TuneController) -> int:
-    """Return how many pending trials have run before."""
-    return sum(1 for trial in controller._pending_trials if (trial.last_result or {}).get(TRAINING_ITERATION))
+    """Return how many pending trials have run before. Tune's loop asks in each turn, with up to 200 trials pending."""
+    # `Trial.last_result` asks Ray for a trial that has none, and takes ten times as long.
+    return sum(1 for trial in controller._pending_trials if trial.run_metadata.last_result.get(TRAINING_ITERATION))
 
 
 def make_pending(controller: Any, trial: Trial) -> None:
