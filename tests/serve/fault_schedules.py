@@ -31,12 +31,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
 from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.serve_arrivals import arrivals
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.orloj import Orloj
-from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.gpu_table import PATIENCE
@@ -75,7 +74,7 @@ RESTART_S, DETECTION_S = 4.0, 3.0
 def orloj(profile: Profile, slo: float, delays: Delays) -> BatchFormer:
     """The former for times that vary, here with requests that all take one second alone and so do not vary."""
     by_size = {size: (profile.seconds(size) - 1.0, 1.0) for size in range(1, profile.max_batch + 1)}
-    return Orloj([VaryingProfile(BatchMap(by_size), {"": Histogram.point(1.0)})], delays)
+    return Orloj([VaryingProfile(BatchMap(by_size), {"": point(1.0)})], delays)
 
 
 class Violation(AssertionError):

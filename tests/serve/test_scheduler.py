@@ -7,10 +7,9 @@ import random
 
 import pytest
 
+from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
 from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching.orloj import Orloj
-from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
@@ -21,7 +20,6 @@ from symphony_serve.messages import (
     Cancelled,
     GpuJoined,
     GpuLost,
-    ProfileChanged,
     Request,
     RequestArrived,
     Suspect,
@@ -44,7 +42,7 @@ def figure(gathering=Fifo, policy=DEFERRED, name="m", **options):
 
 def orloj(profile, slo, delays):
     """A former for times that vary; here a batch of one always takes what figure 4 says."""
-    return Orloj([VaryingProfile(BatchMap({1: (0.0, 1.0)}), {"": Histogram.point(profile.seconds(1))})], delays)
+    return Orloj([VaryingProfile(BatchMap({1: (0.0, 1.0)}), {"": point(profile.seconds(1))})], delays)
 
 
 def driver(*models, **options):
@@ -264,14 +262,6 @@ class TestRequests:
             scheduler.handle(RequestArrived(wrong), 0.0)
         scheduler.validate()
         assert scheduler.unanswered == {1}
-
-    def test_a_profile_that_changes_moves_the_start(self):
-        run = driver(figure())
-        run.joins(0.0)
-        run.requests([Request(1, "m", 0.0, 12.0)])
-        run.at(1.0, ProfileChanged("m", Profile.linear(1.5, 7.5, 16)))
-        (dispatch,) = run.run().dispatches
-        assert (dispatch.start, dispatch.seconds) == (12.0 - 10.5, 9.0)
 
     @pytest.mark.parametrize(
         ("make", "said"),
