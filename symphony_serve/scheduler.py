@@ -234,18 +234,3 @@ class Scheduler:
     def profile(self, model: str) -> Profile:
         """The seconds of the model's batches as they are known now; where times vary, the expected ones."""
         return self._sides[model].profile
-
-    @property
-    def unanswered(self) -> frozenset[int]:
-        """The ids of the requests that are neither answered nor refused."""
-        return frozenset(self._open)
-
-    def validate(self) -> None:
-        """Raise AssertionError if the state is inconsistent; for tests."""
-        self._matching.validate()
-        held = [request.id for side in self._sides.values() for request in side.former.waiting()]
-        for gpu in self._gpus.gpus.values():
-            held += [request.id for batch in gpu.sent for request in batch.requests]
-        assert sorted(held) == sorted(self._open), "a request is lost, or held twice"
-        for side in self._sides.values():
-            side.former.validate()

@@ -199,15 +199,6 @@ class Orloj(BatchFormer):
         """The queue of a class whose batches take these times by their size. (Benchmarks have others.)"""
         return Pending(times, ANTICIPATED_DELAY_RATE)
 
-    def validate(self) -> None:
-        margin = self._delays.margin
-        held = set[int]()
-        for one in self._classes:
-            assert one.pending.keys == sorted(one.pending.keys)
-            assert all(self._requests[number].deadline - margin == deadline for deadline, number in one.pending.keys)
-            held.update(one.pending.deadlines)
-        assert held == self._requests.keys()
-
 
 def _latest(batch: _Batch) -> float:
     return batch.candidate.deadline - batch.candidate.seconds

@@ -59,6 +59,7 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
+from tests.serve.invariants import check_scheduler, unanswered
 
 #: Virtual seconds in which requests come and faults happen. Judgement: some hundred batches.
 LENGTH_S = 150.0
@@ -208,7 +209,7 @@ class World:
             return
         if self._log:
             self._log(f"{self._now:8.3f}  {event}")
-        held = set(scheduler.unanswered)
+        held = set(unanswered(scheduler))
         if isinstance(event, RequestArrived):
             held.add(event.request.id)
         now = self._now + self._offset
@@ -216,7 +217,7 @@ class World:
             now = max(now, self._wake)  # The sum with the offset is rounded.
         told = scheduler.handle(event, now)
         try:
-            scheduler.validate()
+            check_scheduler(scheduler)
         except AssertionError as error:
             raise Violation(f"{error} at {self._now:.3f} s, seed {self.seed}") from error
         for instruction in told:

@@ -13,6 +13,7 @@ from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import Reason, Request
 from tests.serve.batch_formers import BatchFormerContract, request
+from tests.serve.invariants import check_former
 
 
 def constant(seconds: dict[int, float]) -> VaryingProfile:
@@ -117,7 +118,7 @@ def test_delays_shorten_the_deadline_and_lengthen_the_batch() -> None:
     candidate = former.form(0.0)
     assert candidate is not None
     assert (candidate.size, candidate.deadline, candidate.seconds) == (2, 11.5, 9.0)
-    former.validate()
+    check_former(former)
 
 
 def test_new_times_count_from_the_next_form_on() -> None:
@@ -145,5 +146,5 @@ def test_a_request_that_cannot_be_is_refused(wrong: Request, named: str) -> None
     former.add(request(0, 12.0))
     with pytest.raises(ServeError, match=named):
         former.add(wrong)
-    former.validate()
+    check_former(former)
     assert len(former) == 1
