@@ -168,9 +168,9 @@ def test_a_scan_is_seen(monkeypatch, owner, name, scan, gpus, models):
 
 
 def test_a_scan_in_a_module_is_seen_by_its_lines(monkeypatch):
-    """As if a module of the room had a loop over all GPUs that runs at each event."""
-    there = {}
-    exec(compile("def scan(gpus):\n    for gpu in gpus:\n        gpu.id", str(ROOM / "scan.py"), "exec"), there)
+    """As if a module of the room had a loop over all GPUs, of ten lines, that runs when an idle one is sought."""
+    there, loop = {}, "def scan(gpus):\n    for gpu in gpus:\n" + 9 * "        gpu.id\n"
+    exec(compile(loop, str(ROOM / "scan.py"), "exec"), there)
 
     def scanned(self, *given):
         there["scan"](self.gpus.values())

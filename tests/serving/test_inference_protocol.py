@@ -146,7 +146,7 @@ BINARY = {"binary_data_size": 16}
     ],
 )
 def test_a_bad_request_is_refused_with_its_field(body, binary, said):
-    with pytest.raises(ServeError, match=said):
+    with pytest.raises(ServeError, match=said) as found:
         decode(IMAGES, body, binary)
     assert len(str(found.value)) < 400
 
