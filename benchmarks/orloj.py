@@ -33,9 +33,10 @@ from benchmarks.orloj_cases import Case, Load, load, modal
 from benchmarks.orloj_hull import HullPending
 from benchmarks.orloj_naive import NaivePending
 from benchmarks.orloj_product import ProductProfile
+from benchmarks.orloj_profiles import VaryingProfile
 from benchmarks.orloj_worker import SIDES, Worker
 from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
-from symphony_serve.batching.orloj_profiles import VaryingProfile
+from symphony_serve.batching.orloj_histograms import Largest
 from symphony_serve.batching.orloj_queues import Pending
 from symphony_serve.messages import Request
 
@@ -149,7 +150,12 @@ def accepts_b(found: Mapping[str, Sequence[float]]) -> bool:
 
 def with_b(b: float) -> Make:
     """Orloj with this rate of the anticipated delay, per second."""
-    return lambda case, load, profile: Worker(case, load, Orloj([profile], b=b))
+
+    class Rated(Orloj):
+        def _queue(self, times: Mapping[int, Largest]) -> Pending:
+            return Pending(times, b)
+
+    return lambda case, load, profile: Worker(case, load, Rated([profile]))
 
 
 def by_b(runs: Runs) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from symphony_serve.batching.orloj_histograms import Histogram, common_edges
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
+from benchmarks.orloj_profiles import BatchMap, VaryingProfile, binned, common_edges
 from symphony_serve.messages import Request
 
 #: The batch sizes that a model supports (section "The model" of the specification).
@@ -78,9 +77,7 @@ class Case:
         rng = random.Random(1_000_000 + seed)
         samples = [[self.time(source, rng) for _ in range(PROFILED)] for source in range(len(self.peaks))]
         edges = common_edges(value for values in samples for value in values)
-        return VaryingProfile(
-            self.batches(), {str(i): Histogram.of_samples(values, edges) for i, values in enumerate(samples)}
-        )
+        return VaryingProfile(self.batches(), {str(i): binned(values, edges) for i, values in enumerate(samples)})
 
 
 def lognormal(mean: float, p99: float) -> tuple[float, float]:

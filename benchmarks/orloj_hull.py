@@ -342,10 +342,6 @@ class HullPending(Pending):
         for one in self._hulls.values():
             one.remove(number)
 
-    def replace(self, times: Mapping[int, Largest]) -> None:
-        super().replace(times)
-        self._build()
-
     def late(self, now: float) -> list[int]:
         self._now = now
         return super().late(now)

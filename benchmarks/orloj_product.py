@@ -10,8 +10,8 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
-from symphony_serve.batching.orloj_histograms import Histogram, Largest, joined
-from symphony_serve.batching.orloj_profiles import VaryingProfile
+from benchmarks.orloj_profiles import VaryingProfile, cdf, joined
+from symphony_serve.batching.orloj_histograms import Histogram, Largest
 
 #: The positive half of the nodes and weights of 8-point Gauss-Legendre quadrature on [-1, 1] (Abramowitz and Stegun,
 #: table 25.4). It is exact for polynomials up to degree 15.
@@ -33,7 +33,7 @@ def largest_of_each(histograms: Sequence[Histogram], powers: Sequence[float] | N
     pairs = list(zip(histograms, exponents, strict=True))
 
     def product(time: float) -> float:
-        return math.prod(histogram.cdf(time) ** power for histogram, power in pairs)
+        return math.prod(cdf(histogram, time) ** power for histogram, power in pairs)
 
     found = joined(histograms, lambda values: math.prod(map(operator.pow, values, exponents)))
     missing = 0.0

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.orloj_cases import SIZES, Case, Load
+from benchmarks.orloj_profiles import BatchMap, VaryingProfile, largest, mixture
 from benchmarks.rival_servers.clipper import Clipper
 from benchmarks.rival_servers.clockwork import MAX_BATCH, SHORTENED_S
 from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.serve_varying import VaryingSimulation
 from symphony_serve.batching import BatchFormer
-from symphony_serve.batching.orloj import Orloj
-from symphony_serve.batching.orloj_histograms import largest, mixture
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
+from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
+from symphony_serve.batching.orloj_histograms import Largest
 from symphony_serve.batching.orloj_queues import Pending, first_feasible
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
@@ -28,7 +28,6 @@ from symphony_serve.messages import (
     Dispatch,
     Event,
     Instruction,
-    ProfileChanged,
     Server,
 )
 from symphony_serve.model_side import DEFERRED, EAGER, Model, StartPolicy
@@ -49,6 +48,48 @@ class EdfPending(Pending):
     def best(self, size: int, now: float) -> list[int]:
         mean = self.times[size].mean
         return [number for _, number in self.keys[first_feasible(self.keys, now, mean) :][:size]]
+
+
+class Edf(Orloj):
+    """Orloj with the earliest deadlines."""
+
+    def _queue(self, times: Mapping[int, Largest]) -> Pending:
+        return EdfPending(times, ANTICIPATED_DELAY_RATE)
+
+
+class Earliest(Orloj):
+    """A batch has the size whose requests have the earliest deadline, of several the largest, as the paper's text says.
+
+    Only sizes count that can be filled.
+    """
+
+    def _filled(self, pending: Pending, start: float) -> int | None:
+        sizes = [size for size in reversed(pending.times) if pending.count(size, start) >= size]
+        return min(sizes, key=lambda size: pending.earliest(size, start) or (), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileChanged(Event):
+    """A model's batches take other times than was known. Batches that were sent keep their times.
+
+    profile: of the kind that the model's `BatchFormer` was made with, mostly a `profiles.Profile`.
+    """
+
+    model: str
+    profile: Any
+
+
+class ToldScheduler(Scheduler):
+    """A `Scheduler` that takes `ProfileChanged` as well."""
+
+    def __init__(self, models: Iterable[Model], least_patience: float = 0.0) -> None:
+        super().__init__(models, least_patience)
+        self._handlers[ProfileChanged] = self._profile_changed
+
+    def _profile_changed(self, event: ProfileChanged, now: float, out: list[Instruction]) -> None:
+        side = self._sides[event.model]
+        side.former.set_profile(event.profile)
+        self._offer(side, side.offer(now), now, out)
 
 
 class Worker:
@@ -73,7 +114,7 @@ class Worker:
         # The model's own profile is only compared with its SLO: the former is made already.
         model = Model("model", Profile.from_seconds([1e-9]), load.slo, lambda *_: former, policy)
         # No worker is taken for lost: rules that know only a mean would lose theirs to a request of the tail.
-        self._server: Server = Scheduler([model], least_patience=math.inf)
+        self._server: Server = ToldScheduler([model], least_patience=math.inf)
         #: Plan -> the batch that runs and its seconds.
         self._running: dict[int, tuple[Dispatch, float]] = {}
 
@@ -182,10 +223,10 @@ def _all_sizes(case: Case, profile: VaryingProfile) -> VaryingProfile:
 #: Side -> what makes its worker from the workload, the requests and what is known of the times.
 SIDES: dict[str, Callable[[Case, Load, VaryingProfile], Worker]] = {
     "orloj": lambda case, load, profile: Worker(case, load, Orloj([profile])),
-    "orloj_earliest": lambda case, load, profile: Worker(case, load, Orloj([profile], choice="earliest")),
+    "orloj_earliest": lambda case, load, profile: Worker(case, load, Earliest([profile])),
     "orloj_all": lambda case, load, profile: Worker(case, load, Orloj([_all_sizes(case, profile)])),
     "orloj_deferred": lambda case, load, profile: Worker(case, load, Orloj([profile]), policy=DEFERRED),
-    "edf": lambda case, load, profile: Worker(case, load, Orloj([profile], pending=EdfPending)),
+    "edf": lambda case, load, profile: Worker(case, load, Edf([profile])),
     "fifo": lambda case, load, profile: Worker(case, load, Fifo(expected(case, profile), load.slo, NO_DELAYS)),
     "window": lambda case, load, profile: Worker(case, load, Window(expected(case, profile), load.slo, NO_DELAYS)),
     "nexus": lambda case, load, profile: Worker(case, load, Nexus(by_mean(case, profile), load.slo, NO_DELAYS)),

@@ -191,14 +191,3 @@ class GpuTable:
 
     def _push_busy(self, gpu: Gpu) -> None:
         heapq.heappush(self.pools[gpu.models].busy, (gpu.free, gpu.id, gpu.stamp))
-
-    def validate(self) -> None:
-        """Raise AssertionError if the table is inconsistent."""
-        pools = self.pools.items()
-        open_entries = {(held, gpu, stamp) for held, one in pools for _, gpu, stamp in (*one.idle, *one.busy)}
-        for gpu in self.gpus.values():
-            assert len(gpu.sent) <= 1 + self._ahead, f"GPU {gpu.id} has {len(gpu.sent)} batches"
-            can = gpu.leaving > -math.inf and len(gpu.sent) <= self._ahead
-            assert ((gpu.models, gpu.id, gpu.stamp) in open_entries) == can, f"GPU {gpu.id} can get a batch: {can}"
-            plans = [one.plan for one in gpu.sent]
-            assert plans == sorted(set(plans)) and all(plan < gpu.plans for plan in plans), plans

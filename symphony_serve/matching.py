@@ -236,18 +236,6 @@ class Matching:
         standing.stamp += 1
         standing.ready = False
 
-    def validate(self) -> None:
-        """Raise AssertionError if the state is inconsistent."""
-        self.gpus.validate()
-        timed = {(model, stamp) for *_, model, stamp in self._timers}
-        assert self._ready.keys() == self.gpus.pools.keys(), "pools"
-        waiting = {(model, held, stamp) for held, heap in self._ready.items() for *_, model, stamp in heap}
-        for name, standing in self._models.items():
-            entry = (name, standing.stamp)
-            assert (entry in timed) == (standing.offer is not None and not standing.ready), f"timer of {name}"
-            for held in standing.pools:
-                assert ((name, held, standing.stamp) in waiting) == standing.ready, f"ready entry of {name}"
-
 
 def _serves_least(gpu: Gpu) -> tuple[float, int]:
     """How many models it holds, then its id."""

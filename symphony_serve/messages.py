@@ -84,17 +84,6 @@ class Cancelled(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ProfileChanged(Event):
-    """A model's batches take other times than was known. Batches that were sent keep their times.
-
-    profile: of the kind that the model's `BatchFormer` was made with, mostly a `profiles.Profile`.
-    """
-
-    model: str
-    profile: Any
-
-
-@dataclass(frozen=True, slots=True)
 class ModelAdded(Event):
     """One more model is served. All GPUs have it, but those that joined with a set of models.
 

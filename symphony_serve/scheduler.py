@@ -26,7 +26,6 @@ from symphony_serve.messages import (
     ModelAdded,
     ModelGone,
     ModelRemoved,
-    ProfileChanged,
     Reason,
     Refuse,
     RequestArrived,
@@ -72,7 +71,6 @@ class Scheduler:
             Cancelled: self._cancelled,
             ModelAdded: self._model_added,
             ModelRemoved: self._model_removed,
-            ProfileChanged: self._profile_changed,
             GpuHolds: self._gpu_holds,
             GpuJoined: self._gpu_joined,
             GpuLeaving: self._gpu_leaving,
@@ -142,12 +140,6 @@ class Scheduler:
         """Whether no request of the model waits, and none was sent that is not answered."""
         sent = (batch.model for gpu in self._gpus.gpus.values() for batch in gpu.sent)
         return not len(self._sides[name].former) and name not in sent
-
-    def _profile_changed(self, event: ProfileChanged, now: float, out: list[Instruction]) -> None:
-        side = self._sides.get(event.model)
-        if side is not None:
-            side.former.set_profile(event.profile)
-            self._offer(side, side.offer(now), now, out)
 
     def _gpu_joined(self, event: GpuJoined, now: float, out: list[Instruction]) -> None:
         known = self._gpus.gpus.get(event.gpu)
@@ -242,18 +234,3 @@ class Scheduler:
     def profile(self, model: str) -> Profile:
         """The seconds of the model's batches as they are known now; where times vary, the expected ones."""
         return self._sides[model].profile
-
-    @property
-    def unanswered(self) -> frozenset[int]:
-        """The ids of the requests that are neither answered nor refused."""
-        return frozenset(self._open)
-
-    def validate(self) -> None:
-        """Raise AssertionError if the state is inconsistent; for tests."""
-        self._matching.validate()
-        held = [request.id for side in self._sides.values() for request in side.former.waiting()]
-        for gpu in self._gpus.gpus.values():
-            held += [request.id for batch in gpu.sent for request in batch.requests]
-        assert sorted(held) == sorted(self._open), "a request is lost, or held twice"
-        for side in self._sides.values():
-            side.former.validate()

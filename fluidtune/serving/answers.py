@@ -1,20 +1,20 @@
 """What the front says over HTTP when it is not an output: a status, a code for programs, and a text for people.
 
-Whatever is refused or wrong is raised as `Said`, wherever it is found out. `route` is the table of paths and methods,
-`wire` that of the codes.
+Whatever is refused or wrong is raised as `Said`, wherever it is found out. `route` and `inference` are the tables of
+paths and methods, `wire` that of the codes.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 
-from fluidtune.serving.inference_protocol import ProtocolError, Route
-from fluidtune.serving.inference_protocol import route as protocol_route
 from fluidtune.serving.openapi import DOCUMENT, PAGE
 from symphony_serve.errors import Refused, ServeError
 
@@ -23,6 +23,21 @@ from symphony_serve.errors import Refused, ServeError
 LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
 #: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
+#: The paths of the Open Inference Protocol.
+_PROTOCOL = re.compile(
+    r"/v2(?:/health/(?P<health>live|ready)"
+    r"|/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<what>ready|infer))?)?/?"
+)
+
+
+@dataclass(frozen=True)
+class Route:
+    """What a path under /v2 asks for: "server", "live", "ready", or of a model "model", "model_ready", "infer"."""
+
+    what: str
+    model: str = ""
+    #: "": the path names none.
+    version: str = ""
 
 
 class Said(Exception):
@@ -77,23 +92,36 @@ def route(method: str, path: str, trials: Sequence[str]) -> str:
     else:
         raise Said(404, "not_found", unknown(name, trials))
     if method not in allowed:
-        said = f"{method} {path} is not served; POST an input, or GET /"
-        raise Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
+        raise not_served(method, path, "POST an input, or GET /", allowed)
     return asked
 
 
 def inference(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Route:
     """What is asked for by the Open Inference Protocol. Raises `Said` for what there is not. versions: by model."""
-    try:
-        return protocol_route(method, path, versions)
-    except ProtocolError as error:
-        raise bad(error) from None
+    found = _PROTOCOL.fullmatch(path)
+    if found is None:
+        raise Said(404, "not_found", f"there is no {path}; GET /v2 or /v2/models/MODEL")
+    what, model, version = found["what"] or "", found["model"] or "", found["version"] or ""
+    if model and model not in versions:
+        raise Said(404, "not_found", f"no model {model!r} is served; there are {', '.join(versions)}")
+    if version and version not in versions[model]:
+        there = ", ".join(versions[model])
+        raise Said(404, "not_found", f"model {model!r} has no version {version!r}; there are {there}")
+    allowed = ("POST",) if what == "infer" else ("GET", "HEAD")
+    if method not in allowed:
+        raise not_served(method, path, f"send {allowed[0]}", allowed)
+    if not model:
+        return Route(found["health"] or "server")
+    return Route({"": "model", "ready": "model_ready", "infer": "infer"}[what], model, version)
+
+
+def not_served(method: str, path: str, instead: str, allowed: Sequence[str]) -> Said:
+    said = f"{method} {path} is not served; {instead}"
+    return Said(405, "method_not_allowed", said, headers={"Allow": ", ".join(allowed)})
 
 
 def bad(error: ServeError) -> Said:
     """The answer to a request that is none."""
-    if isinstance(error, ProtocolError):
-        return Said(error.status, error.code, str(error), headers=error.headers)
     return Said(400, "bad_input", str(error))
 
 

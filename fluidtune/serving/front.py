@@ -35,6 +35,7 @@ from fluidtune.serving.answers import (
     LIVE,
     METRICS,
     READY,
+    Route,
     Said,
     as_json,
     bad,
@@ -45,7 +46,7 @@ from fluidtune.serving.answers import (
 )
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
 from fluidtune.serving.following import follow
-from fluidtune.serving.inference_protocol import Asked, Route, server_metadata
+from fluidtune.serving.inference_protocol import Asked, server_metadata
 from fluidtune.serving.intake import Intake, collect_seldom
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import labels
@@ -58,7 +59,6 @@ from fluidtune.serving.setting import Setting
 from fluidtune.serving.staged_devices import StagedDevice
 from fluidtune.serving.versioned_device import VersionedDevice
 from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, exposition
-from fluidtune.serving.winners import Winner
 from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, timeout_s
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
@@ -106,8 +106,9 @@ class Front:
         #: What is kept for `fluidtune serve plan`: profiles and delays of a time without overload.
         self._kept = ""
         self._log = ServingLog(Path(setting.run) / DIRECTORY)
-        self._rollouts = Rollouts(setting, self._log.write)
-        self._books = Books(self._rollouts.keys)
+        #: The versions, about which operators ask.
+        self.rollouts = Rollouts(setting, self._log.write)
+        self._books = Books(self.rollouts.keys)
         self._watch: Watch | None = None
         self._following: asyncio.Task[None] | None = None
         self._stopping = False
@@ -148,7 +149,7 @@ class Front:
                 self._check_loaded(name)
                 if (why := server.hopeless(key, until - arrival)) is not None:
                     raise Refused(name, why)  # To read it costs more than to refuse it.
-                about = self._rollouts.answering[key]
+                about = self.rollouts.answering[key]
                 if asked is None:
                     value = await self._intake.read(request, about.interface.form, about.most, until, holding)
                     key = self._key(name, version, number)  # It may be another one by now. All have one form.
@@ -164,7 +165,7 @@ class Front:
                 response.headers[MODEL_VERSION] = labels(key)[1]
                 return response
         except Refused as error:
-            there = self._server is not None and key in self._rollouts.answering
+            there = self._server is not None and key in self.rollouts.answering
             said = of_server(error, self._server.wait(key) if there else self._setting.slo)  # type: ignore[union-attr]
             self._count(key, said)
             raise said from None
@@ -181,11 +182,11 @@ class Front:
 
         Raises `Said` if there is no such version any more.
         """
-        service = self._rollouts.service
+        service = self.rollouts.service
         if name != self._names[0]:
             return name
         if not version:
-            able = service.phase != "canary" or self._rollouts.able(service.known[1])
+            able = service.phase != "canary" or self.rollouts.able(service.known[1])
             return service.drawn(number, able).key
         if version not in service.answering:
             raise Said(404, "not_found", f"version {version} of {name} is not there any more")
@@ -194,7 +195,7 @@ class Front:
     def _versions(self) -> dict[str, tuple[str, ...]]:
         """Of each model, the versions that a request may name."""
         found: dict[str, tuple[str, ...]] = dict.fromkeys(self._names, ("1",))
-        return {**found, self._names[0]: tuple(self._rollouts.service.answering)}
+        return {**found, self._names[0]: tuple(self.rollouts.service.answering)}
 
     async def _decoded(self, about: Answering, request: Request, body: bytes, until: float) -> tuple[Asked, float]:
         """The batch in a body of tensors, and until when its answer is wanted. Raises ServeError."""
@@ -216,7 +217,7 @@ class Front:
         until: float,
     ) -> Response:
         """The answer to a batch of inputs as tensors. Raises `Said`, ServeError and Refused."""
-        interface = self._rollouts.answering[key].interface
+        interface = self.rollouts.answering[key].interface
         outcomes = await self._ask(server, request, key, batch.inputs, arrival, until)
         for status, text in outcomes:
             if status != 200:
@@ -289,8 +290,8 @@ class Front:
             self._check_loaded(asked.model if asked is not None else "")
             able = server.able_for(asked.model) if asked is not None and asked.model else bool(server.able)
         else:
-            named = self._rollouts.service.answering.get(asked.version) if asked is not None else None
-            able = bool(server.able) and (named is None or self._rollouts.able(named))
+            named = self.rollouts.service.answering.get(asked.version) if asked is not None else None
+            able = bool(server.able) and (named is None or self.rollouts.able(named))
         if not able:
             raise refused("no_model_process", "no model process answers")
 
@@ -321,7 +322,7 @@ class Front:
             raise refused(self._state, f"the models are not there yet: {self._doing}")
         if what == "model":
             assert asked is not None
-            about = self._rollouts.answering[self._key(name, asked.version, "")]
+            about = self.rollouts.answering[self._key(name, asked.version, "")]
             return as_json(200, about.interface.metadata(name, self._versions()[name]))
         if what == DOCUMENT:
             return as_json(200, self._document)
@@ -364,7 +365,7 @@ class Front:
         while self._intake.open and time.monotonic() < until:
             await asyncio.sleep(0.01)
         self._state = "ended"
-        await self._rollouts.close()
+        await self.rollouts.close()
         if self._server is not None:
             self._keep_profiles()
         if self._devices is not None:
@@ -394,15 +395,15 @@ class Front:
             "device_pids": self._devices.pids if self._devices is not None else [],
             "unanswered": self._server.unanswered if self._server is not None else 0,
             "model": self._names[0],
-            "phase": self._rollouts.service.phase,
-            "stages": self._rollouts.stages(),
+            "phase": self.rollouts.service.phase,
+            "stages": self.rollouts.stages(),
             "placement": self._devices.placement() if isinstance(self._devices, PlacedDevices) else None,
-            "trials": [*self._rollouts.status(self._figures), *others],
+            "trials": [*self.rollouts.status(self._figures), *others],
         }
 
     def _figures(self, key: str) -> dict[str, Any]:
         """What has become of the requests to a version, and how it answers."""
-        there = self._server is not None and key in self._rollouts.answering
+        there = self._server is not None and key in self.rollouts.answering
         goodput, p99 = self._books.pace(key)
         return {
             **self._own_slo(key),
@@ -413,18 +414,6 @@ class Front:
             "p99_s": p99,
             "batches": {str(size): count for size, count in self._books.sizes(key).items()},
         }
-
-    async def deploy(self, winner: Winner, run: str, share: float) -> int:
-        """As `Rollouts.deploy`."""
-        return await self._rollouts.deploy(winner, run, share)
-
-    async def promote(self) -> None:
-        """As `Rollouts.promote`."""
-        await self._rollouts.promote()
-
-    async def rollback(self) -> None:
-        """As `Rollouts.rollback`."""
-        await self._rollouts.rollback()
 
     def minute(self) -> list[tuple[int, str, int, float, float]]:
         """The batches of the last minute: device, trial, size, seconds from the minute's begin, seconds."""
@@ -445,11 +434,11 @@ class Front:
             self._forks = await asyncio.to_thread(
                 ForkedActors, self._setting.modules, self._setting.loading.environment
             )
-        before = self._rollouts.keys[0]
-        await self._rollouts.restore()
-        if self._rollouts.keys[0] != before:
+        before = self.rollouts.keys[0]
+        await self.rollouts.restore()
+        if self.rollouts.keys[0] != before:
             self._books.forget(before)
-            self._books.add(self._rollouts.keys[0])
+            self._books.add(self.rollouts.keys[0])
         while True:
             try:
                 await self._load_and_measure()
@@ -478,7 +467,7 @@ class Front:
         models = await measure_models(
             [Measured(device) for device in devices.values()],
             inputs,
-            {key: setting.slo_of(key) for key in self._rollouts.keys},
+            {key: setting.slo_of(key) for key in self.rollouts.keys},
             setting.max_batch,
             profiles,
             setting.policy,
@@ -496,7 +485,7 @@ class Front:
         self._document = document(described, setting.slo, setting.token is not None)
         if setting.placing is not None and len(self._names) > 1:
             del self._document["paths"]["/"]["post"]
-        self._rollouts.answering.update(found)
+        self.rollouts.answering.update(found)
         self._server = AsyncServer(models, devices, self._books.batch, placed)
         held.serve(self._server, lambda: self._watch.wanted if self._watch is not None else 1)
         self._note()
@@ -504,9 +493,9 @@ class Front:
         scaler = Autoscaler({one.name: (one.profile, one.budget) for one in models})
         self._watch = Watch(self._books, self._log, ServingGauges(), lambda: held.count, scaler, self._note)
         self._watch.start()
-        self._rollouts.begin(self._server, self._watch)
+        self.rollouts.begin(self._server, self._watch)
         if setting.following is not None:
-            following = follow(self._rollouts, setting.run, setting.following)
+            following = follow(self.rollouts, setting.run, setting.following)
             self._following = asyncio.create_task(following, name="serve-follow")
         collect_seldom()
         self._state, self._why = "serving", ""
@@ -532,7 +521,7 @@ class Front:
             given = number, loading, resources, self._log.write, self._forks
             return RemoteDevice(*given) if stages == 1 else StagedDevice(stages, room, *given)
 
-        return self._rollouts.device(make, self._options(group))
+        return self.rollouts.device(make, self._options(group))
 
     def _start_placed(self, number: int, group: Any = None) -> PlacedDevice:
         """The process of a device without a model, as `_start_device`."""
@@ -570,7 +559,7 @@ class Front:
     def _note(self) -> None:
         """Take down the profiles as they are known now. It is called when there is no overload."""
         if self._server is not None:
-            known, delays = {name: self._server.profile(name) for name in self._rollouts.keys}, self._delays()
+            known, delays = {name: self._server.profile(name) for name in self.rollouts.keys}, self._delays()
             if all(known[name].seconds(1) + delays[name] <= self._setting.slo_of(name) for name in known):
                 self._kept = profiles_to_json(known, this_machine(), delays)
 
@@ -581,7 +570,7 @@ class Front:
 
     def _delays(self) -> dict[str, float]:
         """By key, the seconds that an answer takes besides its batch."""
-        return {key: one.model.delays.smallest for key, one in self._rollouts.answering.items()}
+        return {key: one.model.delays.smallest for key, one in self.rollouts.answering.items()}
 
 
 async def _disconnected(request: Request) -> None:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 1.0
 
 
-class Served:
+class OpenFront:
     """The front and its door, on their event loop. Raises OSError if the address cannot be had."""
 
     def __init__(self, setting: Setting, host: str, port: int):
@@ -62,31 +62,31 @@ class FrontActor:
         setting: Setting = cloudpickle.loads(kept_state.kept(kept))
         self._loop = _new_loop()
         threading.Thread(target=self._run, name="serve-front", daemon=True).start()
-        self._served = self._call(_awaited(lambda: Served(setting, host, port)))
+        self._open = self._call(_awaited(lambda: OpenFront(setting, host, port)))
 
     def status(self) -> dict[str, Any]:
         """As `Front.status`."""
-        return self._call(_awaited(self._served.front.status))
+        return self._call(_awaited(self._open.front.status))
 
     def minute(self) -> list[tuple[int, str, int, float, float]]:
         """As `Front.minute`."""
-        return self._call(_awaited(self._served.front.minute))
+        return self._call(_awaited(self._open.front.minute))
 
     def deploy(self, winner: Winner, run: str, share: float) -> int:
         """As `Rollouts.deploy`."""
-        return self._call(self._served.front.deploy(winner, run, share))
+        return self._call(self._open.front.rollouts.deploy(winner, run, share))
 
     def promote(self) -> None:
         """As `Rollouts.promote`."""
-        self._call(self._served.front.promote())
+        self._call(self._open.front.rollouts.promote())
 
     def rollback(self) -> None:
         """As `Rollouts.rollback`."""
-        self._call(self._served.front.rollback())
+        self._call(self._open.front.rollouts.rollback())
 
     def stop(self) -> None:
         """Refuse, answer what runs, close the port, and keep what is to be kept."""
-        self._call(self._served.close())
+        self._call(self._open.close())
         kept_state.forget(self._kept)
 
     def _call(self, asked: Coroutine[Any, Any, Any]) -> Any:

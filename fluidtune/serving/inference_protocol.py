@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import re
 import struct
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,50 +36,8 @@ _NUMPY = {
 }
 #: By numpy's kind of a datatype, Python's types of its elements in JSON.
 _PYTHON: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
-_PATH = re.compile(
-    r"/v2(?:/health/(?P<health>live|ready)"
-    r"|/models/(?P<model>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<what>ready|infer))?)?/?"
-)
 _OBJECT = frozenset({"object"})
 _LIST = frozenset({"list"})
-
-
-class ProtocolError(ServeError):
-    """A request that is answered with ``{"error": TEXT}``. headers: of this answer."""
-
-    def __init__(self, text: str, status: int = 400, code: str = "bad_input", headers: Mapping[str, str] | None = None):
-        super().__init__(text)
-        self.status, self.code, self.headers = status, code, dict(headers or {})
-
-
-@dataclass(frozen=True)
-class Route:
-    """What a path asks for: "server", "live", "ready", or of a model "model", "model_ready", "infer"."""
-
-    what: str
-    model: str = ""
-    #: "": the path names none.
-    version: str = ""
-
-
-def route(method: str, path: str, versions: Mapping[str, Sequence[str]]) -> Route:
-    """What is asked for. versions: of each model. Raises ProtocolError for what there is not."""
-    found = _PATH.fullmatch(path)
-    if found is None:
-        raise ProtocolError(f"there is no {path}; GET /v2 or /v2/models/MODEL", 404, "not_found")
-    what, model, version = found["what"] or "", found["model"] or "", found["version"] or ""
-    if model and model not in versions:
-        raise ProtocolError(f"no model {model!r} is served; there are {', '.join(versions)}", 404, "not_found")
-    if version and version not in versions[model]:
-        there = ", ".join(versions[model])
-        raise ProtocolError(f"model {model!r} has no version {version!r}; there are {there}", 404, "not_found")
-    allowed = ("POST",) if what == "infer" else ("GET", "HEAD")
-    if method not in allowed:
-        allow = {"Allow": ", ".join(allowed)}
-        raise ProtocolError(f"{method} {path} is not served; send {allowed[0]}", 405, "method_not_allowed", allow)
-    if not model:
-        return Route(found["health"] or "server")
-    return Route({"": "model", "ready": "model_ready", "infer": "infer"}[what], model, version)
 
 
 def server_metadata() -> dict[str, Any]:
@@ -139,7 +96,7 @@ class Interface:
         return {**about, "inputs": inputs, "outputs": outputs}
 
     def decode(self, headers: Mapping[str, str], body: bytes, most: int) -> Asked:
-        """The request in a body. most: inputs that it may have. Raises ProtocolError.
+        """The request in a body. most: inputs that it may have. Raises ServeError.
 
         headers: by names in small letters, or whatever their letters. The time is linear in the bytes of the body.
         """
@@ -153,7 +110,7 @@ class Interface:
             inputs = columns["input"]
         trouble = Form(_LIST, self.form).trouble(inputs, "the batch")
         if trouble is not None:
-            raise ProtocolError(trouble)
+            raise ServeError(trouble)
         wants_binary = _flag(parameters, "binary_data_output", False)
         named = _objects(request, "outputs") if request.get("outputs") else []
         wanted = dict(self._wanted(one, wants_binary) for one in named)
@@ -162,7 +119,7 @@ class Interface:
     def encode(
         self, asked: Asked, model: str, version: str | None, outputs: Sequence[Any]
     ) -> tuple[bytes, dict[str, str]]:
-        """The answer with these outputs, one for each input: its body and headers. Raises ProtocolError."""
+        """The answer with these outputs, one for each input: its body and headers. Raises ServeError."""
         columns = _columns(outputs, "output")
         wanted = asked.outputs or dict.fromkeys(columns, asked.binary)
         _known(wanted, columns)
@@ -194,22 +151,22 @@ class Interface:
             if name not in expected or name in columns:
                 wrong = "the input {} is there twice" if name in columns else "the model has no input {}"
                 what = wrong.format(_said(name))
-                raise ProtocolError(f"{what}; send {' and '.join(map(repr, expected))} once each")
+                raise ServeError(f"{what}; send {' and '.join(map(repr, expected))} once each")
             columns[name], size = _decode(one, expected[name], binary, at, most)
             at += size
         if len(columns) < len(expected):
-            raise ProtocolError(f"the input {min(expected.keys() - columns.keys())!r} is missing")
+            raise ServeError(f"the input {min(expected.keys() - columns.keys())!r} is missing")
         if at != len(binary):
-            raise ProtocolError(f"{len(binary)} bytes follow the JSON, and binary_data_size says {at} for all inputs")
+            raise ServeError(f"{len(binary)} bytes follow the JSON, and binary_data_size says {at} for all inputs")
         if len({len(values) for values in columns.values()}) > 1:
             numbers = ", ".join(f"{name} {len(values)}" for name, values in columns.items())
-            raise ProtocolError(f"the first dimension, the number of inputs, differs: {numbers}")
+            raise ServeError(f"the first dimension, the number of inputs, differs: {numbers}")
         return {name: columns[name] for name in expected}
 
     def _wanted(self, one: dict[str, Any], binary: bool) -> tuple[str, bool]:
         name = _text(one, "name")
         if name is None:
-            raise ProtocolError("an output has no name")
+            raise ServeError("an output has no name")
         if self.outputs:
             _known([name], [tensor.name for tensor in self.outputs])
         parameters = _parameters(one, f"the output {_said(name)}")
@@ -221,7 +178,7 @@ class Interface:
 def _known(names: Sequence[str] | Mapping[str, bool], there: Sequence[str] | Mapping[str, Any]) -> None:
     for name in names:
         if name not in there:
-            raise ProtocolError(f"the model has no output {_said(name)}; it has {' and '.join(map(repr, there))}")
+            raise ServeError(f"the model has no output {_said(name)}; it has {' and '.join(map(repr, there))}")
 
 
 # The request's JSON.
@@ -234,47 +191,47 @@ def _parts(size: str | None, body: bytes) -> tuple[dict[str, Any], bytes]:
     elif size.isascii() and size.isdecimal() and len(size) < 20 and int(size) <= len(body):
         end = int(size)
     else:
-        raise ProtocolError(f"{JSON_SIZE} is {_said(size)}, expected the bytes of the JSON, {len(body)} at most")
+        raise ServeError(f"{JSON_SIZE} is {_said(size)}, expected the bytes of the JSON, {len(body)} at most")
     try:
         request = json.loads(body[:end])
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"the request is no JSON: {error}") from None
+        raise ServeError(f"the request is no JSON: {error}") from None
     if not isinstance(request, dict):
-        raise ProtocolError('the request is no JSON object; send {"inputs": [...]}')
+        raise ServeError('the request is no JSON object; send {"inputs": [...]}')
     return request, body[end:]
 
 
 def _objects(request: dict[str, Any], field: str) -> list[dict[str, Any]]:
     found = request.get(field)
     if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
-        raise ProtocolError(f"{field} is no list of objects; send one for each tensor")
+        raise ServeError(f"{field} is no list of objects; send one for each tensor")
     return found
 
 
 def _parameters(one: dict[str, Any], where: str) -> dict[str, Any]:
     found = one.get("parameters") or {}
     if not isinstance(found, dict):
-        raise ProtocolError(f"parameters of {where} are no object")
+        raise ServeError(f"parameters of {where} are no object")
     return found
 
 
 def _text(one: dict[str, Any], field: str) -> str | None:
     found = one.get(field)
     if found is not None and not isinstance(found, str):
-        raise ProtocolError(f"{field} is a {type(found).__name__}, expected a text")
+        raise ServeError(f"{field} is a {type(found).__name__}, expected a text")
     return found
 
 
 def _flag(parameters: dict[str, Any], field: str, default: bool) -> bool:
     found = parameters.get(field, default)
     if not isinstance(found, bool):
-        raise ProtocolError(f"the parameter {field} is no truth value")
+        raise ServeError(f"the parameter {field} is no truth value")
     return found
 
 
 def _refuse(parameters: dict[str, Any], where: str, field: str, remedy: str) -> None:
     if field in parameters:
-        raise ProtocolError(f"{where} has the parameter {field}, which is not served; {remedy}")
+        raise ServeError(f"{where} has the parameter {field}, which is not served; {remedy}")
 
 
 def _timeout_s(parameters: dict[str, Any]) -> float | None:
@@ -282,7 +239,7 @@ def _timeout_s(parameters: dict[str, Any]) -> float | None:
     if found is None or found == 0:
         return None
     if type(found) is not int or not 0 < found < 1 << 63:
-        raise ProtocolError("the parameter timeout is no whole number of microseconds, 1 or more")
+        raise ServeError("the parameter timeout is no whole number of microseconds, 1 or more")
     return found / 1e6
 
 
@@ -303,20 +260,20 @@ def _decode(one: dict[str, Any], tensor: Tensor, binary: bytes, at: int, most: i
     shape, datatype = _shape(one, tensor, most), _text(one, "datatype") or ""
     numbers = tensor.datatype in ("INT64", "FP64") and datatype in _NUMPY and datatype != "BOOL"
     if datatype != tensor.datatype and not numbers:
-        raise ProtocolError(f"datatype of {name!r} is {_said(datatype)}, expected {tensor.datatype!r}")
+        raise ServeError(f"datatype of {name!r} is {_said(datatype)}, expected {tensor.datatype!r}")
     count, size = math.prod(shape), parameters.get("binary_data_size")
     if (size is None) != ("data" in one):
-        raise ProtocolError(f"the input {name!r} needs either data or the parameter binary_data_size")
+        raise ServeError(f"the input {name!r} needs either data or the parameter binary_data_size")
     if size is None:
         array = _from_json(one["data"], shape, count, datatype, name)
     elif type(size) is not int or not 0 <= size <= len(binary) - at:
         left = len(binary) - at
         said = f"expected the bytes of its data, {left} at most"
-        raise ProtocolError(f"binary_data_size of {name!r} is {_said(size)}, {said}")
+        raise ServeError(f"binary_data_size of {name!r} is {_said(size)}, {said}")
     elif datatype == "BYTES":
         array = np.array(list(_texts(binary[at : at + size], count, name)), object)
     elif size != count * np.dtype(_NUMPY[datatype]).itemsize:
-        raise ProtocolError(f"binary_data_size of {name!r} is {size}; its shape {list(shape)} has {count} {datatype}")
+        raise ServeError(f"binary_data_size of {name!r} is {size}; its shape {list(shape)} has {count} {datatype}")
     else:
         array = np.frombuffer(binary, _NUMPY[datatype], count, at)
     values = array.reshape(shape).tolist()
@@ -329,36 +286,36 @@ def _shape(one: dict[str, Any], tensor: Tensor, most: int) -> list[int]:
     fits = isinstance(shape, list) and len(shape) == len(expected) and all(type(length) is int for length in shape)
     if not fits or not all(is_ > 0 and want in (-1, is_) for is_, want in zip(shape, expected, strict=True)):
         said = "-1 being a length of 1 or more, the first one the number of inputs"
-        raise ProtocolError(f"shape of {tensor.name!r} is {_said(shape)}, expected {expected}, {said}")
+        raise ServeError(f"shape of {tensor.name!r} is {_said(shape)}, expected {expected}, {said}")
     if shape[0] > most:
-        raise ProtocolError(f"shape of {tensor.name!r} has more than {most} inputs; send them in several requests")
+        raise ServeError(f"shape of {tensor.name!r} has more than {most} inputs; send them in several requests")
     return shape
 
 
 def _from_json(data: Any, shape: list[int], count: int, datatype: str, name: str) -> np.ndarray:
     """data: nested as the shape says, or flat."""
     if not isinstance(data, list):
-        raise ProtocolError(f"data of {name!r} is no list")
+        raise ServeError(f"data of {name!r} is no list")
     flat = data
     if flat and isinstance(flat[0], list) and len(flat) == shape[0]:
         for length in shape[1:]:
             if not all(type(inner) is list and len(inner) == length for inner in flat):
-                raise ProtocolError(f"data of {name!r} is nested in another way than its shape {shape}")
+                raise ServeError(f"data of {name!r} is nested in another way than its shape {shape}")
             flat = list(itertools.chain.from_iterable(flat))
     if len(flat) != count:
-        raise ProtocolError(f"data of {name!r} has {len(flat)} elements; its shape {shape} has {count}")
+        raise ServeError(f"data of {name!r} has {len(flat)} elements; its shape {shape} has {count}")
     dtype: np.dtype[Any] = np.dtype(_NUMPY.get(datatype, object))
     wrong = set(map(type, flat)) - _PYTHON[dtype.kind]
     if wrong:
-        raise ProtocolError(f"data of {name!r} has a {min(one.__name__ for one in wrong)}, which is no {datatype}")
+        raise ServeError(f"data of {name!r} has a {min(one.__name__ for one in wrong)}, which is no {datatype}")
     # numpy 1 wraps such integers around.
     if dtype.kind in "iu" and not np.iinfo(dtype).min <= min(flat) <= max(flat) <= np.iinfo(dtype).max:
-        raise ProtocolError(f"data of {name!r} has an integer that {datatype} cannot hold")
+        raise ServeError(f"data of {name!r} has an integer that {datatype} cannot hold")
     try:
         with np.errstate(over="ignore"):  # infinite ones are refused by the form
             return np.array(flat, dtype)
     except OverflowError:
-        raise ProtocolError(f"data of {name!r} has an integer that {datatype} cannot hold") from None
+        raise ServeError(f"data of {name!r} has an integer that {datatype} cannot hold") from None
 
 
 def _texts(binary: bytes, count: int, name: str) -> Iterator[str]:
@@ -370,17 +327,17 @@ def _texts(binary: bytes, count: int, name: str) -> Iterator[str]:
         try:
             yield text.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError as error:
-            raise ProtocolError(f"an element of {name!r} is no text in UTF-8: {error.reason}") from None
+            raise ServeError(f"an element of {name!r} is no text in UTF-8: {error.reason}") from None
     if at != len(binary) or found != count:
         said = "each has its length in 4 bytes before it"
-        raise ProtocolError(f"the binary data of {name!r} is not {count} elements of BYTES; {said}")
+        raise ServeError(f"the binary data of {name!r} is not {count} elements of BYTES; {said}")
 
 
 def _from_text(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"an element of {name!r} is no JSON text: {error}") from None
+        raise ServeError(f"an element of {name!r} is no JSON text: {error}") from None
 
 
 # From values to tensors.

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from symphony_serve.placement.arrivals import SAMPLE, densest, gamma_arrivals, m
 from symphony_serve.placement.bounds import gpu_seconds, gpus_at_least, most_attained
 from symphony_serve.placement.gpu_shares import MOST_SHARED_GPUS
 from symphony_serve.placement.search import MOST_GPUS, LeastGpus, Search
-from symphony_serve.placement.selection import Selection
 from symphony_serve.placement.served_models import Cut, ServedModel, Shape, cuts_of_layers
 from symphony_serve.placement.simulator import Requests, Simulator
 from symphony_serve.placement.stages import GIB
@@ -44,21 +42,6 @@ KEYS = (
 LAYERS, CONFIGURATION = ("seconds", "bytes"), ("seconds", "bytes", "hop")
 #: Key -> the keys of which one must be there for it to mean anything.
 BELONGS_TO = {"trial": ("run",), "bytes": ("run", "seconds", "checkpoint"), "hop": ("layers",), "cv": ("rate",)}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A placement, and what is foreseen. ended: the search came to its end. bound: no placement attains more.
-
-    attained, mean: by model, of its requests the part that is answered within the SLO, and their mean seconds.
-    """
-
-    gpus: int
-    found: Selection
-    ended: bool
-    bound: float
-    attained: tuple[float, ...]
-    mean: tuple[float, ...]
 
 
 class ModelTables:
@@ -254,14 +237,14 @@ def planned(
         memory = math.inf if gpu_memory is None else gpu_memory * GIB
         found = shared_gpu_plan.planned(file, gpus, memory, goal or 1.0, budget)
         return found, shared_gpu_plan.render(found)
-    found = as_json(*plan(file, gpus, gpu_memory, goal or ATTAINMENT, budget))
+    found = plan(file, gpus, gpu_memory, goal or ATTAINMENT, budget)
     return found, render(found, gpu_memory is not None)
 
 
 def plan(
     named: NamedTables, gpus: int | None, gpu_memory: float | None, goal: float, budget: float
-) -> tuple[list[ServedModel], Plan]:
-    """The models of these tables, and where they are to stand.
+) -> dict[str, Any]:
+    """Where the models of these tables are to stand, as one object. docs/placement.md has its keys.
 
     gpus: None: the least number that attains ``goal``. gpu_memory: GiB of weights on each; None: no limit. budget:
     seconds of the search, which Ctrl-C ends, too. Raises FluidTuneError if anything is wrong, or nothing was found.
@@ -280,13 +263,42 @@ def plan(
         raise FluidTuneError("the search was ended before it found a placement; give it more --seconds, or more GPUs")
     simulator = Simulator(models, requests)
     played = simulator.play(*simulator.lane(found.groups))
-    attained, mean = [], []
-    for number in range(len(models)):
+    placed = sorted(found.groups, key=lambda group: (-group.shape.gpus, group))
+    groups, used = [], 0
+    for shape, held in placed:
+        groups.append(
+            {
+                "configuration": str(shape),
+                "gpus": list(range(used, used + shape.gpus)),
+                "models": [models[one].name for one in held],
+                "bytes_per_gpu": sum(models[one].cuts[shape].bytes for one in held),
+            }
+        )
+        used += shape.gpus
+    rows = []
+    for number, model in enumerate(models):
         its = played.attained[requests.models == number, 0]
-        attained.append(float(its.mean()) if len(its) else 1.0)
         latencies = played.latency[requests.models == number, 0][its]
-        mean.append(float(latencies.mean()) + models[number].delay if len(latencies) else math.nan)
-    return models, Plan(count, found, ended, most_attained(models, requests, count), tuple(attained), tuple(mean))
+        rows.append(
+            {
+                "name": model.name,
+                "slo": model.slo,
+                "weight": model.weight,
+                "groups": [at for at, (_, held) in enumerate(placed) if number in held],
+                "attainment": float(its.mean()) if len(its) else 1.0,
+                "mean_seconds": float(latencies.mean()) + model.delay if len(latencies) else None,
+            }
+        )
+    return {
+        "gpus": count,
+        "idle_gpus": count - used,
+        "attainment": found.attainment,
+        "bound": most_attained(models, requests, count),
+        "ended": ended,
+        "groups": groups,
+        "models": rows,
+        "advice": ADVICE,
+    }
 
 
 def _search(search: Search | LeastGpus, budget: float) -> bool:
@@ -310,40 +322,8 @@ def _search(search: Search | LeastGpus, budget: float) -> bool:
     return False
 
 
-def as_json(models: list[ServedModel], plan: Plan) -> dict[str, Any]:
-    """The plan as one object. docs/placement.md has its keys."""
-    groups, first = [], 0
-    for shape, held in sorted(plan.found.groups, key=lambda group: (-group.shape.gpus, group)):
-        weights = sum(models[one].cuts[shape].bytes for one in held)
-        devices = list(range(first, first + shape.gpus))
-        names = [models[one].name for one in held]
-        groups.append({"configuration": str(shape), "gpus": devices, "models": names, "bytes_per_gpu": weights})
-        first += shape.gpus
-    rows = [
-        {
-            "name": model.name,
-            "slo": model.slo,
-            "weight": model.weight,
-            "groups": [at for at, group in enumerate(groups) if model.name in group["models"]],  # type: ignore[operator]
-            "attainment": attained,
-            "mean_seconds": None if math.isnan(mean) else mean,
-        }
-        for model, attained, mean in zip(models, plan.attained, plan.mean, strict=True)
-    ]
-    return {
-        "gpus": plan.gpus,
-        "idle_gpus": plan.gpus - first,
-        "attainment": plan.found.attainment,
-        "bound": plan.bound,
-        "ended": plan.ended,
-        "groups": groups,
-        "models": rows,
-        "advice": ADVICE,
-    }
-
-
 def render(found: Mapping[str, Any], memory_known: bool) -> RenderableType:
-    """What `as_json` returned, as tables for `rich`."""
+    """What `plan` returned, as tables for `rich`."""
     from rich.console import Group
     from rich.table import Table
 

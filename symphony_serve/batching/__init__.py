@@ -92,6 +92,3 @@ class BatchFormer(Protocol):
 
     def set_profile(self, profile: Any) -> None:
         """Batches take other times from now on. The profile is of the kind that this former was made with."""
-
-    def validate(self) -> None:
-        """Raise AssertionError if the former's state is inconsistent; for tests."""

@@ -3,15 +3,14 @@
 Algorithm 4.1 of Orloj (chapter 4 of the dissertation "Salus, Fluid, Orloj"), for one model whose requests take times
 that are known as distributions only. Where to read on:
 
-- `orloj_histograms`: distributions, and the largest of k times;
-- `orloj_profiles`: the time of a batch by its size;
-- `orloj_learned`: how the batches that were seen become profiles;
+- `orloj_histograms`: distributions of times;
+- `orloj_learned`: how the batches that were seen become profiles, the time of a batch by its size;
 - `orloj_scores`: the score, equation 4.2;
 - `orloj_queues`: which requests score highest.
 
-A request is feasible for a size k while ``start <= deadline - E[L_k]``. The batch has one of the sizes that can be
-filled with requests that are feasible for it: the largest (as algorithm 4.1 is printed), or the one whose requests have
-the earliest deadline, of several the largest (as its text says). With size 1 among the sizes a batch is always there
+A request is feasible for a size k while ``start <= deadline - E[L_k]``. The batch has the largest of the sizes that can
+be filled with requests that are feasible for it, as algorithm 4.1 is printed. (By its text, it is the size whose
+requests have the earliest deadline. `benchmarks.orloj` has both.) With size 1 among the sizes a batch is always there
 while a request is. Without it, the smallest size runs partly filled when its earliest request could not wait longer.
 
 The paper has one distribution for all requests. Where requests name their sources, one long request among short ones
@@ -24,12 +23,12 @@ first goes a batch that would be too late after it, if it loses nothing by that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from symphony_serve.batching import BatchFormer, Candidate
 from symphony_serve.batching.orloj_histograms import Largest
-from symphony_serve.batching.orloj_profiles import SeenProfile, VaryingProfile, fetched
+from symphony_serve.batching.orloj_learned import SeenProfile
 from symphony_serve.batching.orloj_queues import Pending
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.errors import ServeError
@@ -38,8 +37,6 @@ from symphony_serve.messages import SAME_MOMENT_S, Reason, Refuse, Request
 #: One over the expected further wait of a request that is not chosen now, per second. Source: section 4.4.4 of the
 #: paper, b = 1e-4 per ms. With it the score is nearly cost * P(the batch ends in time) / E[L].
 ANTICIPATED_DELAY_RATE = 0.1
-#: Which of the sizes that can be filled is taken.
-Choice = Literal["largest", "earliest"]
 
 
 class _Class(NamedTuple):
@@ -62,28 +59,14 @@ class Orloj(BatchFormer):
 
     profiles: the times of each class, the shortest first. Requests of a source that none but the last one names are in
     the last one only. delays: a batch must end ``delays.margin`` before its first deadline, and fetching the inputs
-    counts as a part of its time. b: the rate of the anticipated delay, per second; see `orloj_scores`. pending: how the
-    best requests are found (benchmarks have others).
+    counts as a part of its time.
 
     A candidate's deadline is the earliest of all requests that are feasible for its size, also if that request does not
     score high enough to be in the batch: which ones do changes with time, this deadline does not.
-
-    Raises ServeError if ``choice`` is neither, or if ``b`` is not above 0.
     """
 
-    def __init__(
-        self,
-        profiles: Sequence[VaryingProfile | SeenProfile],
-        delays: Delays = NO_DELAYS,
-        choice: Choice = "largest",
-        b: float = ANTICIPATED_DELAY_RATE,
-        pending: Callable[[Mapping[int, Largest], float], Pending] = Pending,
-    ) -> None:
-        if choice not in ("largest", "earliest"):
-            raise ServeError(f"batch choice {choice!r}: give 'largest' or 'earliest'")
-        self._choice = choice
+    def __init__(self, profiles: Sequence[SeenProfile], delays: Delays = NO_DELAYS) -> None:
         self._delays = delays
-        self._make = lambda times: pending(times, b)
         self._requests: dict[int, Request] = {}
         self._start = -math.inf
         self._changes = math.inf
@@ -162,12 +145,10 @@ class Orloj(BatchFormer):
         return _Batch(candidate, pending, size)
 
     def _filled(self, pending: Pending, start: float) -> int | None:
-        """The size of the batch, of those that can be filled."""
+        """The size of the batch, the largest of those that can be filled."""
         most = len(pending)
-        sizes = (size for size in reversed(pending.times) if size <= most and pending.count(size, start) >= size)
-        if self._choice == "largest":
-            return next(sizes, None)
-        return min(sizes, key=lambda size: pending.earliest(size, start) or (), default=None)
+        sizes = reversed(pending.times)
+        return next((size for size in sizes if size <= most and pending.count(size, start) >= size), None)
 
     def _of_size(self, pending: Pending, size: int, start: float) -> Candidate:
         head = pending.earliest(size, start)
@@ -201,25 +182,22 @@ class Orloj(BatchFormer):
     def set_rate(self, rate: float) -> None:
         """Does nothing: no decision depends on the rate."""
 
-    def set_profile(self, profiles: Sequence[VaryingProfile | SeenProfile]) -> None:
+    def set_profile(self, profiles: Sequence[SeenProfile]) -> None:
         self._enough = profiles[-1].enough
         self._classes = []
         for profile in profiles:
-            times = fetched(profile.times, self._delays.data)
-            named = None if profile is profiles[-1] else frozenset(profile.sources)
-            self._classes.append(_Class(named, self._make(times)))
+            times = {}
+            for size, time in profile.times.items():  # With the time to fetch its inputs.
+                data = self._delays.data * size
+                times[size] = Largest(time.histogram.mapped(data, 1.0), data + time.mean)
+            self._classes.append(_Class(None if profile is profiles[-1] else profile.sources, self._queue(times)))
         for request in self._requests.values():
             self._insert(request)
         self._batch = None
 
-    def validate(self) -> None:
-        margin = self._delays.margin
-        held = set[int]()
-        for one in self._classes:
-            assert one.pending.keys == sorted(one.pending.keys)
-            assert all(self._requests[number].deadline - margin == deadline for deadline, number in one.pending.keys)
-            held.update(one.pending.deadlines)
-        assert held == self._requests.keys()
+    def _queue(self, times: Mapping[int, Largest]) -> Pending:
+        """The queue of a class whose batches take these times by their size. (Benchmarks have others.)"""
+        return Pending(times, ANTICIPATED_DELAY_RATE)
 
 
 def _latest(batch: _Batch) -> float:

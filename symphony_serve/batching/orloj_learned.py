@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 from symphony_serve.batching.orloj_histograms import Histogram, Largest
-from symphony_serve.batching.orloj_profiles import SeenProfile
 from symphony_serve.profiles import Profile
 
 #: Of each source, the latest batches that count: as many as there are in a second or two, or in half a minute of those
@@ -41,6 +41,17 @@ EVERY_S = 0.5
 ROUNDS = 4
 #: No name: of requests that name no source, and of batches with several sources of which one is not known.
 NAMELESS = ""
+
+
+class SeenProfile(NamedTuple):
+    """The times of batches of requests of ``sources``, by size, as they were seen.
+
+    enough: whether enough was seen to say how long a batch may take at the most.
+    """
+
+    sources: frozenset[str]
+    times: Mapping[int, Largest]
+    enough: bool
 
 
 class LearnedTimes:
@@ -151,4 +162,4 @@ class LearnedTimes:
 
 
 def _always(seconds: float) -> Largest:
-    return Largest(Histogram.point(seconds), seconds)
+    return Largest(Histogram((seconds, seconds), (1.0,)), seconds)

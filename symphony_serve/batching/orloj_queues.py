@@ -36,13 +36,10 @@ def first_feasible(keys: list[Key], now: float, mean: float) -> int:
 class Pending:
     """The pending requests by (deadline, number).
 
-    ``times``: the time of a batch by its size. ``b``: the rate of the anticipated delay, per second. Raises ServeError
-    unless it is a finite number above 0.
+    ``times``: the time of a batch by its size. ``b``: the rate of the anticipated delay, per second, above 0.
     """
 
     def __init__(self, times: Mapping[int, Largest], b: float) -> None:
-        if not 0 < b < math.inf:
-            raise ServeError(f"b = {b}, the rate of the anticipated delay: give a finite number above 0")
         self.b = b
         self.times = dict(times)
         self.keys: list[Key] = []
@@ -68,11 +65,6 @@ class Pending:
         """Forget a request. Raises KeyError if it is not pending."""
         del self.keys[bisect_left(self.keys, (self.deadlines.pop(number), number))]
 
-    def replace(self, times: Mapping[int, Largest]) -> None:
-        """From now on batches take ``times``."""
-        self.times = dict(times)
-        self._tables.clear()
-
     def count(self, size: int, now: float) -> int:
         """How many requests are feasible for this batch size."""
         return len(self.keys) - first_feasible(self.keys, now, self.times[size].mean)
@@ -90,18 +82,11 @@ class Pending:
             self.remove(number)
         return gone
 
-    def take(self, size: int, now: float) -> list[int]:
-        """Remove the ``size`` feasible requests with the highest scores. Returns their numbers, best first."""
-        chosen = self.best(size, now)
-        for number in chosen:
-            self.remove(number)
-        return chosen
-
     def best(self, size: int, now: float) -> list[int]:
-        """The numbers that `take` would return. Time does not go back from one call to the next.
+        """The ``size`` feasible requests with the highest scores, by their numbers, the best first.
 
-        Merges the intervals of the score, each from its better end: O(K log n + k log K) for k of n requests and K
-        bins.
+        Time does not go back from one call to the next. Merges the intervals of the score, each from its better end:
+        O(K log n + k log K) for k of n requests and K bins.
         """
         low = first_feasible(self.keys, now, self.times[size].mean)
         ends = [(*next(walk), walk) for walk in self._intervals(size, low, now)]

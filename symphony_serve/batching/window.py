@@ -6,7 +6,6 @@ they are not (docs/serving-figures.md has them).
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import insort_right
 
@@ -148,12 +147,6 @@ class Window(BatchFormer):
 
     def __len__(self) -> int:
         return len(self._queue) - self._head
-
-    def validate(self) -> None:
-        assert 0 <= self._head <= len(self._queue), (self._head, len(self._queue))
-        left = self._queue[self._head :]
-        assert all(one < other for one, other in itertools.pairwise(left)), "the queue is not in order"
-        assert 0 <= self._size <= len(left), (self._size, len(left))
 
 
 def target_batch(profile: Profile, rate: float | None, budget: float, delays: Delays = NO_DELAYS) -> int:

@@ -4,7 +4,12 @@ import pytest
 
 from benchmarks.orloj import SHOWN, WANTED, WORKLOADS, Runs, accepts_b, accepts_columns
 from benchmarks.orloj_cases import load, modal
-from benchmarks.orloj_worker import SIDES
+from benchmarks.orloj_worker import SIDES, ProfileChanged, ToldScheduler
+from benchmarks.rival_servers.fifo import Fifo
+from symphony_serve.messages import Request
+from symphony_serve.model_side import DEFERRED, Model
+from symphony_serve.profiles import Profile
+from tests.serve.driving import Driver
 
 #: One seed instead of the five of the command.
 RUNS = Runs(1, 4000)
@@ -53,3 +58,12 @@ def test_what_is_accepted() -> None:
 def test_what_is_accepted_of_b(last: float, lower: float, good: bool) -> None:
     found = {f"1e{i}": [0.61, 0.9] for i in range(-5, -1)}
     assert accepts_b({"1e-6": [last, 0.9], **found, "1e-1": [lower, 0.9]}) == good
+
+
+def test_a_profile_that_changes_moves_the_start() -> None:
+    run = Driver(ToldScheduler([Model("m", Profile.linear(1.0, 5.0, 16), 12.0, Fifo, DEFERRED)]))
+    run.joins(0.0)
+    run.requests([Request(1, "m", 0.0, 12.0)])
+    run.at(1.0, ProfileChanged("m", Profile.linear(1.5, 7.5, 16)))
+    (dispatch,) = run.run().dispatches
+    assert (dispatch.start, dispatch.seconds) == (12.0 - 10.5, 9.0)

@@ -11,6 +11,7 @@ import pytest
 from symphony_serve.batching import BatchFormer
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import Reason, Request
+from tests.serve.invariants import check_former
 
 #: Makes a former of a model whose batches of 1, 2, 3 and so on always take these seconds. The requests of the tests
 #: have deadlines about 12 s after they come.
@@ -59,7 +60,7 @@ class BatchFormerContract:
         assert first is not None
         assert former.form(0.0) == first
         assert len(former) == 4
-        former.validate()
+        check_former(former)
 
     def test_a_batch_that_starts_at_the_last_moment_is_in_time(self, make: MakeFormer) -> None:
         """Also where the sums of times are rounded: the moment is computed as the caller computes it."""
@@ -88,7 +89,7 @@ class BatchFormerContract:
         for number, deadline in ((5, 20.0), (4, 30.0), (3, 20.0), (2, 10.0), (1, 40.0)):
             former.add(request(number, deadline))
         assert [waiting.id for waiting in former.waiting()] == [2, 3, 5, 4, 1]
-        former.validate()
+        check_former(former)
 
     def test_a_request_is_removed_once(self, make: MakeFormer) -> None:
         former = make(SECONDS)
@@ -100,7 +101,7 @@ class BatchFormerContract:
         assert former.remove(1) is None
         assert former.remove(99) is None
         assert [waiting.id for waiting in former.waiting()] == [0, 2]
-        former.validate()
+        check_former(former)
         former.form(0.0)
         assert 1 not in {taken.id for taken in former.take()}
 
@@ -113,7 +114,7 @@ class BatchFormerContract:
         former.add(back)
         assert [waiting.id for waiting in former.waiting()] == [1, 2]
         assert former.form(5.0) is not None
-        former.validate()
+        check_former(former)
 
     @pytest.mark.parametrize("deadline", [math.nan, math.inf, -math.inf])
     def test_a_deadline_that_is_no_time_is_refused(self, make: MakeFormer, deadline: float) -> None:
@@ -122,7 +123,7 @@ class BatchFormerContract:
         with pytest.raises(ServeError, match=f"request 2 has the deadline {deadline} s"):
             former.add(request(2, deadline))
         assert [waiting.id for waiting in former.waiting()] == [1]
-        former.validate()
+        check_former(former)
 
     def test_a_deadline_before_the_arrival_is_too_near_or_late(self, make: MakeFormer) -> None:
         former = make(SECONDS)
@@ -160,7 +161,7 @@ class BatchFormerContract:
                 left.remove(chosen)
                 gone.add(chosen)
             candidate = former.form(now)
-            former.validate()
+            check_former(former)
             leaving = [told.request.id for told in former.refused()]
             if candidate is not None:
                 assert now <= candidate.deadline - candidate.seconds

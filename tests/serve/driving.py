@@ -27,6 +27,7 @@ from symphony_serve.messages import (
     WakeAt,
 )
 from symphony_serve.scheduler import Scheduler
+from tests.serve.invariants import check_scheduler
 
 #: Seconds until a test gives up.
 PATIENCE_S = 120.0
@@ -97,7 +98,7 @@ class Driver:
                 continue
             for instruction in self.scheduler.handle(event, self.now):
                 self._carry_out(instruction)
-            self.scheduler.validate()
+            check_scheduler(self.scheduler)
             self.handled()
         return self
 

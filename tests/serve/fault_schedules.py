@@ -31,12 +31,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
 from benchmarks.rival_servers.fifo import Fifo
 from benchmarks.serve_arrivals import arrivals
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.orloj import Orloj
-from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.window import Window
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.gpu_table import PATIENCE
@@ -60,6 +59,7 @@ from symphony_serve.messages import (
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
+from tests.serve.invariants import check_scheduler, unanswered
 
 #: Virtual seconds in which requests come and faults happen. Judgement: some hundred batches.
 LENGTH_S = 150.0
@@ -75,7 +75,7 @@ RESTART_S, DETECTION_S = 4.0, 3.0
 def orloj(profile: Profile, slo: float, delays: Delays) -> BatchFormer:
     """The former for times that vary, here with requests that all take one second alone and so do not vary."""
     by_size = {size: (profile.seconds(size) - 1.0, 1.0) for size in range(1, profile.max_batch + 1)}
-    return Orloj([VaryingProfile(BatchMap(by_size), {"": Histogram.point(1.0)})], delays)
+    return Orloj([VaryingProfile(BatchMap(by_size), {"": point(1.0)})], delays)
 
 
 class Violation(AssertionError):
@@ -209,7 +209,7 @@ class World:
             return
         if self._log:
             self._log(f"{self._now:8.3f}  {event}")
-        held = set(scheduler.unanswered)
+        held = set(unanswered(scheduler))
         if isinstance(event, RequestArrived):
             held.add(event.request.id)
         now = self._now + self._offset
@@ -217,7 +217,7 @@ class World:
             now = max(now, self._wake)  # The sum with the offset is rounded.
         told = scheduler.handle(event, now)
         try:
-            scheduler.validate()
+            check_scheduler(scheduler)
         except AssertionError as error:
             raise Violation(f"{error} at {self._now:.3f} s, seed {self.seed}") from error
         for instruction in told:

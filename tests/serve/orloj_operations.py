@@ -11,8 +11,8 @@ import random
 
 from benchmarks.orloj_hull import HullPending
 from benchmarks.orloj_naive import NaivePending, score
+from benchmarks.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.orloj_histograms import Histogram, Largest
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.orloj_queues import Pending
 
 #: Rates of the anticipated delay, per second: those of figure 4.13 are 1e-3 to 100.

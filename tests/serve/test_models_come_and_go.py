@@ -30,6 +30,7 @@ from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import LocalDevice
 from tests.serve.driving import Driver
+from tests.serve.invariants import unanswered
 
 SLO_S = 14.0
 
@@ -92,7 +93,7 @@ def test_each_request_is_answered_or_refused_once_whatever_models_come_and_go(
     assert taken_back == 0 or losses
     assert set(answered) | set(run.refused) == {one.id for one in requests}
     assert losses or not set(answered) & set(run.refused)
-    assert not run.scheduler.unanswered
+    assert not unanswered(run.scheduler)
     for batch in run.dispatches:
         assert {one.model for one in batch.requests} == {batch.model}
     assert {name for _, name in run.gone} == {name for name, moment in removed.items() if moment >= 0}

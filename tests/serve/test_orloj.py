@@ -5,21 +5,21 @@ import math
 import pytest
 
 from benchmarks.orloj_hull import HullPending
-from symphony_serve.batching.orloj import Choice, Orloj
+from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
+from benchmarks.orloj_worker import Earliest
+from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.batching.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import Reason, Request
 from tests.serve.batch_formers import BatchFormerContract, request
+from tests.serve.invariants import check_former
 
 
 def constant(seconds: dict[int, float]) -> VaryingProfile:
     """Batches of these sizes always take these seconds."""
     first = min(seconds.values())
-    return VaryingProfile(
-        BatchMap({size: (value - first, 1.0) for size, value in seconds.items()}), {"": Histogram.point(first)}
-    )
+    return VaryingProfile(BatchMap({size: (value - first, 1.0) for size, value in seconds.items()}), {"": point(first)})
 
 
 class TestLargest(BatchFormerContract):
@@ -36,25 +36,30 @@ class TestLargest(BatchFormerContract):
 @pytest.mark.slow
 class TestEarliest(TestLargest):
     def orloj(self, profile: VaryingProfile) -> Orloj:
-        return Orloj([profile], choice="earliest")
+        return Earliest([profile])
+
+
+class OnTheHull(Orloj):
+    def _queue(self, times):
+        return HullPending(times, ANTICIPATED_DELAY_RATE)
 
 
 @pytest.mark.slow
 class TestOnTheHull(TestLargest):
     def orloj(self, profile: VaryingProfile) -> Orloj:
-        return Orloj([profile], pending=HullPending)
+        return OnTheHull([profile])
 
 
 @pytest.mark.parametrize(
-    "choice, wanted",
+    "kind, wanted",
     [
-        ("largest", [({2, 3}, 0, 15), ({4, 5}, 15, 30)]),
-        ("earliest", [({1}, 0, 10), ({3, 4}, 10, 25)]),
+        (Orloj, [({2, 3}, 0, 15), ({4, 5}, 15, 30)]),
+        (Earliest, [({1}, 0, 10), ({3, 4}, 10, 25)]),
     ],
 )
-def test_golden_5(choice: Choice, wanted: list) -> None:
+def test_golden_5(kind: type[Orloj], wanted: list) -> None:
     """L_k is always 5 + 5k: 4 of 5 requests are in time, or 3."""
-    former = Orloj([constant({1: 10.0, 2: 15.0, 4: 25.0})], choice=choice)
+    former = kind([constant({1: 10.0, 2: 15.0, 4: 25.0})])
     for number, deadline in enumerate((12.0, 18.0, 30.0, 30.0, 30.0), 1):
         former.add(request(number, deadline))
     now, batches, refused = 0.0, [], []
@@ -113,7 +118,7 @@ def test_delays_shorten_the_deadline_and_lengthen_the_batch() -> None:
     candidate = former.form(0.0)
     assert candidate is not None
     assert (candidate.size, candidate.deadline, candidate.seconds) == (2, 11.5, 9.0)
-    former.validate()
+    check_former(former)
 
 
 def test_new_times_count_from_the_next_form_on() -> None:
@@ -141,10 +146,5 @@ def test_a_request_that_cannot_be_is_refused(wrong: Request, named: str) -> None
     former.add(request(0, 12.0))
     with pytest.raises(ServeError, match=named):
         former.add(wrong)
-    former.validate()
+    check_former(former)
     assert len(former) == 1
-
-
-def test_a_choice_that_is_none_is_refused() -> None:
-    with pytest.raises(ServeError, match="batch choice 'smallest'"):
-        Orloj([constant({1: 6.0})], choice="smallest")  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.seen_times import RECENT
 from tests.serve.batch_formers import request
+from tests.serve.invariants import check_former, check_scheduler, unanswered
 
 FIRST = Profile.linear(0.001, 0.004, 16)
 
@@ -97,7 +98,7 @@ def test_the_class_with_the_most_requests_a_second_is_run(shorts: int, longs: in
         former.add(Request(number, "m", 0.0, 12.0, "short" if number < shorts else "long"))
     assert former.form(0.0) is not None
     assert {one.source for one in former.take()} == taken
-    former.validate()
+    check_former(former)
 
 
 def test_a_request_is_given_up_when_it_is_late_in_every_class() -> None:
@@ -137,7 +138,7 @@ class ChangesOver(RuleBasedStateMachine):
             elif isinstance(told, Refuse):
                 assert self.now <= told.request.deadline or isinstance(event, GpuLost)
                 del self.asked[told.request.id]  # KeyError: it was answered or refused before.
-        self.scheduler.validate()
+        check_scheduler(self.scheduler)
 
     def until(self, moment: float) -> None:
         while self.wake <= moment:
@@ -191,7 +192,7 @@ class ChangesOver(RuleBasedStateMachine):
 
     @invariant()
     def none_is_lost(self) -> None:
-        assert self.scheduler.unanswered == self.asked.keys()
+        assert unanswered(self.scheduler) == self.asked.keys()
 
     def teardown(self) -> None:
         """All that is asked is answered or refused within an SLO, when GPUs end what they run."""
@@ -216,8 +217,8 @@ def test_what_waits_is_handed_over_whole() -> None:
             took = FIRST.seconds(1) * (1 + number % 7 if vary else 1)
             scheduler.handle(BatchTook("m", (request(-1, 1.0),), took), 0.0)
         kinds.append(type(scheduler._sides["m"].former))
-        scheduler.validate()
-        assert len(scheduler.unanswered) == len(scheduler._sides["m"].former) == 30
+        check_scheduler(scheduler)
+        assert len(unanswered(scheduler)) == len(scheduler._sides["m"].former) == 30
     assert kinds == [Orloj, Window, Orloj]
     assert scheduler.profile("m").seconds(1) == pytest.approx(4 * FIRST.seconds(1), rel=0.1)
 

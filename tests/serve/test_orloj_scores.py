@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.orloj_naive import score
-from symphony_serve.batching.orloj_histograms import Histogram, Largest, largest
+from benchmarks.orloj_profiles import largest
+from symphony_serve.batching.orloj_histograms import Histogram, Largest
 from symphony_serve.batching.orloj_scores import ScoreTable
 from tests.serve.test_orloj_histograms import histograms
 

@@ -168,6 +168,13 @@ def test_a_scan_is_seen(monkeypatch, owner, name, scan, gpus, models):
 
 
 def test_a_scan_in_a_module_is_seen_by_its_lines(monkeypatch):
-    """`GpuTable.validate` looks at all GPUs; here it is called at each event."""
-    monkeypatch.setattr(GpuTable, "first_idle", lambda self, *given: self.validate() or FIRST_IDLE(self, *given))
+    """As if a module of the room had a loop over all GPUs, of ten lines, that runs when an idle one is sought."""
+    there, loop = {}, "def scan(gpus):\n    for gpu in gpus:\n" + 9 * "        gpu.id\n"
+    exec(compile(loop, str(ROOM / "scan.py"), "exec"), there)
+
+    def scanned(self, *given):
+        there["scan"](self.gpus.values())
+        return FIRST_IDLE(self, *given)
+
+    monkeypatch.setattr(GpuTable, "first_idle", scanned)
     assert work(256, 20)[0] > 2 * work(32, 20)[0]

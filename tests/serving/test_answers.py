@@ -57,6 +57,46 @@ def test_what_there_is_not(method, path, status, allow):
     assert said["error"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "what"),
+    [
+        ("GET", "/v2", ("server", "", "")),
+        ("GET", "/v2/", ("server", "", "")),
+        ("HEAD", "/v2/health/live", ("live", "", "")),
+        ("GET", "/v2/health/ready", ("ready", "", "")),
+        ("GET", "/v2/models/best", ("model", "best", "")),
+        ("GET", "/v2/models/best/ready", ("model_ready", "best", "")),
+        ("GET", "/v2/models/best/versions/2", ("model", "best", "2")),
+        ("POST", "/v2/models/best/versions/2/infer", ("infer", "best", "2")),
+    ],
+)
+def test_what_a_path_of_the_protocol_asks_for(method, path, what):
+    from fluidtune.serving.answers import inference
+
+    found = inference(method, path, {"best": ["1", "2"]})
+    assert (found.what, found.model, found.version) == what
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2/models", 404),
+        ("GET", "/v2/models/worst", 404),
+        ("GET", "/v2/models/best/versions/3", 404),
+        ("GET", "/v2/models/best/config", 404),
+        ("GET", "/v2/models/best/infer", 405),
+        ("POST", "/v2", 405),
+    ],
+)
+def test_what_the_protocol_does_not_have(method, path, status):
+    from fluidtune.serving.answers import Said, inference
+
+    with pytest.raises(Said) as found:
+        inference(method, path, {"best": ["1", "2"]})
+    assert found.value.status == status
+    assert ("Allow" in found.value.headers) == (status == 405)
+
+
 @pytest.mark.parametrize("reason", Reason)
 def test_a_refusal_has_a_code_and_says_when_to_ask_again(reason):
     from fluidtune.serving.answers import of_server

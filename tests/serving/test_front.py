@@ -72,7 +72,7 @@ def made():
         service = Service(Version(1, "t", "run", state="serving"))
         answering = Answering.of(model, Samples([1], [2]), 100)
         about = {"service": service, "answering": {"t": answering}, "keys": ["t"], "close": nothing}
-        one._rollouts, one._document, one._kept = SimpleNamespace(**about, able=lambda version: True), {}, ""
+        one.rollouts, one._document, one._kept = SimpleNamespace(**about, able=lambda version: True), {}, ""
         one._log = SimpleNamespace(write=lambda event, **fields: None, close=lambda: None)
         return one
 
@@ -319,6 +319,6 @@ def test_a_batch_of_tensors_is_answered_whole_or_refused(made):
 @pytest.mark.parametrize("headers", [[(b"inference-header-content-length", b"999999")], []])
 def test_json_with_tensors_is_bounded_because_it_is_read_in_one_go(made, headers):
     front = made(Server(), slo=PATIENCE_S)
-    front._rollouts.answering["t"] = dataclasses.replace(front._rollouts.answering["t"], most=1 << 20)
+    front.rollouts.answering["t"] = dataclasses.replace(front.rollouts.answering["t"], most=1 << 20)
     status, said, _ = answered(front, path="/v2/models/t/infer", body=b" " * (257 << 10), headers=headers)
     assert (status, said["code"]) == (413, "too_large") and "send binary tensors" in said["error"]
