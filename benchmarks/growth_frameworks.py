@@ -4,8 +4,8 @@
 The jobs are in growth_job.py. `lightning` and `transformers` are trials under FluidTune that grow in place whenever a
 short trial has ended; the order is the engine's. A process that has used Lightning or Transformers serves one trial, so
 mostly one is forked for the growth: these are ``cold``.
-`train_v2` is Ray Train's elastic group, which begins again from its checkpoint when a second core is free; the order is
-that the core is freed, and Ray looks for it each second, not each minute as is its default. `restart` is Lightning's
+`train_v2` is Ray Train's elastic group, which begins again from its checkpoint when a second node has joined; the order
+is that it has joined, and Ray looks for it each second, not each minute as is its default. `restart` is Lightning's
 own way: the process saves and ends, and one with two devices begins; the order is that it is asked to.
 
 ``grow``: seconds from the order to the first step with two workers, with a process that was there. ``cold``: the same

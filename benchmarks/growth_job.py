@@ -1,8 +1,8 @@
 """The jobs of growth_frameworks.py: a small network of Lightning or Transformers, whose training gets a second core.
 
 `lightning` and `transformers` are run by ``fluidtune run``: short trials come and go, as in resize_job.py, and the
-long trial grows each time. `train_v2` is the Lightning module in a ``TorchTrainer`` with ``num_workers=(1, 2)``; an
-actor holds its second core until the first worker has trained for a while. `restart` is the same module under
+long trial grows each time. `train_v2` is the Lightning module in a ``TorchTrainer`` with ``num_workers=(1, 2)`` in a
+cluster of one core; a second node of one core joins when the first worker has trained for a while. `restart` is the same module under
 Lightning alone: a process is asked to save its checkpoint and end, and one with two devices goes on from it.
 
 An epoch is one step. Each step of the first worker adds a line to a file: when it was done (seconds), and the width.
@@ -26,6 +26,7 @@ import lightning.pytorch as pl
 import ray
 import torch
 from ray import tune
+from ray.cluster_utils import Cluster
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -173,10 +174,6 @@ def figures(place: Path, ordered: float) -> dict[str, float]:
     return {"grow": first - ordered, "stall": pause}
 
 
-class Holder:
-    """Holds the second core."""
-
-
 def in_a_worker(config: dict[str, Any]) -> None:
     from ray import train
     from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment, RayTrainReportCallback
@@ -197,7 +194,8 @@ def train_v2(place: Path) -> dict[str, float]:
     from ray import train
     from ray.train.torch import TorchTrainer
 
-    held = ray.remote(num_cpus=1)(Holder).remote()
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    ray.init(address=cluster.address, log_to_driver=False)
     scaling = train.ScalingConfig(num_workers=(1, 2), elastic_resize_monitor_interval_s=TRAIN_LOOKS_S)
     run = train.RunConfig(storage_path=str(place), checkpoint_config=train.CheckpointConfig(num_to_keep=1))
     config = {"place": str(place)}
@@ -205,11 +203,12 @@ def train_v2(place: Path) -> dict[str, float]:
     thread = threading.Thread(target=trainer.fit)
     thread.start()
     await_width(place, 1, BEFORE)
-    ordered = time.time()
-    ray.kill(held)
-    found = figures(place, ordered)
+    cluster.add_node(num_cpus=1)
+    found = figures(place, time.time())
     (place / "stop").touch()
     thread.join()
+    ray.shutdown()
+    cluster.shutdown()
     return found
 
 
@@ -251,8 +250,6 @@ def main() -> None:
     if args.how in ("lightning", "transformers"):
         under_fluidtune(args.how, args.times, args.storage)
         return
-    if args.how == "train_v2":
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     grown = {"train_v2": train_v2, "restart": restart}[args.how]
     found = [grown(Path(tempfile.mkdtemp(dir=args.storage))) for _ in range(args.times)]
     Path(args.out).write_text(json.dumps({key: [each[key] for each in found] for key in ("grow", "stall")}))
