@@ -240,7 +240,3 @@ class Engine:
             need=None if need is None else (float(need.persistent), float(need.ephemeral)),
             least=None if least is None else (float(least.persistent), float(least.ephemeral)),
         )
-
-    def validate_state(self) -> None:
-        """Asserts every invariant; for tests, after any event."""
-        self._state.validate()

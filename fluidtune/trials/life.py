@@ -158,15 +158,6 @@ class Crew:
         """The width of its last iteration: workers, or its share of one device."""
         return self.width if self.width > 1 else self.share
 
-    def validate(self) -> None:
-        """Assert what holds of the group after every event."""
-        assert (self.change == "gathering") == bool(self.awaited), self
-        assert (self.change == "announced") == (self.announced is not None), self
-        assert self.joining.keys() <= self.awaited and self.ready <= self.awaited, self
-        assert self.leader is not None or not (self.followers or self.awaited or self.facts.address), self
-        assert self.leader is not None or self.change == "steady", self
-        assert not self.followers.keys() & self.joining.keys(), self
-
 
 @dataclass(eq=False)
 class TrialLife:
@@ -278,16 +269,6 @@ class TrialLife:
     def commits(self) -> bool:
         """It commits when it is unloaded."""
         return self.kind == "elastic" and self.outside.commits
-
-    def validate(self) -> None:
-        """Assert every invariant."""
-        crew = self.crew
-        crew.validate()
-        led = self.released_from if self.place == "released" else self.place
-        assert (crew.leader is not None) == (led in ("loading", "live")), self
-        assert led == "live" or (crew.change == "steady" and crew.facts.address is None), self
-        assert not any(call.issued for call in list(self.calls)[led == "live" :]), self
-        assert self.place != "released" or self.released_from is not None, self
 
 
 @singledispatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.reasons import Reason, because
+from tests.engine.invariants import check_engine
 
 
 class Bench:
@@ -19,7 +20,7 @@ class Bench:
     def __call__(self, *events: m.Event) -> list[m.Instruction]:
         self.at += 1
         out = self.engine.handle(*events, now=self.at)
-        self.engine.validate_state()
+        check_engine(self.engine)
         return out
 
     def results(self, trial: str, seconds: float, count: int, width: float = 1) -> list[m.Instruction]:

@@ -12,6 +12,7 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.device_table import DeviceModels
 from tests.engine.helpers import Bench, elastic, plain, resize, start
+from tests.engine.invariants import check_engine, check_models
 
 FAST, SLOW = "H100", "L4"
 
@@ -70,7 +71,7 @@ def test_what_is_known_of_models(notes: list[tuple[int, str | None]], device: in
         else:
             assert models.note(at, model) is (known.get(at) != model)
             known[at] = model
-        models.validate()
+        check_models(models)
     assert models.mixed is (len(set(known.values())) > 1)
     alike = [at for at in range(8) if models.alike(device, at)]
     assert alike == [at for at in range(8) if known.get(at, known.get(device)) == known.get(device, known.get(at))]
@@ -88,7 +89,7 @@ def instructions(seed: int, models: str, elastics: int) -> list:
     random.Random(seed).shuffle(late)
     for now in range(60):
         said = engine.handle(*batch, now=float(now))
-        engine.validate_state()
+        check_engine(engine)
         out += said
         batch = [m.Resized(each.trial, each.devices, 0.1) for each in said if isinstance(each, m.Resize)]
         running = [name for name in engine.running if engine.trial(name).status == "running"]

@@ -5,6 +5,7 @@ import pytest
 from fluidtune.engine import Engine, EngineError
 from fluidtune.engine import messages as m
 from tests.engine.helpers import Bench, elastic, plain, release, resize, resume, start
+from tests.engine.invariants import check_engine
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_an_event_that_cannot_be_true_is_refused_by_name_and_changes_nothing(eve
     with pytest.raises(EngineError) as error:
         bench.engine.handle(event, now=9)
     assert named in str(error.value)
-    bench.engine.validate_state()
+    check_engine(bench.engine)
     assert (bench.engine.trials, bench.engine.devices) == before
 
 
@@ -108,7 +109,7 @@ def test_a_trial_whose_group_broke_resumes_where_a_worker_certainly_lives(alive)
     """The living worker reports before the death of the other is noticed, so that no device is known to be cold."""
     bench = wide(2, 4)
     assert first(bench(m.WorkerLost("a", alive=alive))) == alive
-    bench.engine.validate_state()
+    check_engine(bench.engine)
 
 
 def test_two_workers_lost_in_a_row_are_both_avoided():

@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fluidtune.engine import Engine, Reason
 from fluidtune.engine import messages as m
 from fluidtune.engine.reasons import NUMBERS
+from tests.engine.invariants import check_engine
 
 SHARES = st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.3, 2.0, 3.0])
 KINDS = st.sampled_from(["plain", "checkpointing", "elastic", "elastic"])
@@ -89,7 +90,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.clock += 1
         # What the events themselves end, the rules below have ended in the model before.
         out = self.engine.handle(*events, now=self.clock)
-        self.engine.validate_state()
+        check_engine(self.engine)
         for instruction in out:
             self.carry_out(instruction)
         return out

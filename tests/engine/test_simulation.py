@@ -10,6 +10,7 @@ import pytest
 
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
+from tests.engine.invariants import check_engine
 
 
 @dataclass
@@ -53,7 +54,7 @@ class World:
             else:
                 events.append(m.TrialEnded(trial, "stopped"))
             self.carry_out(self.engine.handle(*events, now=at))
-        self.engine.validate_state()
+        check_engine(self.engine)
         assert all(self.done[trial] == self.todo[trial][0] for trial in self.todo)
         assert len(self.engine.idle_devices) == total
         return self.now

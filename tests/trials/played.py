@@ -36,6 +36,8 @@ from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION,
 from fluidtune.report import LossyLog
 from fluidtune.tune import result_logs
 from fluidtune.tune.device_setup import DeviceSetup
+from tests.engine.invariants import check_engine
+from tests.trials.life_invariants import check_life
 from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Pool
 
@@ -355,7 +357,7 @@ class Play:
             for event in events:
                 self.note("event", event)
             instructions = decide(events)
-            job.engine.validate_state()
+            check_engine(job.engine)
             for instruction in instructions:
                 self.note("instruction", instruction)
             return instructions
@@ -758,7 +760,7 @@ class Play:
         self.answers = answers
         self.manager.step(0.0)
         for run in self.manager._runs:
-            run.life.validate()
+            check_life(run.life)
 
     def _answer_one(self) -> None:
         """The manager waits for one answer."""

@@ -14,6 +14,7 @@ from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES, SeenResults
 from tests.engine.helpers import resize, start
+from tests.trials.life_invariants import check_life
 
 ADDRESS = ("127.0.0.1", 4321)
 STARTS, RESIZES = start("a", (), 1.0).why, resize("a", ()).why
@@ -67,7 +68,7 @@ class Driver:
 
     def hears(self, event: m.Event) -> list[m.Instruction]:
         out = handle(self.life, event)
-        self.life.validate()
+        check_life(self.life)
         return out
 
     def placed(self, *devices: int) -> list[m.Instruction]:
