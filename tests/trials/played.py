@@ -33,7 +33,7 @@ from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION, TRIAL_INFO
-from fluidtune.report import LossyLog
+from fluidtune.report import EventLog
 from fluidtune.tune import result_logs
 from fluidtune.tune.device_setup import DeviceSetup
 from tests.engine.invariants import check_engine
@@ -330,7 +330,7 @@ class Play:
                 if isinstance(module, ModuleType) and hasattr(module, "time"):
                     stack.enter_context(patch.object(module, "time", clock))
             stack.enter_context(patch.object(result_logs, "upload", lambda trial: None))
-            stack.enter_context(patch.object(LossyLog, "open", lambda *args: None))
+            stack.enter_context(patch.object(EventLog, "open", lambda *args: None))
             self.manager = stack.enter_context(
                 standing_alone(
                     directory,
