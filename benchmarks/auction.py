@@ -67,9 +67,7 @@ def app(rng: random.Random, gpus: int, apps: int) -> Valuation:
 def relaxed_value(bids: Sequence[Bid], where: Mapping[Any, Gpu]) -> float:
     """The optimum of the auction's linear relaxation: no allocation has a larger sum of log(1/rho)."""
     layout = _Shaped(where)
-    solver = WinnerDetermination([_bidder_rows(bid, layout)[0] for bid in bids], layout.capacity)._solver
-    solver.run()
-    return float(-solver.getInfo().objective_function_value)
+    return WinnerDetermination([_bidder_rows(bid, layout)[0] for bid in bids], layout.capacity).relaxed_value()
 
 
 def any_subset(values: list[Valuation], gpus: int) -> float:

@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
-from salus_share import mps, service
+from salus_share import service
 from salus_share.gate import Gate
 from salus_share.policies import Pack
 from salus_share.seat_table import SeatTable
@@ -54,19 +54,6 @@ def service_status(directory: Path) -> dict[str, Any]:
         link.send(b'{"do": "status"}')
         told: dict[str, Any] = json.loads(link.recv(service.PACKET))
         return told
-
-
-def leave_daemon(daemon: mps.Mps) -> None:
-    """This process does not use the MPS daemon any more. The last one that calls this stops the daemon, if it is ours.
-
-    Otherwise its guard stops it, some seconds later.
-    """
-    if daemon.pipe == daemon._ours:
-        with daemon._users() as users:
-            (users / mps._signature(os.getpid())).unlink(missing_ok=True)
-            if not mps._living(users):
-                daemon._tell(daemon._ours, "quit")
-    daemon.pipe = None
 
 
 def end_service(directory: Path) -> None:

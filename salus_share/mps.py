@@ -5,7 +5,7 @@ There is one daemon per GPU, because a fatal fault of one client hits every clie
 already (at `CUDA_MPS_PIPE_DIRECTORY`, or at NVIDIA's own default) is used and never stopped. Where MPS is not
 available, processes take time slices, and the log says so once. What a client may do in its lane is not decided here.
 
-Processes that use the daemon are killed more often than they end, so nobody is relied on to stop it: the daemon comes
+Processes that use the daemon are killed more often than they end, so `Mps.release` is not relied on: the daemon comes
 with a guard, a small detached process that stops the daemon when no process that uses it lives any more. Whoever kills
 a client calls `end_client` before, on the client's node.
 
@@ -95,6 +95,15 @@ class Mps:
                 (users / _signature(os.getpid())).touch()
                 self._watch()
                 self.pipe = self._ours
+
+    def release(self) -> None:
+        """Do not use the daemon any more. The last process that calls this stops the daemon, if it is ours."""
+        if self.pipe == self._ours:
+            with self._users() as users:
+                (users / _signature(os.getpid())).unlink(missing_ok=True)
+                if not _living(users):
+                    self._tell(self._ours, "quit")
+        self.pipe = None
 
     def refuse(self, why: str) -> None:
         """Record that CUDA does not start under this daemon: no process of this node tries it for `REFUSED_S`.

@@ -105,6 +105,11 @@ class WinnerDetermination:
         value = float(self._values[empty])
         return Selection(selection.rows, selection.value - value, selection.bound - value)
 
+    def relaxed_value(self) -> float:
+        """The largest sum of values if a row could be chosen in part: the optimum of the linear relaxation."""
+        self._solver.run()
+        return float(-self._solver.getInfo().objective_function_value)
+
     def _solve(self, absent: int | None, start: np.ndarray) -> Selection:
         solver = self._solver
         solver.run()

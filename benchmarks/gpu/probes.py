@@ -27,7 +27,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.gpu.peers import communicator, killed_peers, two_ranks
-from benchmarks.salus_jobs import leave_daemon
 from fluidtune.cluster.cleaning.process_leftovers import GPU_MEMORY_ALLOWANCE
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from salus_share.memory import CONTEXT, is_out_of_memory
@@ -220,7 +219,7 @@ def mps_killed(device: str) -> Answer:
         found["after"] = [answer_of(*after) for _ in range(2)]
         for _, process in (stays, goes, after):
             process.kill()
-        leave_daemon(daemon)
+        daemon.release()
         return found
 
 

@@ -35,7 +35,7 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.inference import figures_of, one_at_a_time, resident
-from benchmarks.salus_jobs import device_home, end_service, leave_daemon, seat, together
+from benchmarks.salus_jobs import device_home, end_service, seat, together
 from fluidtune.cluster.sharing.lanes import LaneMember, LaneSettings, LaneTicket
 from salus_share import Need, service
 from salus_share.client import LaneClient
@@ -148,7 +148,7 @@ def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
                 sides[name] = together(train, rows)[0]
             finally:
                 if mps is not None:
-                    leave_daemon(mps)
+                    mps.release()
         say(f"pack, {name}: {sides[name]:.2f} s")
     ratios = {name: seconds / sides["lanes"] for name, seconds in sides.items() if name != "lanes"}
     shown = {name: {"seconds": seconds} for name, seconds in sides.items()}
@@ -184,7 +184,7 @@ def under_mps(plan: Plan, gpu: DeviceSample) -> dict[str, Any]:
         limited = mps.environment(memory=2048 * MB)
         _, (fits,) = together(allocate, [(limited, (512 * MB, 3072 * MB), plan.device)])
         pipe = mps.pipe
-        leave_daemon(mps)
+        mps.release()
         ours = pipe is not None and pipe.is_relative_to(directory)
         return {"had": True, "ours": ours, "within": fits[0], "held_to_its_limit": not fits[1]}
 

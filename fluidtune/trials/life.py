@@ -12,9 +12,9 @@ from typing import Any
 
 from fluidtune.engine.messages import Kind
 from fluidtune.engine.reasons import Why
-from fluidtune.group_facts import GroupFacts
+from fluidtune.group_facts import GroupFacts, Reform
 from fluidtune.trials.life_states import CHANGES, HELD, PLACES, WISHES, Change, Place, Wish
-from fluidtune.trials.messages import Call, Event, Instruction, NewGroup, Outside, Worker
+from fluidtune.trials.messages import Call, Event, Instruction, Outside, Worker
 
 #: How many of its latest events an error of a trial's life shows.
 STORY_LENGTH = 20
@@ -140,7 +140,7 @@ class Crew:
     #: Number of the newest resize.
     generation: int = 0
     #: The group that the leader is to be told of with the next iteration. Set exactly while it is ``announced``.
-    announced: NewGroup | None = None
+    announced: Reform | None = None
     #: What its leader knew of it at its newest result; the defaults while there is no leader.
     facts: GroupFacts = field(default_factory=GroupFacts)
     #: The trial must not have several workers again.

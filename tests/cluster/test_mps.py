@@ -17,7 +17,6 @@ import psutil
 import pytest
 import ray
 
-from benchmarks.salus_jobs import leave_daemon
 from fluidtune.cluster import new_processes
 from fluidtune.cluster import pool as pool_module
 from fluidtune.cluster.devices.layout import Layout
@@ -89,7 +88,7 @@ def test_a_worker_is_a_client_of_its_own_gpus_daemon_before_cuda_starts(node: No
     assert {name: os.environ.get(name) for name in wanted} == wanted
     (began,) = node.told("-d")
     assert began["CUDA_VISIBLE_DEVICES"] == node.uuids[1]
-    leave_daemon(found.client)
+    found.client.release()
     assert len(node.told("quit")) == 1
 
 

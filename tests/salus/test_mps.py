@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.salus_jobs import leave_daemon
 from salus_share import SalusError, mps, telemetry
 from salus_share.mps import Mps
 from salus_share.seat_table import started
@@ -45,7 +44,7 @@ def test_started_verified_and_stopped(tmp_path, calls) -> None:
     ]
     # It answers, and a server of this user came up on the GPU.
     assert [command for command, _ in calls()][-2:] == [f"start_server -uid {os.getuid()}", "get_server_list"]
-    leave_daemon(daemon)
+    daemon.release()
     assert calls()[-1][0] == "quit"
     assert daemon.environment() == {}
 
@@ -61,11 +60,11 @@ def test_shared_until_the_last_user_is_gone(tmp_path, calls) -> None:
     second = Mps(UUID, tmp_path / "gpu", STANDIN)
     assert second.acquire()
     assert [command for command, _ in calls()].count("-d") == 1
-    leave_daemon(daemon)
+    daemon.release()
     assert [path.name for path in users.iterdir()] == [other]
     assert "quit" not in [command for command, _ in calls()]
     (users / other).unlink()
-    leave_daemon(second)
+    second.release()
     assert calls()[-1][0] == "quit"
 
 
@@ -129,10 +128,10 @@ def test_the_daemon_of_a_client_hears_that_it_is_to_be_ended(tmp_path, calls, mo
         assert [command for command, _ in calls()].count(ended) == 1
         # Its CUDA fails now; that is no reason to do without MPS.
         daemon.refuse("CUDA error: the client has been terminated")
-        leave_daemon(daemon)
+        daemon.release()
         again = Mps(UUID, gpu, STANDIN)
         assert again.acquire()
-        leave_daemon(again)
+        again.release()
 
 
 @pytest.mark.parametrize("how", ["environment", "default"])
@@ -147,7 +146,7 @@ def test_a_daemon_that_is_there_is_used_and_left_alone(tmp_path, calls, monkeypa
     daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
     assert daemon.acquire()
     assert daemon.environment() == {"CUDA_MPS_PIPE_DIRECTORY": str(theirs), "CUDA_VISIBLE_DEVICES": UUID}
-    leave_daemon(daemon)
+    daemon.release()
     assert {command for command, _ in calls()} == {"get_server_list"}
     assert (theirs / "control").exists()
 
@@ -159,7 +158,7 @@ def test_limits_of_a_client(tmp_path, calls) -> None:
     assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
     with pytest.raises(SalusError, match="expected"):
         daemon.environment(memory=-1)
-    leave_daemon(daemon)
+    daemon.release()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_without_mps_it_is_said_once_and_not_tried_again(tmp_path, calls, monkey
             daemon = Mps(UUID, tmp_path / "gpu", program)
             assert not daemon.acquire()
             assert daemon.environment(memory=1 << 30) == {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "gpu" / "none")}
-            leave_daemon(daemon)
+            daemon.release()
     (message,) = caplog.messages
     assert "time slices" in message and said in message
     assert not (tmp_path / "gpu" / "pipe" / "control").exists(), "a daemon that is of no use was left"
@@ -193,7 +192,7 @@ def test_a_daemon_under_which_cuda_does_not_start_is_not_tried_again(tmp_path, c
     daemon = Mps(UUID, tmp_path / "gpu", STANDIN)
     assert daemon.acquire()
     daemon.refuse("CUDA error 805")
-    leave_daemon(daemon)
+    daemon.release()
     without = Mps(UUID, tmp_path / "gpu", STANDIN)
     assert not without.acquire()
     # There is no daemon where it looks for one.
@@ -201,7 +200,7 @@ def test_a_daemon_under_which_cuda_does_not_start_is_not_tried_again(tmp_path, c
     os.utime(tmp_path / "gpu" / "refused", (0, 0))
     again = Mps(UUID, tmp_path / "gpu", STANDIN)
     assert again.acquire()
-    leave_daemon(again)
+    again.release()
 
 
 def test_the_environment_comes_before_cuda(monkeypatch) -> None:
@@ -224,4 +223,4 @@ def test_the_real_daemon(tmp_path) -> None:
     assert shutil.which(mps.CONTROL)
     daemon = Mps(str(torch.cuda.get_device_properties(0).uuid), tmp_path / "gpu")
     assert daemon.acquire()
-    leave_daemon(daemon)
+    daemon.release()
