@@ -19,14 +19,16 @@ import math
 import random
 import statistics
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from themis_bridge import Bid, JobInfo, clear_auction, independent_finish_time
-from themis_bridge.auction import relaxed_value
+from themis_bridge.auction import _bidder_rows, _Shaped
 from themis_bridge.bids import Valuation, make_bid
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
+from themis_bridge.winner_determination import WinnerDetermination
 
 
 def cluster(machines: dict[int, int], racks: int) -> list[Gpu]:
@@ -62,6 +64,12 @@ def app(rng: random.Random, gpus: int, apps: int) -> Valuation:
     return Valuation(phases[rng.randrange(4) :], rng.random() * independent, independent)
 
 
+def relaxed_value(bids: Sequence[Bid], where: Mapping[Any, Gpu]) -> float:
+    """The optimum of the auction's linear relaxation: no allocation has a larger sum of log(1/rho)."""
+    layout = _Shaped(where)
+    return WinnerDetermination([_bidder_rows(bid, layout)[0] for bid in bids], layout.capacity).relaxed_value()
+
+
 def any_subset(values: list[Valuation], gpus: int) -> float:
     """An upper bound on the sum of log(1/rho): each app may get any number of GPUs, and all lie together."""
     bids = []
@@ -69,7 +77,7 @@ def any_subset(values: list[Valuation], gpus: int) -> float:
         table = {frozenset(range(n)): value.rho([], {n: 1} if n else {}) for n in range(min(value.useful, gpus) + 1)}
         bids.append(Bid(str(number), table))
     where = {n: Gpu(str(n), "all") for n in range(gpus)}
-    return relaxed_value(bids, range(gpus), where=where)
+    return relaxed_value(bids, where)
 
 
 def measure(apps: int, gpus: list[Gpu], share: float, rounds: int, seed: int) -> dict[str, Any]:
@@ -87,10 +95,10 @@ def measure(apps: int, gpus: list[Gpu], share: float, rounds: int, seed: int) ->
             bids.append(make_bid(f"app{bidder}", value, [], gpus))
             bid_seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
-        clearing = clear_auction(bids, where, where=where)
+        clearing = clear_auction(bids, where)
         clear_seconds.append(time.perf_counter() - began)
         proved = proved and clearing.exact
-        relaxation.append(math.exp((clearing.value - relaxed_value(bids, where, where=where)) / len(bids)))
+        relaxation.append(math.exp((clearing.value - relaxed_value(bids, where)) / len(bids)))
         if number < ANY_SUBSET_ROUNDS:
             subsets.append(math.exp((clearing.value - any_subset(values, len(gpus))) / len(bids)))
         say(f"[{number + 1}/{rounds}] {apps} apps, {len(bids)} bid on {len(gpus)} GPUs: {clear_seconds[-1]:.3f} s")

@@ -23,9 +23,9 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import Turns, device_home, pin, spin, together
-from fluidtune.planning import packing_limit as by_speed
+from fluidtune.planning import packing_limit
 from fluidtune.planning.loads import PACKING_THRESHOLD
-from salus_share import Need, packing_limit, service
+from salus_share import Need, service
 from salus_share.client import LaneClient
 
 #: The seconds for which a step keeps the core busy. `waits` waits as long again for its input.
@@ -84,10 +84,10 @@ def main() -> None:
     for name in ("fifo", "time_slicing", "own_lanes", "lanes"):
         sides[name] = {kind: side(name, options.copies, steps, wait) for kind, wait in KINDS.items()}
         say(f"{name}: " + ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in sides[name].items()))
-    memory = packing_limit(NEED, CAPACITY)
+    memory = CAPACITY // (NEED.persistent + NEED.ephemeral)
     for kind in KINDS:
         times = {1: sides["fifo"][kind] / (options.copies * steps), options.copies: sides["lanes"][kind] / steps}
-        packing[kind] = min(memory, by_speed(times, PACKING_THRESHOLD))
+        packing[kind] = min(memory, packing_limit(times, PACKING_THRESHOLD))
     # Packing switched off is FIFO.
     decided = sides["lanes" if packing["full"] > 1 else "fifo"]["full"]
     ratios = {name: row["waits"] / sides["lanes"]["waits"] for name, row in sides.items() if name != "lanes"}

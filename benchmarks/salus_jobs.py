@@ -6,6 +6,7 @@ This is not a benchmark. A child is started with `spawn`, says when it is ready,
 from __future__ import annotations
 
 import contextlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -28,6 +29,8 @@ from salus_share.turns import IDLE
 _spawn = multiprocessing.get_context("spawn")
 #: What a child says when it can begin.
 READY = "ready"
+#: Seconds within which a lane service answers.
+STATUS_S = 5.0
 
 
 @contextlib.contextmanager
@@ -41,10 +44,22 @@ def device_home() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def service_status(directory: Path) -> dict[str, Any]:
+    """The state of the device's service: pid, policy, capacity and reserved (bytes), lanes, waiting.
+
+    Raises OSError if there is no service.
+    """
+    with service.connect(directory) as link:
+        link.settimeout(STATUS_S)
+        link.send(b'{"do": "status"}')
+        told: dict[str, Any] = json.loads(link.recv(service.PACKET))
+        return told
+
+
 def end_service(directory: Path) -> None:
     """End the lane service of a device, if there is one."""
     with contextlib.suppress(OSError):
-        os.kill(service.status(directory)["pid"], signal.SIGTERM)
+        os.kill(service_status(directory)["pid"], signal.SIGTERM)
 
 
 class Turns(Pack):

@@ -363,22 +363,17 @@ def status(address: str, as_json: bool) -> None:
         f"{found['leased']} of {found['gpus']} {found['unit']}s leased, {found['rounds']} rounds, "
         f"the last one took {found['round_seconds']:.2f} s"
     )
-    for trouble in found.get("trouble", ()):
+    for trouble in found["trouble"]:
         click.echo(f"  trouble: {trouble}")
     for name, app in found["apps"].items():
         click.echo("\n".join(_app_lines(name, app, found["unit"])))
 
 
 def _app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:
-    """One app of the arbiter's status; ``unit``: what is leased.
-
-    The arbiter may be of an earlier version, which does not say as much.
-    """
+    """One app of the arbiter's status; ``unit``: what is leased."""
     rho = "no rho yet" if app["rho"] is None else f"rho {app['rho']:.2f}"
-    if "waits" not in app:
-        return [f"  {name}: {len(app['leases'])} leases, {rho}, {app['age']:.0f} s old"]
     hosts = ", ".join(f"{count} on {host}" for host, count in app["hosts"].items())
-    at_once = f", {app['together']} at once" if app.get("together", 1) > 1 else ""
+    at_once = f", {app['together']} at once" if app["together"] > 1 else ""
     line = (
         f"  {name}: {len(app['leases'])} of {app['demand']} {unit}s{f' ({hosts})' if hosts else ''}{at_once}, {rho}, "
         f"user {app['user']}, weight {app['weight']:g}, doubt {app['doubt']:.2f}, {app['age']:.0f} s old"

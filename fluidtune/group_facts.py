@@ -1,7 +1,8 @@
-"""What a trial's leader knows of its group: one value, which comes to the driver with every reply.
+"""What a trial's leader knows of its group, which comes to the driver with every reply; and what it is told.
 
-A session makes it (`fluidtune.elastic.LeaderSession.facts`), the worker's host sends it whole, and the trial's life in
-the driver reads it (`fluidtune.trials`). A new fact is a field here, its value in a session, and a line that reads it.
+A session makes the facts (`fluidtune.elastic.LeaderSession.facts`), the worker's host sends them whole, and the trial's
+life in the driver reads them (`fluidtune.trials`). A new fact is a field here, its value in a session, and a line that
+reads it. A `Reform` goes the other way: the trial's life makes it, and a host hands it to its session.
 """
 
 from __future__ import annotations
@@ -38,3 +39,21 @@ class GroupFacts:
     committing: bool = False
     #: The random streams with which the trial's code began, for its joiners. None: none, or they were sent before.
     streams: dict[str, Any] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Reform:
+    """The trial's workers from the next boundary on.
+
+    ``generation`` grows with every reform of the trial. ``members`` are worker ids; members[0] is the leader, in every
+    reform of the trial the same. ``address`` is the leader's `GroupFacts.address`. ValueError if ``members`` is
+    empty or names a worker twice.
+    """
+
+    generation: int
+    members: tuple[str, ...]
+    address: tuple[str, int]
+
+    def __post_init__(self) -> None:
+        if not self.members or len(set(self.members)) != len(self.members):
+            raise ValueError(f"members must be one or more different workers, not {self.members}")

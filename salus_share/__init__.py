@@ -15,7 +15,7 @@ from salus_share.admission import Admission
 from salus_share.errors import Refused, SalusError, ServiceLost, StaleToken
 from salus_share.lanes import Lane, LaneTable
 from salus_share.messages import Need
-from salus_share.packing import SEATS, choose_device, divide, fit_together, packing_limit, shares
+from salus_share.packing import SEATS, choose_device, divide, fit_together, shares
 from salus_share.policies import Policy, policy
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "choose_device",
     "divide",
     "fit_together",
-    "packing_limit",
     "policy",
     "shares",
 ]

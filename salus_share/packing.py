@@ -13,7 +13,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TypeVar
 
-from salus_share.errors import SalusError
 from salus_share.lanes import Amount, LaneTable, amount
 from salus_share.messages import Need
 from salus_share.policies import Policy, Standing
@@ -26,20 +25,6 @@ SEATS = 64
 #: How many turns for each trial `shares` follows a lane, and how long a turn is taken to be, in seconds: so short that
 #: it brings no trial nearer to its end. The turns of the policies here repeat after one round.
 _ROUNDS, _MOMENT_S = 12, 1e-9
-
-
-def packing_limit(need: Need, capacity: Amount) -> int:
-    """c by memory: how many trials with this need run at once on ``capacity`` bytes, each alone in a lane.
-
-    At least 1. Raises SalusError if not even one fits.
-    """
-    each = amount(need.persistent, "persistent memory") + amount(need.ephemeral, "ephemeral memory")
-    whole = amount(capacity, "capacity")
-    if each > whole:
-        raise SalusError(f"a trial of {each} bytes does not fit on a device of {whole}; use a larger one")
-    if each == 0:
-        raise SalusError("a trial of 0 bytes fits any number of times; profile it first")
-    return int(whole // each)
 
 
 def fit_together(needs: Iterable[Need], capacity: Amount, *, own_lanes: bool = True) -> bool:

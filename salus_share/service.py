@@ -41,8 +41,8 @@ from salus_share.turns import IDLE, INSIDE, PAUSED, Turns
 TICK_S, IDLE_S = 0.25, 30.0
 #: The largest message, bytes; a message has a few hundred.
 PACKET = 1 << 16
-#: How long a trial waits for a service to come up, and for its answer to `status`; seconds.
-START_S, STATUS_S = 20.0, 5.0
+#: How long a trial waits for a service to come up, seconds.
+START_S = 20.0
 
 
 @dataclass
@@ -352,18 +352,6 @@ def connect(directory: Path) -> socket.socket:
         link.close()
         raise
     return link
-
-
-def status(directory: Path) -> dict[str, Any]:
-    """The state of the device's service: pid, policy, capacity and reserved (bytes), lanes, waiting.
-
-    Raises OSError if there is no service.
-    """
-    with connect(directory) as link:
-        link.settimeout(STATUS_S)
-        link.send(b'{"do": "status"}')
-        told: dict[str, Any] = json.loads(link.recv(PACKET))
-        return told
 
 
 def start(directory: Path, capacity: int, policy_name: str) -> socket.socket:

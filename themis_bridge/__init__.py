@@ -16,7 +16,7 @@ imports neither of them, and only `themis_bridge.shell` imports ray.
 
 from themis_bridge.auction import Bid, Clearing, clear_auction
 from themis_bridge.errors import ThemisError
-from themis_bridge.fairness import JobInfo, independent_finish_time, shared_finish_time
+from themis_bridge.fairness import JobInfo, independent_finish_time
 
 __all__ = [
     "Bid",
@@ -25,5 +25,4 @@ __all__ = [
     "ThemisError",
     "clear_auction",
     "independent_finish_time",
-    "shared_finish_time",
 ]

@@ -223,11 +223,3 @@ class Arbiter:
         for app in self.state.apps:
             self._leases.tell_app(app)
         self.auctioneer.begin_soon()
-
-    def validate_state(self) -> None:
-        """Assert every invariant; for tests, after any event."""
-        self.state.validate()
-        round_ = self.auctioneer.round
-        assert not self.auctioneer.failed, "a policy raised an exception; the log says which"
-        assert round_ is None or set(round_.bidders) <= round_.asked.keys()
-        assert not self._out, "instructions that were not returned"

@@ -270,14 +270,6 @@ class ArbiterState:
             barred.update(dict.fromkeys(own, frozenset().union(*(barred[name] for name in own)) - {app}))
         return barred
 
-    def validate(self) -> None:
-        for lease in self.leases:
-            assert lease.gpu in self.gpus, f"{lease} of a GPU that is not in the cluster"
-            assert lease.token <= self.leases.token, f"{lease} has a token that was never given"
-            assert lease.closing or lease.app in self.apps, f"{lease} of an app that is not known"
-            assert lease.heir is None or lease.heir in self.apps, f"{lease} is promised to an app that is not known"
-        assert not self.apps.keys() & self.away.keys(), "an app that is here and away"
-
 
 def decayed(before: float, gpus: int, seconds: float, half_life_s: float) -> float:
     """Usage after a user has held ``gpus`` GPUs for ``seconds``; GPU seconds, of which half fade in a half-life.

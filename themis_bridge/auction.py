@@ -30,8 +30,7 @@ class Bid:
     """One app's bid.
 
     rho: by subset of the GPUs on offer (ids), the app's rho with that subset; the empty set must be listed.
-    gang: how many GPUs must be on one machine to be of full use to the app, a power of two. The auction uses it only
-        if it knows where the GPUs are.
+    gang: how many GPUs must be on one machine to be of full use to the app, a power of two.
     together: a payment leaves it a multiple of this number of GPUs, since fewer would be of no use to it.
     """
 
@@ -97,27 +96,20 @@ class Clearing:
     exact: bool
 
 
-def clear_auction(
-    bids: Iterable[Bid],
-    gpus: Iterable[Any],
-    *,
-    where: Mapping[Any, Gpu] | None = None,
-    seconds: float = SOLVE_S,
-) -> Clearing:
+def clear_auction(bids: Iterable[Bid], where: Mapping[Any, Gpu], *, seconds: float = SOLVE_S) -> Clearing:
     """Clear one auction (pseudocode 1).
 
     Args:
         bids: at most one of each app.
-        gpus: ids of the GPUs on offer.
-        where: by id, the place of every GPU on offer. If given, a row of a bid stands for every set of GPUs of one kind
-            with the same `shape`. If not, a row stands for exactly its own GPUs.
+        where: by id, the place of every GPU on offer. A row of a bid stands for every set of GPUs of one kind with the
+            same `shape`.
         seconds: limit of a single solution, see `WinnerDetermination`.
 
     Raises:
-        ThemisError: a bid cannot be true, or an app has two bids, or a GPU's place is missing.
+        ThemisError: a bid cannot be true, or an app has two bids.
     """
     bids = list(bids)
-    offer = frozenset(gpus)
+    offer = frozenset(where)
     for app, times in Counter(bid.app for bid in bids).items():
         if times > 1:
             raise ThemisError(
@@ -125,11 +117,9 @@ def clear_auction(
             )
     for bid in bids:
         bid.check(offer)
-    if where is not None and not offer <= where.keys():
-        raise ThemisError(f"where lacks the places of {sorted(map(str, offer - where.keys()))}; give all or none")
     if not bids:
         return Clearing({}, {}, {}, offer, 0.0, 0.0, True)
-    layout = _Single(bids) if where is None else _Shaped(offer, where)
+    layout = _Shaped(where)
     tables = [_bidder_rows(bid, layout) for bid in bids]
     problem = WinnerDetermination([table for table, _ in tables], layout.capacity, seconds)
     best = problem.solve()
@@ -156,14 +146,7 @@ def clear_auction(
     )
 
 
-def relaxed_value(bids: Iterable[Bid], gpus: Iterable[Any], *, where: Mapping[Any, Gpu] | None = None) -> float:
-    """The optimum of the auction's linear relaxation: no allocation has a larger sum of log(1/rho)."""
-    bids = list(bids)
-    layout = _Single(bids) if where is None else _Shaped(frozenset(gpus), where)
-    return WinnerDetermination([_bidder_rows(bid, layout)[0] for bid in bids], layout.capacity).relaxed_value()
-
-
-def _kept(bid: Bid, won: Gpus, share: float, layout: _Single | _Shaped) -> Gpus:
+def _kept(bid: Bid, won: Gpus, share: float, layout: _Shaped) -> Gpus:
     """The floor(c * k) of the k won GPUs that are kept: the listed subset with the lowest rho, else the densest one.
 
     GPUs are indivisible, and so are gangs, so the fraction is rounded down.
@@ -178,7 +161,7 @@ def _kept(bid: Bid, won: Gpus, share: float, layout: _Single | _Shaped) -> Gpus:
     return frozenset(layout.densest(won)[:size])
 
 
-def _bidder_rows(bid: Bid, layout: _Single | _Shaped) -> tuple[BidderRows, list[Gpus]]:
+def _bidder_rows(bid: Bid, layout: _Shaped) -> tuple[BidderRows, list[Gpus]]:
     """The bid's rows for the solver, and the GPUs of each. A row is left out if a better one uses no more."""
     rows = sorted(bid.rho, key=lambda row: (bid.rho[row], len(row)))
     uses = layout.uses(rows, bid.gang)
@@ -189,35 +172,6 @@ def _bidder_rows(bid: Bid, layout: _Single | _Shaped) -> tuple[BidderRows, list[
     kept = np.flatnonzero(~better.any(axis=0))
     values = np.array([-math.log(bid.rho[rows[i]]) for i in kept])
     return BidderRows(values, uses[kept]), [rows[i] for i in kept]
-
-
-class _Single:
-    """Resources where places are not known: GPUs that appear in exactly the same rows of all bids are one resource."""
-
-    def __init__(self, bids: Sequence[Bid]):
-        inside: dict[Any, list[tuple[int, int]]] = defaultdict(list)
-        for b, bid in enumerate(bids):
-            for i, row in enumerate(bid.rho):
-                for gpu in row:
-                    inside[gpu].append((b, i))
-        numbers: dict[tuple[tuple[int, int], ...], int] = {}
-        self._resource = {gpu: numbers.setdefault(tuple(rows), len(numbers)) for gpu, rows in inside.items()}
-        self.capacity = [1] * len(numbers)
-
-    def uses(self, rows: Sequence[Gpus], gang: int) -> np.ndarray:
-        """How much of each resource each row takes, shape (rows, resources)."""
-        uses = np.zeros((len(rows), len(self.capacity)), dtype=np.int64)
-        for i, row in enumerate(rows):
-            uses[i, [self._resource[gpu] for gpu in row]] = 1
-        return uses
-
-    def place(self, bids: Sequence[Bid], won: Mapping[str, Gpus]) -> dict[str, Gpus]:
-        """By app, the GPUs of its row: nothing is interchangeable here."""
-        return dict(won)
-
-    def densest(self, won: Gpus) -> list[Any]:
-        """The GPUs in a fixed order: their places are not known."""
-        return sorted(won, key=lambda gpu: (str(type(gpu)), gpu))
 
 
 def shape(counts: Iterable[int], gang: int) -> Counter[int]:
@@ -237,7 +191,7 @@ def shape(counts: Iterable[int], gang: int) -> Counter[int]:
 
 
 class _Shaped:
-    """Resources where places are known: a row stands for its `shape`, and the solver needs no machine.
+    """The resources of an auction: a row stands for its `shape`, and the solver needs no machine.
 
     Sizes of pieces are powers of two. Therefore a set of pieces fits into the machines if and only if, for every size
     s, the GPUs of all pieces of size >= s are at most the sum over machines of the free GPUs rounded down to a multiple
@@ -245,11 +199,11 @@ class _Shaped:
     however many machines there are.
     """
 
-    def __init__(self, offer: Gpus, where: Mapping[Any, Gpu]):
+    def __init__(self, where: Mapping[Any, Gpu]):
         self._where = where
         #: (kind, machine) -> its GPUs on offer.
         self._free: dict[tuple[str, str], list[Any]] = defaultdict(list)
-        for gpu in sorted(offer, key=lambda gpu: (where[gpu].slot, str(gpu))):
+        for gpu in sorted(where, key=lambda gpu: (where[gpu].slot, str(gpu))):
             self._free[where[gpu].kind, where[gpu].machine].append(gpu)
         self._places = list(self._free)
         self._number = {gpu: number for number, place in enumerate(self._places) for gpu in self._free[place]}

@@ -50,49 +50,6 @@ class JobInfo:
         """Work left: seconds on one GPU."""
         return self.iters_remaining * self.time_per_iter
 
-    def slowdown(self, placement: float) -> float:
-        """This job's S on a placement where a job of sensitivity 1 has the S ``placement``."""
-        return 1.0 + self.sensitivity * (placement - 1.0)
-
-
-def phase_time(jobs: Sequence[JobInfo], gpus: float, slowdown: float = 1.0) -> float:
-    """Seconds of one phase on ``gpus`` GPUs with the best split of them among its jobs (eq. 2: max over jobs).
-
-    Jobs may take turns and use up to ``max_gpus`` GPUs. A split ends neither before all GPUs together have done all the
-    work, nor before the longest job has run at its widest; the best one ends at the later of these two times.
-    """
-    works = [job.work * (job.slowdown(slowdown) if slowdown != 1.0 else 1.0) for job in jobs]
-    total = sum(works)
-    if total == 0:
-        return 0.0
-    if gpus <= 0:
-        return math.inf
-    longest = max(work / min(gpus, job.max_gpus) for work, job in zip(works, jobs, strict=True))
-    return max(total / gpus, longest)
-
-
-def shared_finish_time(
-    phases: Iterable[Sequence[JobInfo]], gpus: float, elapsed: float = 0.0, slowdown: float = 1.0
-) -> float:
-    """T_sh (eq. 1 and 2): seconds from the app's start to its end if it has ``gpus`` GPUs from now on.
-
-    Args:
-        phases: the work left, the running phase first.
-        gpus: number of GPUs, >= 0; with 0 the result is infinite while any work is left.
-        elapsed: seconds since the app started, including those in the queue.
-        slowdown: S of the placement, >= 1.
-
-    Raises:
-        ThemisError: an argument is not finite or out of range.
-    """
-    if not (math.isfinite(gpus) and gpus >= 0):
-        raise ThemisError(f"gpus={gpus!r}: expected a finite number >= 0")
-    if not (math.isfinite(elapsed) and elapsed >= 0):
-        raise ThemisError(f"elapsed={elapsed!r}: expected seconds >= 0")
-    if not (math.isfinite(slowdown) and slowdown >= 1):
-        raise ThemisError(f"slowdown={slowdown!r}: expected a finite number >= 1")
-    return elapsed + sum(phase_time(jobs, gpus, slowdown) for jobs in phases)
-
 
 def independent_finish_time(budget: float, cluster_gpus: float, max_gpus: float, contention: float) -> float:
     """T_id = B / min(R_C / N, max_gpus): seconds that an app's work takes on its share of the cluster, R_C / N GPUs.

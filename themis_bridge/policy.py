@@ -143,7 +143,7 @@ class Themis:
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         ordered = sorted(bids.values(), key=lambda bid: situation.tie_break(bid.app))
-        clearing = clear_auction(ordered, situation.offer, where=situation.offer)
+        clearing = clear_auction(ordered, situation.offer)
         grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
         left = share_leftover(situation, grants, bids)
         outcome = Outcome({**grants, **left}, frozenset(left), clearing)

@@ -70,7 +70,7 @@ class Paper(Rule):
         return wanting[: max(1, math.ceil((1 - self.f) * len(wanting) - EQUAL))]
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        clearing = clear_auction(bids.values(), situation.offer, where=situation.offer)
+        clearing = clear_auction(bids.values(), situation.offer)
         grants = {gpu: app for app, gpus in clearing.allocation.items() for gpu in gpus}
         got = Counter(grants.values())
         order = worst_first(situation)

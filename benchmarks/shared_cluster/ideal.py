@@ -7,10 +7,27 @@ others. GPUs are divisible, all in one place, and change hands at once, without 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from benchmarks.shared_cluster.apps import Spec
-from themis_bridge.fairness import equal_shares, phase_time
+from themis_bridge import JobInfo
+from themis_bridge.fairness import equal_shares
+
+
+def phase_time(jobs: Sequence[JobInfo], gpus: float) -> float:
+    """Seconds of one phase on ``gpus`` GPUs with the best split of them among its jobs (eq. 2: max over jobs).
+
+    Jobs may take turns and use up to ``max_gpus`` GPUs. A split ends neither before all GPUs together have done all the
+    work, nor before the longest job has run at its widest; the best one ends at the later of these two times.
+    """
+    works = [job.work for job in jobs]
+    total = sum(works)
+    if total == 0:
+        return 0.0
+    if gpus <= 0:
+        return math.inf
+    longest = max(work / min(gpus, job.max_gpus) for work, job in zip(works, jobs, strict=True))
+    return max(total / gpus, longest)
 
 
 def ends(specs: Iterable[Spec], gpus: int) -> dict[str, float]:

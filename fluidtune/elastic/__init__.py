@@ -48,11 +48,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fluidtune.group_facts import Reform
+
 from .errors import GroupLost, Left
 from .group.current_session import LazySession, current, use, wake_on_first_use
 from .group.loop_thread import LoopOutcome, LoopThread
 from .group.worker_session import FollowerSession, LeaderSession, WorkerSession
-from .transport.membership import Reform
 
 if TYPE_CHECKING:
     from .commits.commit_store import Commit, CommitStore, Files, LocalFiles

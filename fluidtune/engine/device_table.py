@@ -71,10 +71,6 @@ class DeviceModels:
             parts.setdefault(self.of.get(device), []).append(device)
         return list(parts.values())
 
-    def validate(self) -> None:
-        """Asserts what the comments of the attributes say."""
-        assert self._count == Counter(self.of.values()) and all(self._count.values())
-
 
 class DeviceTable:
     """The devices of one engine, their nodes and their tenants (the trials that hold them).
@@ -329,25 +325,3 @@ class DeviceTable:
     def _unset_idle(self, device: int) -> None:
         _remove(self.idle, device)
         _remove(self.idle_on[self.node[device]], device)
-
-    def validate(self) -> None:
-        """Asserts what the comments of the attributes say."""
-        assert set(self.node) == set(self.tenants) == set(self.slots)
-        for device, tenants in self.tenants.items():
-            assert len(tenants) <= self.slots[device], f"device {device} over-committed: {tenants}"
-            assert len(set(tenants)) == len(tenants), (device, tenants)
-            assert tenants or self.slots[device] == 1, device
-        assert self.leaving <= set(self.node)
-        staying = {d: tenants for d, tenants in self.tenants.items() if d not in self.leaving}
-        assert self.idle == sorted(d for d, tenants in staying.items() if not tenants)
-        by_node: dict[str, list[int]] = {node: [] for node in self.size}
-        for device in self.idle:
-            by_node[self.node[device]].append(device)
-        assert by_node == self.idle_on
-        assert sum(self.size.values()) == len(self) and all(self.size.values())
-        assert self.cold <= self.node.keys() and self.models.of.keys() <= self.node.keys()
-        self.models.validate()
-        loaded = sorted((len(t), self._place[d], d) for d, t in staying.items() if t)
-        assert loaded == sorted((count, *entry) for count, entries in self._loaded.items() for entry in entries)
-        assert list(self._place) == list(self.node) and all(e == sorted(e) for e in self._loaded.values())
-        assert self._open == sorted((len(t), d) for d, t in staying.items() if 0 < len(t) < self.slots[d])

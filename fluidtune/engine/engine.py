@@ -108,11 +108,6 @@ class Engine:
 
     # Views: which trial holds which device
 
-    @property
-    def devices(self) -> dict[int, tuple[str, ...]]:
-        """By device, the trials that hold it, in the order in which they came."""
-        return {device: tuple(tenants) for device, tenants in self._state.devices.tenants.items()}
-
     def tenants(self, device: int) -> tuple[str, ...]:
         """The trials that hold ``device``, in the order in which they came; none if the device is not there."""
         return tuple(self._state.devices.tenants.get(device, ()))
@@ -126,7 +121,7 @@ class Engine:
 
         A trial holds the devices that it runs on, the first worker's device first, and after them those that it was
         promised: by a `Start` or `Resize` that the shell has not answered yet. A trial that waits, is paused or has
-        ended is left out. This is the inverse of `devices`.
+        ended is left out.
         """
         trials = self._state.trials
         return {name: tuple(trials[name].held) for name in self._state.running}
@@ -145,11 +140,6 @@ class Engine:
     def idle_devices(self) -> tuple[int, ...]:
         """Devices that no trial holds and that do not leave, ascending."""
         return tuple(self._state.devices.idle)
-
-    @property
-    def running(self) -> tuple[str, ...]:
-        """Trials that hold devices, in the order in which they started."""
-        return tuple(self._state.running)
 
     def has_device(self, device: int) -> bool:
         """Whether the engine knows ``device``."""
@@ -194,7 +184,7 @@ class Engine:
     def works_left(self, later: float = 0.0) -> Iterator[TrialWork]:
         """The work left of every trial that waits or holds devices, in the order first added.
 
-        It costs a small part of what `trials` does. later: seconds until further devices would be of use, for
+        later: seconds until further devices would be of use, for
         `TrialWork.grows`.
         """
         state = self._state
@@ -210,11 +200,6 @@ class Engine:
             return trial.granted_width
         return current_width(self._state, trial)
 
-    @property
-    def trials(self) -> dict[str, TrialView]:
-        """Every trial ever added, in the order first added. Copies all of them; `trial` copies one."""
-        return {name: self.trial(name) for name in self._state.trials}
-
     def trial(self, name: str) -> TrialView:
         """A copy of what is known of one trial. Raises EngineError if it was never added."""
         state = self._state
@@ -222,25 +207,13 @@ class Engine:
         need = None if sharing is None else sharing.need_of(trial)
         least = None if sharing is None else sharing.least.get(name)
         return TrialView(
-            trial=name,
             group=trial.group.name,
-            kind=trial.kind,
             status=trial.status,
-            since=trial.since,
             devices=trial.devices,
-            resizing_to=trial.resizing_to,
-            share=trial.share,
             width=self._width(trial),
-            iterations=trial.iterations,
-            done=trial.done,
             height=height(state, trial),
-            base=base_seconds(state, trial),
             seconds=trial.speed.by_width(),
             rung=trial.rung,
             need=None if need is None else (float(need.persistent), float(need.ephemeral)),
             least=None if least is None else (float(least.persistent), float(least.ephemeral)),
         )
-
-    def validate_state(self) -> None:
-        """Asserts every invariant; for tests, after any event."""
-        self._state.validate()

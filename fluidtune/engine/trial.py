@@ -170,8 +170,12 @@ class Trial:
 
 
 class TrialWork(NamedTuple):
-    """The work that a trial has left, for callers that look at all trials often. The fields are those of `TrialView`.
+    """The work that a trial has left, for callers that look at all trials often.
 
+    width, devices, height: as in `TrialView`.
+    iterations: left; None if unknown.
+    done: iterations done in all.
+    base: seconds per iteration on one worker; an estimate while nothing is measured.
     grows: an elastic trial would be done sooner with more devices (`width_rules.growth_pays`).
     gang: how many devices of one node it needs at once.
     """
@@ -193,29 +197,15 @@ class TrialWork(NamedTuple):
 class TrialView:
     """What the engine knows of one trial at this moment; a copy."""
 
-    trial: str
     group: str
-    kind: Kind
     status: Status
-    #: Engine time at which ``status`` began.
-    since: float
     #: Devices that it runs on, the first worker's first; empty while it does not run.
     devices: tuple[int, ...]
-    #: Devices of a resize that is not answered yet, else None.
-    resizing_to: tuple[int, ...] | None
-    #: Part of each device that it was given; 0.0 while it does not run.
-    share: float
     #: Workers: a share below 1, or a whole number; 0 while it does not run. Under a lane policy it is the share that
     #: the policy gives it beside the trials that are there.
     width: float
-    #: Iterations left; None if unknown.
-    iterations: float | None
-    #: Iterations done in all.
-    done: int
     #: Seconds left on one worker; an estimate while nothing is measured.
     height: float
-    #: Seconds per iteration on one worker; an estimate while nothing is measured.
-    base: float
     #: Seconds per iteration at every width that was measured.
     seconds: dict[float, float]
     #: How often Tune has given it a longer budget.

@@ -125,13 +125,3 @@ class WaitQueue:
         for group in {line.group.name: line.group for line in self._lines.values()}.values():
             group.passed += 1
         started.passed = 0
-
-    def validate(self) -> None:
-        """Asserts what the comments of the attributes say."""
-        seen = 0
-        for key, line in self._lines.items():
-            assert line.trials and line.trials == sorted(line.trials, key=_place), key
-            seen += len(line.trials)
-            for trial in line.trials:
-                assert self._where[trial.name] is line and line.key == key, trial
-        assert seen == len(self._where)

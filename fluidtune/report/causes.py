@@ -1,7 +1,7 @@
 """What the event log says of why something happened, for all who show it.
 
 Decides which words are shown where, and which `resize_started` a `resized` belongs to. Which reasons there are is
-decided in fluidtune/engine/reasons.py. A log of an earlier version has none, and its reader says so.
+decided in fluidtune/engine/reasons.py. Where a log has none, its reader says so.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from fluidtune.report.events import EventDict
 NO_REASON = "the log does not say why"
 #: Events that come often, and after which each trial has the devices that it had before.
 OFTEN = ("trial_result", "device_sample")
-#: Earlier versions wrote one of these as the reason of a resize. They say what is done, and not why.
-_NO_REASONS = ("grow", "shrink", "")
 
 
 def words_of(event: EventDict | None) -> str | None:
     """The event's reason in words, its first line; None if it has none."""
     reason = str((event or {}).get("reason") or "").strip()
-    return None if reason in _NO_REASONS else reason.splitlines()[0]
+    return reason.splitlines()[0] if reason else None
 
 
 def label_of(event: EventDict | None) -> str:

@@ -145,86 +145,67 @@ def _plain(value: Any) -> Any:
 class EventLog:
     """Appends events to one JSON-lines file. Several threads of one process may write.
 
-    ``path``: the file. A missing directory is made, and an existing log is continued.
-    ``clock``: returns unix seconds; tests pass another clock.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], clock: Callable[[], float] = time.time) -> None:
-        #: Where the log is.
-        self.path = Path(path)
-        self._clock = clock
-        self._lock = threading.Lock()
-        #: The last line has no end: only a part of it could be written.
-        self._cut = False
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        # O_APPEND and no buffer in this process: the kernel has the line when write() returns, so a driver that is
-        # killed afterwards does not lose it.
-        self._fd: int | None = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        self._end_cut_line()
-
-    def _end_cut_line(self) -> None:
-        # A driver that was killed while it wrote left a line without a newline. Our first line must not continue it.
-        assert self._fd is not None
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
-
-    def write(self, event: str, /, **fields: Any) -> None:
-        """Append one event with the present time.
-
-        Raises:
-            EventLogError: the schema does not allow it.
-            OSError: it cannot be written, as on a full disk. Later ones can be tried.
-        """
-        check_event(event, fields)
-        plain = {name: _plain(value) for name, value in fields.items()}
-        with self._lock:
-            if self._fd is None:
-                raise EventLogError(f"the event log {self.path} is closed; {event!r} was not written")
-            # The clock is read under the lock, so that lines are in the order of their times.
-            record = {"t": float(self._clock()), "event": event, **plain}
-            line = json.dumps(record, allow_nan=False, separators=(", ", ": ")) + "\n"
-            left = ("\n" + line if self._cut else line).encode()
-            while left:  # write() may write only a part, for example on a full disk
-                left = left[os.write(self._fd, left) :]
-                self._cut = bool(left)
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        with self._lock:
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
-
-
-class LossyLog:
-    """An event log on which no work depends: what cannot be written is lost.
-
-    ``warning``: what Python's log says about the first loss, with a ``%s`` for the error.
+    No work depends on it: what cannot be written is lost. ``warning``: what Python's log says about the first loss,
+    with a ``%s`` for the error.
     """
 
     def __init__(self, warning: str) -> None:
         self._warning = warning
-        self._log: EventLog | None = None
         #: The first error.
         self.lost: Exception | None = None
+        #: Where the log is, once it is there.
+        self._path: Path | None = None
+        self._fd: int | None = None
+        self._clock: Callable[[], float] = time.time
+        self._lock = threading.Lock()
+        #: The last line has no end: only a part of it could be written.
+        self._cut = False
 
     @property
     def is_open(self) -> bool:
-        return self._log is not None
+        return self._fd is not None
 
     def open(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        """Begin or continue the log in ``directory``. Until then, and if that fails, `write` writes nothing."""
+        """Begin or continue the log in ``directory``, which is made if it is missing.
+
+        Until then, and if that fails, `write` writes nothing.
+        ``clock``: returns unix seconds; tests pass another clock.
+        """
+        path = directory / EVENT_LOG_NAME
         try:
-            self._log = EventLog(directory / EVENT_LOG_NAME, clock)
+            directory.mkdir(parents=True, exist_ok=True)
+            # O_APPEND and no buffer in this process: the kernel has the line when write() returns, so a driver that is
+            # killed afterwards does not lose it.
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # A driver that was killed while it wrote left a line without a newline. Ours must not continue it.
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                os.write(fd, b"\n")
         except OSError as error:
             self.loses(error)
+        else:
+            self._path, self._fd, self._clock = path, fd, clock
 
     def write(self, event: str, /, **fields: Any) -> None:
-        """As `EventLog.write`, but for an OSError. The next event is tried again."""
-        if self._log is not None:
+        """Append one event with the present time. One that cannot be written, as on a full disk, is lost.
+
+        The next event is tried again. Raises `EventLogError` if the schema does not allow the event.
+        """
+        if self._path is None:
+            return
+        check_event(event, fields)
+        plain = {name: _plain(value) for name, value in fields.items()}
+        with self._lock:
+            if self._fd is None:
+                raise EventLogError(f"the event log {self._path} is closed; {event!r} was not written")
+            # The clock is read under the lock, so that lines are in the order of their times.
+            record = {"t": float(self._clock()), "event": event, **plain}
+            line = json.dumps(record, allow_nan=False, separators=(", ", ": ")) + "\n"
+            left = ("\n" + line if self._cut else line).encode()
             try:
-                self._log.write(event, **fields)
+                while left:  # write() may write only a part, for example on a full disk
+                    left = left[os.write(self._fd, left) :]
+                    self._cut = bool(left)
             except OSError as error:
                 self.loses(error)
 
@@ -235,8 +216,11 @@ class LossyLog:
             logger.warning(self._warning, error)
 
     def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
 
 
 class Events(list[EventDict]):

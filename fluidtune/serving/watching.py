@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from ray.util import metrics
 
-from fluidtune.report import EventLogError, LossyLog
+from fluidtune.report import EventLog, EventLogError
 from fluidtune.serving.model_versions import labels
 from symphony_serve.autoscale import BAD_RATE, Autoscaler, Sample
 from symphony_serve.profiles import Profile
@@ -168,7 +168,7 @@ class ServingLog:
 
     def __init__(self, directory: Path):
         self._directory: Path | None = directory
-        self._events = LossyLog("No events of this service are kept any more: %s")
+        self._events = EventLog("No events of this service are kept any more: %s")
         if directory.parent.is_dir():
             self._events.open(directory)
         else:

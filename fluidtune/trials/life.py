@@ -12,9 +12,9 @@ from typing import Any
 
 from fluidtune.engine.messages import Kind
 from fluidtune.engine.reasons import Why
-from fluidtune.group_facts import GroupFacts
+from fluidtune.group_facts import GroupFacts, Reform
 from fluidtune.trials.life_states import CHANGES, HELD, PLACES, WISHES, Change, Place, Wish
-from fluidtune.trials.messages import Call, Event, Instruction, NewGroup, Outside, Worker
+from fluidtune.trials.messages import Call, Event, Instruction, Outside, Worker
 
 #: How many of its latest events an error of a trial's life shows.
 STORY_LENGTH = 20
@@ -140,7 +140,7 @@ class Crew:
     #: Number of the newest resize.
     generation: int = 0
     #: The group that the leader is to be told of with the next iteration. Set exactly while it is ``announced``.
-    announced: NewGroup | None = None
+    announced: Reform | None = None
     #: What its leader knew of it at its newest result; the defaults while there is no leader.
     facts: GroupFacts = field(default_factory=GroupFacts)
     #: The trial must not have several workers again.
@@ -157,15 +157,6 @@ class Crew:
     def ran_at(self) -> float:
         """The width of its last iteration: workers, or its share of one device."""
         return self.width if self.width > 1 else self.share
-
-    def validate(self) -> None:
-        """Assert what holds of the group after every event."""
-        assert (self.change == "gathering") == bool(self.awaited), self
-        assert (self.change == "announced") == (self.announced is not None), self
-        assert self.joining.keys() <= self.awaited and self.ready <= self.awaited, self
-        assert self.leader is not None or not (self.followers or self.awaited or self.facts.address), self
-        assert self.leader is not None or self.change == "steady", self
-        assert not self.followers.keys() & self.joining.keys(), self
 
 
 @dataclass(eq=False)
@@ -278,16 +269,6 @@ class TrialLife:
     def commits(self) -> bool:
         """It commits when it is unloaded."""
         return self.kind == "elastic" and self.outside.commits
-
-    def validate(self) -> None:
-        """Assert every invariant."""
-        crew = self.crew
-        crew.validate()
-        led = self.released_from if self.place == "released" else self.place
-        assert (crew.leader is not None) == (led in ("loading", "live")), self
-        assert led == "live" or (crew.change == "steady" and crew.facts.address is None), self
-        assert not any(call.issued for call in list(self.calls)[led == "live" :]), self
-        assert self.place != "released" or self.released_from is not None, self
 
 
 @singledispatch

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 from fluidtune.engine import messages as engine
 from fluidtune.engine.messages import Ending, Kind
 from fluidtune.engine.reasons import Why
-from fluidtune.group_facts import GroupFacts
+from fluidtune.group_facts import GroupFacts, Reform
 
 #: How long a worker may clean up before it is killed. ``long``: it may write a last commit or checkpoint. ``short``:
 #: its group broke, so that it may stand in a call that never returns.
@@ -87,18 +87,6 @@ class Call:
     issued: bool = False
     #: What the shell keeps with it.
     carried: Any = None
-
-
-@dataclass(frozen=True)
-class NewGroup:
-    """The workers of the trial from the leader's next boundary on, by name, the leader's first.
-
-    ``generation`` grows with every change of the group. ``address``: where the leader is found.
-    """
-
-    generation: int
-    members: tuple[str, ...]
-    address: tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -450,7 +438,7 @@ class CallLeader(Instruction):
 
     worker: Worker
     call: Call
-    group: NewGroup | None = None
+    group: Reform | None = None
 
 
 @dataclass(frozen=True)
@@ -484,7 +472,7 @@ class Enter(Instruction):
     """Have the worker enter the group. Answered by `FollowerEnded`."""
 
     worker: Worker
-    group: NewGroup
+    group: Reform
 
 
 @dataclass(frozen=True)

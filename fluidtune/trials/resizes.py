@@ -8,6 +8,7 @@ them in, and says so with that iteration's result. To shrink, only the leader ha
 from __future__ import annotations
 
 from fluidtune.engine import messages as engine
+from fluidtune.group_facts import Reform
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import LifeError, TrialLife, on_event
 
@@ -54,7 +55,7 @@ def _all_ready(life: TrialLife) -> None:
     assert crew.facts.address is not None
     workers = {**crew.members(), **crew.joining}
     members = tuple(workers[device].name for device in crew.wanted)
-    group = crew.announced = m.NewGroup(crew.generation, members, crew.facts.address)
+    group = crew.announced = Reform(crew.generation, members, crew.facts.address)
     joining, crew.joining, crew.awaited, crew.ready = crew.joining, {}, set(), set()
     life.turn("announced")
     for device, worker in joining.items():
@@ -62,7 +63,7 @@ def _all_ready(life: TrialLife) -> None:
         life.order(m.Enter(worker, group))
 
 
-def tell_leader(life: TrialLife) -> m.NewGroup | None:
+def tell_leader(life: TrialLife) -> Reform | None:
     """The leader is sent an iteration. Returns the group that goes with it, if any."""
     crew = life.crew
     group, crew.announced = crew.announced, None

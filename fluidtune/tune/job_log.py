@@ -23,7 +23,7 @@ from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
-from fluidtune.report import EVENT_LOG_NAME, LossyLog, this_machine
+from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
 from fluidtune.report.iteration_lines import IterationLines
 from fluidtune.tune.final_report import FinalReport
 from fluidtune.tune.notebook_picture import picture_here
@@ -55,7 +55,7 @@ class JobLog:
         self._departures: dict[str, str] = {}
         #: Trials whose last ending in the log is a pause.
         self._paused: set[str] = set()
-        self._events = LossyLog(
+        self._events = EventLog(
             "FluidTune: the event log lacks events, because they cannot be written; the job goes on: %s"
         )
         self._events.open(directory, clock)

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
-from fluidtune.elastic import Reform
 from fluidtune.engine import messages as engine
 from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.trials import handle
@@ -126,7 +125,7 @@ class TrialShell:
         method = getattr(_pooled(sent.worker).actor, call.method)
         if call.method == "train":
             self._job.stall_detector.iteration_asked(run.id, time.monotonic())
-            group, ticket = _reform(sent.group), self._job.lane_ticket(run)
+            group, ticket = sent.group, self._job.lane_ticket(run)
             task.future = method.remote(group, ticket) if group or ticket else method.remote()
         else:
             task.future = method.remote(*task.args, **task.kwargs)
@@ -184,7 +183,7 @@ class TrialShell:
 
     def _enter(self, run: TrialRun, enter: m.Enter) -> None:
         worker = _pooled(enter.worker)
-        future = worker.actor.enter.remote(_reform(enter.group))
+        future = worker.actor.enter.remote(enter.group)
         self._calls.track_call(future, lambda value: self.tell(run, worker_answers.entered(worker, value)))
 
     # --- after a trial, and losses
@@ -264,10 +263,6 @@ def _pooled(worker: m.Worker) -> PooledWorker:
 
 def _seconds(patience: m.Patience) -> float:
     return cleanup_patience() if patience == "long" else CLEAN_BROKEN_S
-
-
-def _reform(group: m.NewGroup | None) -> Reform | None:
-    return None if group is None else Reform(group.generation, group.members, group.address)
 
 
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {

@@ -46,7 +46,7 @@ LOOK_S = 0.5
 READ_S = 0.3
 #: Seconds after which a silent stream says that it lives; proxies and browsers end connections after 30 or more.
 ALIVE_S = 15.0
-#: A browser gets its scripts, styles and data from here alone, and shows the page in no other site's frame.
+#: Of every answer: a browser gets its scripts, styles and data from here alone, and shows the page in no other's frame.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -54,22 +54,6 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-
-
-class Headers:
-    """Adds `HEADERS` to every response of ``app``."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message = {**message, "headers": [*message["headers"], *own]}
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
 
 
 def _json(found: Any, status: int = 200) -> Response:
@@ -143,9 +127,7 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
         Route("/api/story", about_a_trial(FollowedRun.story)),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Starlette(
-        routes=routes, middleware=[Middleware(Headers), Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]
-    )
+    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)])
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -200,6 +182,12 @@ def serve_page(runs: RunList, port: int, steer: bool, tell: Callable[[str], None
             raise FluidTuneError(f"port {port} cannot be had: {reason}; give another --port, or none for a free one")
         listening.listen(128)
         tell(f"http://{HOST}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))
-        config = uvicorn.Config(page_app(runs, token), log_level="warning", lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            page_app(runs, token),
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+            headers=list(HEADERS.items()),
+        )
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listening])

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.salus_jobs import service_status
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.sharing import lanes
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneSettings, LaneTicket, is_lane_service
@@ -54,7 +55,7 @@ def touched(size: int) -> bytearray:
 
 
 def there(settings: LaneSettings) -> list[str]:
-    status = service.status(home(settings.device))
+    status = service_status(home(settings.device))
     return sorted(job for lane in status["lanes"].values() for job in lane["jobs"])
 
 
@@ -235,7 +236,7 @@ def test_the_lane_service_does_not_make_a_worker_dirty(settings: LaneSettings) -
     assert any(map(is_lane_service, psutil.Process().children()))
     member.leave()
     assert baseline.restore() is None
-    service.status(home(settings.device))
+    service_status(home(settings.device))
     for process in filter(is_lane_service, psutil.Process().children()):
         process.kill()
         until(lambda process=process: process.status() == psutil.STATUS_ZOMBIE)

@@ -18,6 +18,7 @@ from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
 from ray.tune.trainable import wrap_function
 
+from benchmarks.salus_jobs import service_status
 from fluidtune.cluster.hosting import leader_host
 from fluidtune.cluster.hosting import worker as worker_module
 from fluidtune.cluster.hosting.messages import LoadSpec
@@ -26,7 +27,6 @@ from fluidtune.cluster.sharing.lanes import LaneSettings, LaneTicket, is_lane_se
 from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.ray_compat.trainable import trainable_module
-from salus_share import service
 from salus_share.seat_table import home
 from tests.contracts.processes import peer_processes, until
 
@@ -565,7 +565,7 @@ def unload_from_a_lane(folder: str) -> tuple[bool, str | None]:
     try:
         assert worker.load(Counting, LoadSpec("trial", {"config": {}}, lanes=settings, ticket=ticket)) is None
         worker.train(None, ticket)
-        shared = bool(service.status(home(settings.device))["lanes"])
+        shared = bool(service_status(home(settings.device))["lanes"])
         return shared, worker.unload()
     finally:
         for process in filter(is_lane_service, psutil.Process().children()):

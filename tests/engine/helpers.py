@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.reasons import Reason, because
+from fluidtune.engine.trial import Trial
+from tests.engine.invariants import check_engine
 
 
 class Bench:
@@ -19,7 +23,7 @@ class Bench:
     def __call__(self, *events: m.Event) -> list[m.Instruction]:
         self.at += 1
         out = self.engine.handle(*events, now=self.at)
-        self.engine.validate_state()
+        check_engine(self.engine)
         return out
 
     def results(self, trial: str, seconds: float, count: int, width: float = 1) -> list[m.Instruction]:
@@ -27,6 +31,22 @@ class Bench:
         for _ in range(count):
             out += self(m.Result(trial, seconds, width))
         return out
+
+
+def book(engine: Engine, trial: str) -> Trial:
+    """The engine's own record of a trial."""
+    return engine._state.trials[trial]
+
+
+def all_views(engine: Engine) -> dict[str, tuple]:
+    """What is known of every trial ever added, in the order first added."""
+    fields = attrgetter("kind", "since", "resizing_to", "share", "iterations", "done")
+    return {name: (engine.trial(name), *fields(trial)) for name, trial in engine._state.trials.items()}
+
+
+def holders(engine: Engine) -> dict[int, tuple[str, ...]]:
+    """By device, the trials that hold it, in the order in which they came."""
+    return {device: tuple(tenants) for device, tenants in engine._state.devices.tenants.items()}
 
 
 def elastic(trial: str, iterations: float | None = 100, group: str = "g") -> m.TrialAdded:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.device_table import DeviceModels
-from tests.engine.helpers import Bench, elastic, plain, resize, start
+from tests.engine.helpers import Bench, book, elastic, plain, resize, start
+from tests.engine.invariants import check_engine, check_models
 
 FAST, SLOW = "H100", "L4"
 
@@ -70,7 +71,7 @@ def test_what_is_known_of_models(notes: list[tuple[int, str | None]], device: in
         else:
             assert models.note(at, model) is (known.get(at) != model)
             known[at] = model
-        models.validate()
+        check_models(models)
     assert models.mixed is (len(set(known.values())) > 1)
     alike = [at for at in range(8) if models.alike(device, at)]
     assert alike == [at for at in range(8) if known.get(at, known.get(device)) == known.get(device, known.get(at))]
@@ -88,13 +89,13 @@ def instructions(seed: int, models: str, elastics: int) -> list:
     random.Random(seed).shuffle(late)
     for now in range(60):
         said = engine.handle(*batch, now=float(now))
-        engine.validate_state()
+        check_engine(engine)
         out += said
         batch = [m.Resized(each.trial, each.devices, 0.1) for each in said if isinstance(each, m.Resize)]
-        running = [name for name in engine.running if engine.trial(name).status == "running"]
+        running = [name for name in engine.held_devices() if engine.trial(name).status == "running"]
         for name in draw.sample(running, min(len(running), 3)):
             view = engine.trial(name)
-            if view.iterations == 0:
+            if book(engine, name).iterations == 0:
                 batch.append(m.TrialEnded(name, "stopped"))
             elif name not in {each.trial for each in batch}:
                 batch.append(m.Result(name, draw.choice([0.5, 1.0]), view.width, 0.2))

@@ -4,7 +4,8 @@ import pytest
 
 from fluidtune.engine import Engine, EngineError
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, elastic, plain, release, resize, resume, start
+from tests.engine.helpers import Bench, all_views, book, elastic, holders, plain, release, resize, resume, start
+from tests.engine.invariants import check_engine
 
 
 @pytest.mark.parametrize(
@@ -38,12 +39,12 @@ from tests.engine.helpers import Bench, elastic, plain, release, resize, resume,
 def test_an_event_that_cannot_be_true_is_refused_by_name_and_changes_nothing(event, named):
     bench = Bench(1)
     bench(plain("run", 200), plain("wait"))
-    before = bench.engine.trials, bench.engine.devices
+    before = all_views(bench.engine), holders(bench.engine)
     with pytest.raises(EngineError) as error:
         bench.engine.handle(event, now=9)
     assert named in str(error.value)
-    bench.engine.validate_state()
-    assert (bench.engine.trials, bench.engine.devices) == before
+    check_engine(bench.engine)
+    assert (all_views(bench.engine), holders(bench.engine)) == before
 
 
 @pytest.mark.parametrize("setting", [{"max_packing": 0}, {"max_workers": 0}, {"resize_seconds": -1.0}])
@@ -69,7 +70,7 @@ def test_late_answers_are_ignored():
     assert bench(m.TrialEnded("a", "stopped")) == [release("a", (0,))]
     late = [m.Result("a", 1.0, 1), m.Resized("a", (0,), 0.1), m.ResizeFailed("a", (0,)), m.WorkerLost("a")]
     assert bench(*late, m.TrialEnded("a", "stopped")) == []
-    assert bench.engine.trial("a").done == 0
+    assert book(bench.engine, "a").done == 0
     assert bench.engine._state.epsilon == 0.2
 
 
@@ -108,7 +109,7 @@ def test_a_trial_whose_group_broke_resumes_where_a_worker_certainly_lives(alive)
     """The living worker reports before the death of the other is noticed, so that no device is known to be cold."""
     bench = wide(2, 4)
     assert first(bench(m.WorkerLost("a", alive=alive))) == alive
-    bench.engine.validate_state()
+    check_engine(bench.engine)
 
 
 def test_two_workers_lost_in_a_row_are_both_avoided():
@@ -136,17 +137,18 @@ def test_views_show_what_is_known():
     bench.results("a", 7.0, 1)
     assert bench.engine.trial("a").seconds == {1: 7.0}
     bench.results("a", 2.0, 3)
-    view = bench.engine.trial("a")
-    assert (view.status, view.devices, view.share, view.width) == ("running", (0,), 1.0, 1)
-    assert (view.iterations, view.done, view.height, view.since) == (6, 4, 12.0, 2.0)
+    view, known = bench.engine.trial("a"), book(bench.engine, "a")
+    assert (view.status, view.devices, known.share, view.width) == ("running", (0,), 1.0, 1)
+    assert (known.iterations, known.done, view.height, known.since) == (6, 4, 12.0, 2.0)
     assert view.seconds == {1: 2.0}  # the warm-up is forgotten
     assert bench.engine.trial("c").height == 6.0  # the group's median
     assert bench.engine.trial("b").height == 2.0
     assert bench.engine.trial("c").status == "running"
     assert bench.engine.waiting == ("b",)
-    assert bench.engine.devices == {0: ("a",), 1: ("c",)}
+    assert holders(bench.engine) == {0: ("a",), 1: ("c",)}
     assert bench.engine.idle_devices == ()
-    assert bench.engine.trial("b").base == 2.0  # not measured itself: the group's median
+    # Not measured itself: the group's median.
+    assert {work.trial: work.base for work in bench.engine.works_left()}["b"] == 2.0
     assert bench.engine.group_overheads("g") == (1.0, 1.0)
     with pytest.raises(EngineError, match="'nobody'"):
         bench.engine.trial("nobody")

@@ -17,6 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fluidtune.engine import Engine, Reason
 from fluidtune.engine import messages as m
 from fluidtune.engine.reasons import NUMBERS
+from tests.engine.helpers import holders
+from tests.engine.invariants import check_engine
 
 SHARES = st.sampled_from([1.0, 1.0, 1.0, 0.5, 0.3, 2.0, 3.0])
 KINDS = st.sampled_from(["plain", "checkpointing", "elastic", "elastic"])
@@ -89,7 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.clock += 1
         # What the events themselves end, the rules below have ended in the model before.
         out = self.engine.handle(*events, now=self.clock)
-        self.engine.validate_state()
+        check_engine(self.engine)
         for instruction in out:
             self.carry_out(instruction)
         return out
@@ -350,7 +352,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert bool(trial.on) == (trial.status in ("running", "suspending"))
             for device in trial.held:
                 tenants[device].append(name)
-        assert {d: sorted(t) for d, t in self.engine.devices.items()} == {d: sorted(t) for d, t in tenants.items()}
+        assert {d: sorted(t) for d, t in holders(self.engine).items()} == {d: sorted(t) for d, t in tenants.items()}
         assert set(self.engine.waiting) == set(self.those("waiting"))
 
     @invariant()
@@ -413,7 +415,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.stop(self.trials[name], "ended")
                 self.send(m.TrialEnded(name, "stopped"))
         assert not waiting, f"never started: {waiting}"
-        assert not self.engine.running and not self.engine.waiting
+        assert not self.engine.held_devices() and not self.engine.waiting
         assert self.engine.idle_devices == tuple(sorted(self.nodes))
         assert not any(trial.held for trial in self.trials.values())
 

@@ -78,7 +78,7 @@ def test_a_batch_is_planned_anew_with_few_calls_for_each_trial() -> None:
     order = engine.waiting
     planned = 0
     for number in range(8):
-        (running,) = engine.running
+        (running,) = engine.held_devices()
         seconds = 1.0 + int(running[1:]) % 3
         engine.handle(*[m.Result(running, seconds, 1.0)] * 5, now=number)
         calls = count_calls(lambda name=running, now=number: engine.handle(m.TrialEnded(name, "stopped"), now=now))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, elastic, plain, resume, start
+from tests.engine.helpers import Bench, elastic, holders, plain, resume, start
 
 
 class Device:
@@ -19,7 +19,7 @@ class Device:
     def turn(self) -> list[m.Instruction]:
         """Every running trial does an iteration."""
         out = []
-        for name in self.bench.engine.running:
+        for name in self.bench.engine.held_devices():
             held = self.bench.engine.trial(name)
             count = len(self.bench.engine.tenants(held.devices[0]))
             out += self.bench(m.Result(name, self.times[count], held.width, self.memory))
@@ -38,7 +38,7 @@ class Device:
         self.bench(m.TrialEnded(trial, "paused"), elastic(trial, 38))
 
     def most(self) -> int:
-        return max(len(tenants) for tenants in self.bench.engine.devices.values())
+        return max(len(tenants) for tenants in holders(self.bench.engine).values())
 
 
 def test_packing_that_pays_is_tried_on_one_device_and_then_used_on_all():
@@ -47,7 +47,7 @@ def test_packing_that_pays_is_tried_on_one_device_and_then_used_on_all():
     shared = []
     for _ in range(5):
         devices.turn()
-        shared.append(sorted(len(tenants) for tenants in devices.bench.engine.devices.values()))
+        shared.append(sorted(len(tenants) for tenants in holders(devices.bench.engine).values()))
         if devices.bench.engine.c == 2:
             break
     assert devices.bench.engine.c == 2

@@ -4,7 +4,7 @@ import pytest
 
 from fluidtune.engine import Engine, EngineError
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, elastic, plain, release, resume, start
+from tests.engine.helpers import Bench, book, elastic, holders, plain, release, resume, start
 
 
 def test_figure_3_5_five_devices_widths_3_1_and_two_halves():
@@ -114,7 +114,7 @@ def test_a_trial_that_lost_its_worker_goes_first_and_resumes():
     bench(plain("a", 10), plain("b", 99))
     assert bench(m.WorkerLost("b")) == [release("b", (0,)), resume("b", (0,), 1.0)]
     bench(m.TrialEnded("b", "stopped"), plain("c", 1000))
-    assert bench.engine.running == ("c",)
+    assert tuple(bench.engine.held_devices()) == ("c",)
     assert bench.engine.waiting == ("a",)
     # The trial that lost its worker goes before the taller one.
     assert bench(plain("d", 5000), m.WorkerLost("c")) == [release("c", (0,)), resume("c", (0,), 1.0)]
@@ -123,11 +123,11 @@ def test_a_trial_that_lost_its_worker_goes_first_and_resumes():
 def test_a_lost_device_is_forgotten_and_its_trials_wait_at_the_front():
     bench = Bench(2)
     bench(plain("a", 10), plain("b", 9), plain("c", 99))
-    assert bench.engine.running == ("c", "a")
+    assert tuple(bench.engine.held_devices()) == ("c", "a")
     assert bench(m.DeviceLost(0)) == []
     assert bench.engine.waiting == ("c", "b")
     assert bench(m.TrialEnded("a", "stopped")) == [release("a", (1,)), resume("c", (1,), 1.0)]
-    assert set(bench.engine.devices) == {1}
+    assert set(holders(bench.engine)) == {1}
 
 
 def test_a_wide_trial_that_lost_a_device_gives_back_the_others():
@@ -143,8 +143,8 @@ def test_a_paused_trial_that_is_added_again_resumes_with_what_was_found():
     bench(m.Result("a", 2.0, 1))
     assert bench(m.TrialEnded("a", "paused")) == [release("a", (0,))]
     assert bench(m.TrialAdded("a", "g", "plain", 3)) == [resume("a", (0,), 1.0)]
-    view = bench.engine.trial("a")
-    assert (view.kind, view.iterations, view.height, view.done) == ("elastic", 3, 6.0, 1)
+    view, known = bench.engine.trial("a"), book(bench.engine, "a")
+    assert (known.kind, known.iterations, view.height, known.done) == ("elastic", 3, 6.0, 1)
 
 
 def test_a_group_that_is_passed_over_too_often_comes_first():
@@ -176,7 +176,7 @@ def test_a_trial_that_devices_are_held_for_keeps_its_place_in_the_concurrency():
     bench(plain("x"), plain("y"), plain("z"))
     bench(m.TrialEnded("y", "stopped"), m.GroupAnnounced("one", False, 1), plain("w", group="one"))
     bench(m.TrialEnded("w", "stopped"))
-    assert bench.engine.devices == {0: ("x",), 1: (), 2: ("z",), 3: ()}
+    assert holders(bench.engine) == {0: ("x",), 1: (), 2: ("z",), 3: ()}
     assert bench(plain("gang", share=2, group="one"), plain("s", group="one")) == []
     assert bench(m.TrialEnded("z", "stopped")) == [release("z", (2,)), start("gang", (2, 3), 1.0)]
 

@@ -4,7 +4,7 @@ import pytest
 
 from fluidtune.engine import EngineError
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, elastic, plain, release, resize, resume, start, suspend
+from tests.engine.helpers import Bench, book, elastic, holders, plain, release, resize, resume, start, suspend
 
 
 def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench:
@@ -159,7 +159,7 @@ def test_a_waiting_trial_shrinks_a_wide_one_only_where_that_pays():
     bench.results("a", 0.25, 3, width=4)  # it scales perfectly: shrinking it gains nothing
     assert bench(elastic("b")) == []
     bench.results("a", 0.5, 6, width=4)  # half of the devices' time is lost
-    assert bench.engine.trial("a").resizing_to == (0, 1, 2)
+    assert book(bench.engine, "a").resizing_to == (0, 1, 2)
     assert bench(plain("c"), plain("d"), plain("e")) == []
     assert bench(m.Resized("a", (0, 1, 2), 0.1))[:2] == [release("a", (3,)), start("b", (3,), 1.0)]
 
@@ -188,14 +188,14 @@ def test_dynamic_fluid_takes_from_one_to_give_to_another():
 def test_alone_on_a_packed_device_a_trial_has_width_one_and_may_grow():
     bench = Bench(2, max_packing=2)
     bench(*[elastic(name, 50) for name in "abcd"])
-    assert bench.engine.devices == {0: ("a", "c"), 1: ("b", "d")}
+    assert holders(bench.engine) == {0: ("a", "c"), 1: ("b", "d")}
     bench(m.Result("c", 1.0, 0.5), m.Result("a", 1.0, 0.5))
     assert bench(m.TrialEnded("b", "stopped"), m.TrialEnded("d", "stopped"), m.TrialEnded("c", "stopped"))[-1] == (
         release("c", (0,))
     )
     assert bench(m.Result("a", 0.5, 0.5)) == [resize("a", (0, 1))]
     assert bench.engine.trial("a").seconds == {0.5: 1.0, 1: 0.5}
-    assert bench.engine.trial("a").share == 1.0
+    assert book(bench.engine, "a").share == 1.0
 
 
 def test_a_packed_checkpointing_trial_is_suspended_for_an_idle_device():
@@ -237,7 +237,7 @@ def test_a_packed_trial_is_moved_where_it_may_then_grow():
     bench(*[elastic(name, 20) for name in "abcdef"])
     for name in "abcdef":
         bench.results(name, 1.05, 3, width=0.5)
-    assert sorted(map(len, bench.engine.devices.values())) == [2, 2, 2]
+    assert sorted(map(len, holders(bench.engine).values())) == [2, 2, 2]
     # On one device each they take 17 s instead of 17.85 s, which is not worth 2.5 s; on two devices each, 9.35 s.
     out = bench(*[m.TrialEnded(name, "stopped") for name in "bcef"])
     assert [i.trial for i in out if isinstance(i, m.Suspend)] == ["a"]
@@ -269,7 +269,7 @@ def test_a_wide_trial_that_gets_ten_times_slower_is_wide_again_once_that_is_know
     bench(m.Result("a", 1.0, 1))
     bench(m.Resized("a", (0, 1), 0.05))
     bench.results("a", 0.55, 3, 2)
-    assert bench.engine.trial("a").resizing_to == (0, 1, 2, 3)
+    assert book(bench.engine, "a").resizing_to == (0, 1, 2, 3)
     bench(m.Resized("a", (0, 1, 2, 3), 0.05))
     assert bench.results("a", 0.3, 8, 4) == []
     for _ in range(60):
@@ -318,7 +318,7 @@ def test_a_trial_with_checkpoints_is_moved():
     assert bench(m.DeviceLeaving(0)) == [suspend("a")]
     bench(m.TrialEnded("a", "paused"))
     assert bench(m.TrialAdded("a", "g", "checkpointing", 99)) == [resume("a", (1,), 1.0)]
-    assert bench.engine.devices == {0: (), 1: ("a",)}
+    assert holders(bench.engine) == {0: (), 1: ("a",)}
 
 
 def test_a_wide_trial_shrinks_when_its_first_worker_stays():
@@ -330,7 +330,7 @@ def test_a_wide_trial_shrinks_when_its_first_worker_stays():
     bench(m.Resized("a", (0, 1, 2), 0.1))
     assert bench(m.DeviceLeaving(1)) == [resize("a", (0, 2))]
     bench(m.Resized("a", (0, 2), 0.1))
-    assert bench.engine.devices == {0: ("a",), 1: (), 2: ("a",)}
+    assert holders(bench.engine) == {0: ("a",), 1: (), 2: ("a",)}
     assert bench(m.DeviceLeaving(0)) == [suspend("a")]
 
 

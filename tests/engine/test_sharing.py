@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fluidtune.engine import EngineError
 from fluidtune.engine import messages as m
 from salus_share import SalusError
-from tests.engine.helpers import Bench, elastic, plain
+from tests.engine.helpers import Bench, elastic, holders, plain
 
 
 def bench(devices: int = 1, policy: str = "FAIR", c: int = 4, **more: object) -> Bench:
@@ -53,7 +53,7 @@ def test_a_trial_that_needs_more_than_expected_waits_for_a_device_with_room():
     b = bench(devices=2, c=2)
     b(*[plain(name) for name in "abcd"])
     b(needs("a", 0.3), needs("b", 0.3))
-    assert sorted(map(len, b.engine.devices.values())) == [2, 2]
+    assert sorted(map(len, holders(b.engine).values())) == [2, 2]
     out = b(m.NeedFound("c", 0.9, 0.5), m.WorkerLost("c"))
     assert starts(out) == {}
     assert b.engine.waiting == ("c",)
@@ -78,9 +78,9 @@ def test_one_large_need_does_not_keep_the_other_trials_apart():
     b = bench(devices=2, c=4)
     b(*[plain(f"t{k}") for k in range(12)])
     b(needs("t0", 0.2), needs("t1", 0.2))
-    assert all(len(tenants) == 4 for tenants in b.engine.devices.values())
+    assert all(len(tenants) == 4 for tenants in holders(b.engine).values())
     b(m.NeedFound("t0", 1.0, 0.9), m.WorkerLost("t0"), m.TrialEnded("t1", "stopped"))
-    assert sorted(map(len, b.engine.devices.values())) == [4, 4], "one odd trial made c 1 for all"
+    assert sorted(map(len, holders(b.engine).values())) == [4, 4], "one odd trial made c 1 for all"
 
 
 def test_a_trial_joins_the_fullest_device_that_it_does_not_slow_down():
@@ -168,8 +168,8 @@ def test_trials_that_share_a_device_fit_it_and_every_trial_ends(devices, c, poli
     for _ in range(1000):
         if not left:
             break
-        assert b.engine.running, "trials wait and no device is used"
-        for name in b.engine.running:
+        assert b.engine.held_devices(), "trials wait and no device is used"
+        for name in b.engine.held_devices():
             if b.engine.trial(name).status != "running":
                 continue
             p, e = size[name]
@@ -190,13 +190,13 @@ def test_a_trial_that_goes_first_on_its_device_is_not_taken_to_be_alone_there():
     b = bench(devices=3, policy="SRTF", c=2)
     b(*[elastic(name, 40 + k) for k, name in enumerate("abcdef")])
     for _ in range(4):
-        for name in b.engine.running:
+        for name in b.engine.held_devices():
             b(m.Result(name, 1.0, 1, 0.3))
-    pairs = [tenants for tenants in b.engine.devices.values() if len(tenants) == 2]
+    pairs = [tenants for tenants in holders(b.engine).values() if len(tenants) == 2]
     assert pairs
-    for name in [name for name in b.engine.running if name not in pairs[0]]:
+    for name in [name for name in b.engine.held_devices() if name not in pairs[0]]:
         b(m.TrialEnded(name, "stopped"))
     for _ in range(4):
-        for name in b.engine.running:
+        for name in b.engine.held_devices():
             b(m.Result(name, 1.0, 1, 0.3))
     assert all(len(b.engine.trial(name).devices) == 1 for name in pairs[0])

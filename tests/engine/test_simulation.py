@@ -10,6 +10,8 @@ import pytest
 
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
+from tests.engine.helpers import holders
+from tests.engine.invariants import check_engine
 
 
 @dataclass
@@ -33,7 +35,7 @@ class World:
     def run(self, *events) -> float:
         """Makespan in seconds."""
         self.carry_out(self.engine.handle(*events, now=0.0))
-        total = len(self.engine.devices)
+        total = len(holders(self.engine))
         while self.heap:
             at, _, kind, trial, devices = heapq.heappop(self.heap)
             self.busy += (at - self.now) * (total - len(self.engine.idle_devices))
@@ -53,7 +55,7 @@ class World:
             else:
                 events.append(m.TrialEnded(trial, "stopped"))
             self.carry_out(self.engine.handle(*events, now=at))
-        self.engine.validate_state()
+        check_engine(self.engine)
         assert all(self.done[trial] == self.todo[trial][0] for trial in self.todo)
         assert len(self.engine.idle_devices) == total
         return self.now
@@ -75,7 +77,7 @@ class World:
             assert isinstance(instruction, (m.Start, m.Resize, m.Release))
 
     def utilisation(self) -> float:
-        return self.busy / (self.now * len(self.engine.devices))
+        return self.busy / (self.now * len(holders(self.engine)))
 
 
 def job(trials: int, devices: int, kind: str, iterations=lambda k: 20 + 7 * k % 30, **settings):
@@ -126,4 +128,4 @@ def test_elastic_trials_that_arrive_one_by_one_share_the_devices():
     for instruction in out:
         if isinstance(instruction, m.Resize) or (isinstance(instruction, m.Start) and len(instruction.devices) > 1):
             out += engine.handle(m.Resized(instruction.trial, instruction.devices, 0.1), now=1.0)
-    assert len(engine.running) == 8
+    assert len(engine.held_devices()) == 8

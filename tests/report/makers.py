@@ -6,13 +6,21 @@ import heapq
 import io
 import json
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, RenderableType
 
-from fluidtune.report.events import EventDict, check_event
+from fluidtune.report.events import EventDict, EventLog, check_event
+
+
+def log_in(directory: Path, clock: Callable[[], float] = time.time) -> EventLog:
+    """The event log in ``directory``, open."""
+    log = EventLog("lost: %s")
+    log.open(directory, clock)
+    return log
 
 
 def ev(t: float, event: str, /, **fields: Any) -> EventDict:

@@ -132,8 +132,8 @@ def test_a_group_that_lost_a_worker_and_a_growth_that_failed() -> None:
     assert lines[-1].endswith("failed, it stays on device 0: a new worker did not come")
 
 
-def test_a_log_of_an_earlier_version_is_read() -> None:
-    grows = resizing(102, "a", [0], [0, 1], reason="grow")
+def test_a_log_without_reasons_is_read() -> None:
+    grows = resizing(102, "a", [0], [0, 1], reason="")
     events = [*BEGUN[:3], started(101, "a", 0), grows, resized(103, "a", 0, 1)]
     assert told([*events, ev(104, "trial_suspended", trial="a")])[2:] == [
         "1 s started on device 0: the log does not say why",
@@ -213,7 +213,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "settings": st.fixed_dictionaries({"max_workers": st.sampled_from([None, 1, 4])}),
     "numbers": st.dictionaries(st.sampled_from(["width", "to"]), st.one_of(st.none(), st.floats(0, 9))),
     "why": st.sampled_from([reason.label for reason in Reason] + ["of_a_newer_version"]),
-    "reason": st.sampled_from(["", "grow", "shrink", "one line", "two\nlines", "[brackets] and {braces}"]),
+    "reason": st.sampled_from(["", "one line", "two\nlines", "[brackets] and {braces}"]),
 }
 
 

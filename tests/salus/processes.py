@@ -16,7 +16,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from salus_share import Need, StaleToken, service, turns
+from benchmarks.salus_jobs import service_status
+from salus_share import Need, StaleToken, turns
 from salus_share.client import LaneClient
 from salus_share.gate import Gate
 from salus_share.seat_table import SeatTable
@@ -68,7 +69,7 @@ def remove(directory: Path) -> None:
 
 def kill_service(directory: Path) -> None:
     """SIGKILL the device's service, and wait until it is gone."""
-    pid = service.status(directory)["pid"]
+    pid = service_status(directory)["pid"]
     os.kill(pid, signal.SIGKILL)
     until(lambda: not _lives(pid))
 

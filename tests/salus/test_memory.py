@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.salus_jobs import service_status
 from salus_share import Need, Refused, StaleToken, service
 from salus_share.client import LaneClient
 from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
@@ -130,13 +131,13 @@ def test_what_it_cached_is_given_back_before_others_are_let_in(directory) -> Non
     meter = Told()
     service.start(directory, 1000, "FAIR").close()
     reserved = []
-    meter.on_giving_back = lambda: reserved.append(service.status(directory)["reserved"])
+    meter.on_giving_back = lambda: reserved.append(service_status(directory)["reserved"])
     trial = shared(directory, "a", meter)
     trial.admit()
     iterate(trial, 3)
     # Not there yet, then with the whole device, and only then with what it needs.
     assert reserved == [0, 1000]
-    assert service.status(directory)["reserved"] == 330
+    assert service_status(directory)["reserved"] == 330
     trial.leave()
 
 

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from salus_share import Need, SalusError, choose_device, divide, fit_together, packing_limit, policy, shares
+from salus_share import Need, choose_device, divide, fit_together, policy, shares
 from salus_share.policies import Standing
-
-
-def test_c_by_memory() -> None:
-    assert packing_limit(Need(10, 20), 100) == 3
-    assert packing_limit(Need(100, 0), 100) == 1
-    for need, capacity in ((Need(60, 41), 100), (Need(0, 0), 100), (Need(-1, 5), 100)):
-        with pytest.raises(SalusError):
-            packing_limit(need, capacity)
 
 
 def test_fit_together_in_lanes_of_their_own_or_taking_turns() -> None:

@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from benchmarks.salus_jobs import service_status
 from salus_share import Need, SalusError, StaleToken, policy, service
 from salus_share.client import LaneClient
 from salus_share.seat_table import FILE, RESIDENT, Seat, SeatTable
@@ -25,7 +26,7 @@ def client(directory, name: str, **options) -> LaneClient:
 
 
 def lanes(directory):
-    return {lane: set(found["jobs"]) for lane, found in service.status(directory)["lanes"].items()}
+    return {lane: set(found["jobs"]) for lane, found in service_status(directory)["lanes"].items()}
 
 
 def test_an_unknown_need_runs_alone_until_it_is_known(directory) -> None:
@@ -33,16 +34,16 @@ def test_an_unknown_need_runs_alone_until_it_is_known(directory) -> None:
         assert b.told() == "admitted"
         with pytest.raises(TimeoutError):
             a.admit(timeout=0.3)
-        assert service.status(directory)["waiting"] == []
+        assert service_status(directory)["waiting"] == []
         b.tell("leave")
         assert b.told() == "left"
         a.admit()
-        assert service.status(directory)["reserved"] == 100
+        assert service_status(directory)["reserved"] == 100
         with Child(trial, directory, "c", (10, 10)) as c:
             assert c.silent()
             a.need(Need(20, 30))
             assert c.told() == "admitted"
-            assert service.status(directory)["reserved"] == 70
+            assert service_status(directory)["reserved"] == 70
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_making_room_and_the_old_token(directory) -> None:
         with Child(trial, directory, "shorter", (60, 20), {**srtf, "remaining": 1.0}) as shorter:
             # Its process is stopped meanwhile. What it does next with its token is refused.
             long.kill(signal.SIGSTOP)
-            until(lambda: service.status(directory)["waiting"] == ["shorter"])
+            until(lambda: service_status(directory)["waiting"] == ["shorter"])
             long.kill(signal.SIGCONT)
             for _ in range(2):
                 long.tell("iterate")
@@ -111,7 +112,7 @@ def test_the_trial_that_was_served_most_makes_room(directory) -> None:
             one.service = 5.0
             table.write(one)
         with Child(trial, directory, "c", (40, 10), {**more, "rung": 1}):
-            until(lambda: service.status(directory)["waiting"] == ["c"])
+            until(lambda: service_status(directory)["waiting"] == ["c"])
             b.tell("iterate")
             assert b.told() == "done"
             a.tell("iterate")
@@ -129,16 +130,16 @@ def test_trials_go_on_without_the_service_and_it_comes_back_with_the_same_lanes(
         assert [a.told(), b.told()] == ["admitted", "admitted"]
         with Child(trial, directory, "c", (10, 25)) as c, Child(trial, directory, "waits", (60, 30)) as waits:
             assert c.told() == "admitted"
-            until(lambda: service.status(directory)["waiting"] == ["waits"])
-            before, reserved = lanes(directory), service.status(directory)["reserved"]
+            until(lambda: service_status(directory)["waiting"] == ["waits"])
+            before, reserved = lanes(directory), service_status(directory)["reserved"]
             kill_service(directory)
             for child in (a, b, c):
                 child.tell("iterate")
                 assert child.told() == "done"
             # The one that waits has lost its service, and brings it back.
-            until(lambda: _there(directory) and service.status(directory)["waiting"] == ["waits"])
+            until(lambda: _there(directory) and service_status(directory)["waiting"] == ["waits"])
             assert lanes(directory) == before
-            assert service.status(directory)["reserved"] == reserved
+            assert service_status(directory)["reserved"] == reserved
             a.tell("need 10 31")
             assert a.told() == "room"
             # One leaves while there is none, one dies.
@@ -184,7 +185,7 @@ def test_one_that_does_not_fit_when_it_is_found_again_is_told_to_leave(directory
     with client(directory, "c") as c:
         service.start(directory, 100, "FAIR").close()
         assert lanes(directory) == {"0": {"a"}, "1": {"b"}}
-        assert service.status(directory)["reserved"] == 100
+        assert service_status(directory)["reserved"] == 100
         with small.iteration():
             pass
         with pytest.raises(StaleToken), unknown.iteration():
@@ -198,18 +199,18 @@ def test_one_that_does_not_fit_when_it_is_found_again_is_told_to_leave(directory
 def test_what_is_no_number_does_not_end_the_service(directory) -> None:
     with client(directory, "a") as a:
         a.admit(Need(10, 10), remaining=5.0)
-        pid = service.status(directory)["pid"]
+        pid = service_status(directory)["pid"]
         for bad in (float("inf"), -1.0):
             with pytest.raises(SalusError, match="remaining"):
                 a.progress(bad)
         time.sleep(3 * service.TICK_S)
-        assert service.status(directory)["pid"] == pid
+        assert service_status(directory)["pid"] == pid
         assert SeatTable(directory).seats()[0].remaining == 5.0
 
 
 def _there(directory) -> bool:
     with contextlib.suppress(OSError):
-        return bool(service.status(directory))
+        return bool(service_status(directory))
     return False
 
 
@@ -286,7 +287,7 @@ def test_there_is_only_one_service_and_it_ends_by_itself(directory) -> None:
     with client(directory, "a") as a:
         a.admit(Need(1, 1))
         assert subprocess.run(command, timeout=60).returncode == 0
-        assert service.status(directory)["pid"] == first.pid
+        assert service_status(directory)["pid"] == first.pid
         time.sleep(0.8)
         assert first.poll() is None
     assert first.wait(60) == 0

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from themis_bridge import Bid
+from themis_bridge.locality import Gpu
 
 
 def random_bids(rng: random.Random, apps: int, gpus: list[str]) -> list[Bid]:
@@ -21,24 +24,29 @@ def random_bids(rng: random.Random, apps: int, gpus: list[str]) -> list[Bid]:
     return bids
 
 
-def best(tables: list[dict[frozenset[str], float]]) -> tuple[float, list[frozenset[str]]]:
-    """The largest sum of log(1/rho) over disjoint rows, and those rows."""
+def kinds_in(row: Iterable[str], where: Mapping[str, Gpu]) -> Counter[str]:
+    """How many GPUs of each kind the row has: all that an auction looks at in a bid whose gang is 1."""
+    return Counter(where[gpu].kind for gpu in row)
+
+
+def best(tables: list[dict[frozenset[str], float]], where: Mapping[str, Gpu]) -> tuple[float, list[frozenset[str]]]:
+    """The largest sum of log(1/rho) over rows for which there are GPUs enough of each kind, and those rows."""
     top, winners = -math.inf, []
     for rows in itertools.product(*tables):
-        if sum(map(len, rows)) == len(frozenset().union(*rows)):
+        if kinds_in(itertools.chain(*rows), where) <= kinds_in(where, where):
             value = sum(-math.log(table[row]) for table, row in zip(tables, rows, strict=True))
             if value > top:
                 top, winners = value, list(rows)
     return top, winners
 
 
-def clear(bids: list[Bid]) -> tuple[dict[str, frozenset[str]], dict[str, float]]:
+def clear(bids: list[Bid], where: Mapping[str, Gpu]) -> tuple[dict[str, frozenset[str]], dict[str, float]]:
     """App -> its row in the proportionally fair allocation, and app -> its payment."""
     tables = [dict(bid.rho) for bid in bids]
-    _, rows = best(tables)
+    _, rows = best(tables, where)
     payments = {}
     for i, bid in enumerate(bids):
         others = tables[:i] + tables[i + 1 :]
         present = sum(-math.log(tables[j][rows[j]]) for j in range(len(bids)) if j != i)
-        payments[bid.app] = math.exp(present - best(others)[0]) if others else 1.0
+        payments[bid.app] = math.exp(present - best(others, where)[0]) if others else 1.0
     return {bid.app: row for bid, row in zip(bids, rows, strict=True)}, payments

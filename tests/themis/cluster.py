@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.themis.arbiter_invariants import check_arbiter
 from themis_bridge import JobInfo
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent
@@ -66,7 +67,7 @@ class Cluster:
         queue = list(events)
         while queue:
             out = self.arbiter.handle(queue.pop(0), self.now)
-            self.arbiter.validate_state()
+            check_arbiter(self.arbiter)
             for instruction in out:
                 self.said.append(instruction)
                 if isinstance(instruction, m.Reserve) and (instruction.gpu, instruction.app) in self.impossible:

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from tests.themis.arbiter_invariants import check_arbiter
 from tests.themis.cluster import Job
 from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave, Notice
@@ -178,7 +179,7 @@ class World:
         if self.arbiter is None or (life != self._life and not isinstance(event, m.AppEvent)):
             return
         instructions = self.arbiter.handle(event, self.now + self._skew)
-        self.arbiter.validate_state()
+        check_arbiter(self.arbiter)
         self._shell(instructions)
 
     def _shell(self, instructions: list[m.Instruction]) -> None:
@@ -317,7 +318,7 @@ class World:
         self.arbiter, instructions = Arbiter.restored(data, dict(self.reserved), self.there.values(), self.now)
         if data == {}:
             self.arbiter.state.settings = SETTINGS
-        self.arbiter.validate_state()
+        check_arbiter(self.arbiter)
         self._shell(instructions)
 
     def _forgive(self) -> None:

@@ -99,18 +99,18 @@ def test_a_namesake_is_refused_in_the_call_in_which_it_joins(world):
         world.now += silent
         world.actor._handle(m.Tick())
         world.actor.join("a", "two", {"CPU": 1.0})
-        refused = world.actor.exchange("a", "two", [])
+        refused = world.actor.exchange("a", "two", [m.Heard("a", "two")])
         assert refused and all((each.final, each.waits) == (final, not final) for each in refused)
 
 
 def test_a_heartbeat_does_not_rewrite_the_books(world):
     world.actor.join("a", "one", {"CPU": 1.0})
     world.now = 1.0
-    world.actor.exchange("a", "one", [])
+    world.actor.exchange("a", "one", [m.Heard("a", "one")])
     before = books(world)
     world.actor._write_ahead._mail.clear()
     world.now = 3.0
-    assert [type(each) for each in world.actor.exchange("a", "one", [])] == [m.Leases]
+    assert [type(each) for each in world.actor.exchange("a", "one", [m.Heard("a", "one")])] == [m.Leases]
     assert books(world) == before
     world.actor.configure({"lease_s": 100.0})
     assert books(world)["settings"]["lease_s"] == 100.0
@@ -123,13 +123,13 @@ def test_a_thousand_joins_within_a_tick_write_the_books_once(world, monkeypatch)
     monkeypatch.setattr(books_file, "json", SimpleNamespace(dumps=lambda data: dumps.append(dump(data)) or dumps[-1]))
     for number in range(1000):
         world.actor.join(f"app{number}", f"app{number}/1", {"CPU": 1.0})
-        world.actor.exchange(f"app{number}", f"app{number}/1", [])
+        world.actor.exchange(f"app{number}", f"app{number}/1", [m.Heard(f"app{number}", f"app{number}/1")])
     assert not dumps and not world.actor._write_ahead._mail, "nothing is carried out before it is written"
     assert len(books(world)["apps"]) == 1000
     assert len(dumps) == len(written) == 1
     kinds = {type(each) for mail in world.actor._write_ahead._mail.values() for each in mail}
     assert kinds == {m.AskRho, m.Leases} and len(world.actor._write_ahead._mail) == 1000
-    world.actor.exchange("app7", "app7/1", [])
+    world.actor.exchange("app7", "app7/1", [m.Heard("app7", "app7/1")])
     assert len(dumps) == 1, "a heartbeat is answered at once"
 
 
@@ -155,7 +155,7 @@ def test_books_that_cannot_be_read_are_kept_aside(text, why, start, caplog):
     assert world.books.with_suffix(".kept").read_text() == text
     assert why in caplog.text and "head.kept" in caplog.text
     # What the placement groups tell: the holder keeps its GPUs, and tokens go on above all that existed.
-    world.actor.exchange("a", "s", [])
+    world.actor.exchange("a", "s", [m.Heard("a", "s")])
     leases = world.actor.status()["apps"]["a"]["leases"]
     assert {gpu: lease["token"] for gpu, lease in leases.items()} == {"m-0": 1, "m-1": 2}
     assert books(world)["leases"]["token"] == 1e12

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.themis.brute import clear, random_bids
+from benchmarks.auction import relaxed_value
+from tests.themis.brute import clear, kinds_in, random_bids
 from themis_bridge import Bid, JobInfo, ThemisError, clear_auction
-from themis_bridge.auction import _Shaped, relaxed_value
+from themis_bridge.auction import _Shaped
 from themis_bridge.bids import Valuation, make_bid
 from themis_bridge.locality import Gpu
 
@@ -27,13 +28,17 @@ def test_brute_force_on_1000_instances():
     for _ in range(1000):
         gpus = [f"g{i}" for i in range(rng.randint(1, 6))]
         bids = random_bids(rng, rng.randint(1, 4), gpus)
-        clearing = clear_auction(bids, gpus)
-        proportional, payments = clear(bids)
-        assert clearing.proportional == proportional
+        # Where no two GPUs are of one kind, a row stands for its own GPUs alone.
+        unlike = rng.random() < 0.5
+        where = {gpu: Gpu(gpu, "m", kind=gpu if unlike else rng.choice(["h100", "t4"])) for gpu in gpus}
+        clearing = clear_auction(bids, where)
+        proportional, payments = clear(bids, where)
+        won = {app: kinds_in(row, where) for app, row in clearing.proportional.items()}
+        assert won == {app: kinds_in(row, where) for app, row in proportional.items()}
         assert clearing.payment == pytest.approx(payments, rel=1e-9)
         assert clearing.exact
         for bid in bids:
-            kept, won = clearing.allocation[bid.app], proportional[bid.app]
+            kept, won = clearing.allocation[bid.app], clearing.proportional[bid.app]
             assert kept <= won
             assert len(kept) == math.floor(payments[bid.app] * len(won) + 1e-9)
         granted = [gpu for row in clearing.allocation.values() for gpu in row]
@@ -59,13 +64,13 @@ def test_brute_force_on_1000_instances():
 def test_bad_bids_are_refused_by_name(table, why):
     good = Bid("good", {NONE: 1.0})
     with pytest.raises(ThemisError, match=r"'evil'") as error:
-        clear_auction([good, Bid("evil", table)], {1, 2})
+        clear_auction([good, Bid("evil", table)], {1: Gpu("1", "m"), 2: Gpu("2", "m")})
     assert why in str(error.value)
 
 
 def test_two_bids_of_one_app_are_refused():
     with pytest.raises(ThemisError, match="'twin' has 2 bids"):
-        clear_auction([Bid("twin", {NONE: 1.0}), Bid("twin", {NONE: 1.0})], {1})
+        clear_auction([Bid("twin", {NONE: 1.0}), Bid("twin", {NONE: 1.0})], {1: Gpu("1", "m")})
 
 
 # --- shapes
@@ -89,7 +94,7 @@ def test_any_auction_among_real_apps(apps, sizes):
         name = f"a{number}"
         values[name] = value
         bids.append(make_bid(name, value, [], where.values()))
-    clearing = clear_auction(bids, where, where=where)
+    clearing = clear_auction(bids, where)
     granted = Counter(gpu for row in clearing.allocation.values() for gpu in row)
     assert all(times == 1 for times in granted.values())
     assert granted.keys() | clearing.leftover == where.keys()
@@ -102,14 +107,14 @@ def test_any_auction_among_real_apps(apps, sizes):
     # The GPUs that are won are worth what was bid, because they have the shape of the row.
     value = sum(-math.log(values[app].rho([where[g] for g in won])) for app, won in clearing.proportional.items())
     assert value >= clearing.value - 1e-9
-    assert clearing.value <= relaxed_value(bids, where, where=where) + 1e-9
+    assert clearing.value <= relaxed_value(bids, where) + 1e-9
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
 def test_pieces_that_fit_by_the_capacities_fit_in_the_machines(sizes, data):
     where = machines(*sizes)
-    layout = _Shaped(frozenset(where), where)
+    layout = _Shaped(where)
     bids, won, left = [], {}, np.array(layout.capacity)
     for number in range(data.draw(st.integers(1, 6))):
         row = data.draw(st.frozensets(st.sampled_from(sorted(where)), min_size=1))
@@ -133,7 +138,7 @@ def test_kinds_of_gpu_do_not_mix():
     where = {"fast": Gpu("fast", "m", kind="h100"), "slow": Gpu("slow", "m", kind="t4")}
     bid = Bid("a", {NONE: 5.0, frozenset({"fast"}): 1.0})
     rival = Bid("b", {NONE: 2.0, frozenset({"slow"}): 1.5})
-    clearing = clear_auction([bid, rival], where, where=where)
+    clearing = clear_auction([bid, rival], where)
     assert clearing.proportional == {"a": frozenset({"fast"}), "b": frozenset({"slow"})}
 
 
@@ -143,7 +148,8 @@ def test_the_solver_prints_nothing():
         "from tests.themis.brute import random_bids\n"
         "import random\n"
         "from themis_bridge import clear_auction\n"
+        "from themis_bridge.locality import Gpu\n"
         "gpus = [str(n) for n in range(6)]\n"
-        "clear_auction(random_bids(random.Random(1), 4, gpus), gpus)"
+        "clear_auction(random_bids(random.Random(1), 4, gpus), {gpu: Gpu(gpu, 'm', kind=gpu) for gpu in gpus})"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b""

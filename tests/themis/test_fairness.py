@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from themis_bridge import JobInfo, ThemisError, independent_finish_time, shared_finish_time
+from benchmarks.shared_cluster.ideal import phase_time
+from themis_bridge import JobInfo, ThemisError, independent_finish_time
 from themis_bridge.bids import Valuation
 from themis_bridge.fairness import halving_phases
 from themis_bridge.locality import Gpu, Phase, Slowdowns, link
@@ -20,18 +21,18 @@ PHASES = halving_phases(RUNNING, [(2, 16), (1, 36)])
 def test_table_3():
     independent = independent_finish_time(10_000, 16, 4 * 8, 4)
     assert independent == 2500
-    assert [shared_finish_time(PHASES, gpus) / independent for gpus in (1, 2, 4, 8, 16)] == [4, 2, 1, 0.5, 0.34]
+    times = [sum(phase_time(jobs, gpus) for jobs in PHASES) for gpus in (1, 2, 4, 8, 16)]
+    assert [seconds / independent for seconds in times] == [4, 2, 1, 0.5, 0.34]
 
 
 def test_later_phases_use_the_median_job():
     assert [[job.time_per_iter for job in phase] for phase in PHASES] == [[80, 100, 100, 120], [100, 100], [100]]
     # The paper's revised forecast once a job of 120 s and one of 100 s were chosen, each on one GPU.
-    narrow = [[JobInfo(16, 120), JobInfo(16, 100)]]
-    assert shared_finish_time(narrow, 2) == 120 * 16
+    assert phase_time([JobInfo(16, 120), JobInfo(16, 100)], 2) == 120 * 16
 
 
 def test_single_job_is_equation_1():
-    assert shared_finish_time([[JobInfo(10, 6, 4)]], 8, elapsed=30, slowdown=1.1) == pytest.approx(30 + 60 * 1.1 / 4)
+    assert Phase([JobInfo(10, 6, 4)]).time([2, 2], 1.1) == pytest.approx(60 * 1.1 / 4)
     # Three apps share eight GPUs. One that can use four has less than it can use; one that can use two has all of it.
     assert independent_finish_time(100, 8, 4, 3) == pytest.approx(100 / (8 / 3))
     assert independent_finish_time(100, 8, 2, 3) == 100 / 2
@@ -40,12 +41,7 @@ def test_single_job_is_equation_1():
 
 
 def test_insensitive_job_feels_no_placement():
-    assert shared_finish_time([[JobInfo(10, 6, 4, sensitivity=0)]], 4, slowdown=1.3) == 15
-
-
-def test_without_a_gpu_it_never_ends():
-    assert shared_finish_time(PHASES, 0) == math.inf
-    assert shared_finish_time([[JobInfo(0, 1)]], 0, elapsed=3) == 3
+    assert Phase([JobInfo(10, 6, 4, sensitivity=0)]).time([2, 2], 1.3) == 15
 
 
 @pytest.mark.parametrize(
@@ -54,9 +50,6 @@ def test_without_a_gpu_it_never_ends():
         lambda: JobInfo(-1, 1),
         lambda: JobInfo(1, math.nan),
         lambda: JobInfo(1, 1, max_gpus=0),
-        lambda: shared_finish_time(PHASES, -1),
-        lambda: shared_finish_time(PHASES, 1, elapsed=math.inf),
-        lambda: shared_finish_time(PHASES, 1, slowdown=0.5),
         lambda: independent_finish_time(0, 1, 1, 1),
         lambda: independent_finish_time(1, 1, 1, 0.5),
         lambda: halving_phases([], []),
@@ -123,7 +116,7 @@ def test_another_gpu_never_hurts(jobs, counts, place):
     assert phase.time(more, 1.3) <= phase.time(counts, 1.3) * (1 + 1e-12)
     assert phase.time([*counts, 1], 1.3) <= phase.time(counts, 1.3) * (1 + 1e-12)
     assert phase.time(counts, 1.3) <= phase.time([], 1.3)
-    assert phase.time(counts, 1.3) >= shared_finish_time([jobs], sum(counts)) * (1 - 1e-12)
+    assert phase.time(counts, 1.3) >= phase_time(jobs, sum(counts)) * (1 - 1e-12)
 
 
 def test_the_time_that_passed_raises_rho():

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.themis.arbiter_invariants import check_arbiter
 from tests.themis.cluster import SETTINGS, Cluster, Job, Service
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
@@ -40,7 +41,7 @@ def test_a_grant_that_was_stored_but_not_carried_out_gets_a_new_token():
     token = cluster.reserved.pop("g0")[1]
     arbiter, out = Arbiter.restored(cluster.arbiter.state.saved(), {}, cluster.arbiter.state.gpus.values(), wall=0)
     assert out == [m.Reserve("g0", "a", token + 1)]
-    arbiter.validate_state()
+    check_arbiter(arbiter)
 
 
 def test_a_reservation_that_is_not_in_the_books_is_removed():

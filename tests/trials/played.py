@@ -33,9 +33,11 @@ from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION, TRIAL_INFO
-from fluidtune.report import LossyLog
+from fluidtune.report import EventLog
 from fluidtune.tune import result_logs
 from fluidtune.tune.device_setup import DeviceSetup
+from tests.engine.invariants import check_engine
+from tests.trials.life_invariants import check_life
 from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Pool
 
@@ -328,7 +330,7 @@ class Play:
                 if isinstance(module, ModuleType) and hasattr(module, "time"):
                     stack.enter_context(patch.object(module, "time", clock))
             stack.enter_context(patch.object(result_logs, "upload", lambda trial: None))
-            stack.enter_context(patch.object(LossyLog, "open", lambda *args: None))
+            stack.enter_context(patch.object(EventLog, "open", lambda *args: None))
             self.manager = stack.enter_context(
                 standing_alone(
                     directory,
@@ -355,7 +357,7 @@ class Play:
             for event in events:
                 self.note("event", event)
             instructions = decide(events)
-            job.engine.validate_state()
+            check_engine(job.engine)
             for instruction in instructions:
                 self.note("instruction", instruction)
             return instructions
@@ -758,7 +760,7 @@ class Play:
         self.answers = answers
         self.manager.step(0.0)
         for run in self.manager._runs:
-            run.life.validate()
+            check_life(run.life)
 
     def _answer_one(self) -> None:
         """The manager waits for one answer."""

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from fluidtune.engine import messages as engine
-from fluidtune.group_facts import GroupFacts
+from fluidtune.group_facts import GroupFacts, Reform
 from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES, SeenResults
 from tests.engine.helpers import resize, start
+from tests.trials.life_invariants import check_life
 
 ADDRESS = ("127.0.0.1", 4321)
 STARTS, RESIZES = start("a", (), 1.0).why, resize("a", ()).why
@@ -67,7 +68,7 @@ class Driver:
 
     def hears(self, event: m.Event) -> list[m.Instruction]:
         out = handle(self.life, event)
-        self.life.validate()
+        check_life(self.life)
         return out
 
     def placed(self, *devices: int) -> list[m.Instruction]:
@@ -426,7 +427,7 @@ def test_a_group_grows_at_a_boundary() -> None:
     assert driver.hears(m.JoinerFound(process("j2", 2))) == [m.Join(process("j2", 2), first=False)]
     assert driver.hears(m.JoinerFound(process("j1", 1))) == [m.Join(process("j1", 1), first=True)]
     assert driver.hears(m.Joined(process("j2", 2))) == [] and driver.life.crew.change == "gathering"
-    group = m.NewGroup(1, ("w0", "j1", "j2"), ADDRESS)
+    group = Reform(1, ("w0", "j1", "j2"), ADDRESS)
     ready = driver.hears(m.Joined(process("j1", 1), ("same", "")))
     assert ready[2:] == [m.Enter(process("j2", 2), group), m.Enter(process("j1", 1), group)]
     assert driver.asked() == [m.CallLeader(process("w0", 0), driver.call, group)]
@@ -438,7 +439,7 @@ def test_a_group_that_shrinks_needs_nobody_but_its_leader() -> None:
     driver, joined = Driver().wide()
     out = driver.hears(m.ResizeWanted((0, 2), RESIZES))
     assert kinds(out) == ["Write"] and driver.life.crew.change == "announced"
-    assert driver.asked()[0].group == m.NewGroup(2, ("w0", "j2"), ADDRESS)  # type: ignore[attr-defined]
+    assert driver.asked()[0].group == Reform(2, ("w0", "j2"), ADDRESS)  # type: ignore[attr-defined]
     assert kinds(driver.hears(m.FollowerEnded(joined[1], "over"))) == ["Unload"], "it was dismissed"
     out = driver.done(3, kind="elastic", address=ADDRESS, last_reform=(2.0, 0.1))
     assert told(out)[0] == engine.Resized("a", (0, 2), 0.1)

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluidtune.report import EventLog, read_events
+from fluidtune.report import read_events
 from fluidtune.tune import gpu_telemetry
 from fluidtune.tune.gpu_telemetry import GpuTelemetry
 from salus_share.telemetry import DeviceSample
+from tests.report.makers import log_in
 
 
 class Told:
@@ -29,7 +30,7 @@ class Told:
 @pytest.fixture
 def notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GpuTelemetry:
     monkeypatch.setattr(gpu_telemetry, "Gauge", Told)
-    return GpuTelemetry("job", EventLog(tmp_path / "log"))
+    return GpuTelemetry("job", log_in(tmp_path))
 
 
 def test_a_sample_goes_into_log_and_metrics_once_for_all_of_a_devices_trials(notes: GpuTelemetry) -> None:
@@ -41,7 +42,7 @@ def test_a_sample_goes_into_log_and_metrics_once_for_all_of_a_devices_trials(not
     ]
     for device in (0, 0, 1):
         notes.record_sample(device, sample, workers)  # type: ignore[arg-type]
-    events = read_events(notes._log.path)
+    events = read_events(notes._log._path)
     assert [event["device"] for event in events] == [0, 1]
     assert events[0]["processes"] == {"7": 40, "8": 30, "9": 5} and events[0]["driver"] == "580"
     assert notes._utilisation.values == {"0": 0.5, "1": 0.5}

@@ -436,9 +436,8 @@ def test_rungs_to_come_are_told_from_the_start(tmp_path: Path, monkeypatch: Any)
         instructions = decide(self, *args)
         progress = leased_devices.Progress(self.engine, self.trials.rungs_after, None, None)
         progress.update({})
-        views = self.engine.trials.values()
         left = sum(job.iters_remaining for jobs in progress.valuation(1.0, 1).phases for job in jobs)
-        told.append(sum(view.done for view in views) + left)
+        told.append(sum(trial.done for trial in self.engine._state.trials.values()) + left)
         return instructions
 
     monkeypatch.setattr(TuningJob, "decide", decided)

@@ -32,7 +32,7 @@ from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.trial_shell import CHECK, LATE_S, TrialShell
 from fluidtune.tune.tuning_job import TuningJob
-from tests.engine.helpers import resize
+from tests.engine.helpers import book, resize
 from tests.tune.tried_manager import Tried, growing, leader_of, wide
 
 
@@ -45,8 +45,8 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     reply = IterationReply({"training_iteration": 1, "score": 0.5}, "checkpointing", 2.0)
     tried.answered(run, reply)
     assert tried.manager.step(0.0) and told == [reply.result]
-    view = tried.job.engine.trial("a")
-    assert (view.kind, view.done, view.seconds) == ("checkpointing", 1, {1.0: 2.0})
+    known = book(tried.job.engine, "a")
+    assert (known.kind, known.done, known.speed.by_width()) == ("checkpointing", 1, {1.0: 2.0})
     assert not tried.job.stall_detector.silent
     assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
 

@@ -15,6 +15,7 @@ from benchmarks.two_models import MixedTwin, Model
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid, read_job
 from fluidtune.twin.shell import WorkerStarts
+from tests.engine.invariants import check_engine
 from tests.report.makers import added, begin, ended, ev, group, over, result, started
 
 ALONE = Profile("alone", {"1": 1.0})
@@ -74,7 +75,7 @@ def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, 
     )
     twin = Twin(RecordedJob(recorded, DEFAULT, {"g": True}, kind=kind), devices)  # type: ignore[arg-type]
     makespan = twin.run()
-    twin.engine.validate_state()
+    check_engine(twin.engine)
     assert twin.iterations == sum(length for length, _ in trials)
     fastest = min(DEFAULT.iteration((1,), p) / p for p in (1, 2, 3, 4))
     assert makespan >= fastest * sum(length * cost for length, cost in trials) / devices * 0.999

@@ -17,7 +17,7 @@ import pytest
 
 from fluidtune.steering.acts import Answer
 from fluidtune.steering.json_values import LONGEST
-from fluidtune.view.page_server import page_app
+from fluidtune.view.page_server import HEADERS, page_app
 from fluidtune.view.run_list import RunList
 from tests.report.makers import added, over, written
 from tests.report.test_summary import by_hand
@@ -41,7 +41,6 @@ def ask(
 def test_the_page_and_what_it_may_load(tmp_path: Path) -> None:
     written(tmp_path / "run", by_hand())
     (page,) = ask(tmp_path / "run", "GET", "/")
-    assert page.headers["content-security-policy"].startswith("default-src 'self'")
     names = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert len(names) == 5
     for name, found in zip(names, ask(tmp_path / "run", "GET", *(f"/{name}" for name in names)), strict=True):
@@ -144,6 +143,7 @@ def test_a_run_is_followed_and_a_break_is_made_up_for(tmp_path: Path) -> None:
         with httpx.Client(base_url=url, timeout=60) as client:
             with client.stream("GET", "/api/stream") as response:
                 events = events_of(response)
+                assert response.headers["content-security-policy"].startswith("default-src 'self'")
                 cursor, first = next(events)
                 assert first["whole"] and len(first["trials"]) == 3
                 with log.open("ab") as file:
@@ -155,6 +155,12 @@ def test_a_run_is_followed_and_a_break_is_made_up_for(tmp_path: Path) -> None:
             with client.stream("GET", "/api/stream", headers={"Last-Event-ID": cursor}) as response:
                 _, third = next(events_of(response))
                 assert not third["whole"] and [row[2] for row in third["trials"]] == ["late"] and third["over"]
+            static = "/" + re.findall(r'src="([^"]+)"', client.get("/").text)[0]
+            for path, status in {"/": 200, static: 200, "/api/keys": 200, "/api/curve": 404, "/no": 404}.items():
+                answers = [(client.get(path), status), (client.get(path, headers={"Host": "elsewhere"}), 400)]
+                for answer, expected in answers:
+                    assert answer.status_code == expected, path
+                    assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS, path
             story = client.get("/api/story", params={"trial": "late"}).json()
             assert story["told"][0][2].startswith("added to group g")
         busy = subprocess.run([*command, "--port", url.split(":")[2].strip("/")], capture_output=True, text=True)

@@ -122,9 +122,6 @@ class ArbiterActor:
         with self._lock:
             for event in events:
                 self._handle(event)
-            if not any(isinstance(event, m.Heard) for event in events):
-                # An agent of an earlier version gets all its leases each time.
-                self._handle(m.Heard(app, session))
             mail = self._write_ahead.fetch(session)
             return [self._with_groups(each) if isinstance(each, m.Leases) else each for each in mail]
 

@@ -20,9 +20,8 @@ from typing import Any
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.elastic.errors import GroupLost, Left
-from fluidtune.elastic.transport.membership import Reform
 from fluidtune.elastic.transport.signing import SIGNATURE_SIZE, Signer
-from fluidtune.group_facts import GroupFacts
+from fluidtune.group_facts import GroupFacts, Reform
 from fluidtune.profiles import DEVICES_PER_NODE
 
 #: The most bytes of a follower's line.

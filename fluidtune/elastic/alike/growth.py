@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from fluidtune.group_facts import Reform
+
 from ..transport.base import CollectiveBackend
-from ..transport.membership import Reform
 
 #: Differences at boundaries before a trial goes on with one worker. The first may come from what the loop does once;
 #: after it all are equal again.

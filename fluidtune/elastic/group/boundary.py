@@ -13,6 +13,8 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from fluidtune.group_facts import Reform
+
 from ..alike.common_batches import CommonBatches
 from ..alike.growth import Growth
 from ..alike.likeness import Likeness
@@ -25,7 +27,7 @@ from ..data.outputs import Outputs
 from ..errors import CannotDivide, GroupLost, Left, Refused
 from ..random_streams import Streams
 from ..transport.base import CollectiveBackend
-from ..transport.membership import Address, Reform
+from ..transport.membership import Address
 from .in_place_recovery import GENERATION_STEP, MOST_RECOVERIES, agree_on_survivors
 
 #: What a boundary is called in an error.

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fluidtune.group_facts import GroupFacts
+from fluidtune.group_facts import GroupFacts, Reform
 
-from ..transport.membership import Reform
 from .worker_session import LeaderSession
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fluidtune.group_facts import GroupFacts
+from fluidtune.group_facts import GroupFacts, Reform
 
 from ..commits.commit_policy import CommitPolicy
 from ..commits.commit_store import Commit, CommitStore
@@ -23,7 +23,6 @@ from ..data.trial_state import TrialState
 from ..errors import CannotDivide, GroupLost, explain
 from ..random_streams import Streams, complete_streams
 from ..transport.base import CollectiveBackend
-from ..transport.membership import Reform
 from .boundary import GroupMember, HostRequests
 from .worker_session import FollowerSession, LeaderSession
 

@@ -19,9 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from fluidtune.group_facts import GroupFacts
-
-from ..transport.membership import Reform
+from fluidtune.group_facts import GroupFacts, Reform
 
 
 class WorkerSession(Protocol):

@@ -1,0 +1,27 @@
+"""The invariants of a trial's life in the driver, asserted after any event."""
+
+from __future__ import annotations
+
+from fluidtune.trials import TrialLife
+from fluidtune.trials.life import Crew
+
+
+def check_life(life: TrialLife) -> None:
+    """Asserts every invariant."""
+    crew = life.crew
+    check_crew(crew)
+    led = life.released_from if life.place == "released" else life.place
+    assert (crew.leader is not None) == (led in ("loading", "live")), life
+    assert led == "live" or (crew.change == "steady" and crew.facts.address is None), life
+    assert not any(call.issued for call in list(life.calls)[led == "live" :]), life
+    assert life.place != "released" or life.released_from is not None, life
+
+
+def check_crew(crew: Crew) -> None:
+    """Asserts what holds of the group after every event."""
+    assert (crew.change == "gathering") == bool(crew.awaited), crew
+    assert (crew.change == "announced") == (crew.announced is not None), crew
+    assert crew.joining.keys() <= crew.awaited and crew.ready <= crew.awaited, crew
+    assert crew.leader is not None or not (crew.followers or crew.awaited or crew.facts.address), crew
+    assert crew.leader is not None or crew.change == "steady", crew
+    assert not crew.followers.keys() & crew.joining.keys(), crew
