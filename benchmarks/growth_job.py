@@ -2,8 +2,9 @@
 
 `lightning` and `transformers` are run by ``fluidtune run``: short trials come and go, as in resize_job.py, and the
 long trial grows each time. `train_v2` is the Lightning module in a ``TorchTrainer`` with ``num_workers=(1, 2)`` in a
-cluster of one core; a second node of one core joins when the first worker has trained for a while. `restart` is the same module under
-Lightning alone: a process is asked to save its checkpoint and end, and one with two devices goes on from it.
+cluster of one core; a second node of one core joins when the first worker has trained for a while. `restart` is the
+same module under Lightning alone: a process is asked to save its checkpoint and end, and one with two devices goes on
+from it.
 
 An epoch is one step. Each step of the first worker adds a line to a file: when it was done (seconds), and the width.
 """

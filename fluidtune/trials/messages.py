@@ -73,6 +73,8 @@ class Outside:
     newest_checkpoint: Callable[[], Checkpoint | None]
     #: Whether one of these devices is on a node from which the leader at this address cannot be reached.
     out_of_reach: Callable[[tuple[str, int], Collection[int]], bool]
+    #: Whether trials of its trainable need several devices: others may have shown that while it ran.
+    needs_several: Callable[[], bool]
 
 
 @dataclass(eq=False)

@@ -193,6 +193,7 @@ def _go_on_without(life: TrialLife, lost: m.Worker) -> None:
 def _on_unloaded(event: m.Unloaded, life: TrialLife) -> None:
     if life.place == "moving":  # else the engine knows that it can run again, or Tune has let go of it
         life.go("queued")
+        life.gang = life.outside.needs_several()
         life.order(m.Tell(engine.TrialEnded(life.trial, "paused")), m.Announce())
 
 

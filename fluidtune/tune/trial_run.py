@@ -68,9 +68,9 @@ def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[st
         waits_for_checkpoints=job.waits_for_checkpoints,
         newest_checkpoint=partial(newest_checkpoint, trial),
         out_of_reach=job.out_of_reach,
+        needs_several=lambda: trials.share_of(trial) > 1,
     )
-    gang, kind = trials.share_of(trial) > 1, trials.kind_of(trial)
-    life = TrialLife(name, outside, gang, kind, results_seen(trial))
+    life = TrialLife(name, outside, outside.needs_several(), trials.kind_of(trial), results_seen(trial))
     return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life)
 
 

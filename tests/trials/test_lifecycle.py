@@ -60,9 +60,9 @@ class Driver:
         checkpoint: m.Checkpoint | None = None,
         far: bool = False,
     ) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint, self.several = checkpoint, gang
         flags = (can_save, True, shares_gpus_by_count, waits_for_checkpoints)
-        outside = m.Outside(*flags, lambda: self.checkpoint, lambda leader, devices: far)
+        outside = m.Outside(*flags, lambda: self.checkpoint, lambda leader, devices: far, lambda: self.several)
         self.life = TrialLife("a", outside, gang, "plain", SeenResults())
         self.call: m.Call = m.Call("train", True, True)
 
@@ -312,6 +312,17 @@ def test_a_trial_that_is_to_leave_trains_until_it_can_be_moved() -> None:
     out = driver.hears(m.Unloaded())
     assert told(out) == [engine.TrialEnded("a", "paused")] and kinds(out)[-1] == "Announce"
     assert driver.life.place == "queued" and list(driver.life.calls) == [driver.call]
+
+
+def test_a_trial_that_moves_when_others_have_shown_a_gang_begins_anew_as_one() -> None:
+    """docs/bugs.md, 464."""
+    driver = Driver().elastic()
+    driver.hears(m.LeaveWanted("for a test"))
+    driver.asked()
+    driver.several = True
+    driver.hears(m.Unloaded())
+    assert driver.placed(2, 3) == [m.RequestLeader(2, (3,), 2)]
+    assert driver.life.crew.devices == (2, 3), "the engine has it as a gang, and waits for no resize"
 
 
 def test_a_trial_that_has_done_nothing_moves_without_a_checkpoint() -> None:

@@ -21,7 +21,7 @@ def new_trial() -> SimpleNamespace:
 
 def life_of(trial: SimpleNamespace) -> TrialLife:
     newest = partial(newest_checkpoint, trial)  # type: ignore[arg-type]
-    outside = Outside(False, True, False, False, newest, lambda leader, devices: False)
+    outside = Outside(False, True, False, False, newest, lambda leader, devices: False, lambda: False)
     return TrialLife("a", outside, False, "plain", results_seen(trial))  # type: ignore[arg-type]
 
 
