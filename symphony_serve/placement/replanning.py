@@ -79,11 +79,9 @@ def replanned(
     found = attained(groups)
     if any(held.values()):
         # What is held, and beside it what stands nowhere.
-        kept = dict(zip(held, _complete(list(held.values()), sizes, len(held), memory), strict=True))
-        if all(held[number] <= models for number, models in kept.items()):
-            now = attained(list(kept.values()))
-            if found - now <= GAIN:
-                return kept, now
+        kept = _with_missing(list(held.values()), sizes, memory)
+        if kept is not None and found - (now := attained(kept)) <= GAIN:
+            return dict(zip(held, kept, strict=True)), now
     return _given(groups, held, sizes), found
 
 
@@ -91,17 +89,8 @@ def _complete(
     groups: Sequence[frozenset[str]], sizes: Mapping[str, float], count: int, memory: float
 ) -> list[frozenset[str]]:
     """``count`` groups in which each model stands. Raises ServeError if they have no room."""
-    found = [*groups, *[frozenset[str]()] * (count - len(groups))]
-
-    def put(into: list[frozenset[str]], model: str) -> bool:
-        at = min(range(count), key=lambda one: sum(sizes[name] for name in into[one]))
-        if sum(sizes[name] for name in into[at]) + sizes[model] <= memory:
-            into[at] |= {model}
-            return True
-        return False
-
-    missing = sorted(sizes.keys() - frozenset().union(*found), key=lambda one: (-sizes[one], one))
-    if all(put(found, model) for model in missing):
+    found = _with_missing([*groups, *[frozenset[str]()] * (count - len(groups))], sizes, memory)
+    if found is not None:
         return found
     # Without the replicas: the largest model first, each to the first device with room.
     packed = [frozenset[str]()] * count
@@ -122,6 +111,19 @@ def _complete(
             if sum(sizes[name] for name in packed[at]) + sizes[model] <= memory:
                 packed[at] |= {model}
     return packed
+
+
+def _with_missing(
+    groups: Sequence[frozenset[str]], sizes: Mapping[str, float], memory: float
+) -> list[frozenset[str]] | None:
+    """The groups, with each model that is in none put where most room is; None: there is no room."""
+    found = list(groups)
+    for model in sorted(sizes.keys() - frozenset().union(*found), key=lambda one: (-sizes[one], one)):
+        at = min(range(len(found)), key=lambda one: sum(sizes[name] for name in found[one]))
+        if sum(sizes[name] for name in found[at]) + sizes[model] > memory:
+            return None
+        found[at] |= {model}
+    return found
 
 
 def _given(
