@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Under this name a trial's run metadata have what of its results Tune has seen. Tune saves all that is in there.
 PROGRESS = "fluidtune_progress"
+#: A checkpoint's directory in that of its trial, before its number. Source: Tune's `StorageContext`.
+CHECKPOINT = "checkpoint"
 
 
 @dataclass(eq=False)
@@ -93,6 +96,18 @@ def results_seen(trial: Trial) -> SeenResults:
 def keep_progress(trial: Trial, progress: Mapping[str, Any]) -> None:
     """Tune gets a result now: keep with the trial what it has seen, for `results_seen`, also after a restore."""
     setattr(trial.run_metadata, PROGRESS, {**progress, "failures": trial.num_failures})
+
+
+def keep_number(trial: Trial, saved: Any) -> None:
+    """Tune registers the checkpoint ``saved`` now, and counts one more: have it come to the checkpoint's own number.
+
+    A process that has written one which Tune never got is ahead of Tune. A later process goes on from Tune's count, so
+    that it would write over this checkpoint, and a trial that is restored from it would find a later one there.
+    """
+    prefix, _, number = PurePath(saved.checkpoint.path).name.rpartition("_")
+    if prefix == CHECKPOINT and number.isdecimal():
+        storage = trial.storage
+        storage.current_checkpoint_index = max(storage.current_checkpoint_index, int(number) - 1)
 
 
 class RunTable:

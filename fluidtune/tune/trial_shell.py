@@ -18,12 +18,13 @@ from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.engine import messages as engine
 from fluidtune.ray_compat.controller import ActorManager
+from fluidtune.ray_compat.trainable import TrainingResult
 from fluidtune.trials import handle
 from fluidtune.trials import messages as m
 from fluidtune.tune import worker_answers
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import RayCalls, failure, first_line
-from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_progress, task_of
+from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_number, keep_progress, task_of
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
 from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, WorkerRequest
@@ -221,6 +222,8 @@ class TrialShell:
 
     def _tell_tune(self, run: TrialRun, told: m.TellTune) -> None:
         keep = None if told.progress is None else partial(keep_progress, run.trial, told.progress)
+        if isinstance(told.value, TrainingResult) and told.value.checkpoint is not None:
+            keep = partial(keep_number, run.trial, told.value)
         self._callbacks.tell_result(run.tracked, task_of(told.call), told.value, keep)
 
     def _tell_error(self, run: TrialRun, told: m.TellError) -> None:
@@ -234,6 +237,7 @@ class TrialShell:
         self._callbacks.tell_failed(run.tracked, [task_of(call) for call in failed.calls], failed.error)
 
     def _keep_checkpoint(self, run: TrialRun, kept: m.KeepCheckpoint) -> None:
+        keep_number(run.trial, kept.value)
         run.trial.on_checkpoint(kept.value)
         self.tell(run, m.CheckpointKept())
 

@@ -11,7 +11,7 @@ import pytest
 
 from fluidtune.trials import TrialLife
 from fluidtune.trials.messages import Outside
-from fluidtune.tune.trial_run import RunTable, keep_progress, newest_checkpoint, results_seen
+from fluidtune.tune.trial_run import RunTable, keep_number, keep_progress, newest_checkpoint, results_seen
 
 
 def new_trial() -> SimpleNamespace:
@@ -53,6 +53,22 @@ def test_a_result_that_tune_has_not_heard_is_not_kept() -> None:
     hear(trial, life, 1, 1)
     life.seen.note_result(2, 2)
     assert life_of(trial).seen.delivered == 1
+
+
+@pytest.mark.parametrize(
+    ("counted", "path", "then"),
+    [
+        (2, "/x/t/checkpoint_000003", 2),  # Tune counts one more when it registers it
+        (2, "/x/t/checkpoint_000005", 4),
+        (7, "/x/t/checkpoint_000005", 7),
+        (2, "s3://b/t/cloned_checkpoint", 2),
+    ],
+)
+def test_tune_counts_on_from_the_number_of_a_checkpoint(counted: int, path: str, then: int) -> None:
+    """A later process would write over it. docs/bugs.md, 466."""
+    trial = SimpleNamespace(storage=SimpleNamespace(current_checkpoint_index=counted))
+    keep_number(trial, SimpleNamespace(checkpoint=SimpleNamespace(path=path)))  # type: ignore[arg-type]
+    assert trial.storage.current_checkpoint_index == then
 
 
 def test_a_failure_makes_the_next_run_a_retry_until_it_reports() -> None:
