@@ -101,8 +101,9 @@ def keep_progress(trial: Trial, progress: Mapping[str, Any]) -> None:
 def keep_number(trial: Trial, saved: Any) -> None:
     """Tune registers the checkpoint ``saved`` now, and counts one more: have it come to the checkpoint's own number.
 
-    A process that has written one which Tune never got is ahead of Tune. A later process goes on from Tune's count, so
-    that it would write over this checkpoint, and a trial that is restored from it would find a later one there.
+    A process in which iterations run again writes their checkpoints again, which Tune never gets, and so is ahead of
+    Tune. A later process goes on from Tune's count. It would write over this checkpoint, and a trial that is restored
+    from it would find a later one there.
     """
     prefix, _, number = PurePath(saved.checkpoint.path).name.rpartition("_")
     if prefix == CHECKPOINT and number.isdecimal():
