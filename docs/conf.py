@@ -72,10 +72,23 @@ RESULTS = Path(tempfile.gettempdir(), f"fluidtune-docs-{os.getpid()}")
 OPTIONS = {
     "forked_actors": (),
     "serve_digits": (str(RESULTS / "digits_elastic"), "--metric", "accuracy"),
-    "two_tenants": ("--name", "first", "--address", "local", "--trials", "4", "--iterations", "4"),
+    "two_tenants": (
+        *("--name", "first", "--address", "local", "--trials", "4", "--iterations", "4"),
+        *("--storage", str(RESULTS)),
+    ),
 }
 FEW = ("--samples", "4", "--epochs", "3", "--storage", str(RESULTS))
 OPTIONS |= dict.fromkeys(("digits_asha", "digits_elastic", "digits_hyperband", "digits_train"), FEW)
+
+
+# A page needs a title, and marks of what is code. That of an example is its name; commands are indented.
+TITLED = DOCS / "_build" / "examples"
+shutil.rmtree(TITLED, ignore_errors=True)
+shutil.copytree(DOCS.parent / "examples", TITLED, ignore=shutil.ignore_patterns("__pycache__"))
+for path in TITLED.glob("*.py"):
+    said, rest = path.read_text().removeprefix('"""').split('"""', 1)
+    said = said.replace(".\n\n    ", ":\n\n    ").replace(":\n\n    ", "::\n\n    ")
+    path.write_text(f'"""{path.name}\n{"=" * len(path.name)}\n\n{said}"""{rest}')
 
 
 def options(_, script_vars):
@@ -96,8 +109,9 @@ def setup(app):
 
 
 os.environ["RAY_ADDRESS"] = "local"
+suppress_warnings = ["config.cache"]  # functions are no values to keep from one build to the next
 sphinx_gallery_conf = {
-    "examples_dirs": "../examples",
+    "examples_dirs": str(TITLED),
     "gallery_dirs": "gallery",
     "filename_pattern": rf"/({'|'.join(OPTIONS)})\.py$",
     "reset_argv": options,
