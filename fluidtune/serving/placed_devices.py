@@ -207,9 +207,8 @@ class PlacedDevices:
     @property
     def unavailable(self) -> dict[str, str]:
         """By model that no device has because it did not load, the reason. One that is about to load is not in it."""
-        state = self._state
-        failed = {name for name in state.failed if not state.stands(name)} if state is not None else set()
-        return {name: why for name, why in self._failed.items() if name in failed}
+        left_out = self._state.failed if self._state is not None else ()
+        return {name: why for name, why in self._failed.items() if name in left_out}
 
     def placement(self) -> dict[str, Any]:
         """For the status: the models of each device, what is done, why it was placed so, and what is not there."""

@@ -208,20 +208,23 @@ class RemoteDevice:
         """What `DeviceLost` asks until it is True: whether the process, or the next one, is there again."""
         if self._asked is not None:
             return await self._answers(LOOK_S)
+        processes = self._processes
         try:
             return await self.look() is not None
         except ServeError as error:
             await asyncio.sleep(PAUSE_S)
+            if processes != self._processes:
+                return False  # Another process was started meanwhile.
             if str(error) == self.trouble:  # It was told already.
                 self.again()
             else:
                 self.trouble = str(error)
-                self._replace(self.trouble)
+                self._replace(self.trouble, processes)
             return False
 
-    def _replace(self, why: str, processes: int | None = None) -> None:
-        """Start another process. ``processes``: not where it is another one already than the one with this number."""
-        if not self._over and processes in (None, self._processes):
+    def _replace(self, why: str, processes: int) -> None:
+        """Start another process, unless that was done since it was the one with this number."""
+        if not self._over and processes == self._processes:
             self._tell("worker_lost", worker=self._worker, device=self._number, reason=why)
             self.again()
 
@@ -277,23 +280,23 @@ class PlacedDevice(RemoteDevice):
     async def load(self, trial: Winner) -> Held:
         """Have it load one more model beside the batches. Raises ServeError if it cannot; it has nothing of it then."""
         async with self._loads:
-            actor, until = self._actors[0], time.monotonic() + LOAD_S
+            actor, processes, until = self._actors[0], self._processes, time.monotonic() + LOAD_S
             try:
                 await fetched(actor.hold.remote(trial), LOAD_S)
                 while (found := await self._held(actor, trial.name, until)) is None:
                     await asyncio.sleep(LOOK_S)
             except RayTaskError as error:
                 if self._plainly(error):
-                    self._end(actor, "it must not be a forked process")
+                    self._replace("it must not be a forked process", processes)
                     raise MustBePlain(said_of(error)) from None
                 raise ServeError(said_of(error)) from None
             except RayError as error:
                 said = f"the process ended while it loaded model {trial.name} ({said_of(error)})"
                 if isinstance(error, GetTimeoutError):
                     said = f"model {trial.name} has not loaded within {LOAD_S:.0f} s; does load end?"
-                self._end(actor, said)
+                self._replace(said, processes)
                 raise ServeError(said) from None
-            if actor is not self._actors[0]:
+            if processes != self._processes:
                 raise ServeError(f"the process ended when it had loaded model {trial.name}")
             self.loading = replace(self.loading, trials=(*self.loading.trials, trial))
             return found
@@ -305,18 +308,13 @@ class PlacedDevice(RemoteDevice):
     async def unload(self, model: str) -> None:
         """Have it let go of the model. No batch of it may be on its way. A process that has ended has let go of it."""
         self.loading = replace(self.loading, trials=tuple(one for one in self.loading.trials if one.name != model))
-        actor = self._actors[0]
+        processes = self._processes
         try:
-            await fetched(actor.drop.remote(model), LOAD_S)
+            await fetched(self._ask("drop", model), LOAD_S)
         except GetTimeoutError:
-            self._end(actor, f"it has not let go of model {model} within {LOAD_S:.0f} s")
+            self._replace(f"it has not let go of model {model} within {LOAD_S:.0f} s", processes)
         except RayError:
             """It has ended."""
-
-    def _end(self, actor: Any, why: str) -> None:
-        """Replace this process, unless that was done."""
-        if actor is self._actors[0]:
-            self._replace(why)
 
 
 def _own(error: Exception) -> str | None:

@@ -98,7 +98,7 @@ class StagedDevice(RemoteDevice):
             except RayError as error:
                 if process == self._processes:  # Else the group was replaced because of another batch.
                     self._plainly(error)
-                    self._replace(said_of(error))
+                    self._replace(said_of(error), process)
                 await before.wait()
                 raise DeviceLost(said_of(error), self._back) from None
             await before.wait()

@@ -178,10 +178,8 @@ class Steering:
     def __init__(self) -> None:
         self._acts: dict[str, Act] = {}
         self._states: dict[str, State] = {}
-        #: Of acts that were refused: why.
+        #: Of acts that were refused: why. Of those that Tune could not save: what follows.
         self._reasons: dict[str, str] = {}
-        #: Of acts that Tune could not save: what follows.
-        self._unsaved: dict[str, str] = {}
 
     def on_event(self, event: Event) -> list[Instruction]:
         """Change the acts for one event. Returns what the shell must do, in this order.
@@ -197,8 +195,8 @@ class Steering:
                 state: State = "done" if act.kind == "clone" else "taken"
                 self._go(event, name, state)
                 if unsaved:
-                    self._unsaved[name] = f"a restored run may not know of it, as Tune cannot save its state: {unsaved}"
-                return [Note(act, state, self._unsaved.get(name, "")), self._answer(act)]
+                    self._reasons[name] = f"a restored run may not know of it, as Tune cannot save its state: {unsaved}"
+                return [Note(act, state, self._reasons.get(name, "")), self._answer(act)]
             case Failed(name, why):
                 return self._refuse(event, self._known(name), why)
             case Restored(act, state):
@@ -274,7 +272,7 @@ class Steering:
             "keep": f"trial {act.trial} goes on when the algorithm wants to stop it",
             "clone": f"trial {act.clone} is a clone of trial {act.trial}",
         }[act.kind]
-        return Answer(False, "; ".join(filter(None, [words, self._unsaved.get(act.id)])))
+        return Answer(False, "; ".join(filter(None, [words, self._reasons.get(act.id)])))
 
     def _go(self, event: Event, name: str, state: State) -> None:
         before = self._states[name]

@@ -15,6 +15,7 @@ from fluidtune.steering.acts import Act, Kind
 from fluidtune.steering.json_values import cut, read_json
 from fluidtune.steering.steering_link import own_name, send
 
+ENDED = "the run has ended"
 #: How a search is started that can be steered.
 HOW = "start it with `fluidtune run --steer SCRIPT`, or with FluidExecutor(steer=True)"
 
@@ -80,25 +81,30 @@ def ask_driver(log: Path, act: Act) -> str:
     except OSError:
         raise SteeringRefused(_why_silent(read_events(log)))
     except EOFError as error:
-        events = read_events(log)
-        if events and events[-1]["event"] == "run_ended":
-            raise SteeringRefused("the run has ended")
+        if "run_ended" in _newest(read_events(log)):
+            raise SteeringRefused(ENDED)
         raise FluidTuneError(f"{error}, and may have saved the act: see fluidtune why, once the run is restored")
     if answer.refused:
         raise SteeringRefused(answer.words)
     return answer.words
 
 
-def _why_silent(events: Sequence[EventDict]) -> str:
-    """Why no driver answers, from the run's log."""
+def _newest(events: Sequence[EventDict]) -> dict[str, EventDict]:
+    """The newest event of each kind that the run's newest driver has written."""
     last: dict[str, EventDict] = {}
     for event in events:
         if event["event"] == "run_started":
             last.clear()
         last[event["event"]] = event
+    return last
+
+
+def _why_silent(events: Sequence[EventDict]) -> str:
+    """Why no driver answers, from the run's log."""
+    last = _newest(events)
     began = last.get("run_started", {})
     if "run_ended" in last:
-        return "the run has ended"
+        return ENDED
     if not (began.get("settings") or {}).get("steer"):
         return f"this search cannot be steered: {HOW}"
     if began.get("machine") != this_machine():

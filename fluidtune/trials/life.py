@@ -165,15 +165,15 @@ class TrialLife:
 
     One thing: what other modules change of a trial, they change here, where its three states are kept legal.
 
-    ``trial``: its id. ``outside``: what it may read of its surroundings. ``gang``: it needs several devices. It
-    has one process, and is never resized.
+    ``trial``: its id. ``outside``: what it may read of its surroundings.
     """
 
     trial: str
     outside: Outside
-    gang: bool
     kind: Kind
     seen: SeenResults
+    #: It needs several devices. It has one process, and is never resized.
+    gang: bool = field(init=False)
     place: Place = "queued"
     wish: Wish = "stay"
     #: Why it is to leave its devices, in words.
@@ -202,6 +202,9 @@ class TrialLife:
     under_way: str = ""
     #: What the event under way has the shell do so far.
     orders: list[Instruction] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gang = self.outside.needs_several()
 
     def order(self, *instructions: Instruction) -> None:
         """The shell is to carry these out, after those before."""

@@ -73,7 +73,7 @@ def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[st
         out_of_reach=job.out_of_reach,
         needs_several=lambda: trials.share_of(trial) > 1,
     )
-    life = TrialLife(name, outside, outside.needs_several(), trials.kind_of(trial), results_seen(trial))
+    life = TrialLife(name, outside, trials.kind_of(trial), results_seen(trial))
     return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life)
 
 

@@ -137,6 +137,24 @@ def test_what_the_old_process_was_asked_says_nothing_of_the_next_one(device, wha
     run(test())
 
 
+def test_a_process_that_did_not_load_says_nothing_of_the_next_one(device, monkeypatch):
+    """docs/bugs.md, 538."""
+
+    async def test():
+        monkeypatch.setattr(remote_devices, "PAUSE_S", 0.01)
+        made, cluster, told = device(ready=[RayActorError(), (8, SAMPLES)], run=[RayActorError()])
+        with pytest.raises(DeviceLost) as lost:
+            await made.run("t", [1])
+        back = asyncio.create_task(lost.value.back())
+        await asyncio.sleep(0)
+        made.again()
+        assert not await back
+        assert (cluster.started, made.trouble, [event for event, _ in told]) == (3, "", ["worker_lost"])
+        assert await lost.value.back()
+
+    run(test())
+
+
 def test_a_device_that_was_stopped_while_it_came_back_gets_no_process_any_more(device, monkeypatch):
     monkeypatch.setattr(remote_devices, "PAUSE_S", 0.0)
     made, cluster, told = device(ready=[RayActorError()], run=[RayActorError()])

@@ -63,7 +63,7 @@ class Driver:
         self.checkpoint, self.several = checkpoint, gang
         flags = (can_save, True, shares_gpus_by_count, waits_for_checkpoints)
         outside = m.Outside(*flags, lambda: self.checkpoint, lambda leader, devices: far, lambda: self.several)
-        self.life = TrialLife("a", outside, gang, "plain", SeenResults())
+        self.life = TrialLife("a", outside, "plain", SeenResults())
         self.call: m.Call = m.Call("train", True, True)
 
     def hears(self, event: m.Event) -> list[m.Instruction]:

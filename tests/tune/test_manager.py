@@ -126,7 +126,7 @@ def test_a_dismissed_worker_is_not_watched_when_its_last_trial_loses_its_leader(
 def test_a_late_answer_of_a_joiner_does_not_stop_the_clock_for_its_next_trial(tried: Tried) -> None:
     # docs/bugs.md, 433
     run, joiner = growing(tried)
-    before: Any = SimpleNamespace(life=TrialLife("b", run.life.outside, False, "elastic", SeenResults()))
+    before: Any = SimpleNamespace(life=TrialLife("b", run.life.outside, "elastic", SeenResults()))
     tried.joined(before, joiner, "a new worker's loop ended early")
     assert run.life.crew.change == "gathering"
     tried.manager._shell.report_late(time.monotonic() + LATE_S + 60)

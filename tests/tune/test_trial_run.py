@@ -22,7 +22,7 @@ def new_trial() -> SimpleNamespace:
 def life_of(trial: SimpleNamespace) -> TrialLife:
     newest = partial(newest_checkpoint, trial)  # type: ignore[arg-type]
     outside = Outside(False, True, False, False, newest, lambda leader, devices: False, lambda: False)
-    return TrialLife("a", outside, False, "plain", results_seen(trial))  # type: ignore[arg-type]
+    return TrialLife("a", outside, "plain", results_seen(trial))  # type: ignore[arg-type]
 
 
 def hear(trial: SimpleNamespace, life: TrialLife, iteration: int, number: int) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from fluidtune.view.page_file import write_page
-from tests.conftest import CHROMIUM
+from tests.browsing import watched_page
 from tests.report.makers import added, begin, ended, random_run, result, started, written
 from tests.view.pages import lines_of
 from tests.view.test_page_file import EVIL
@@ -45,22 +45,9 @@ def nothing_serious(page: Any) -> None:
 @pytest.fixture
 def page(served: Any) -> Iterator[Any]:
     """A page that must say nothing on its console, and ask nobody but this machine. It ends before its server."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page, wrong = browser.new_page(viewport={"width": 1280, "height": 900}), []
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("dialog", lambda dialog: wrong.append(dialog.message))
-        page.on("request", lambda request: wrong.append(request.url) if _elsewhere(request.url) else None)
+    here = re.compile(r"http://127\.0\.0\.1:|file:")
+    with watched_page(lambda url: bool(here.match(url)), viewport={"width": 1280, "height": 900}) as page:
         yield page
-        browser.close()
-        assert wrong == []
-
-
-def _elsewhere(url: str) -> bool:
-    return not re.match(r"http://127\.0\.0\.1:|file:", url)
 
 
 @pytest.fixture
