@@ -157,7 +157,7 @@ def left_by_driver(directory: Path) -> list[psutil.Process]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("kind", ["elastic", pytest.param("checkpointing", marks=pytest.mark.core)])
+@pytest.mark.parametrize("kind", ["elastic", "checkpointing"])
 def test_driver_killed_at_random_moments(kind, kills, tmp_path):
     trials, iterations, step = 4, 12 * kills, 0.1
     rng = random.Random(kills)

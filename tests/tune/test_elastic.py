@@ -21,7 +21,7 @@ from tests.faults import horovod_jobs, jobs
 from tests.faults.test_kills import undisturbed
 from tests.tune.running import events_of, fit
 
-pytestmark = [pytest.mark.ray, pytest.mark.core]
+pytestmark = pytest.mark.ray
 
 ITERATIONS = 200
 
@@ -102,6 +102,7 @@ class ElasticClass(tune.Trainable):
         return {"value": elastic.mean(total, count)}
 
 
+@pytest.mark.core
 def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     xs = tune.grid_search([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
@@ -116,7 +117,7 @@ def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_p
 @pytest.mark.parametrize(
     "trainable, backend",
     [
-        (jobs.elastic, "torch"),
+        pytest.param(jobs.elastic, "torch", marks=pytest.mark.core),
         pytest.param(ElasticClass, "torch", marks=pytest.mark.newest),
         pytest.param(jobs.elastic, "horovod", marks=pytest.mark.horovod),
         pytest.param(horovod_jobs.scripted, "horovod", marks=pytest.mark.horovod),
@@ -147,6 +148,7 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
 
 
+@pytest.mark.core
 @pytest.mark.newest
 def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_path: Path, ray2: None) -> None:
     """The engine starts the second trial at width two; until its other worker is there, the trial has one device."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.usefixtures("no_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
 #: A library with a singleton, a registry, loggers that another module of it makes, an exit handler, a thread, a patch.
 LIBRARY = '''
@@ -120,7 +120,7 @@ print(json.dumps([[str(each.error) for each in results if each.error], rows]))
 '''
 
 
-@pytest.mark.parametrize("cores", ["one", "two"])
+@pytest.mark.parametrize("cores", ["one", pytest.param("two", marks=pytest.mark.core)])
 def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, cores: str) -> None:
     """A spare takes no core in Ray's books, and its libraries must be given the threads of a trial's cores."""
     errors, rows = fit(tmp_path, cores)
@@ -143,6 +143,7 @@ def test_all_trials_that_need_a_plain_process_get_one(tmp_path: Path) -> None:
     assert errors == [] and not any(row["forked"] for row in rows)
 
 
+@pytest.mark.core
 def test_with_reuse_actors_the_processes_are_used_again_as_under_stock(tmp_path: Path) -> None:
     errors, rows = fit(tmp_path, "reuse")
     assert errors == [] and len({row["pid"] for row in rows}) == 1

@@ -16,7 +16,7 @@ from fluidtune import FluidExecutor
 from fluidtune.report.story import story_of
 from tests.tune.running import events_of, fit
 
-pytestmark = [pytest.mark.ray, pytest.mark.core, pytest.mark.newest]
+pytestmark = [pytest.mark.ray, pytest.mark.newest]
 
 
 class Contender(tune.Trainable):

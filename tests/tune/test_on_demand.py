@@ -103,9 +103,9 @@ def tune_in_a_task(path: str, name: str) -> list[Any]:
     return outcome(fit("fluid", trainable, space, Path(path) / name, executor=ON_DEMAND))
 
 
-@pytest.mark.core
 @pytest.mark.usefixtures("ray4")
 class TestBesideTrials:
+    @pytest.mark.core
     def test_tasks_of_a_trial_find_the_cores_that_trials_do_not_use(self, tmp_path: Path) -> None:
         results = fit("fluid", nesting, {"x": tune.grid_search([0, 1])}, tmp_path, executor=ON_DEMAND)
         assert [result.metrics["score"] for result in results] == [2.0, 6.0]
@@ -119,6 +119,7 @@ class TestBesideTrials:
         names = [event["event"] for event in events]
         assert names.count("device_returned") == 2 and "device_lost" not in names and "worker_lost" not in names
 
+    @pytest.mark.core
     @pytest.mark.newest
     def test_a_trial_that_follows_another_takes_its_device(self, tmp_path: Path) -> None:
         space = {"x": tune.grid_search([1, 2, 3, 4])}
@@ -128,6 +129,7 @@ class TestBesideTrials:
         gained = [event for event in events if event["event"] == "device_gained"]
         assert started == [[0]] * 4 and len(events[0]["devices"]) + len(gained) == 1
 
+    @pytest.mark.core
     @pytest.mark.newest
     def test_a_reserved_job_holds_all_devices(self, tmp_path: Path) -> None:
         space = {"x": tune.grid_search([1])}

@@ -94,9 +94,9 @@ def run(
     return results
 
 
-@pytest.mark.core
 @pytest.mark.usefixtures("ray4")
 class TestCPUs:
+    @pytest.mark.core
     def test_two_cores_each(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 2}, meeting=True)
         assert placement_groups() == [], "they are given back when fit returns"
@@ -104,11 +104,13 @@ class TestCPUs:
         assert {r.metrics["groups"] for r in results} == {2}
         assert all(r.metrics["free"].get("CPU", 0) == 0 for r in results), "other jobs must see the cores taken"
 
+    @pytest.mark.core
     def test_half_a_core_each(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 0.5}, trials=4, devices="cpu:1", meeting=True)
         assert together(results) == 2
         assert all(r.metrics["free"].get("CPU", 0) == 3 for r in results)
 
+    @pytest.mark.core
     @pytest.mark.newest
     @pytest.mark.parametrize("packing, share", [(None, 0.5), (1, 1.0)])
     def test_more_at_once_than_cores_are_packed_unless_that_is_forbidden(
@@ -123,6 +125,7 @@ class TestCPUs:
         assert together(results) <= 2, "there are two licences"
         assert min(r.metrics["free"].get("licence", 0) for r in results) == 0
 
+    @pytest.mark.core
     def test_trials_that_ask_for_no_core_run_beside_those_that_hold_all(self, tmp_path: Path) -> None:
         @ray.remote(num_cpus=4)
         class Other:
@@ -158,9 +161,9 @@ class TestCPUs:
         assert found == [(x, x + 1, x + 1) for x in (0, 1, 0, 2, 0)]
 
 
-@pytest.mark.core
 @pytest.mark.usefixtures("ray_gpus")
 class TestGPUs:
+    @pytest.mark.core
     def test_a_whole_one_each(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 1, "gpu": 1})
         assert {r.metrics["gpus"] for r in results} <= {"0", "1"}
@@ -174,11 +177,13 @@ class TestGPUs:
         results = run(tmp_path, {"cpu": 1, "gpu": 1}, trials=6, at_once=8, meeting=True)
         assert together(results) == 2
 
+    @pytest.mark.core
     def test_half_a_gpu_is_shared_by_two(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 1, "gpu": 0.5}, devices="gpu:1", meeting=True)
         assert together(results) == 2
         assert len({r.metrics["gpus"] for r in results}) == 1
 
+    @pytest.mark.core
     def test_a_trial_over_two_gpus_is_one_process_that_sees_both(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 2, "gpu": 2}, trials=2)
         assert {r.metrics["gpus"] for r in results} == {"0,1"}
