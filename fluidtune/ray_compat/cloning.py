@@ -15,6 +15,8 @@ from ray.tune import Checkpoint
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 
+from fluidtune.ray_compat.controller import save_state
+
 #: In a clone's directory: the checkpoint that it begins with. The cloned trial may delete its own.
 FIRST_CHECKPOINT = "cloned_checkpoint"
 
@@ -107,5 +109,4 @@ def save_now(controller: TuneController, trial: Trial) -> None:
     What the file system raises comes through, which Tune itself would only log.
     """
     controller._mark_trial_to_checkpoint(trial)
-    controller.checkpoint(force=True)
-    controller._storage.syncer.wait()
+    save_state(controller)

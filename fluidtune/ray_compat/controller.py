@@ -13,7 +13,7 @@ from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 
-from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO
+from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO, TrainingResult
 
 
 def controller_behind(handed: Any) -> TuneController:
@@ -98,6 +98,28 @@ def pending_again(controller: TuneController) -> int:
 def make_pending(controller: Any, trial: Trial) -> None:
     """Set a paused trial to PENDING. ``controller``: as a scheduler is handed it."""
     controller._set_trial_status(trial, Trial.PENDING)
+
+
+def save_state(controller: TuneController) -> None:
+    """Have Tune save its state, and wait until that is in the run's storage.
+
+    What the file system raises comes through, which Tune itself would only log.
+    """
+    controller.checkpoint(force=True)
+    controller._storage.syncer.wait()
+
+
+def keep_checkpoint(controller: TuneController, trial: Trial, saved: TrainingResult) -> None:
+    """Let Tune register a checkpoint that it has not asked for, by the step that it takes after its own ``save``.
+
+    What Tune waits for stays as it is: a ``save`` of its own, and what it will decide after that.
+    """
+    decision = controller._cached_trial_decisions.pop(trial.trial_id, None)
+    waited_for = trial.temporary_state.saving_to
+    controller._process_trial_save(trial, saved)
+    trial.temporary_state.saving_to = waited_for
+    if decision is not None:
+        controller._cached_trial_decisions[trial.trial_id] = decision
 
 
 def tell_started(tracked: TrackedActor) -> None:

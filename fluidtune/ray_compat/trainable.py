@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from pathlib import PurePath
 from typing import Any
 
 import ray
@@ -33,6 +34,8 @@ from ray.tune.trainable import trainable as trainable_module
 __all__ = ["ENV_VARS_TO_PROPAGATE", "EPISODES_TOTAL", "EXPR_PROGRESS_FILE", "EXPR_RESULT_FILE", "RESULT_DUPLICATE"]
 __all__ += ["TIMESTEPS_TOTAL", "TIME_TOTAL_S", "TRAINING_ITERATION", "TRIAL_INFO", "TrainingResult"]
 
+#: A checkpoint's directory in that of its trial, before its number. Source: Tune's `StorageContext`.
+_CHECKPOINT = "checkpoint"
 #: Seconds between two looks whether the loop has reported.
 _LOOK_S = 0.005
 
@@ -65,6 +68,14 @@ def training_function(trainable: FunctionTrainable) -> Callable[..., Any]:
 def has_reported(trainable: FunctionTrainable) -> bool:
     """Return whether the function has reported since this trainable was constructed."""
     return bool(getattr(trainable, "_last_training_result", None))
+
+
+def checkpoint_number(saved: TrainingResult) -> int | None:
+    """Return the number of a checkpoint among those of its trial, by the name of its directory; None: it has none."""
+    if saved.checkpoint is None:
+        return None
+    prefix, _, number = PurePath(saved.checkpoint.path).name.rpartition("_")
+    return int(number) if prefix == _CHECKPOINT and number.isdecimal() else None
 
 
 def saved_with_result(trainable: Trainable, result: dict[str, Any]) -> Any:

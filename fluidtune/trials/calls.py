@@ -154,6 +154,8 @@ def _on_iteration_done(event: m.IterationDone, life: TrialLife) -> None:
     call, reply = event.call, event.reply
     if not life.expects(call):
         return
+    for saved in reply.rewritten:
+        life.order(m.KeepCheckpoint(saved))
     _answered(life, call)
     progress = None if event.final else life.seen.note_result(reply.iteration, event.number)
     _learn(life, reply, event.final)

@@ -48,6 +48,7 @@ class Reply(Protocol):
     ephemeral: float
     compute: float | None
     saved: Any
+    rewritten: list[Any]
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ class Restored(Event):
 
 @dataclass(frozen=True)
 class CheckpointKept(Event):
-    """Tune has the checkpoint that the life asked for: the answer to `KeepCheckpoint`."""
+    """Tune has a checkpoint that it has not asked for: the answer to `KeepCheckpoint`."""
 
 
 @dataclass(frozen=True)
@@ -583,7 +584,7 @@ class Forget(Instruction):
 
 @dataclass(frozen=True)
 class KeepCheckpoint(Instruction):
-    """Hand Tune the checkpoint that the life asked for. Answered by `CheckpointKept`."""
+    """Hand Tune a checkpoint that it has not asked for. Answered by `CheckpointKept`."""
 
     value: Any
 

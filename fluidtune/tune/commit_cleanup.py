@@ -21,16 +21,26 @@ SAVE_PAUSE = 50
 
 
 class CommitCleanup:
-    """``save`` writes the state of all trials; ``delete`` deletes one trial's commits, or raises an error."""
+    """When which commits go.
+
+    ``save`` has Tune write the state of all trials into the run's storage, or raises what prevents that.
+    ``has_commits``: whether a trial may have any. ``delete`` deletes a trial's commits, or raises an error.
+    """
 
     def __init__(
-        self, save: Callable[[], None], delete: Callable[[Trial], None], clock: Callable[[], float] = time.monotonic
+        self,
+        save: Callable[[], None],
+        has_commits: Callable[[Trial], bool],
+        delete: Callable[[Trial], None],
+        clock: Callable[[], float] = time.monotonic,
     ):
-        self._save, self._delete, self._clock = save, delete, clock
+        self._save, self._has_commits, self._delete, self._clock = save, has_commits, delete, clock
         #: Trials that ended since Tune last saved.
         self._unsaved: list[Trial] = []
         #: Trials whose end Tune has saved and whose commits are still there.
         self._saved: list[Trial] = []
+        #: The last save failed.
+        self._fails = False
         #: When Tune may be asked to save again.
         self._next_save = 0.0
 
@@ -42,28 +52,41 @@ class CommitCleanup:
         """Save, rarely enough to cost little, and delete what may go. ``cleaning``: a worker still cleans up."""
         began = self._clock()
         if self._unsaved and began >= self._next_save:
-            self._save()
+            self._save_ends()
             ended = self._clock()
             self._next_save = ended + max(SAVE_EVERY_S, SAVE_PAUSE * (ended - began))
-            self._saved += self._unsaved
-            self._unsaved.clear()
         if not cleaning:
             self._delete_saved()
 
     def run_ended(self, saved: bool) -> None:
-        """The run is over, and this object saves nothing any more. ``saved``: Tune has saved its final state."""
-        if saved:
-            self._saved += self._unsaved
+        """The run is over, and this object saves nothing any more. ``saved``: Tune says that its final state is saved.
+
+        Tune only logs that it could not write into the run's storage. Where commits depend on it, it saves once more.
+        """
+        if saved and any(self._has_commits(trial) for trial in self._unsaved):
+            self._save_ends()
         self._unsaved.clear()
 
     def close(self) -> None:
         """No worker is left: delete the commits of all trials whose end is saved."""
         self._delete_saved()
 
+    def _save_ends(self) -> None:
+        try:
+            self._save()
+        except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
+            if not self._fails:
+                logger.warning("FluidTune: commits of ended trials stay, as Tune's state cannot be saved: %s", error)
+            self._fails = True
+        else:
+            self._fails = False
+            self._saved += filter(self._has_commits, self._unsaved)
+            self._unsaved.clear()
+
     def _delete_saved(self) -> None:
         for trial in self._saved:
             try:
                 self._delete(trial)
-            except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
+            except Exception as error:
                 logger.warning("FluidTune: the commits of ended trial %s stay where they are: %s", trial, error)
         self._saved.clear()

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from ray.tune.experiment import Trial
 
 from fluidtune.elastic.transport.signing import new_secret
 from fluidtune.ray_compat.controller import TrackedActor
-from fluidtune.ray_compat.trainable import TRAINING_ITERATION
+from fluidtune.ray_compat.trainable import TRAINING_ITERATION, checkpoint_number
 from fluidtune.trials.life import SeenResults, TrialLife
 from fluidtune.trials.messages import Call, Checkpoint, Outside
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Under this name a trial's run metadata have what of its results Tune has seen. Tune saves all that is in there.
 PROGRESS = "fluidtune_progress"
-#: A checkpoint's directory in that of its trial, before its number. Source: Tune's `StorageContext`.
-CHECKPOINT = "checkpoint"
 
 
 @dataclass(eq=False)
@@ -105,10 +102,9 @@ def keep_number(trial: Trial, saved: Any) -> None:
     Tune. A later process goes on from Tune's count. It would write over this checkpoint, and a trial that is restored
     from it would find a later one there.
     """
-    prefix, _, number = PurePath(saved.checkpoint.path).name.rpartition("_")
-    if prefix == CHECKPOINT and number.isdecimal():
-        storage = trial.storage
-        storage.current_checkpoint_index = max(storage.current_checkpoint_index, int(number) - 1)
+    number, storage = checkpoint_number(saved), trial.storage
+    if number is not None:
+        storage.current_checkpoint_index = max(storage.current_checkpoint_index, number - 1)
 
 
 class RunTable:

@@ -238,7 +238,7 @@ class TrialShell:
 
     def _keep_checkpoint(self, run: TrialRun, kept: m.KeepCheckpoint) -> None:
         keep_number(run.trial, kept.value)
-        run.trial.on_checkpoint(kept.value)
+        self._job.keep_checkpoint(run.trial, kept.value)
         self.tell(run, m.CheckpointKept())
 
     def _trial_over(self, run: TrialRun, over: m.TrialOver) -> None:

@@ -27,9 +27,11 @@ from fluidtune.engine import messages as m
 from fluidtune.ray_compat.cluster_state import in_local_mode
 from fluidtune.ray_compat.controller import (
     asked_reuse,
+    keep_checkpoint,
     max_pending_trials,
     pending_again,
     pending_trials_said,
+    save_state,
     storage,
     was_restored,
 )
@@ -115,7 +117,9 @@ class TuningJob:
         self.log = JobLog(self.name, self._folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
         self.stall_detector = StallDetector()
-        self._commit_cleanup = CommitCleanup(lambda: controller.checkpoint(force=True, wait=True), self._delete_commits)
+        self._commit_cleanup = CommitCleanup(
+            lambda: save_state(controller), self._has_commits, lambda trial: delete_commits(trial.storage)
+        )
         #: Trials that are known to have ended for good.
         self._ended: set[str] = set()
         #: Trials whose log files this driver writes.
@@ -178,6 +182,7 @@ class TuningJob:
             trial=run.id,
             kwargs=kwargs,
             delivered=life.seen.delivered,
+            saves_every=run.trial.checkpoint_freq,
             repeats=life.seen.retried,
             own_numbers=life.seen.own_numbers,
             backend=self._scheduler.executor.backend,
@@ -249,6 +254,10 @@ class TuningJob:
             return float(crew.width if crew.width > 1 else 1 / max(1, len(self.engine.tenants(crew.devices[0]))))
         return self.engine.trial(run.id).width
 
+    def keep_checkpoint(self, trial: Trial, saved: Any) -> None:
+        """Tune gets a checkpoint of the trial that it has not asked for."""
+        keep_checkpoint(self._controller, trial, saved)
+
     # --- from time to time
 
     def ask_ahead(self, starting: int) -> None:
@@ -285,9 +294,8 @@ class TuningJob:
             if ending == "stopped":
                 self.log.stopped_for_good(trial.trial_id)
 
-    def _delete_commits(self, trial: Trial) -> None:
-        if self.trials.kind_of(trial) == "elastic":
-            delete_commits(trial.storage)
+    def _has_commits(self, trial: Trial) -> bool:
+        return self.trials.kind_of(trial) == "elastic"
 
     def run_ended(self, trials: Iterable[Trial], saved: bool) -> None:
         """Tune's run is over: by itself, by Ctrl-C or by an exception. Trials that have not ended keep everything.

@@ -1,7 +1,7 @@
 """Small deterministic trainables and a driver for the fault tests.
 
-Each trainable appends the number of each iteration that it runs to a file of notes. Tune's own result.json has the
-iterations that were reported.
+Each trainable appends the number of each iteration that it runs, and its process, to a file of notes. Tune's own
+result.json has the iterations that were reported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 def note(config, iteration):
     with open(os.path.join(config["notes"], str(config["x"])), "a") as file:
-        file.write(f"{iteration}\n")
+        file.write(f"{iteration} {os.getpid()}\n")
 
 
 def plain(config):

@@ -153,19 +153,25 @@ def faults_of(rows: Sequence[dict[str, Any]], expected: Sequence[float], ended: 
     )
 
 
-def past_commit(ran: Sequence[int], restored: Iterable[int] = (), every: int = 3) -> tuple[int, int]:
-    """Iterations that ran again, and those of them that a checkpoint held. ``ran``: their numbers, as they ran.
+def past_commit(ran: Sequence[tuple[int, int]], restored: Iterable[int] = (), every: int = 3) -> tuple[int, int]:
+    """Iterations that ran again, and those of them that a checkpoint held. ``ran``: (number, process), as they ran.
 
     A checkpoint is written at each iteration that ``every`` divides. It is there when the next iteration begins.
-    ``restored``: how many had run when the driver was killed. Where the trial then goes on is Tune's snapshot.
+    ``restored``: how many had run when the driver was killed. Its process goes on for a moment, which does not count.
+    Where the next process begins is Tune's snapshot.
     """
     again = held = highest = 0
-    kills = sorted(restored, reverse=True)
-    for place, number in enumerate(ran):
-        if number <= highest and kills and place >= kills[-1]:
-            while kills and place >= kills[-1]:
-                kills.pop()
-            again, highest = again + highest - number + 1, number
+    kills = sorted(set(restored))
+    dead: set[int] = set()
+    for place, (number, process) in enumerate(ran):
+        killed = [kill for kill in kills if kill <= place]
+        if killed:
+            dead |= {each for _, each in ran[: killed[-1]]}
+        if process in dead:
+            continue
+        if killed:
+            kills = kills[len(killed) :]
+            again, highest = again + max(0, highest - number + 1), number
             continue
         again += number <= highest
         held += number <= (highest - 1) // every * every
@@ -341,7 +347,8 @@ class Soak:
                 expected = undisturbed("checkpointing", x, length, self._root / "undisturbed")
                 sums += faults_of(rows, expected, ended)
                 sums["iterations"] += len(rows)
-                ran = list(map(int, (job.storage / "notes" / str(x)).read_text().split()))
+                lines = (job.storage / "notes" / str(x)).read_text().splitlines()
+                ran = [(int(number), int(process)) for number, process in map(str.split, lines)]
                 again, held = past_commit(ran, self._restored[job.name, str(x)])
                 sums["ran_again"] += again
                 sums["past_commit"] += held

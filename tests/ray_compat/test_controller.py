@@ -150,3 +150,29 @@ def test_a_result_that_says_a_function_is_done_has_its_key() -> None:
     assert isinstance(RESULT_DUPLICATE, str) and isinstance(TRIAL_INFO, str)
     source = inspect.getsource(tune_controller)
     assert "RESULT_DUPLICATE" in source
+
+
+class Controller(compat.TuneController):
+    """What of a controller has to do with a trial's checkpoints."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self._iteration, self._trials, self._trials_to_cache = 1, [], set()
+        self._callbacks = SimpleNamespace(on_checkpoint=lambda **named: self.heard.append(named["checkpoint"]))
+        self._checkpoint_manager = SimpleNamespace(on_trial_checkpoint=self.heard.append)
+        self._cached_trial_decisions = {"a": "PAUSE"}
+
+
+def test_a_checkpoint_that_tune_has_not_asked_for_is_kept_as_one_that_it_has() -> None:
+    """Callbacks hear of it, and the next snapshot has it: docs/bugs.md, 467."""
+
+    class Trial(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    controller = Controller()
+    waiting = SimpleNamespace(saving_to="a save")
+    trial = Trial(trial_id="a", temporary_state=waiting, on_checkpoint=controller.heard.append)
+    saved = SimpleNamespace(checkpoint="its files")
+    compat.keep_checkpoint(controller, trial, saved)
+    assert controller.heard == ["its files", saved, trial] and controller._trials_to_cache == {trial}
+    assert controller._cached_trial_decisions == {"a": "PAUSE"} and trial.temporary_state.saving_to == "a save"

@@ -363,6 +363,7 @@ class Play:
             return instructions
 
         job.decide = listened
+        job.keep_checkpoint = lambda trial, saved: self._keep(self.trials[trial.trial_id], saved)
         ahead = job.ask_ahead
 
         def listened_ahead(starting: int) -> None:
@@ -395,12 +396,14 @@ class Play:
                 num_failures=0,
                 storage=None,
                 set_ray_actor=lambda actor: None,
-                on_checkpoint=lambda saved, trial=trial: self._keep(trial, saved),
+                checkpoint_freq=0,
             )
             self.manager.note_trial(trial.tune)
             self.add(trial)
 
     def _keep(self, trial: PlayedTrial, saved: Any) -> None:
+        known = trial.tune.latest_checkpoint_result
+        self.check(known is None or known.count <= saved.count, f"{trial.name}: checkpoint {saved.count} came late")
         trial.tune.latest_checkpoint_result, trial.tune.checkpoint = saved, saved
 
     def add(self, trial: PlayedTrial) -> None:
@@ -663,6 +666,9 @@ class Play:
         self._form(worker)
         if worker.reported >= trial.budget + 1 and self.rng.random() < 0.5:
             return IterationReply({RESULT_DUPLICATE: True}, kind, 0.0, worker.reported)
+        rewritten = []
+        if trial.kind == "saving" and worker.reported and self.rng.random() < 0.05:
+            rewritten = [_saved(trial, worker.reported)]  # the newest iteration that Tune has heard of ran again
         worker.reported += 1
         count = worker.reported
         saved = None
@@ -676,6 +682,7 @@ class Play:
             count,
             memory=0.2,
             ephemeral=0.05,
+            rewritten=rewritten,
         )
         reply.saved = None if self.waits_for_checkpoints else saved
         if trial.elastic:

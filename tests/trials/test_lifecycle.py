@@ -46,6 +46,7 @@ class Shown:
     ephemeral: float = 0.0
     compute: float | None = None
     saved: Any = None
+    rewritten: list[Any] = field(default_factory=list)
 
 
 class Driver:
@@ -342,6 +343,15 @@ def test_a_class_is_asked_for_one_checkpoint_before_it_leaves() -> None:
     assert kinds(driver.hears(m.Answered(save.call, "saved"))) == ["KeepCheckpoint", "TellTune"]
     driver.checkpoint = m.Checkpoint(1)
     assert kinds(driver.hears(m.CheckpointKept())) == ["NoteDeparture", "Unload"]
+
+
+def test_tune_gets_a_checkpoint_that_was_written_again_before_the_result_after_it() -> None:
+    driver = Driver().live()
+    driver.asked()
+    shown = Shown(4, rewritten=["third"])
+    out = kinds(driver.hears(m.IterationDone(driver.life.calls[0], shown, 4)))
+    assert out[0] == "KeepCheckpoint" and out[-1] == "TellTune"
+    assert driver.hears(m.CheckpointKept()) == []
 
 
 def test_an_elastic_trial_commits_when_it_leaves() -> None:

@@ -18,9 +18,12 @@ class Storage:
     def __init__(self, fails: bool = False):
         self.done: list[str] = []
         self.now = 100.0
+        self.full = False
         self._fails = fails
 
     def save(self) -> None:
+        if self.full:
+            raise OSError("disk quota exceeded")
         self.done.append("save")
 
     def delete(self, trial: Any) -> None:
@@ -30,7 +33,8 @@ class Storage:
 
 
 def cleanup(storage: Storage) -> Any:
-    return CommitCleanup(storage.save, storage.delete, lambda: storage.now)
+    """Trials whose names begin with "plain" have no commits."""
+    return CommitCleanup(storage.save, lambda trial: not trial.startswith("plain"), storage.delete, lambda: storage.now)
 
 
 def test_commits_are_kept_while_a_worker_still_cleans_up() -> None:
@@ -68,7 +72,36 @@ def test_what_ended_lately_keeps_its_commits_when_its_end_is_never_saved(saved: 
     storage.now += 2 * SAVE_EVERY_S
     ended.save_and_delete(cleaning=True)
     ended.close()
-    assert storage.done == ["save", "delete a"] + ["delete b"] * saved
+    assert storage.done == ["save", "delete a"] + ["save", "delete b"] * saved
+
+
+def test_commits_stay_until_the_storage_has_what_tune_has_saved(caplog: pytest.LogCaptureFixture) -> None:
+    """docs/bugs.md, 478: the driver may die before the storage can be written again."""
+    storage = Storage()
+    storage.full = True
+    ended = cleanup(storage)
+    ended.trial_ended("a")
+    for _ in range(3):
+        ended.save_and_delete(cleaning=False)
+        storage.now += 2 * SAVE_EVERY_S
+    assert storage.done == [] and caplog.text.count("disk quota exceeded") == 1
+    storage.full = False
+    ended.save_and_delete(cleaning=False)
+    assert storage.done == ["save", "delete a"]
+    storage.full = True
+    ended.trial_ended("b")
+    ended.run_ended(saved=True)
+    ended.close()
+    assert storage.done == ["save", "delete a"]
+
+
+def test_trials_without_commits_cost_no_save_at_the_end() -> None:
+    storage = Storage()
+    ended = cleanup(storage)
+    ended.trial_ended("plain")
+    ended.run_ended(saved=True)
+    ended.close()
+    assert storage.done == []
 
 
 def test_paused_trials_that_are_stopped_end_once() -> None:
@@ -99,5 +132,5 @@ def test_a_storage_that_fails_ends_no_job(caplog: pytest.LogCaptureFixture) -> N
     ended.run_ended(saved=True)
     ended.close()
     ended.close()
-    assert storage.done == ["delete a"]
+    assert storage.done == ["save", "delete a"]
     assert "stay where they are: directory not empty" in caplog.text

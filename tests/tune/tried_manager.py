@@ -171,6 +171,7 @@ class Tried:
             trainable_name="t",
             get_trainable_cls=lambda: trainable,
             checkpoint=None,
+            checkpoint_freq=0,
             latest_checkpoint_result=None,
             run_metadata=SimpleNamespace(),
             num_failures=0,

@@ -172,6 +172,7 @@ class LeaderHost:
         if lack is not None:
             return IterationReply({}, self._kind(), 0.0, lack=lack)
         before = session.facts().last_reform
+        rewritten: list[Any] = []
         while True:
             started = time.perf_counter()
             try:
@@ -189,6 +190,7 @@ class LeaderHost:
             seconds = time.perf_counter() - started
             if not reports.was_seen(result):
                 break
+            rewritten += self._saved_again(result)
         self._has_checkpoint = self._has_checkpoint or bool(result.get(ray_trainable.SHOULD_CHECKPOINT))
         facts = session.facts()
         if facts.last_reform is not None and (before is None or facts.last_reform[0] > before[0]):
@@ -200,10 +202,24 @@ class LeaderHost:
             iteration=reports.reported,
             facts=replace(facts, streams=None) if self._streams_sent else facts,
             saved=ray_trainable.saved_with_result(trainable, result),
+            rewritten=rewritten,
         )
         self._streams_sent = facts.address is not None
         self._note_device(reply)
         return reply
+
+    def _saved_again(self, result: dict[str, Any]) -> list[Any]:
+        """The checkpoint of an iteration that ran again, of which Tune hears nothing; empty: it has none.
+
+        Tune saves a class after each ``saves_every`` iterations that it hears of.
+        """
+        trainable, every = self.trainable, self.spec.saves_every
+        assert trainable is not None
+        if isinstance(trainable, FunctionTrainable):
+            saved = ray_trainable.saved_with_result(trainable, result)
+        else:
+            saved = trainable.save() if every and trainable.iteration % every == 0 else None
+        return [] if saved is None else [saved]
 
     def _note_device(self, reply: IterationReply) -> None:
         """Write down what the trial has needed of its device so far."""
@@ -288,7 +304,10 @@ class LeaderHost:
         assert trainable is not None and session is not None and reports is not None
         trainable.restore(checkpoint)
         self._has_checkpoint = True
-        if not again and not _is_own(checkpoint, spec):
+        own = _is_own(checkpoint, spec)
+        if own:
+            self._number_on(checkpoint)
+        if not again and not own:
             session.forget_resume()
             if reports.state_replaced():
                 delete_commits(spec.kwargs["storage"])
@@ -296,12 +315,20 @@ class LeaderHost:
             session.prefer_checkpoint()
         return reports.reported
 
+    def _number_on(self, checkpoint: Any) -> None:
+        """Let the next checkpoint have a number above this one's, which Tune may have got since the trial was sent."""
+        number, storage = ray_trainable.checkpoint_number(checkpoint), self.spec.kwargs.get("storage")
+        if number is not None and storage is not None:
+            storage.current_checkpoint_index = max(storage.current_checkpoint_index, number)
+
     def leave_in_order(self) -> None:
         """Let an elastic loop run to its next boundary, where it commits and dismisses its followers."""
         session, trainable = self.session, self.trainable
         if trainable is None or session is None or not session.facts().is_elastic:
             return
         session.leave()
+        if self.spec.emulation is not None:
+            return  # there is no commit to write, and the loop of an emulated trial has no boundary to run to
         if isinstance(trainable, FunctionTrainable):
             ray_trainable.finish_report(timeout=5.0, busy=lambda: session.facts().committing)
         else:

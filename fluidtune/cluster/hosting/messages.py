@@ -21,20 +21,22 @@ class LoadSpec:
     """What a worker needs in order to host a trial.
 
     ``kwargs``: what Tune would pass to the trainable's constructor. ``delivered``: the number of iterations that Tune
-    has seen. ``repeats``: those that run again are reported again. ``own_numbers``: see `ReportedResults`. ``backend``:
-    the collective library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend.
-    ``streams``: `GroupFacts.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``:
-    how the trials of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``:
-    the trial's, by which its workers recognise each other (`signing`). ``one_node``: all of its workers are on
-    this node, so that no other one needs to reach them. ``rehearse``: see `FollowerHost.join`. ``may_be_squeezed``:
-    processes of the job may share its GPU without lanes, so that the memory that runs out may be theirs. ``beside``: it
-    takes turns on its core with a service. ``cores``: those of its devices, if they are several devices of cores.
-    ``train``: what it has for workers of Ray Train; None: these are not counted.
+    has seen. ``saves_every``: iterations after which Tune asks a class for a checkpoint; 0: it never does. ``repeats``:
+    those that run again are reported again. ``own_numbers``: see `ReportedResults`. ``backend``: the collective
+    library. ``device``: "cpu" or "cuda". ``emulation``: set for emulated devices, which have no backend. ``streams``:
+    `GroupFacts.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``: how the trials
+    of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``: the trial's, by
+    which its workers recognise each other (`signing`). ``one_node``: all of its workers are on this node, so that no
+    other one needs to reach them. ``rehearse``: see `FollowerHost.join`. ``may_be_squeezed``: processes of the job may
+    share its GPU without lanes, so that the memory that runs out may be theirs. ``beside``: it takes turns on its core
+    with a service. ``cores``: those of its devices, if they are several devices of cores. ``train``: what it has for
+    workers of Ray Train; None: these are not counted.
     """
 
     trial: str
     kwargs: dict[str, Any]
     delivered: int = 0
+    saves_every: int = 0
     repeats: bool = False
     own_numbers: bool = False
     backend: str = "torch"
@@ -59,11 +61,12 @@ class IterationReply:
     ``iteration``: its number by the trainable's own count. ``seconds``: duration of the iteration without the pause of
     a resize. ``facts``: of the trial's group; without the streams if they were sent before. ``lost``: why there is no
     result, if another worker has died or its loop cannot go on with this one's; then ``facts`` has at most a new
-    ``ungrowable``. ``lack``: there is no result, because the trial needs more room than it has. ``memory``: the part
-    of the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the part of it that the
-    trial needs only within an iteration. ``compute``: the part of its device that it kept busy, 0 to 1; None: not
-    known. ``gpu``: what NVML says of the device; None in most iterations. ``saved``: what Tune's ``save`` would return
-    now, if the result came with a checkpoint, so that Tune will ask.
+    ``ungrowable``. ``lack``: there is no result, because the trial needs more room than it has. ``memory``: the part of
+    the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the part of it that the trial
+    needs only within an iteration. ``compute``: the part of its device that it kept busy, 0 to 1; None: not known.
+    ``gpu``: what NVML says of the device; None in most iterations. ``saved``: what Tune's ``save`` would return now, if
+    the result came with a checkpoint, so that Tune will ask. ``rewritten``: checkpoints of iterations that ran again
+    and are not reported again. Tune lacks them, or the trial would have gone on from there.
     """
 
     result: dict[str, Any]
@@ -78,6 +81,7 @@ class IterationReply:
     compute: float | None = None
     gpu: DeviceSample | None = None
     saved: Any = None
+    rewritten: list[Any] = field(default_factory=list)
 
 
 @dataclass
