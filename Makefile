@@ -5,9 +5,10 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 HOROVOD_TESTS ?= horovod
 BIN := $(VENV)/bin
-# Two processes for the tests with Ray, one test at a time each: most of these tests wait for half of their time.
+# Two processes for the tests with Ray: most of these tests wait for half of their time. A test goes to the process that
+# is free; those of a module that share what takes long to make stay together.
 # One that fails runs once more, and the summary prints its first failure: CONTRIBUTING.md.
-TWO := -n 2 --dist load --maxschedchunk 1 --reruns 1
+TWO := -n 2 --dist loadgroup --no-loadscope-reorder --reruns 1
 # What `python -m tools.durations` reads.
 REPORT := --junitxml=.pytest_cache
 STAMP := $(VENV)/.installed
@@ -33,7 +34,7 @@ test: lint fast core
 test-all: test docs release-check
 	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
 	$(MAKE) -s oldest-installed & \
-	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" $(TWO) $(REPORT)/rest.xml; \
+	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" --kills 2 $(TWO) $(REPORT)/rest.xml; \
 	status=$$?; wait; exit $$status
 	$(MAKE) oldest
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \

@@ -130,6 +130,9 @@ _left_out: Counter[tuple[str, str]] = Counter()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if _shares(item):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     for marker, check in _NEEDS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         why = check() if marked else None
@@ -138,6 +141,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=why))
             _left_out[marker, why] += len(marked)
     items.sort(key=_place)
+
+
+def _shares(item: pytest.Item) -> bool:
+    """It shares a fixture with other tests of its module, which pytest-xdist would make in each of its processes."""
+    fixtures = getattr(item, "_fixtureinfo", None)
+    found = [] if fixtures is None else [each[-1] for each in fixtures.name2fixturedefs.values()]
+    return any(each.scope == "module" and each.baseid not in ("", "tests") for each in found)
 
 
 #: The clusters that tests ask for. Those of the shortest tests come last, so that all processes end together.

@@ -254,8 +254,8 @@ def test_doctor_names_all_checks() -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("name", ["digits_hyperband", "digits_elastic"])
-def test_an_example_from_the_command_line(name: str, tmp_path: Path) -> None:
+def test_an_example_from_the_command_line(tmp_path: Path) -> None:
+    name = "digits_elastic"
     script = ROOT / "examples" / f"{name}.py"
     done = fluidtune(
         "run", "--devices", "cpu:2", str(script), "--samples", "4", "--epochs", "3", "--storage", str(tmp_path)

@@ -42,11 +42,12 @@ def test_a_failing_process_shows_its_output():
 
 def test_a_process_that_takes_too_long_is_killed_with_its_children():
     script = (
-        "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
+        "import subprocess, sys, time; print(subprocess.Popen([sys.executable, '-S', '-c', 'import time;"
+        " time.sleep(60)'],"
         " start_new_session=True).pid, flush=True); time.sleep(60)"
     )
     with pytest.raises(common.NotEnded, match="took more than") as raised:
-        common.run_process([sys.executable, "-c", script], 3)
+        common.run_process([sys.executable, "-S", "-c", script], 1.5)
     child = int(str(raised.value).split()[-1])
     until(lambda: not _lives(child))
 

@@ -1,16 +1,13 @@
 """A side that does not end: it is ended, named, and costs the others nothing."""
 
 import json
-import os
 import sys
-from contextlib import suppress
 from functools import partial
 
-import psutil
 import pytest
 
 from benchmarks import commits, launch, side_limit, tune_vs_fluid
-from benchmarks.common import NotEnded, run_process
+from benchmarks.common import NotEnded
 from benchmarks.side_limit import TIMES, SideLimit, repeat
 
 
@@ -62,30 +59,6 @@ def test_a_side_that_did_not_end_has_no_figures_and_is_not_run_again(capsys):
 
 
 #: A script of a side with a Ray cluster and an actor. It writes down its session, in which all its processes are.
-HANGS = """
-import os, sys, ray
-ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
-actor = ray.remote(type("Actor", (), {"session": lambda self: os.getsid(0)})).remote()
-open(sys.argv[1], "w").write(f"{os.getsid(0)} {ray.get(actor.session.remote())}")
-while True:
-    pass
-"""
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("no_ray")
-def test_a_side_that_turns_for_ever_is_ended_with_its_ray_cluster(tmp_path):
-    begun, limit = tmp_path / "begun", SideLimit(25.0)
-    assert limit.run("turns", partial(run_process, [sys.executable, "-c", HANGS, str(begun)])) is None
-    assert limit.not_ended["turns"] >= 25.0
-    driver, actor = begun.read_text().split()
-    assert driver == actor
-    left = []
-    for process in psutil.process_iter(["cmdline"]):
-        with suppress(ProcessLookupError):
-            if os.getsid(process.pid) == int(driver):
-                left.append(process.info)
-    assert not left
 
 
 def figures_of(command, monkeypatch, capsys, *arguments):

@@ -197,6 +197,8 @@ def test_the_pool_starts_workers_of_one_gpu_under_mps_and_those_of_several_witho
     handed: list[tuple[Any, ...]] = []
     actor = SimpleNamespace(options=lambda **_: actor, remote=lambda *args: handed.append(args))
     monkeypatch.setattr(new_processes.ray, "remote", lambda cls: actor)
+    # Ray would start a cluster.
+    monkeypatch.setattr(new_processes.ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
     monkeypatch.setattr(new_processes, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
     monkeypatch.setattr(NewProcesses, "_needed_before_start", lambda pool: {})
     holding = SimpleNamespace(group=lambda device: None, nodes={}, bundle=lambda device: 0)

@@ -294,7 +294,7 @@ class CollectiveBackendContract:
         assert everyone(pool[:2], summed, 1.0, 4) == [[2.0], [2.0]]
 
     def test_a_member_killed_while_the_group_forms(self, pool):
-        everyone(pool, build, type(self).make, "127.0.0.1", 3.0)
+        everyone(pool, build, type(self).make, "127.0.0.1", 1.5)
         address = pool[0].call(ask, "serve")
         pool[2].send(die_while_forming, address, 1, 2, 3)
         for seconds, _ in together(pool[:2], lambda rank: (lost_after, "form", address, 1, rank, 3), timeout=20):

@@ -140,8 +140,7 @@ def convolved(compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.core
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [pytest.param(False, marks=pytest.mark.core), True])
 def test_channels_last_and_compiled_models(pool, compiled):
     close(pool, convolved, compiled)
     assert alone(convolved, compiled)[-1] == 1.0

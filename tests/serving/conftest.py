@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import pytest
@@ -13,11 +14,18 @@ from tests.conftest import assert_nothing_left
 from tests.serving.runs import run
 
 
+@pytest.fixture(scope="session")
+def finished_run(one_ray, tmp_path_factory):
+    """The directory of a finished run, in which nothing was served."""
+    one_ray.use(num_cpus=2)
+    return run(tmp_path_factory.mktemp("results"))
+
+
 @pytest.fixture(scope="module")
-def finished(one_ray, tmp_path_factory):
+def finished(finished_run, one_ray, tmp_path_factory):
     """The directory of a finished run, and a cluster of two CPUs that is left as it was found."""
     one_ray.use(num_cpus=2)
-    yield run(tmp_path_factory.mktemp("results"))
+    yield shutil.copytree(finished_run, tmp_path_factory.mktemp("results") / finished_run.name)
     assert_nothing_left()
 
 

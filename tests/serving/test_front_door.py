@@ -18,7 +18,7 @@ from fluidtune.report import read_events
 from fluidtune.serving import capacity
 from tests.serving.runs import load
 
-pytestmark = [pytest.mark.ray, pytest.mark.serve]
+pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 
 #: Seconds: of the SLO, and until a test gives up. HALVES: bodies that never end.
 SLO_S, PATIENCE_S = 3.0, 100.0

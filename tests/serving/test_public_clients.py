@@ -15,7 +15,7 @@ from benchmarks.common import free_ports
 from tests.browsing import watched_page
 from tests.serving.runs import FAILS, load
 
-pytestmark = [pytest.mark.ray, pytest.mark.serve]
+pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 
 TOKEN = "a-token-of-the-test"
 

@@ -16,7 +16,7 @@ import pytest
 from benchmarks.common import free_ports
 from tests.serve.driving import until
 
-pytestmark = [pytest.mark.ray, pytest.mark.serve]
+pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 
 #: Seconds: that each input takes, the SLO, and until a test gives up. Many more requests come at once than an SLO has
 #: place for.

@@ -12,7 +12,7 @@ from themis_bridge.lease_manager import LeaseManager
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("first", range(0, 80, 20))
+@pytest.mark.parametrize("first", range(0, 40, 20))
 def test_seeded_faults(first):
     for seed in range(first, first + 20):
         World(seed).run()

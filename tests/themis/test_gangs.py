@@ -133,7 +133,7 @@ def test_quotas_and_reserves_are_of_whole_gangs():
     assert len(cluster.holds("gang")) == 4 and len(cluster.holds("kept")) == 4
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.sampled_from([1, 1, 2, 4]), st.integers(0, 150)), min_size=1, max_size=5)
 )

@@ -95,7 +95,7 @@ def test_leases_of_one_tenant(control):
     assert where(tenant, third) != os.getpid()
     # Ray either raises an error or lets the actor wait for ever.
     with pytest.raises((ActorPlacementGroupRemoved, ActorUnschedulableError, GetTimeoutError)):
-        where(tenant, first, patience=5.0)
+        where(tenant, first, patience=2.0)
     # A job that asks for another unit is refused.
     with pytest.raises(ThemisError, match="leases single CPUs"):
         Tenant("b", Work(), {"GPU": 1.0}, "GPU")

@@ -23,17 +23,13 @@ SELDOM = {
 }
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
-def test_nothing_is_lost_or_done_twice_and_no_trial_stands_still(first: int, tmp_path: Path) -> None:
-    for seed in range(first, first + 50):
-        play(seed, tmp_path)
-
-
 def test_a_schedule_is_the_same_each_time(tmp_path: Path) -> None:
     assert play(7, tmp_path) == play(7, tmp_path)
 
 
-def test_every_change_of_state_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_lost_or_done_twice_no_trial_stands_still_and_every_change_of_state_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What never happens should not be drawn."""
     seen: dict[Any, set[str]] = defaultdict(set)
 

@@ -31,10 +31,10 @@ def run_module(*arguments: str, cwd: Path, **settings: Any) -> subprocess.Comple
 @pytest.mark.newest
 @pytest.mark.ray
 @pytest.mark.usefixtures("no_ray")
-def test_ray_is_started_and_stopped_around_three_jobs_of_one_process(tmp_path: Path) -> None:
+def test_ray_is_started_and_stopped_around_two_jobs_of_one_process(tmp_path: Path) -> None:
     # docs/bugs.md, 140 and 141. Fifty rounds: `python -m tests.faults.rounds`
-    done = run_module("tests.faults.rounds", "--rounds", "3", "--within", str(tmp_path), cwd=ROOT)
-    assert done.returncode == 0 and len(re.findall(r"^round \d+: ", done.stdout, re.MULTILINE)) == 3
+    done = run_module("tests.faults.rounds", "--rounds", "2", "--within", str(tmp_path), cwd=ROOT)
+    assert done.returncode == 0 and len(re.findall(r"^round \d+: ", done.stdout, re.MULTILINE)) == 2
     assert not list(tmp_path.iterdir()), "removed, and there again"
 
 
@@ -96,13 +96,11 @@ def loop(config):
 
 if __name__ == "__main__":
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    for tuner in (tune.Tuner, fluidtune.Tuner):
-        name = "stock" if tuner is tune.Tuner else "fluid"
-        run = tune.RunConfig(name=name, storage_path=sys.argv[1], verbose=0)
-        results = tuner(loop, param_space={"x": tune.grid_search([1, 2, 3])}, run_config=run).fit()
-        names = ("training_iteration", "score", "same")
-        ended = [(result.config["x"], *(result.metrics[name] for name in names)) for result in results]
-        print("ENDED", json.dumps([ended, [str(error) for error in results.errors]]))
+    run = tune.RunConfig(name="fluid", storage_path=sys.argv[1], verbose=0)
+    results = fluidtune.Tuner(loop, param_space={"x": tune.grid_search([1, 2, 3])}, run_config=run).fit()
+    names = ("training_iteration", "score", "same")
+    ended = [(result.config["x"], *(result.metrics[name] for name in names)) for result in results]
+    print("ENDED", json.dumps([ended, [str(error) for error in results.errors]]))
 """,
 }
 
@@ -116,6 +114,5 @@ def test_a_script_that_is_run_as_a_module_of_a_package(tmp_path: Path) -> None:
         (package / name).write_text(text)
     done = run_module("package.search", str(tmp_path / "storage"), cwd=tmp_path)
     assert done.returncode == 0
-    stock, fluid = [line for line in done.stdout.splitlines() if line.startswith("ENDED")]
-    assert stock == fluid
-    assert json.loads(fluid.removeprefix("ENDED")) == [[[x, 2, 2.0 * x, True] for x in (1, 2, 3)], []]
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("ENDED")]
+    assert json.loads(said.removeprefix("ENDED")) == [[[x, 2, 2.0 * x, True] for x in (1, 2, 3)], []]

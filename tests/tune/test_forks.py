@@ -120,7 +120,9 @@ print(json.dumps([[str(each.error) for each in results if each.error], rows]))
 '''
 
 
-@pytest.mark.parametrize("cores", ["one", pytest.param("two", marks=pytest.mark.core)])
+@pytest.mark.parametrize(
+    "cores", [pytest.param("one", marks=pytest.mark.newest), pytest.param("two", marks=pytest.mark.core)]
+)
 def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, cores: str) -> None:
     """A spare takes no core in Ray's books, and its libraries must be given the threads of a trial's cores."""
     errors, rows = fit(tmp_path, cores)
@@ -138,12 +140,13 @@ def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, cores: str)
     assert not any(each["event"] == "worker_lost" for each in events)
 
 
+@pytest.mark.newest
 def test_all_trials_that_need_a_plain_process_get_one(tmp_path: Path) -> None:
     errors, rows = fit(tmp_path, text=SETS_THREADS)
     assert errors == [] and not any(row["forked"] for row in rows)
 
 
-@pytest.mark.core
+@pytest.mark.newest
 def test_with_reuse_actors_the_processes_are_used_again_as_under_stock(tmp_path: Path) -> None:
     errors, rows = fit(tmp_path, "reuse")
     assert errors == [] and len({row["pid"] for row in rows}) == 1

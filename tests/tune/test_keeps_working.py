@@ -38,25 +38,16 @@ class After(Stopper):
         return self.results >= 14
 
 
-@pytest.mark.parametrize(
-    "stop",
-    [
-        {"training_iteration": 3},
-        {"score": 45.0},
-        lambda trial_id, result: result["at"] >= 2,
-        After(),
-    ],
-    ids=["iterations", "metric", "function", "stopper"],
-)
+@pytest.mark.parametrize("stop", [{"score": 45.0}, After()], ids=["metric", "stopper"])
 def test_stop_criteria(stop: Any, tmp_path: Path) -> None:
     recorder = Recorder()
     space = {"x": tune.grid_search([0, 1, 2]), "n": 30}
     results = fit("fluid", with_checkpoints, space, tmp_path, run={"stop": stop, "callbacks": [recorder]})
     assert not results.errors
-    if isinstance(stop, dict) and "score" in stop:
+    if isinstance(stop, dict):
         expected = {x: next(i for i in range(1, 31) if score(x, i) >= 45 or i == 30) for x in range(3)}
     else:
-        expected = dict.fromkeys(range(3), 3 if isinstance(stop, dict) else 4 if isinstance(stop, After) else 2)
+        expected = dict.fromkeys(range(3), 4)
     assert {x: iterations[-1] for x, iterations in recorder.iterations().items()} == expected
     assert {x: iteration for x, iteration, _ in outcome(results)} == expected
 
@@ -238,7 +229,7 @@ def test_a_class_is_checkpointed_as_often_as_asked_and_at_its_end(tmp_path: Path
 @pytest.mark.timeout(120)
 def test_time_budget(tmp_path: Path) -> None:
     space = {"x": tune.grid_search([0, 1, 2, 3]), "n": 100000}
-    results = fit("fluid", without_checkpoints, space, tmp_path, time_budget_s=8)
+    results = fit("fluid", without_checkpoints, space, tmp_path, time_budget_s=4)
     assert len(results) == 4
     assert all((r.metrics or {}).get("training_iteration", 0) < 100000 for r in results)
 
@@ -315,18 +306,3 @@ def test_a_searcher_is_asked_and_told(tmp_path: Path) -> None:
     assert not results.errors
     assert sorted(searcher.completed) == [0, 1, 2, 3, 4]
     assert searcher.most == 2
-
-
-def test_optuna(tmp_path: Path) -> None:
-    from ray.tune.search.optuna import OptunaSearch
-
-    results = fit(
-        "fluid",
-        without_checkpoints,
-        {"x": tune.randint(0, 9), "n": 2},
-        tmp_path,
-        search_alg=OptunaSearch(seed=1),
-        num_samples=4,
-        max_concurrent_trials=2,
-    )
-    assert [r.metrics["training_iteration"] for r in results] == [2, 2, 2, 2]

@@ -41,28 +41,6 @@ def mapping(config: dict[str, Any]) -> None:
     tune.report({"score": float(sum(row["id"] for row in rows))})
 
 
-def training(config: dict[str, Any]) -> None:
-    """Ray's guide for Tune with Train V2: the trial drives a run of Ray Train, whose worker needs a core beside it."""
-    import ray.train
-    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-    from ray.tune.integration.ray_train import TuneReportCallback
-
-    def train(loop: dict[str, Any]) -> None:
-        for epoch in range(2):
-            ray.train.report({"score": float(loop["x"] * (epoch + 1))})
-
-    DataParallelTrainer(
-        train,
-        train_loop_config={"x": config["x"]},
-        scaling_config=ray.train.ScalingConfig(num_workers=1),
-        run_config=ray.train.RunConfig(
-            name=f"train-{tune.get_context().get_trial_id()}",
-            storage_path=config["storage"],
-            callbacks=[TuneReportCallback()],
-        ),
-    ).fit()
-
-
 def picture() -> dict[str, float]:
     """How many placement groups there are, and how many cores are free. Ray may tell both late."""
     return {"groups": len(placement_groups()), "free": ray.available_resources().get("CPU", 0.0)}
@@ -206,21 +184,6 @@ def test_ray_data_finds_the_cores_that_trials_do_not_use(tmp_path: Path) -> None
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     results = fit("fluid", mapping, {"x": tune.grid_search([0])}, tmp_path, executor=ON_DEMAND)
     assert [result.metrics["score"] for result in results] == [90.0]
-
-
-@pytest.mark.timeout(600)  # each of the five trials starts three processes, one after the other
-@pytest.mark.usefixtures("no_ray")
-def test_train_v2_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # docs/bugs.md, 130. Ray 2.44 has Train V2 where this is set. A Ray of its own, whose processes find it set, too.
-    monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "1")
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    space = {"x": tune.grid_search(list(range(4))), "storage": str(tmp_path / "train")}
-    # Half of the cores for the trials, so that there is one for each worker: as in Ray's guide.
-    results = fit("fluid", training, space, tmp_path, executor=ON_DEMAND, max_concurrent_trials=2)
-    assert not results.errors and outcome(results) == [(x, 2, 2.0 * x) for x in range(4)]
-    # A trial's results do not depend on how many others there are.
-    last = fit("stock", training, {**space, "x": 3}, tmp_path)
-    assert not last.errors and outcome(last) == outcome(results)[3:]
 
 
 @pytest.mark.usefixtures("no_ray")

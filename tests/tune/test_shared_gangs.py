@@ -57,7 +57,7 @@ class Neighbour:
 
 @pytest.fixture
 def neighbour() -> Iterator[Neighbour]:
-    control.start("GPU", lease_s=8.0, notice_s=2.0, pace_s=0.5)
+    control.start("GPU", lease_s=5.0, notice_s=2.0, pace_s=0.5)
     there = Neighbour()
     until(lambda: len(there.held) == 2)
     yield there

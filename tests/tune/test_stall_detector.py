@@ -66,7 +66,7 @@ def test_a_trial_that_stops_reporting_is_seen_and_named(
 
 
 def asking(config: dict[str, Any]) -> None:
-    placement_group([{"CPU": 100}]).wait(8.0)
+    placement_group([{"CPU": 100}]).wait(4.0)
     tune.report({"score": 0})
 
 
