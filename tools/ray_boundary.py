@@ -78,6 +78,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "tests/benchmarks/test_common.py",
         "_hyperparam_mutations",
     ): "Ray's: what a benchmark gave to PBT",
+    ("tests/conftest.py", "_fixtureinfo"): "pytest's: the fixtures of a test, which have no public reader",
     ("tests/elastic/test_commits.py", "_metadata"): "torch's: what a state_dict carries beside its entries",
     ("tests/contracts/test_processes.py", "_workers"): "torch's: the processes of a DataLoader's iterator",
     ("tests/elastic/test_gradients.py", "_post_accumulate_grad_hooks"): "torch's: has no public reader",

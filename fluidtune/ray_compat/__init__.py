@@ -2,12 +2,12 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
-`cloning`: a further trial made from one that is there.
-`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``. `accelerators`: a process' GPUs, cores. `worker_program`: what
-Ray runs as a worker. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn.
-`train_runs`: where workers of Ray Train start. `job_metadata`: what a job says of itself. `kept_state`: what an actor
-keeps. This package decides nothing and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails when
-code elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
+`cloning`: a further trial made from one that is there. `entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``.
+`accelerators`: a process' GPUs, cores. `worker_program`: what Ray runs as a worker. `ownership`: what this process has
+created in Ray. `descent`: what an actor has, and that in turn. `train_runs`: where workers of Ray Train start.
+`job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `whole_files`: how a run's files get into
+its storage. This package decides nothing and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails
+when code elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
 this package uses something that has no entry.
@@ -24,6 +24,8 @@ Tune's controller (`controller`):
   scheduler says (``debug_string``) is shown in a notebook and in Tune's old output only.
 - ``TuneController._iteration``: how many turns Tune's loop has made, above 0 where the first trial is a restored one.
 - ``TuneController._storage``: the experiment's name and directory, and how its files get there.
+- ``_FilesystemSyncer``, ``_FilesystemSyncer._sync_up_command``: what brings the run's files into its storage
+  (`whole_files`). It calls this as soon as Tune has written its state, and carries out what that returns in a thread.
 - ``TuneController._stopper``: the run's stopper object, which may end every trial at one iteration.
 - ``TuneController._set_trial_status``: makes a whole rung that HyperBand promotes pending at once.
 - ``TuneController._pending_trials``: the pending trials that have run before are counted.

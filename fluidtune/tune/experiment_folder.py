@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.fs
 
+from fluidtune.ray_compat.whole_files import remove_partial, write_whole
 from fluidtune.report import EVENT_LOG_NAME
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class ExperimentFolder:
         self._is_local = self._files.type_name == "local"
         self.path = Path(self._remote if self._is_local else storage.experiment_driver_staging_path)
         self.path.mkdir(parents=True, exist_ok=True)
+        if restored and self._is_local:
+            remove_partial(self.path)
         if not restored:
             for folder, files in {str(self.path): _HERE, self._remote: self._files}.items():
                 _set_aside(files, f"{folder}/{EVENT_LOG_NAME}")
@@ -67,8 +70,7 @@ class ExperimentFolder:
     def _copy(source: Any, path: str, target: Any, to: str) -> None:
         with source.open_input_stream(path) as stream:
             content = stream.readall()
-        with target.open_output_stream(to) as stream:
-            stream.write(content)
+        write_whole(content, target, to)
 
 
 def _set_aside(files: Any, log: str) -> None:

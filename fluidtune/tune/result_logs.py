@@ -23,6 +23,7 @@ import pyarrow.fs
 from ray.tune.experiment import Trial
 
 from fluidtune.ray_compat.trainable import EXPR_PROGRESS_FILE, EXPR_RESULT_FILE
+from fluidtune.ray_compat.whole_files import copy_whole
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +102,7 @@ def _copy_up(trial: Trial, name: str) -> None:
     storage = trial.storage
     try:
         storage.storage_filesystem.create_dir(storage.trial_fs_path)
-        pyarrow.fs.copy_files(
-            os.path.join(trial.local_path, name),
-            _remote(trial, name),
-            source_filesystem=_HERE,
-            destination_filesystem=storage.storage_filesystem,
-        )
+        copy_whole(os.path.join(trial.local_path, name), storage.storage_filesystem, _remote(trial, name))
     except Exception as error:
         _warn(trial, f"{name} was not uploaded to", error)
 

@@ -36,6 +36,7 @@ from fluidtune.ray_compat.controller import (
     was_restored,
 )
 from fluidtune.ray_compat.descent import waits_for
+from fluidtune.ray_compat.whole_files import store_whole_files
 from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import CommitCleanup
 from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_up_devices
@@ -113,6 +114,7 @@ class TuningJob:
         self.pool = WorkerPool(
             self.setup.layout, self.devices, self.name, self.setup.mps, fresh, fork=settings.fork_server
         )
+        store_whole_files(controller)
         self._folder = ExperimentFolder(storage(controller), was_restored(controller))
         self.log = JobLog(self.name, self._folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)

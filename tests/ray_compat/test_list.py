@@ -20,6 +20,7 @@ from ray.autoscaler.v2 import sdk
 from ray.core.generated import core_worker_pb2, gcs_pb2
 from ray.remote_function import RemoteFunction
 from ray.train._internal import checkpoint_manager, session
+from ray.train._internal.storage import _FilesystemSyncer
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.worker_group import worker_group
 from ray.train.v2.api.config import ScalingConfig
@@ -73,6 +74,7 @@ CLASSES: dict[str, type] = {
         _Bracket,
         registry._ParameterRegistry,
         session._TrainSession,
+        _FilesystemSyncer,
     )
 }
 MODULES: dict[str, Any] = {
@@ -90,6 +92,7 @@ MODULES: dict[str, Any] = {
 NAMES: dict[str, Any] = {
     "GlobalStateAccessor": GlobalStateAccessor,
     "TrackedActor": TrackedActor,
+    "_FilesystemSyncer": _FilesystemSyncer,
     "_TrainingResult": checkpoint_manager._TrainingResult,
     "get_cluster_resource_state": sdk.get_cluster_resource_state,
     "get_session": session.get_session,

@@ -1,0 +1,138 @@
+"""A run's files reach its storage whole: a driver that is killed while it copies leaves each as it was or as it is.
+
+Tune copies all of a run's files into the storage again every few seconds, each by emptying the one that is there. A
+driver that is killed meanwhile leaves empty results, and a state from which nothing can be restored. Here a file is
+copied under another name and then renamed, and only where it has changed. The run's state comes last, as it was when
+Tune wrote it: it never knows of a result that the stored log of its trial has not.
+
+A storage that is no file system of this machine, such as S3, shows a file once all of it is there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+from ray.train._internal.storage import _FilesystemSyncer
+from ray.tune.execution.tune_controller import TuneController
+
+#: What the name of a file begins and ends with that is not complete.
+_BEFORE, _AFTER = ".", ".partial"
+#: What the name of a run's state begins with, in the folder that Tune copies.
+_STATE = "experiment_state-"
+#: Files that are copied at a time. Judgement: what hides the way to a distant storage, as pyarrow's own copying does.
+_AT_ONCE = 8
+
+
+def is_here(files: pyarrow.fs.FileSystem) -> bool:
+    """Whether the file system, or the one that it is a part of, is this machine's own."""
+    while isinstance(files, pyarrow.fs.SubTreeFileSystem):
+        files = files.base_fs
+    return isinstance(files, pyarrow.fs.LocalFileSystem)
+
+
+def write_whole(content: bytes, files: pyarrow.fs.FileSystem, path: str) -> None:
+    """Have the file at ``path`` hold this content. Who reads it meanwhile finds all of the old or of the new one."""
+    at = _partial(path) if is_here(files) else path
+    with files.open_output_stream(at) as stream:
+        stream.write(content)
+    if at != path:
+        files.move(at, path)
+
+
+def copy_whole(local: str, files: pyarrow.fs.FileSystem, path: str) -> None:
+    """As `write_whole`, with the content of the file at ``local``. FileNotFoundError if there is none."""
+    if isinstance(files, pyarrow.fs.LocalFileSystem):
+        shutil.copyfile(local, _partial(path))
+        os.replace(_partial(path), path)
+    elif is_here(files):
+        write_whole(Path(local).read_bytes(), files, path)
+    else:
+        here = pyarrow.fs.LocalFileSystem()
+        pyarrow.fs.copy_files(local, path, source_filesystem=here, destination_filesystem=files)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what killed drivers have left incomplete in a run's folder and those of its trials."""
+    for found in (folder, *(each for each in folder.iterdir() if each.is_dir())):
+        for left in found.glob(f"{_BEFORE}*{_AFTER}"):
+            with suppress(OSError):
+                left.unlink()
+
+
+def store_whole_files(controller: TuneController) -> None:
+    """Let Tune bring the run's files into its storage as the module says."""
+    storage = controller._storage
+    storage.syncer.wait()
+    storage.syncer = _WholeFiles(storage.syncer)
+
+
+def _partial(path: str) -> str:
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f"{_BEFORE}{name}{_AFTER}")
+
+
+class _WholeFiles(_FilesystemSyncer):
+    """Takes the place of ``syncer``, Tune's own."""
+
+    def __init__(self, syncer: _FilesystemSyncer) -> None:
+        super().__init__(syncer.storage_filesystem, sync_period=syncer.sync_period, sync_timeout=syncer.sync_timeout)
+        #: By its path here, the time and the size of each file that the storage has.
+        self._stored: dict[str, tuple[int, int]] = {}
+
+    def _sync_up_command(self, local_path: str, uri: str, exclude: list[str] | None = None) -> Any:
+        """Tune calls it at once when it has written its state, and runs what is returned in a thread."""
+        if exclude or not os.path.isdir(local_path):
+            return super()._sync_up_command(local_path, uri, exclude)
+        names = [each.name for each in os.scandir(local_path) if each.is_file()]
+        if not any(name.startswith(_STATE) for name in names):
+            names = []
+        changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
+        state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
+        return self._store, {"folder": local_path, "to": uri, "state": state, "last": names}
+
+    def _store(self, folder: str, to: str, state: dict[str, tuple[tuple[int, int], bytes]], last: list[str]) -> None:
+        """``last``: names in the folder itself that are no logs. ``state``: those that have changed, as they were."""
+        files = self.storage_filesystem
+
+        def copy(found: tuple[str, str, tuple[int, int]]) -> None:
+            local, path, mark = found
+            with suppress(FileNotFoundError):  # it is gone again
+                copy_whole(local, files, path)
+                self._stored[local] = mark
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            list(pool.map(copy, self._found(folder, to, set(last))))
+        for name, (mark, content) in state.items():
+            write_whole(content, files, os.path.join(to, name))
+            self._stored[os.path.join(folder, name)] = mark
+
+    def _found(self, folder: str, to: str, last: set[str]) -> Iterator[tuple[str, str, tuple[int, int]]]:
+        """The files that have changed: path here, path there, time and size. Their folders are made."""
+        for directory, _, names in os.walk(folder):
+            there = os.path.normpath(os.path.join(to, os.path.relpath(directory, folder)))
+            if directory not in self._stored:
+                self.storage_filesystem.create_dir(there)
+                self._stored[directory] = (0, 0)
+            for name in names:
+                local = os.path.join(directory, name)
+                if (directory != folder or name not in last) and (mark := self._changed(local)):
+                    yield local, os.path.join(there, name), mark
+
+    def _changed(self, local: str) -> tuple[int, int] | None:
+        """The time and the size of the file, if the storage has another one."""
+        with suppress(FileNotFoundError):
+            found = os.stat(local)
+            mark = (found.st_mtime_ns, found.st_size)
+            return mark if self._stored.get(local) != mark else None
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process knows nothing of what is stored."""
+        return {**super().__getstate__(), "_stored": {}}

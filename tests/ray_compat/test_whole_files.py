@@ -1,0 +1,150 @@
+"""A run's files in its storage are whole whenever the driver is killed. Needs no running Ray."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow.fs
+import pytest
+from ray.train._internal.storage import _FilesystemSyncer
+
+from fluidtune.ray_compat import whole_files
+from tests.ray_compat.storage import TrialStorage
+
+HERE = pyarrow.fs.LocalFileSystem()
+
+
+def stored(folder: Path, files: Any = HERE) -> Any:
+    """A run's storage, whose syncer is ours. ``folder`` has what the driver writes."""
+    storage = TrialStorage(folder)
+    storage.syncer = _FilesystemSyncer(files)
+    whole_files.store_whole_files(SimpleNamespace(_storage=storage))  # type: ignore[arg-type]
+    return storage
+
+
+def written(folder: Path, content: str, files: int = 1, state: str | None = None) -> None:
+    for number in range(files):
+        trial = folder / f"trial_{number}"
+        trial.mkdir(parents=True, exist_ok=True)
+        (trial / "result.json").write_text(content)
+    if state is not None:
+        (folder / "experiment_state-1.json").write_text(state)
+
+
+def brought(syncer: Any, folder: Path, to: str) -> None:
+    syncer.sync_up(str(folder), to)
+    syncer.wait()
+
+
+#: Brings a run's files again and again, which all have the same letter, and the state that of the time before.
+DRIVER = """
+import sys
+from pathlib import Path
+from tests.ray_compat.test_whole_files import brought, stored, written
+folder = Path(sys.argv[1])
+syncer = stored(folder).syncer
+print("begins", flush=True)
+while True:
+    for letter in "abcdefgh":
+        written(folder / "here", letter * 200_000, 20, letter * 1000)
+        brought(syncer, folder / "here", str(folder / "there"))
+"""
+
+
+def test_a_driver_that_is_killed_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
+    # docs/bugs.md, 479
+    draw = random.Random(4)
+    for _ in range(4):
+        with subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]
+        ) as driver:
+            assert driver.stdout is not None and driver.stdout.readline()
+            time.sleep(draw.uniform(0.05, 0.5))
+            driver.send_signal(signal.SIGKILL)
+        found = [path.read_text() for path in (tmp_path / "there").glob("trial_*/result.json")]
+        assert found and all(len(each) == 200_000 and len(set(each)) == 1 for each in found)
+        for state in (tmp_path / "there").glob("experiment_state-*"):
+            assert len(state.read_text()) == 1000
+    (tmp_path / "there" / ".left.partial").write_text("half")
+    whole_files.remove_partial(tmp_path / "there")
+    assert not list((tmp_path / "there").rglob(".*"))
+
+
+def test_the_state_comes_last_as_it_was_when_tune_wrote_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    copy, order = whole_files.copy_whole, []
+
+    def copied(local: str, files: Any, path: str) -> None:
+        # Meanwhile the driver goes on.
+        written(here, "3 results", state="knows of 3")
+        copy(local, files, path)
+        order.append((there / "experiment_state-1.json").exists())
+
+    monkeypatch.setattr(whole_files, "copy_whole", copied)
+    syncer = stored(tmp_path).syncer
+    written(here, "2 results", state="knows of 2")
+    brought(syncer, here, str(there))
+    assert order == [False]
+    assert (there / "experiment_state-1.json").read_text() == "knows of 2"
+    assert (there / "trial_0" / "result.json").read_text() == "3 results"
+
+
+def test_a_state_is_not_stored_before_the_logs_it_knows_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    syncer = stored(tmp_path).syncer
+    written(here, "2 results", state="knows of 2")
+    brought(syncer, here, str(there))
+    written(here, "33 results", state="knows of 33")
+    with monkeypatch.context() as full:
+        full.setattr(whole_files.shutil, "copyfile", lambda *paths: (_ for _ in ()).throw(OSError("no space left")))
+        with pytest.raises(OSError, match="no space left"):
+            brought(syncer, here, str(there))
+    assert (there / "experiment_state-1.json").read_text() == "knows of 2"
+    brought(syncer, here, str(there))
+    assert (there / "experiment_state-1.json").read_text() == "knows of 33"
+
+
+def test_what_has_not_changed_is_not_copied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    syncer = stored(tmp_path).syncer
+    written(here, "1", files=3, state="1")
+    brought(syncer, here, str(there))
+    copy, copied = whole_files.copy_whole, []
+    monkeypatch.setattr(whole_files, "copy_whole", lambda local, *to: (copied.append(local), copy(local, *to)))
+    (here / "trial_1" / "result.json").write_text("12")
+    brought(syncer, here, str(there))
+    assert copied == [str(here / "trial_1" / "result.json")]
+    assert (there / "trial_1" / "result.json").read_text() == "12"
+
+
+@pytest.mark.parametrize("kind", ["a part of this machine's", "another"])
+def test_other_file_systems_get_the_same_files(kind: str, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    (tmp_path / "there").mkdir()
+    other = kind == "another"
+    files = pyarrow.fs._MockFileSystem() if other else pyarrow.fs.SubTreeFileSystem(str(tmp_path / "there"), HERE)
+    assert whole_files.is_here(files) is not other
+    written(here, "1", files=2, state="1")
+    brought(stored(tmp_path, files).syncer, here, "run")
+    found = files.get_file_info(pyarrow.fs.FileSelector("run", recursive=True))
+    names = {os.path.relpath(each.path, "run"): each.size for each in found if each.is_file}
+    assert names == {"trial_0/result.json": 1, "trial_1/result.json": 1, "experiment_state-1.json": 1}
+
+
+def test_a_trials_artifacts_are_brought_without_being_read_at_once(tmp_path: Path) -> None:
+    """Its working directory has no state of a run."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "model").write_bytes(b"x" * 100)
+    syncer = stored(tmp_path).syncer
+    _, given = syncer._sync_up_command(str(tmp_path / "work"), str(tmp_path / "there"))
+    assert given["state"] == {}
+    brought(syncer, tmp_path / "work", str(tmp_path / "there"))
+    assert (tmp_path / "there" / "model").stat().st_size == 100
