@@ -7,7 +7,10 @@ disk or in /dev/shm, whoever was killed.
 
 The file holds the buffers of arrays, tensors and tables as they are in memory (pickle's protocol 5, PEP 574), then the
 pickle that refers to them, then where they are. The process that has loaded them never has them twice: what of a large
-buffer is written is mapped from the file at once, in the place of the memory that it was in.
+buffer is written is mapped from the file at once, in the place of the memory that it was in. No allocator ever gets
+such a mapping: one that returns pages to the kernel takes them for zeros afterwards, and here they would be the data.
+So an array of numpy's has memory without a file there again before it is freed, and a storage of torch's is never
+freed. What that keeps are addresses: its memory is the file's.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import socket
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from types import CodeType, FunctionType
@@ -47,8 +51,10 @@ _ALIGNED = 64
 _END = struct.Struct("QQ")
 #: Bytes that are written before they are mapped: so much of the data is there twice. Small beside data worth sharing.
 _PIECE = 16 << 20
-#: A buffer of fewer bytes is written and not mapped. glibc gets each larger one from the system alone (mallopt(3)).
+#: A buffer of fewer bytes is written and not mapped: up to two pages of it and a mapping would be for little.
 _LARGE = 1 << 20
+#: At most so many buffers are mapped: each takes up to three of the 65,530 mappings of a process (vm.max_map_count).
+_MOST = 10_000
 #: Seconds for which a process waits for the keeper of its node, which starts when the node's first worker does.
 #: Judgement: the start of a plain process takes 5 s on two cores.
 _WAIT_S = 15.0
@@ -220,14 +226,22 @@ def _written(value: Any, name: str) -> int:
             f"fluidtune.shared({name}): what it returned, a {type(value).__name__}, cannot be shared: {error}. "
             "Return arrays, tensors or tables, or call the function itself in each trial."
         ) from error
-    own = {id(array) for array in pickler.of_torch}
+    own = {id(array): array for array in pickler.of_torch}
     file = os.memfd_create("fluidtune-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        rows, at = [], 0
+        rows, at, exchanged = [], 0, 0
         for piece in pieces:
-            exchange = piece.nbytes >= _LARGE and (id(piece.obj) in own or _is_from_malloc(piece.obj))
-            # A page can be mapped only from a page of the file.
-            at = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE + _address(piece) % mmap.PAGESIZE if exchange else at
+            array = own.get(id(piece.obj))
+            owner = _owner(piece.obj) if array is None else array
+            exchange = owner is not None and piece.nbytes >= _LARGE and exchanged < _MOST
+            if exchange:
+                exchanged += 1
+                # A page can be mapped only from a page of the file.
+                at = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE + _address(piece) % mmap.PAGESIZE
+                if array is None:
+                    weakref.finalize(owner, _empty, _address(piece), piece.nbytes).atexit = False
+                else:
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
             rows.append((at, piece.nbytes))
             _write(file, piece, at, exchange)
             at += -(-piece.nbytes // _ALIGNED) * _ALIGNED
@@ -247,11 +261,11 @@ def _address(memory: memoryview) -> int:
     return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
-def _is_from_malloc(array: Any) -> bool:
-    """Whether its memory is numpy's own: not a file's, not another library's."""
+def _owner(array: Any) -> Any:
+    """The array whose memory it is; None: the memory is not numpy's own, but a file's or another library's."""
     while isinstance(array, np.ndarray) and array.base is not None:
         array = array.base
-    return isinstance(array, np.ndarray) and array.flags.owndata
+    return array if isinstance(array, np.ndarray) and array.flags.owndata else None
 
 
 def _write(file: int, memory: memoryview, at: int, exchange: bool = False) -> None:
@@ -266,11 +280,20 @@ def _write(file: int, memory: memoryview, at: int, exchange: bool = False) -> No
 
 def _exchange(address: int, size: int, file: int, at: int) -> None:
     """Map the file's bytes from ``at`` where equal bytes are in memory: whole pages of them. Their memory is freed."""
+    _map(address, size, mmap.MAP_PRIVATE, file, at)
+
+
+def _empty(address: int, size: int) -> None:
+    """Have zeros of no file in these pages. numpy's arrays call it when they end, before their memory is freed."""
+    _map(address, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+
+
+def _map(address: int, size: int, flags: int, file: int, at: int) -> None:
     skipped = -address % mmap.PAGESIZE
     whole = (size - skipped) // mmap.PAGESIZE * mmap.PAGESIZE
     if whole > 0:
-        protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
-        _libc().mmap(address + skipped, whole, protection, flags, file, at + skipped)
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        _libc().mmap(address + skipped, whole, protection, flags | _MAP_FIXED, file, at + skipped if file >= 0 else 0)
 
 
 #: Linux' mmap(2): at this address. The same on every architecture that Ray runs on (x86-64, aarch64).

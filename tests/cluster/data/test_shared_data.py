@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 import pandas
 import pyarrow as arrow
 import pytest
+import ray
 import torch
 
 import fluidtune
@@ -183,6 +185,52 @@ VALUES: dict[str, Callable[[], Any]] = {
     "own class": Plain,
     "nothing": lambda: None,
 }
+
+
+#: A process under an allocator that takes pages which it has returned to the kernel for zeros.
+ZEROS = """
+import os, sys
+import numpy, torch
+from fluidtune.cluster.data import shared_data
+make = {
+    "array": lambda: numpy.full(4_000_000, 7.0),
+    "part": lambda: numpy.full(4_100_000, 7.0)[1000:4_000_000],
+    "tensor": lambda: torch.full((4_000_000,), 7.0, dtype=torch.float64),
+}[sys.argv[1]]
+value = make()
+file = shared_data._written(value, "data")
+first, last = float(value[0]), float(value[-1])
+del value
+found = numpy.zeros(3_900_000)
+print(first, last, int(numpy.count_nonzero(found)), "jemalloc" in open("/proc/self/maps").read())
+"""
+
+
+@pytest.mark.parametrize("kind", ["array", "part", "tensor"])
+def test_memory_that_an_allocator_gets_back_has_no_data_under_it(kind):
+    """Ray preloads jemalloc where RAY_LD_PRELOAD_ON_WORKERS=1 is set."""
+    jemalloc = Path(ray.__file__).parent / "core" / "libjemalloc.so"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(jemalloc)}
+    command = [sys.executable, "-c", ZEROS, kind]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stdout.split() == ["7.0", "7.0", "0", "True"], done.stderr
+
+
+@pytest.mark.parametrize("kind", ["array", "part", "tensor"])
+def test_what_was_loaded_is_in_memory_once_while_it_is_written_and_after_that(kind):
+    size = 64 << 20
+    whole: Any = torch.ones(size >> 3, dtype=torch.float64) if kind == "tensor" else np.ones(size >> 3)
+    value = whole[1000:-1000] if kind == "part" else whole
+    before = anonymous()
+    file = shared_data._written(value, "data")
+    assert anonymous() < before - 0.9 * size
+    assert value.sum() == len(value)
+    os.close(file)
+
+
+def anonymous() -> int:
+    """Bytes of this process that are in no file."""
+    return int(re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
 
 
 def flat(value: Any) -> Any:
