@@ -71,7 +71,7 @@ class ReportedResults:
         self.resume: Commit | None = None
         self._delivered, self._mark = delivered, mark
         self._repeats, self._own_numbers = repeats, own_numbers
-        #: The latest (iteration, result), each iteration once, each after the time (`time.time`) when this worker got it.
+        #: The latest (iteration, result), each iteration once, and before each when this worker got it (`time.time`).
         #: The result's own ``timestamp`` may be the user's, and anything.
         self._recent: deque[tuple[float, tuple[int, dict[str, Any]]]] = deque(maxlen=RESULTS_KEPT)
         #: Results that the commit has and Tune has missed, to be given to Tune first.
