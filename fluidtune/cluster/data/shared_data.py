@@ -30,8 +30,8 @@ import struct
 import sys
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import CodeType, FunctionType
 from typing import Any, TypeVar
 
@@ -86,7 +86,7 @@ def shared(load: Callable[[], Data]) -> Data:
         server = _connect(name)
     except OSError as error:
         return _by_itself(load, error)
-    with server:
+    with server, _ended_for_all(server):
         try:
             _send(server, {"data": _key(load)}, [])
             answer, files = _answer(server)
@@ -103,6 +103,16 @@ def shared(load: Callable[[], Data]) -> Data:
         return _mapped(files[0])  # type: ignore[no-any-return]
     finally:
         os.close(files[0])
+
+
+@contextmanager
+def _ended_for_all(server: socket.socket) -> Iterator[None]:
+    """At the end of the block the connection ends, also if processes that ``load`` has started still have it."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
 
 
 def _by_itself(load: Callable[[], Data], error: Exception) -> Data:

@@ -36,11 +36,24 @@ import os, sys, time
 import numpy, psutil
 import fluidtune
 place, size, slow = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+def until_over():
+    late = time.monotonic() + 100
+    while not os.path.exists(os.path.join(place, "over")) and time.monotonic() < late:
+        time.sleep(0.05)
 def load():
     open(os.path.join(place, f"loads-{os.getpid()}"), "w").close()
+    if len(sys.argv) > 4 and os.fork() == 0:
+        until_over()
+        os._exit(0)
     time.sleep(slow)
+    if sys.argv[4:] == ["raises"]:
+        raise MemoryError
     return {"x": numpy.ones(size, dtype=numpy.uint8), "name": "ones"}
-data = fluidtune.shared(load)
+try:
+    data = fluidtune.shared(load)
+except MemoryError:
+    until_over()
+    raise
 total = int(data["x"].sum())
 print(total, data["name"], psutil.Process().memory_full_info().pss, flush=True)
 if sys.stdin.readline().strip() == "write":
@@ -68,8 +81,8 @@ def processes(keeper, tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = []
 
-    def start(size: int = 1000, slow: float = 0.0) -> subprocess.Popen[str]:
-        command = [sys.executable, str(program), str(tmp_path), str(size), str(slow)]
+    def start(size: int = 1000, slow: float = 0.0, *forks: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(program), str(tmp_path), str(size), str(slow), *forks]
         pipes: Any = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(subprocess.Popen(command, env=environment, cwd=tmp_path, **pipes))
         return started[-1]
@@ -119,6 +132,21 @@ def test_when_the_process_that_loads_is_killed_the_next_one_loads(processes, tmp
     first.wait()
     assert [each.stdout.readline().split()[0] for each in waiting] == ["1000", "1000"]
     assert len(loads(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("how", ["is killed", "raises"])
+def test_processes_that_a_load_has_forked_keep_no_other_process_waiting(processes, tmp_path, how):
+    first = processes(1000, 1.0 if how == "raises" else 30, how)
+    while not loads(tmp_path):
+        time.sleep(0.01)
+    waiting = processes()
+    if how == "is killed":
+        time.sleep(0.5)
+        os.kill(loads(tmp_path)[0], signal.SIGKILL)
+    assert waiting.stdout.readline().split()[0] == "1000"
+    assert not (tmp_path / "over").exists()
+    (tmp_path / "over").touch()
+    first.wait()
 
 
 def test_data_are_freed_when_the_keeper_has_closed_and_no_process_maps_them(keeper, processes):
