@@ -159,7 +159,7 @@ class LaneMember:
         except Refused as error:
             self.leave()
             return Lack(str(error), self.need, between=True)
-        except SalusError as error:
+        except (SalusError, OSError) as error:
             # Its result does not depend on a lane: it goes on without one, and asks again later.
             logger.warning("FluidTune: trial %s shares its device without a lane: %s", self._name, error)
             self.leave()
