@@ -43,9 +43,12 @@ def open_in(folder: str, name: str) -> IO[str]:
         raise PermissionError(str(error)) from None
 
 
-def sweep(prefix: str, lock: str) -> None:
-    """Remove this user's folders whose names begin with ``prefix`` and that no process holds."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+def sweep(prefix: str, lock: str, place: str | None = None) -> None:
+    """Remove this user's folders whose names begin with ``prefix`` and that no process holds.
+
+    ``place``: where they are; None: in the place for temporary files.
+    """
+    for folder in Path(place or tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError, SalusError):
             check_directory(folder)
             if not os.path.lexists(folder / lock) and time.time() - folder.lstat().st_mtime < YOUNG_S:
