@@ -32,7 +32,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -77,18 +77,19 @@ def shared(load: Callable[[], Data]) -> Data:
         numpy arrays, dense CPU tensors, pandas and Arrow tables in any nesting. Other objects in it are copies.
 
     Raises:
-        FluidTuneError: what ``load`` returned cannot be pickled.
+        FluidTuneError: what ``load`` returned, or a value that it encloses or is given, cannot be pickled.
     """
     name = os.environ.get(VARIABLE)
     if name is None or not hasattr(os, "memfd_create"):
         return load()
+    key = _key(load)
     try:
         server = _connect(name)
     except OSError as error:
         return _by_itself(load, error)
     with server, _ended_for_all(server):
         try:
-            _send(server, {"data": _key(load)}, [])
+            _send(server, {"data": key}, [])
             answer, files = _answer(server)
         except (OSError, ValueError) as error:
             return _by_itself(load, error)
@@ -155,18 +156,28 @@ def _answer(server: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _key(load: Callable[[], Any]) -> str:
-    return hashlib.sha256(repr(_identity(load)).encode()).hexdigest()
+    return hashlib.sha256(repr(_identity(load, [])).encode()).hexdigest()
 
 
-def _identity(load: Any) -> Any:
-    """What is equal for two functions that load the same."""
+def _identity(load: Any, met: list[Any]) -> Any:
+    """What is equal for two functions that load the same. ``met``: those that were met before, in their order."""
+    for place, function in enumerate(met):
+        if function is load:
+            return "again", place
+    met.append(load)
     if isinstance(load, functools.partial):
-        return _identity(load.func), _value(load.args), _value(sorted(load.keywords.items()))
+        return (
+            _identity(load.func, met),
+            [_value(value, f"argument {place}", met) for place, value in enumerate(load.args)],
+            [(name, _value(value, name, met)) for name, value in sorted(load.keywords.items())],
+        )
     if isinstance(load, FunctionType):
-        enclosed = [_value(cell.cell_contents) for cell in load.__closure__ or ()]
-        given = _value(load.__defaults__), _value(load.__kwdefaults__)
-        return load.__module__, load.__qualname__, _code(load.__code__), given, enclosed
-    return _value(load)
+        code = load.__code__
+        cells = zip(code.co_freevars, load.__closure__ or (), strict=True)
+        enclosed = [_cell(cell, name, met) for name, cell in cells]
+        defaults = _value(load.__defaults__, "its defaults", met), _value(load.__kwdefaults__, "its defaults", met)
+        return load.__module__, load.__qualname__, _code(code), defaults, enclosed
+    return _value(load, "it", met)
 
 
 def _code(code: CodeType) -> Any:
@@ -174,10 +185,26 @@ def _code(code: CodeType) -> Any:
     return code.co_code, code.co_names, constants
 
 
-def _value(value: Any) -> Any:
+def _cell(cell: CellType, name: str, met: list[Any]) -> Any:
+    try:
+        value = cell.cell_contents
+    except ValueError:
+        return "empty"
+    return _value(value, name, met)
+
+
+def _value(value: Any, name: str, met: list[Any]) -> Any:
     if isinstance(value, FunctionType | functools.partial):
-        return _identity(value)
-    return cloudpickle.dumps(value)
+        return _identity(value, met)
+    try:
+        return cloudpickle.dumps(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        load = met[0]
+        raise FluidTuneError(
+            f"fluidtune.shared({getattr(load, '__qualname__', repr(load))}): by {name}, a {type(value).__name__}, "
+            f"processes cannot tell whether they load the same data: {error}. "
+            "Enclose plain values only, or make it a function of a module."
+        ) from error
 
 
 # --- the file

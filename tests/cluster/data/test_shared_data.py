@@ -327,6 +327,30 @@ def test_functions_are_told_apart_by_their_code_and_by_what_they_are_given(keepe
     assert kept() == 4
 
 
+def test_a_function_that_encloses_itself_is_known_by_what_it_does(keeper):
+    def enclosing(base: int) -> Callable[[], Any]:
+        def rows(depth: int) -> list[int]:
+            return [base] * depth if depth < 2 else [*rows(depth - 1), other(depth)]
+
+        def other(depth: int) -> int:
+            return len(rows(depth - 1))
+
+        return lambda: rows(3)
+
+    assert fluidtune.shared(enclosing(5)) == [5, 1, 2]
+    assert fluidtune.shared(enclosing(5)) == [5, 1, 2]
+    assert kept() == 1
+    assert fluidtune.shared(enclosing(6)) == [6, 1, 2]
+    assert kept() == 2
+
+
+def test_what_cannot_tell_a_function_from_others_is_named(keeper):
+    lock = threading.Lock()
+    for load in (lambda: lock, functools.partial(of, size=lock)):
+        with pytest.raises(FluidTuneError, match=r"shared\(.*\): by (lock|size), a lock, .*cannot pickle"):
+            fluidtune.shared(load)
+
+
 def test_what_cannot_be_shared_is_refused_in_one_line_and_the_next_process_is_not_kept_waiting(keeper):
     with pytest.raises(FluidTuneError, match=r"shared\(.*load\): what it returned, a generator, cannot be shared"):
         def load() -> Any:
