@@ -25,6 +25,7 @@ import logging
 import mmap
 import os
 import pickle
+import resource
 import socket
 import struct
 import sys
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 Data = TypeVar("Data")
 
+#: The name of the files, in the lists of a process' mappings.
+NAME = "memfd:fluidtune-shared"
 #: Buffers begin at multiples of this, in bytes: what vector instructions (AVX-512) and torch's allocator ask for.
 _ALIGNED = 64
 #: How buffers and tables are found from the file's end: offset and number of the table's rows; a row is offset, size.
@@ -264,7 +267,7 @@ def _written(value: Any, name: str) -> int:
             "Return arrays, tensors or tables, or call the function itself in each trial."
         ) from error
     own = {id(array): array for array in pickler.of_torch}
-    file = os.memfd_create("fluidtune-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    file = os.memfd_create(NAME.removeprefix("memfd:"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         rows, at, exchanged = [], 0, 0
         for piece in pieces:
@@ -346,7 +349,14 @@ def _libc() -> Any:
 
 
 def _mapped(file: int) -> Any:
-    """The value in such a file, mapped."""
+    """The value in such a file, mapped.
+
+    The limit of this process' data grows by the mapping: a trial's share of memory is for what it has alone.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft != resource.RLIM_INFINITY:
+        room = soft + os.fstat(file).st_size + mmap.PAGESIZE
+        resource.setrlimit(resource.RLIMIT_DATA, (room if hard == resource.RLIM_INFINITY else min(room, hard), hard))
     memory = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     at, number = _END.unpack(memory[-_END.size :])
     rows = [struct.unpack_from("QQ", memory, at + 16 * row) for row in range(number)]

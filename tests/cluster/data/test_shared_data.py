@@ -256,6 +256,33 @@ def test_what_was_loaded_is_in_memory_once_while_it_is_written_and_after_that(ki
     os.close(file)
 
 
+#: A trial with 64 MiB of memory, which maps data of 512 MiB, looks at all of them and changes 32 MiB.
+WITHIN = """
+import numpy, resource
+from fluidtune.cluster.data import shared_data
+from salus_share.memory import ResidentMeter
+file = shared_data._written(numpy.ones(512 << 20, numpy.uint8), "data")
+meter = ResidentMeter(0, shared_data.NAME)
+for again in range(2):
+    meter.limit(meter._framework + (64 << 20))
+    data = shared_data._mapped(file) if not again else data
+    meter.reset()
+    total = int(data.sum())
+    data[: 32 << 20] = 2
+    print(total >> 20, round(meter.read().model / (1 << 20), -1), meter.read().ephemeral >> 24)
+    try:
+        numpy.ones(128 << 20, numpy.uint8)
+    except MemoryError:
+        print("refused")
+"""
+
+
+def test_shared_data_count_neither_as_a_trials_memory_nor_for_its_limit():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", WITHIN], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stdout.split("\n") == ["512 30.0 0", "refused", "544 30.0 0", "refused", ""], done.stderr
+
+
 def anonymous() -> int:
     """Bytes of this process that are in no file."""
     return int(re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
