@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -297,6 +298,25 @@ def running(pid: int) -> bool:
 
 #: Says its process' id, and waits.
 WAITS = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)\n"
+
+
+def score_of(pid: int | str) -> str:
+    return Path(f"/proc/{pid}/oom_score_adj").read_text().strip()
+
+
+def test_when_memory_is_full_the_kernel_kills_the_process_and_not_its_launcher(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    mine = score_of("self")
+    Path("/proc/self/oom_score_adj").write_text("500")  # as Ray does for its workers
+    try:
+        launcher, pid = started(served, tmp_path)
+    finally:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(mine)
+    assert (score_of(pid), score_of(launcher.pid)) == ("500", "0")
+    launcher.kill()
+    launcher.wait()
+    assert until(lambda: not running(pid))
 
 
 def started(served, tmp_path: Path, first: str = "") -> tuple[subprocess.Popen[str], int]:
