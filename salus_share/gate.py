@@ -5,7 +5,8 @@ service stands between two iterations. This module adds what `turns` leaves out:
 process waits. One that gives the lane to another wakes it by a datagram.
 
 A process that waits also watches the processes of its lane, by their pidfds: when the one inside is killed, those that
-wait wake at once, and one of them takes the lane. Linux only.
+wait wake at once, and one of them takes the lane. A process that has no room for these files looks at the table every
+`LOOK_S` instead. Linux only.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from salus_share.seat_table import LEFT, RESIDENT, Seat, SeatTable, alive
 from salus_share.turns import INSIDE, READY, Turns, check_token
 
 #: A trial that waits looks at the table at least this often, in seconds: for what no wake-up tells, such as two deaths
-#: at once.
+#: at once, or that it has no file to be woken by.
 LOOK_S = 0.25
 
 
@@ -150,10 +151,11 @@ class Gate(AbstractContextManager[None]):
                     self._turns.stop_waiting(self._index)
             raise
 
-    def _sleep(self, inbox: socket.socket, mates: Collection[Seat], timeout: float) -> bool:
+    def _sleep(self, inbox: socket.socket | None, mates: Collection[Seat], timeout: float) -> bool:
         """Sleep until woken, or until a process of the lane died. Returns whether one may have died."""
         poll = select.poll()
-        poll.register(inbox, select.POLLIN)
+        if inbox is not None:
+            poll.register(inbox, select.POLLIN)
         wanted = {(seat.pid, seat.start) for seat in mates if seat.pid != os.getpid()}
         for key in self._watched.keys() - wanted:
             os.close(self._watched.pop(key))
@@ -162,23 +164,30 @@ class Gate(AbstractContextManager[None]):
                 self._watched[key] = os.pidfd_open(key[0])
             except ProcessLookupError:
                 return True
+            except OSError:
+                continue  # it is looked at
         for fd in self._watched.values():
             poll.register(fd, select.POLLIN)
         events = poll.poll(timeout * 1000)
+        if inbox is None:
+            return True
         with contextlib.suppress(BlockingIOError):
             while inbox.recv(16):
                 pass
         return not events or any(fd != inbox.fileno() for fd, _ in events)
 
-    def _open_inbox(self) -> socket.socket:
+    def _open_inbox(self) -> socket.socket | None:
+        """The socket at which it is woken; None: there is no room for one now."""
         if self._inbox is None:
-            made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            made.setblocking(False)
-            address = self._table.address(self._index, self.token)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(address)
-            made.bind(address)
-            self._inbox = made
+            with contextlib.suppress(OSError), contextlib.ExitStack() as unless_bound:
+                made = unless_bound.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+                made.setblocking(False)
+                address = self._table.address(self._index, self.token)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(address)
+                made.bind(address)
+                self._inbox = made
+                unless_bound.pop_all()
         return self._inbox
 
 
@@ -196,12 +205,13 @@ class Waker:
         self._socket: socket.socket | None = None
 
     def wake(self, table: SeatTable, index: int) -> None:
-        if self._socket is None:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._socket.setblocking(False)
         _, _, token, _ = table.admission_of(index)
+        # Where there is no room for a socket, the other one looks. Where no process is there, it has no inbox yet and
+        # will look, or it is dead and those who watch it know.
         with contextlib.suppress(OSError):
-            # No process is there: it has no inbox yet and will look, or it is dead and those who watch it know.
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket.setblocking(False)
             self._socket.sendto(b"x", table.address(index, token))
 
     def close(self) -> None:

@@ -105,14 +105,18 @@ class ResidentMeter:
     RuntimeError in torch), and no other process notices. Linux only.
 
     ``slack``: bytes beyond the share before allocations fail. The limit counts what is mapped and not what is resident,
-    such as 8 MiB for a thread's stack of which kilobytes are touched.
+    such as 8 MiB for a thread's stack of which kilobytes are touched. ``apart``: the name of files in memory
+    (memfd_create(2)) that all trials map and none has alone, such as ``memfd:data``. Of them it counts what this
+    process has changed, and the limit leaves room for all of them.
     """
 
-    def __init__(self, slack: int = 0) -> None:
+    def __init__(self, slack: int = 0, apart: str | None = None) -> None:
         self._slack = slack
-        self._begun = self._now()
+        self._apart = None if apart is None else f"/{apart}"
+        resident, size = self._of_all()
+        self._begun = self._now() - resident
         self._framework = min(self._begun, _proportional())
-        self._data = _status("VmData")
+        self._data = _status("VmData") - size
 
     def reset(self) -> None:
         # "5" resets the peak of resident memory, and nothing else (proc(5)).
@@ -121,11 +125,13 @@ class ResidentMeter:
     def read(self) -> Usage:
         now = self._now()
         peak = max(now, _status("VmHWM"))
-        return Usage(self._framework, max(0, now - self._begun), peak - now)
+        # Where there is no shared memory, the list of mappings need not be read: it takes a millisecond.
+        of_all = self._of_all()[0] if _status("RssShmem") else 0
+        return Usage(self._framework, max(0, now - of_all - self._begun), peak - now)
 
     def limit(self, share: int) -> None:
         # The framework's part of the share is in use already.
-        allowed = self._data + self._slack + max(0, share - self._framework)
+        allowed = self._data + self._of_all()[1] + self._slack + max(0, share - self._framework)
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
 
@@ -135,6 +141,25 @@ class ResidentMeter:
 
     def give_back(self) -> None:
         """Nothing to do: the C library has given it back."""
+
+    def _of_all(self) -> tuple[int, int]:
+        """The bytes of the files apart: those in memory that this process has not changed, and those that are mapped.
+
+        The kernel counts a mapping's bytes for the limit if it is private and may be written to.
+        """
+        if self._apart is None or self._apart not in Path("/proc/self/maps").read_text():
+            return 0, 0
+        resident, size, counts = 0, 0, False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            field, *rest = line.split()
+            if not field.endswith(":"):
+                counts = len(rest) > 4 and rest[4] == self._apart
+                if counts and rest[0][1] + rest[0][3] == "wp":
+                    first, last = field.split("-")
+                    size += int(last, 16) - int(first, 16)
+            elif counts and field in ("Rss:", "Anonymous:"):
+                resident += (int(rest[0]) << 10) * (1 if field == "Rss:" else -1)
+        return resident, size
 
     @staticmethod
     def _now() -> int:

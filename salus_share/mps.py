@@ -27,7 +27,7 @@ from typing import IO
 
 from salus_share.errors import SalusError
 from salus_share.memory import is_out_of_memory
-from salus_share.private_files import own_directory, trusted_owner
+from salus_share.private_files import check_directory, open_own, own_directory, trusted_owner
 from salus_share.processes import own_environment
 from salus_share.seat_table import home, started
 from salus_share.telemetry import say_once
@@ -66,19 +66,19 @@ class Mps:
 
     def acquire(self) -> bool:
         """Use the GPU's daemon from now on; start it if there is none. Returns whether MPS is available here."""
-        self.why = self._refused()
-        if self.why is None:
-            self.pipe = self._theirs()
-        if self.pipe is None:
-            try:
+        try:
+            self.why = self._refused()
+            if self.why is None:
+                self.pipe = self._theirs()
+            if self.pipe is None:
                 self._share_ours()
-            except SalusError as error:
-                self.why = str(error)
-        if self.pipe is not None:
-            with self._users():
-                clients = _folder(self._directory / CLIENTS)
-                _living(clients)
-                (clients / _signature(os.getpid())).write_text(str(self.pipe))
+            if self.pipe is not None:
+                with self._users():
+                    clients = _folder(self._directory / CLIENTS)
+                    _living(clients)
+                    (clients / _signature(os.getpid())).write_text(str(self.pipe))
+        except SalusError as error:
+            self.pipe, self.why = None, str(error)
         if self.why is not None:
             say_once(f"no MPS, processes take time slices of a GPU: {self.why}")
         return self.pipe is not None
@@ -179,9 +179,11 @@ class Mps:
         return self._directory / "refused"
 
     def _refused(self) -> str | None:
-        with contextlib.suppress(OSError):
-            if time.time() - self._refusal.stat().st_mtime < REFUSED_S:
-                return self._refusal.read_text()
+        """Why MPS is not tried now; None: it is. Raises SalusError if another user has made the directory."""
+        own_directory(self._directory)
+        with contextlib.suppress(OSError), _open_own(self._refusal) as file:
+            if time.time() - os.fstat(file.fileno()).st_mtime < REFUSED_S:
+                return file.read()
         return None
 
     def _start(self) -> str | None:
@@ -260,11 +262,19 @@ def end_client(pid: int, homes: Path | None = None, control: str = CONTROL) -> N
     """Have MPS drop what the process ``pid`` of this node computes on a GPU, if it is a client of `Mps`.
 
     NVIDIA's manual of MPS: a client that is killed while it computes may leave the server and its other clients in an
-    undefined state; the command `terminate_client` is for that. ``homes``: where `Mps` has its directories.
+    undefined state; the command `terminate_client` is for that. ``homes``: where `Mps` has its directories. What
+    another user has made there is passed over.
     """
-    for client in (homes or home("any").parent).glob(f"*/{CLIENTS}/{_signature(pid)}"):
-        pipe = client.read_text()
-        client.write_text("")
+    homes = homes or home("any").parent
+    for client in homes.glob(f"*/{CLIENTS}/{_signature(pid)}"):
+        try:
+            for folder in (homes, client.parents[1], client.parent):
+                check_directory(folder)
+            with _open_own(client) as file:
+                pipe = file.read()
+                file.truncate(0)
+        except (SalusError, OSError):
+            continue
         if not pipe:
             continue
         for server in (_tell(control, Path(pipe), "get_server_list") or "").split():
@@ -291,6 +301,12 @@ def _client(pipe: Path) -> dict[str, str]:
 def _folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+def _open_own(path: Path) -> IO[str]:
+    """This user's file, to be read and changed. Raises SalusError if it is another's, OSError if it is no file."""
+    descriptor = open_own(path, os.O_RDWR | os.O_NONBLOCK)  # a pipe is not waited for
+    return os.fdopen(descriptor, "r+")
 
 
 def _owner_of_server(pid: int) -> int | None:

@@ -357,8 +357,8 @@ def connect(directory: Path) -> socket.socket:
 def start(directory: Path, capacity: int, policy_name: str) -> socket.socket:
     """A connection to the device's service, which is started if there is none.
 
-    Raises SalusError if the service has another capacity or policy, ServiceLost if it ends, or is not up within
-    `START_S`.
+    Raises SalusError if the service has another capacity or policy, ServiceLost if it ends, cannot be started, or is
+    not up within `START_S`.
     """
     deadline = time.monotonic() + START_S
     process: subprocess.Popen[bytes] | None = None
@@ -375,7 +375,10 @@ def start(directory: Path, capacity: int, policy_name: str) -> socket.socket:
             log = (directory / "service.log").read_text(errors="replace").strip().splitlines()
             raise ServiceLost(f"the lane service of {directory.name} did not start: {log[-1] if log else 'no output'}")
         if process is None or process.poll() is not None:
-            process = _spawn(directory, capacity, policy_name)
+            try:
+                process = _spawn(directory, capacity, policy_name)
+            except OSError as error:
+                raise ServiceLost(f"the lane service of {directory.name} cannot be started: {error}") from error
         if time.monotonic() > deadline:
             raise ServiceLost(f"no lane service at {directory} after {START_S:.0f} s; see service.log there")
         time.sleep(0.01)

@@ -71,7 +71,7 @@ class Telemetry:
         if self._nvml is None:
             return []
         found = []
-        for index in range(self._nvml.nvmlDeviceGetCount()):
+        for index in range(self._count()):
             try:
                 found.append(self._device(index))
             except self._nvml.NVMLError as error:
@@ -90,7 +90,7 @@ class Telemetry:
             return None
         silent: dict[str, str] = {}
         uuids, kinds = [], set()
-        for index in range(nvml.nvmlDeviceGetCount()):
+        for index in range(self._count()):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -100,7 +100,7 @@ class Telemetry:
                 if getattr(error, "value", None) in LOST:
                     silent[str(index)] = str(error)
         if gpu.isdigit():
-            told_apart = len(kinds) == 1 or (kinds and ordered) or nvml.nvmlDeviceGetCount() == 1
+            told_apart = len(kinds) == 1 or (kinds and ordered) or self._count() == 1
             return silent.get(gpu) if told_apart else None
         # CUDA's documentation: a UUID may be shortened as long as it is unique. A MIG instance is not in NVML's list.
         answers = gpu.startswith("MIG-") or any(uuid.startswith(gpu) for uuid in uuids)
@@ -110,11 +110,16 @@ class Telemetry:
         """The bytes that a process holds on a GPU, with its context; None if NVML cannot tell."""
         # This is called while trials iterate, so it asks about one device only.
         wanted = uuid.removeprefix("GPU-")
-        for index in range(self._nvml.nvmlDeviceGetCount() if self._nvml is not None else 0):
+        for index in range(self._count()):
             handle = self._try(self._nvml.nvmlDeviceGetHandleByIndex, index)
-            if handle is not None and _text(self._nvml.nvmlDeviceGetUUID(handle)).removeprefix("GPU-") == wanted:
+            found = None if handle is None else self._try(self._nvml.nvmlDeviceGetUUID, handle)
+            if found is not None and _text(found).removeprefix("GPU-") == wanted:
                 return self._processes(handle).get(pid)
         return None
+
+    def _count(self) -> int:
+        """How many GPUs NVML knows; none without a driver, or where it does not answer."""
+        return 0 if self._nvml is None else int(self._try(self._nvml.nvmlDeviceGetCount) or 0)
 
     def close(self) -> None:
         if self._nvml is not None:
@@ -157,10 +162,10 @@ class Telemetry:
         # In a container the driver may not say what a process holds.
         return {process.pid: int(process.usedGpuMemory) for process in found if process.usedGpuMemory is not None}
 
-    def _try(self, ask: Any, of: Any) -> Any:
-        """Ask what not every GPU supports; None if this one does not."""
+    def _try(self, ask: Any, *of: Any) -> Any:
+        """Ask what not every GPU supports, or answers when it is lost; None if this one does not."""
         try:
-            return ask(of)
+            return ask(*of)
         except self._nvml.NVMLError:
             return None
 

@@ -67,3 +67,11 @@ def test_a_commit_of_the_version_that_called_its_note_otherwise_is_gone_on_from(
     assert module.encode() in Path(commit_path(storage), "commit-0").read_bytes()
     found = ReportedResults(2, "mark").choose_commit(commit_stores(storage))
     assert found is not None and found.note == CommitNote(3, 1.5, [(3, {"loss": 0.1})])
+
+
+@pytest.mark.parametrize("own", ["today", 12.5, None])
+def test_a_commit_keeps_results_whose_timestamp_is_the_trials_own(own):
+    reports = ReportedResults(0, "mark")
+    reports.trainable = SimpleNamespace(iteration=1, _time_total=0.0, training_iteration=1)
+    reports.keep_result({"loss": 0.1, "timestamp": own})
+    assert reports.note().results == [(1, {"loss": 0.1, "timestamp": own})]

@@ -17,7 +17,7 @@ from benchmarks.salus_jobs import service_status
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.sharing import lanes
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneSettings, LaneTicket, is_lane_service
-from salus_share import Need, ServiceLost, StaleToken, service
+from salus_share import Need, ServiceLost, StaleToken, client, service
 from salus_share.client import LaneClient
 from salus_share.memory import Usage
 from salus_share.seat_table import SeatTable, home
@@ -258,13 +258,17 @@ def test_a_worker_whose_trial_shared_its_device_to_the_end_is_clean(settings: La
     assert left and left[0] and not there(settings)
 
 
+@pytest.mark.parametrize("why", ["lost", "no room for its process", "no room for its table"])
 def test_a_service_that_cannot_be_had_costs_the_lane_and_not_the_trial(
-    settings: LaneSettings, monkeypatch: Any, caplog: Any
+    settings: LaneSettings, monkeypatch: Any, caplog: Any, why: str
 ) -> None:
-    def lost(*_: object) -> None:
-        raise ServiceLost("no lane service at all")
+    def lost(*_: object, **__: object) -> None:
+        raise ServiceLost("no lane service at all") if why == "lost" else BlockingIOError(11, "Try again")
 
-    monkeypatch.setattr(service, "start", lost)
+    if why == "no room for its table":
+        monkeypatch.setattr(client, "SeatTable", lost)
+    else:
+        monkeypatch.setattr(*((service, "start") if why == "lost" else (service.subprocess, "Popen")), lost)
     member = LaneMember("a", settings, "cpu")
     assert member.settle(LaneTicket((0.4, 0.2), 10.0, 0)) is None
     turns(member)

@@ -23,7 +23,8 @@ from typing import Any
 
 import psutil
 
-from fluidtune.cluster.forks.fork_server import PREFIX, YOUNG_S, sweep
+from fluidtune.cluster.forks.fork_server import PREFIX, sweep
+from fluidtune.cluster.held_folders import YOUNG_S
 
 #: Holds a server, and another one after that has died. It writes where the server is into a file.
 HOLDER = """

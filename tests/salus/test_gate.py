@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import signal
@@ -15,7 +16,7 @@ from salus_share import SalusError, StaleToken
 from salus_share import gate as gate_module
 from salus_share.packing import SEATS
 from salus_share.seat_table import SeatTable
-from salus_share.turns import READY
+from salus_share.turns import INSIDE, READY
 from tests.contracts.processes import until
 from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, iterate_unhurried, seat
 
@@ -95,6 +96,26 @@ def test_the_dead_are_noticed_without_looking_around(directory, monkeypatch) -> 
         threading.Timer(0.2, holder.kill).start()
         with seat(SeatTable(directory), "b", token=2).iteration():
             pass
+
+
+def test_one_that_has_no_room_for_another_file_waits_for_its_turn_and_notices_deaths(directory, monkeypatch) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with Child(hold, directory, "a", 1) as holder:
+        assert holder.told() == "ready"
+        holder.tell("go")
+        assert holder.told() == "in"
+        gate, third = seat(SeatTable(directory), "b", token=2), seat(SeatTable(directory), "c", token=3)
+        monkeypatch.setattr(gate_module.socket, "socket", no_room)
+        monkeypatch.setattr(gate_module.os, "pidfd_open", no_room)
+        threading.Timer(0.2, holder.kill).start()
+        with gate.iteration():
+            waits = threading.Thread(target=lambda: third.iteration().__enter__())
+            waits.start()
+            until(lambda: SeatTable(directory).seat(2).state == READY)
+        waits.join(30)
+        assert SeatTable(directory).seat(2).state == INSIDE
 
 
 def test_killed_with_the_lock_while_a_data_loader_lives_on(directory) -> None:

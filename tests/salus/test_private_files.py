@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -118,3 +119,33 @@ def test_the_usual_mps_daemon_is_used_only_if_it_is_roots_or_ours(tmp_path, monk
     else:
         as_another_user(monkeypatch)
     assert daemon._theirs() is None and asked == [usual]
+
+
+def planted(tmp_path) -> Path:
+    """Where `Mps` has its directories, made by another user: a name of this process that leads to a file of ours."""
+    homes, letter = tmp_path / "salus-1", tmp_path / "letter"
+    letter.write_text("of ours")
+    (homes / "x" / mps.CLIENTS).mkdir(parents=True)
+    (homes / "x" / mps.CLIENTS / f"{os.getpid()}-{seat_table.started(os.getpid())}").symlink_to(letter)
+    return homes
+
+
+def test_a_link_in_another_users_directory_leads_to_no_file_of_ours(tmp_path, monkeypatch) -> None:
+    homes = planted(tmp_path)
+    mps.end_client(os.getpid(), homes, "no-such-program")
+    as_another_user(monkeypatch)
+    mps.end_client(os.getpid(), homes, "no-such-program")
+    assert (tmp_path / "letter").read_text() == "of ours"
+
+
+@pytest.mark.parametrize("whose", ["ours", "the administrator's"])
+def test_mps_is_not_used_where_another_user_has_made_our_directory(tmp_path, monkeypatch, whose) -> None:
+    directory = tmp_path / "salus-1" / "mps-1"
+    directory.mkdir(parents=True)
+    os.mkfifo(directory / "refused")
+    monkeypatch.setattr(mps.Mps, "_theirs", lambda _: tmp_path if whose != "ours" else None)
+    as_another_user(monkeypatch)
+    daemon = mps.Mps("GPU-1", directory, "no-such-program")
+    assert not daemon.acquire()
+    assert "belongs to" in str(daemon.why)
+    assert daemon.environment() == {"CUDA_MPS_PIPE_DIRECTORY": str(directory / "none")}

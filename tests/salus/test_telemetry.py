@@ -88,6 +88,15 @@ def test_what_a_gpu_does_not_support_is_left_out() -> None:
     assert lost.sample() == [] and lost.process_memory("abc", 7) is None
 
 
+@pytest.mark.parametrize("call", ["nvmlDeviceGetCount", "nvmlDeviceGetUUID"])
+def test_a_gpu_that_is_lost_fails_no_trial_of_another_one(call: str) -> None:
+    def fail(*_: int) -> None:
+        raise NVMLError("GPU is lost")
+
+    telemetry = Telemetry(standin(**{call: fail}))
+    assert (telemetry.process_memory("abc", 7), telemetry.sample(), telemetry.lost("0")) == (None, [], None)
+
+
 class Lost(NVMLError):
     """As pynvml's, of a GPU that fell off the bus."""
 

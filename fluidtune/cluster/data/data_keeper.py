@@ -3,6 +3,9 @@
 It listens at an abstract Unix socket (unix(7)), which has no file: nothing is left when the process is killed. It holds
 open files in memory and never reads them. A message to it is a length (8 bytes) and JSON: ``{"data": KEY}``, which it
 answers with ``{"load": true}`` or with the file; ``{"loaded": true}`` with a file, answered with ``{"kept": true}``.
+
+Processes that a loading process has forked have its connection, too, and keep it open when that one is killed. So the
+end of the process itself is watched as well, by its pidfd (Linux 5.3).
 """
 
 from __future__ import annotations
@@ -28,9 +31,14 @@ _LONGEST = 1024
 
 @dataclass(eq=False)
 class _Asker:
-    """One connection, what it has sent of a message, and the file that came with it."""
+    """One connection, what it has sent of a message, and the file that came with it.
+
+    ``process``: the pidfd of the process that has connected; None: this system has none, or the process has ended.
+    """
 
     connection: socket.socket
+    process: int | None
+    lost: bool = False
     said: bytearray = field(default_factory=bytearray)
     files: list[int] = field(default_factory=list)
 
@@ -67,13 +75,16 @@ class DataKeeper:
                     return
                 if key.fileobj is self._listener:
                     self._accept()
-                else:
+                elif key.data.lost:
+                    continue
+                elif key.fileobj is key.data.connection:
                     self._hear(key.data)
+                else:
+                    self._lost(key.data)
 
     def _end(self) -> None:
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.data, _Asker):
-                self._close(key.data)
+        for who in {key.data for key in self._selector.get_map().values() if key.data is not None}:
+            self._close(who)
         for file in self._data.files():
             os.close(file)
         self._selector.close()
@@ -86,7 +97,10 @@ class DataKeeper:
             if peer(connection) != os.geteuid():
                 connection.close()
                 return
-            self._selector.register(connection, selectors.EVENT_READ, _Asker(connection))
+            who = _Asker(connection, _process_at(connection))
+            self._selector.register(connection, selectors.EVENT_READ, who)
+            if who.process is not None:
+                self._selector.register(who.process, selectors.EVENT_READ, who)
 
     def _hear(self, who: _Asker) -> None:
         try:
@@ -132,7 +146,10 @@ class DataKeeper:
             socket.send_fds(who.connection, [b"{}"], [file])
 
     def _lost(self, who: _Asker) -> None:
+        who.lost = True
         self._selector.unregister(who.connection)
+        if who.process is not None:
+            self._selector.unregister(who.process)
         self._close(who)
         heir = self._data.lost(who)
         if heir is not None:
@@ -141,10 +158,22 @@ class DataKeeper:
     @staticmethod
     def _close(who: _Asker) -> None:
         who.connection.close()
-        for file in who.files:
+        for file in who.files if who.process is None else [*who.files, who.process]:
             os.close(file)
 
 
 def peer(connection: socket.socket) -> int:
     """The user id of the process at the other end."""
-    return int(struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1])
+    return _credentials(connection)[1]
+
+
+def _process_at(connection: socket.socket) -> int | None:
+    with suppress(OSError):
+        return os.pidfd_open(_credentials(connection)[0])
+    return None
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int, int]:
+    """Process id, user id and group id of the process at the other end."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return struct.unpack("3i", found)  # type: ignore[return-value]

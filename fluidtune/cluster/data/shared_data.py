@@ -7,7 +7,10 @@ disk or in /dev/shm, whoever was killed.
 
 The file holds the buffers of arrays, tensors and tables as they are in memory (pickle's protocol 5, PEP 574), then the
 pickle that refers to them, then where they are. The process that has loaded them never has them twice: what of a large
-buffer is written is mapped from the file at once, in the place of the memory that it was in.
+buffer is written is mapped from the file at once, in the place of the memory that it was in. No allocator ever gets
+such a mapping: one that returns pages to the kernel takes them for zeros afterwards, and here they would be the data.
+So an array of numpy's has memory without a file there again before it is freed, and a storage of torch's is never
+freed. What that keeps are addresses: its memory is the file's.
 """
 
 from __future__ import annotations
@@ -22,13 +25,15 @@ import logging
 import mmap
 import os
 import pickle
+import resource
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from types import CodeType, FunctionType
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import CellType, CodeType, FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,14 +46,18 @@ log = logging.getLogger(__name__)
 
 Data = TypeVar("Data")
 
+#: The name of the files, in the lists of a process' mappings.
+NAME = "memfd:fluidtune-shared"
 #: Buffers begin at multiples of this, in bytes: what vector instructions (AVX-512) and torch's allocator ask for.
 _ALIGNED = 64
 #: How buffers and tables are found from the file's end: offset and number of the table's rows; a row is offset, size.
 _END = struct.Struct("QQ")
 #: Bytes that are written before they are mapped: so much of the data is there twice. Small beside data worth sharing.
 _PIECE = 16 << 20
-#: A buffer of fewer bytes is written and not mapped. glibc gets each larger one from the system alone (mallopt(3)).
+#: A buffer of fewer bytes is written and not mapped: up to two pages of it and a mapping would be for little.
 _LARGE = 1 << 20
+#: At most so many buffers are mapped: each takes up to three of the 65,530 mappings of a process (vm.max_map_count).
+_MOST = 10_000
 #: Seconds for which a process waits for the keeper of its node, which starts when the node's first worker does.
 #: Judgement: the start of a plain process takes 5 s on two cores.
 _WAIT_S = 15.0
@@ -71,18 +80,19 @@ def shared(load: Callable[[], Data]) -> Data:
         numpy arrays, dense CPU tensors, pandas and Arrow tables in any nesting. Other objects in it are copies.
 
     Raises:
-        FluidTuneError: what ``load`` returned cannot be pickled.
+        FluidTuneError: what ``load`` returned, or a value that it encloses or is given, cannot be pickled.
     """
     name = os.environ.get(VARIABLE)
     if name is None or not hasattr(os, "memfd_create"):
         return load()
+    key = _key(load)
     try:
         server = _connect(name)
     except OSError as error:
         return _by_itself(load, error)
-    with server:
+    with server, _ended_for_all(server):
         try:
-            _send(server, {"data": _key(load)}, [])
+            _send(server, {"data": key}, [])
             answer, files = _answer(server)
         except (OSError, ValueError) as error:
             return _by_itself(load, error)
@@ -97,6 +107,16 @@ def shared(load: Callable[[], Data]) -> Data:
         return _mapped(files[0])  # type: ignore[no-any-return]
     finally:
         os.close(files[0])
+
+
+@contextmanager
+def _ended_for_all(server: socket.socket) -> Iterator[None]:
+    """At the end of the block the connection ends, also if processes that ``load`` has started still have it."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
 
 
 def _by_itself(load: Callable[[], Data], error: Exception) -> Data:
@@ -139,18 +159,28 @@ def _answer(server: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _key(load: Callable[[], Any]) -> str:
-    return hashlib.sha256(repr(_identity(load)).encode()).hexdigest()
+    return hashlib.sha256(repr(_identity(load, [])).encode()).hexdigest()
 
 
-def _identity(load: Any) -> Any:
-    """What is equal for two functions that load the same."""
+def _identity(load: Any, met: list[Any]) -> Any:
+    """What is equal for two functions that load the same. ``met``: those that were met before, in their order."""
+    for place, function in enumerate(met):
+        if function is load:
+            return "again", place
+    met.append(load)
     if isinstance(load, functools.partial):
-        return _identity(load.func), _value(load.args), _value(sorted(load.keywords.items()))
+        return (
+            _identity(load.func, met),
+            [_value(value, f"argument {place}", met) for place, value in enumerate(load.args)],
+            [(name, _value(value, name, met)) for name, value in sorted(load.keywords.items())],
+        )
     if isinstance(load, FunctionType):
-        enclosed = [_value(cell.cell_contents) for cell in load.__closure__ or ()]
-        given = _value(load.__defaults__), _value(load.__kwdefaults__)
-        return load.__module__, load.__qualname__, _code(load.__code__), given, enclosed
-    return _value(load)
+        code = load.__code__
+        cells = zip(code.co_freevars, load.__closure__ or (), strict=True)
+        enclosed = [_cell(cell, name, met) for name, cell in cells]
+        defaults = _value(load.__defaults__, "its defaults", met), _value(load.__kwdefaults__, "its defaults", met)
+        return load.__module__, load.__qualname__, _code(code), defaults, enclosed
+    return _value(load, "it", met)
 
 
 def _code(code: CodeType) -> Any:
@@ -158,10 +188,26 @@ def _code(code: CodeType) -> Any:
     return code.co_code, code.co_names, constants
 
 
-def _value(value: Any) -> Any:
+def _cell(cell: CellType, name: str, met: list[Any]) -> Any:
+    try:
+        value = cell.cell_contents
+    except ValueError:
+        return "empty"
+    return _value(value, name, met)
+
+
+def _value(value: Any, name: str, met: list[Any]) -> Any:
     if isinstance(value, FunctionType | functools.partial):
-        return _identity(value)
-    return cloudpickle.dumps(value)
+        return _identity(value, met)
+    try:
+        return cloudpickle.dumps(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        load = met[0]
+        raise FluidTuneError(
+            f"fluidtune.shared({getattr(load, '__qualname__', repr(load))}): by {name}, a {type(value).__name__}, "
+            f"processes cannot tell whether they load the same data: {error}. "
+            "Enclose plain values only, or make it a function of a module."
+        ) from error
 
 
 # --- the file
@@ -220,14 +266,22 @@ def _written(value: Any, name: str) -> int:
             f"fluidtune.shared({name}): what it returned, a {type(value).__name__}, cannot be shared: {error}. "
             "Return arrays, tensors or tables, or call the function itself in each trial."
         ) from error
-    own = {id(array) for array in pickler.of_torch}
-    file = os.memfd_create("fluidtune-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    own = {id(array): array for array in pickler.of_torch}
+    file = os.memfd_create(NAME.removeprefix("memfd:"), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        rows, at = [], 0
+        rows, at, exchanged = [], 0, 0
         for piece in pieces:
-            exchange = piece.nbytes >= _LARGE and (id(piece.obj) in own or _is_from_malloc(piece.obj))
-            # A page can be mapped only from a page of the file.
-            at = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE + _address(piece) % mmap.PAGESIZE if exchange else at
+            array = own.get(id(piece.obj))
+            owner = _owner(piece.obj) if array is None else array
+            exchange = owner is not None and piece.nbytes >= _LARGE and exchanged < _MOST
+            if exchange:
+                exchanged += 1
+                # A page can be mapped only from a page of the file.
+                at = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE + _address(piece) % mmap.PAGESIZE
+                if array is None:
+                    weakref.finalize(owner, _empty, _address(piece), piece.nbytes).atexit = False
+                else:
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
             rows.append((at, piece.nbytes))
             _write(file, piece, at, exchange)
             at += -(-piece.nbytes // _ALIGNED) * _ALIGNED
@@ -247,11 +301,11 @@ def _address(memory: memoryview) -> int:
     return int(np.frombuffer(memory, np.uint8).ctypes.data)
 
 
-def _is_from_malloc(array: Any) -> bool:
-    """Whether its memory is numpy's own: not a file's, not another library's."""
+def _owner(array: Any) -> Any:
+    """The array whose memory it is; None: the memory is not numpy's own, but a file's or another library's."""
     while isinstance(array, np.ndarray) and array.base is not None:
         array = array.base
-    return isinstance(array, np.ndarray) and array.flags.owndata
+    return array if isinstance(array, np.ndarray) and array.flags.owndata else None
 
 
 def _write(file: int, memory: memoryview, at: int, exchange: bool = False) -> None:
@@ -266,11 +320,20 @@ def _write(file: int, memory: memoryview, at: int, exchange: bool = False) -> No
 
 def _exchange(address: int, size: int, file: int, at: int) -> None:
     """Map the file's bytes from ``at`` where equal bytes are in memory: whole pages of them. Their memory is freed."""
+    _map(address, size, mmap.MAP_PRIVATE, file, at)
+
+
+def _empty(address: int, size: int) -> None:
+    """Have zeros of no file in these pages. numpy's arrays call it when they end, before their memory is freed."""
+    _map(address, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+
+
+def _map(address: int, size: int, flags: int, file: int, at: int) -> None:
     skipped = -address % mmap.PAGESIZE
     whole = (size - skipped) // mmap.PAGESIZE * mmap.PAGESIZE
     if whole > 0:
-        protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
-        _libc().mmap(address + skipped, whole, protection, flags, file, at + skipped)
+        protection = mmap.PROT_READ | mmap.PROT_WRITE
+        _libc().mmap(address + skipped, whole, protection, flags | _MAP_FIXED, file, at + skipped if file >= 0 else 0)
 
 
 #: Linux' mmap(2): at this address. The same on every architecture that Ray runs on (x86-64, aarch64).
@@ -286,7 +349,14 @@ def _libc() -> Any:
 
 
 def _mapped(file: int) -> Any:
-    """The value in such a file, mapped."""
+    """The value in such a file, mapped.
+
+    The limit of this process' data grows by the mapping: a trial's share of memory is for what it has alone.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft != resource.RLIM_INFINITY:
+        room = soft + os.fstat(file).st_size + mmap.PAGESIZE
+        resource.setrlimit(resource.RLIMIT_DATA, (room if hard == resource.RLIM_INFINITY else min(room, hard), hard))
     memory = memoryview(mmap.mmap(file, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
     at, number = _END.unpack(memory[-_END.size :])
     rows = [struct.unpack_from("QQ", memory, at + 16 * row) for row in range(number)]

@@ -16,6 +16,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from fluidtune.cluster.forks.fork_launcher import OOM_SCORE
 from fluidtune.cluster.forks.preload import not_on
 from fluidtune.cluster.forks.shelf import Shelf
 from fluidtune.ray_compat import worker_program
@@ -61,6 +62,8 @@ def become(request: dict[str, Any], shelf: Shelf, path: str) -> None:
     for which, soft, hard in request["limits"]:
         with suppress(ValueError, OSError):
             resource.setrlimit(which, (soft, hard))
+    with suppress(OSError), open(OOM_SCORE, "w") as score:
+        score.write(request["oom_score"])
     with suppress(OSError):
         os.sched_setaffinity(0, request["cores"])
         os.setpriority(os.PRIO_PROCESS, 0, request["nice"])

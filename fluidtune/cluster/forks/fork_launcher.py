@@ -19,6 +19,9 @@ import sys
 #: Seconds within which the server must have answered. A fork takes some 10 ms; 200 that are asked for at once were
 #: answered within 5 s on two busy cores. Ray gives a worker 60 s to register.
 PATIENCE_S = 20.0
+#: How soon the kernel kills a process when memory is full (proc(5)): -1000 to 1000, 0 by default. Ray's workers have
+#: 1000.
+OOM_SCORE = "/proc/self/oom_score_adj"
 
 
 def main() -> None:
@@ -49,6 +52,7 @@ def _ask(path, program):
             "folder": os.getcwd(),
             "umask": _umask(),
             "nice": os.getpriority(os.PRIO_PROCESS, 0),
+            "oom_score": _oom_score(),
             "cores": sorted(os.sched_getaffinity(0)),
             "limits": [[which, *resource.getrlimit(which)] for which in _limits()],
         }
@@ -60,10 +64,19 @@ def _ask(path, program):
     answer = json.loads(said or b"?")
     if answer["pid"] is None:
         print(f"fluidtune: a plain new process: {answer['why']}", file=sys.stderr)
+    else:
+        # The process has Ray's score from now on. This one holds no memory, and the process would end with it.
+        with contextlib.suppress(OSError), open(OOM_SCORE, "w") as file:
+            file.write("0")
     for go in files:
         os.write(go, b"!")  # the process waits for that: so it runs once, whatever dies meanwhile
         os.close(go)
     return server, answer["pid"]
+
+
+def _oom_score():
+    with open(OOM_SCORE) as file:
+        return file.read()
 
 
 def _line(server):

@@ -6,7 +6,6 @@ they could tidy up. It ends when it can read no more from the pipe that this pro
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shlex
@@ -14,21 +13,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fluidtune.cluster import held_folders
 from fluidtune.cluster.forks import fork_launcher, server
+from fluidtune.cluster.held_folders import hold, open_in
 
 #: How the names of the servers' folders begin.
 PREFIX = "fluidtune-forks-"
 #: The longest path of a socket, in bytes: ``sun_path`` of Linux's unix(7), less its end.
 _LONGEST = 107
-#: Seconds for which a folder without a lock may be one that is being made.
-YOUNG_S = 5.0
+#: The name of the file by which a server holds its folder.
+_LOCK = "socket.lock"
 #: How often a server may begin anew without a package that made forks impossible.
 _ATTEMPTS = 5
 
@@ -78,8 +78,7 @@ class ForkServer:
         if len(path.encode()) > _LONGEST:
             shutil.rmtree(self._folder)
             raise OSError(f"the path {path} is too long for a socket; set TMPDIR to a shorter one")
-        with open(os.path.join(self._folder, "log"), "w") as log, open(f"{path}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with hold(self._folder, _LOCK) as lock, open_in(self._folder, "log") as log:
             self._process = subprocess.Popen(
                 [sys.executable, str(server.__file__)],
                 stdin=subprocess.PIPE,
@@ -178,10 +177,4 @@ def socket_in(folder: str) -> str:
 
 def sweep() -> None:
     """Remove what servers of this user have left here that were killed together with the processes that held them."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with suppress(OSError):
-            if not (folder / "socket.lock").exists() and time.time() - folder.stat().st_mtime < YOUNG_S:
-                continue  # it is being made
-            with open(folder / "socket.lock", "a") as held:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+    held_folders.sweep(PREFIX, _LOCK)

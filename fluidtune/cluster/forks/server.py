@@ -17,7 +17,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -30,6 +30,9 @@ from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Shelf
 AT_START = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG")
 #: They are taken over by the child after its start.
 _TAKEN_OVER = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", *OF_THE_PROCESS}
+#: Seconds that a child may take to try what other children have imported. Judgement: the imports of Lightning and
+#: Transformers take 3 s on two cores, and it then looks whether it can be forked, some 10 s at most.
+_TRY_S = 60
 #: The size of a request's head: the length of the rest.
 _HEAD = struct.calcsize("Q")
 
@@ -57,16 +60,24 @@ class Server:
     """See the module.
 
     ``path``: the socket's. ``shelf``: what was imported, with ``environment``. ``notes``: how. ``own``: modules of the
-    server itself.
+    server itself. ``ending``: the descriptors by whose end others see that the server has ended.
     """
 
     def __init__(
-        self, path: str, shelf: Shelf, environment: Mapping[str, str], notes: preload.Notes, own: set[str]
+        self,
+        path: str,
+        shelf: Shelf,
+        environment: Mapping[str, str],
+        notes: preload.Notes,
+        own: set[str],
+        ending: Sequence[int],
     ) -> None:
         self.path = path
         self.shelf = shelf
         self._environment = environment
-        self._notes, self._own = notes, own
+        self._notes, self._own, self._ending = notes, own, ending
+        #: Why no process is forked any more; None: they are.
+        self._spoilt: str | None = None
         #: Modules that children have imported: those that were tried here, and the child that tries some of them.
         self._tried: set[str] = set()
         self._trying: tuple[int, list[str]] | None = None
@@ -97,6 +108,8 @@ class Server:
                     if not os.read(0, 4096):
                         for pid in self._dying.values():
                             _kill(pid)
+                        if self._trying is not None:
+                            _kill(self._trying[0], signal.SIGTERM)
                         return None
                 else:
                     request = self._hear(key.data)
@@ -133,15 +146,16 @@ class Server:
             return None
         try:
             request: dict[str, Any] = json.loads(bytes(launcher.said[_HEAD:]))
-            why = self._why_not(request)
+            why = self._why_not(request, launcher.files)
+            wait, go, pid = _forked() if why is None else (-1, -1, -1)
         except (ValueError, KeyError, AttributeError):
             why = "the request cannot be read"
+        except OSError as error:
+            why = f"the fork server cannot fork one: {error}"
         if why is not None:
             self._answer(launcher, {"pid": None, "why": why})
             self._lost(launcher)
             return None
-        wait, go = os.pipe()
-        pid = os.fork()
         if pid == 0:
             os.close(go)
             if not os.read(wait, 1):
@@ -161,8 +175,12 @@ class Server:
         os.close(go)
         return None
 
-    def _why_not(self, request: dict[str, Any]) -> str | None:
+    def _why_not(self, request: dict[str, Any], files: Sequence[int]) -> str | None:
         """Why no fork of this server is what a new process would be; None: one is."""
+        if self._spoilt is not None:
+            return self._spoilt
+        if len(files) != 3:
+            return "the fork server has no room for its open files"
         asked = request["environment"]
         for name in {*asked, *self._environment}:
             if name.startswith(AT_START) and name not in _TAKEN_OVER and asked.get(name) != self._environment.get(name):
@@ -179,8 +197,13 @@ class Server:
             self._selector.unregister(launcher.connection)
         launcher.close()
         if launcher.pid is not None and self._launchers.pop(launcher.pid, None) is not None:
-            ending = os.fork()
+            try:
+                ending = os.fork()
+            except OSError:
+                _kill(launcher.pid)
+                return
             if ending == 0:
+                self._leave()
                 _end_client(launcher.pid)
             self._dying[ending] = launcher.pid
 
@@ -206,6 +229,11 @@ class Server:
                 self._lost(launcher)
             self._learn()
 
+    def _leave(self) -> None:
+        """In a child that serves nobody: it may live on when the server has ended, and nobody waits for it."""
+        for descriptor in self._ending:
+            os.close(descriptor)
+
     def _learn(self) -> None:
         """Try in a child to import what children have imported from files: can processes be forked after that?"""
         if self._trying is not None:
@@ -213,34 +241,61 @@ class Server:
         try:
             with open(child.learned_in(self.path)) as file:
                 said = file.read().splitlines()
-        except FileNotFoundError:
+            os.unlink(child.learned_in(self.path))
+        except OSError:
             return
-        os.unlink(child.learned_in(self.path))
         known = self.shelf.names | self._tried
         new = [name for name in dict.fromkeys(said) if name not in known]
         if not new:
             return
+        try:
+            pid = os.fork()
+        except OSError:
+            return  # the next children that import them say so, too
         self._tried.update(new)
-        pid = os.fork()
         if pid == 0:
-            with suppress(preload.Unforkable):
+            self._leave()
+            signal.signal(signal.SIGTERM, self._give_up)
+            signal.alarm(_TRY_S)
+            with suppress(preload.Unforkable, OSError):
                 preload.fill(self._notes, new, {}, False)
                 os._exit(0)
             os._exit(1)
         self._trying = pid, new
 
+    def _give_up(self, *_: Any) -> NoReturn:
+        """In the child that tries imports: the server ends."""
+        self._notes.temporaries.remove()
+        os._exit(1)
+
     def _learned(self, names: list[str]) -> None:
-        """Import these modules, after which processes can still be forked."""
-        preload.fill(self._notes, names, {}, False)
+        """Import these modules, after which processes can still be forked, as a child has found."""
+        try:
+            preload.fill(self._notes, names, {}, False)
+        except preload.Unforkable as trouble:
+            self._spoilt = f"the fork server {trouble.why}"
+        except OSError as error:  # it could not be looked at here as well
+            print(f"fluidtune: {error}", file=sys.stderr, flush=True)
         known = self._own | self.shelf.names
         found = {name: module for name, module in list(sys.modules.items()) if name not in known}
         self.shelf.put(self._notes.entries(found))
         gc.freeze()
 
 
-def _kill(pid: int) -> None:
+def _forked() -> tuple[int, int, int]:
+    """A pipe, both ends, and what `os.fork` returns. Raises OSError if there can be none, and leaves nothing then."""
+    wait, go = os.pipe()
+    try:
+        return wait, go, os.fork()
+    except OSError:
+        os.close(wait)
+        os.close(go)
+        raise
+
+
+def _kill(pid: int, by: signal.Signals = signal.SIGKILL) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, by)
 
 
 def _end_client(pid: int) -> NoReturn:
@@ -308,7 +363,7 @@ def main() -> None:
     new = {name: module for name, module in list(sys.modules.items()) if name not in there}
     shelf = Shelf(notes.entries(new), before)
     sys.meta_path.insert(0, shelf)  # type: ignore[arg-type]
-    server = Server(path, shelf, before, notes, there)
+    server = Server(path, shelf, before, notes, there, [out.fileno(), lock])
     listener = listen(path)
     print(json.dumps({"ready": len(shelf.names), "failed": failed, "pid": os.getpid()}), file=out, flush=True)
     request = server.serve(listener)

@@ -1,8 +1,8 @@
 """A follower in its worker process: it runs the trial's code beside the leader's, and nothing of it is seen.
 
 A trial's side effects are its leader's alone. So a follower gets a new working directory, which is removed when
-the follower ends; its log files are there, too. What it prints goes nowhere, its reports are dropped, and trackers
-record nothing (`silent_trackers`). What remains is said in `fluidtune.elastic`.
+the follower ends, or by the next follower if it is killed; its log files are there, too. What it prints goes nowhere,
+its reports are dropped, and trackers record nothing (`silent_trackers`). What remains is said in `fluidtune.elastic`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune.cluster import held_folders
 from fluidtune.cluster.hosting.silent_trackers import silent
 from fluidtune.elastic import LoopThread, Reform, current
 from fluidtune.elastic.checks.verdict import Verdict
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from fluidtune.cluster.sharing.lanes import Lack
     from fluidtune.elastic import FollowerSession
 
+#: How the names of followers' directories begin, and the file by which a follower holds its own. Older versions, whose
+#: followers hold none, have other names.
+PREFIX, LOCK = "fluidtune-following-", ".fluidtune.lock"
 #: How long the end of a follower's loop is waited for, seconds.
 END_S = 5.0
 
@@ -164,11 +168,13 @@ def _step_for_ever(trainable: Trainable) -> None:
 
 @contextlib.contextmanager
 def _own_directory() -> Iterator[str]:
-    """A new directory, removed at the end."""
+    """A new directory, removed at the end. Removes those of followers that were killed."""
+    held_folders.sweep(PREFIX, LOCK)
     before = os.getcwd()
-    folder = tempfile.mkdtemp(prefix="fluidtune-follower-")
+    folder = tempfile.mkdtemp(prefix=PREFIX)
     try:
-        yield folder
+        with held_folders.hold(folder, LOCK):
+            yield folder
     finally:
         os.chdir(before)
         shutil.rmtree(folder, ignore_errors=True)

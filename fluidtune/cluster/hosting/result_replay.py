@@ -71,8 +71,9 @@ class ReportedResults:
         self.resume: Commit | None = None
         self._delivered, self._mark = delivered, mark
         self._repeats, self._own_numbers = repeats, own_numbers
-        #: The latest (iteration, result), each iteration once.
-        self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
+        #: The latest (iteration, result), each iteration once, and before each when this worker got it (`time.time`).
+        #: The result's own ``timestamp`` may be the user's, and anything.
+        self._recent: deque[tuple[float, tuple[int, dict[str, Any]]]] = deque(maxlen=RESULTS_KEPT)
         #: Results that the commit has and Tune has missed, to be given to Tune first.
         self._missed: list[tuple[int, dict[str, Any]]] = []
 
@@ -84,9 +85,10 @@ class ReportedResults:
         self._keep(self.trainable.iteration, result)
 
     def _keep(self, iteration: int, result: dict[str, Any]) -> None:
-        while self._recent and self._recent[-1][0] >= iteration:
+        while self._recent and self._recent[-1][1][0] >= iteration:
             self._recent.pop()
-        self._recent.append((iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}))
+        kept = iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}
+        self._recent.append((time.time(), kept))
 
     def was_seen(self, result: dict[str, Any]) -> bool:
         """Whether Tune has seen this iteration before. If not, it counts as reported from now on."""
@@ -102,9 +104,9 @@ class ReportedResults:
         """What every commit contains of the results."""
         assert self.trainable is not None
         since = time.time() - RESULTS_KEPT_S
-        while self._recent and self._recent[0][1].get("timestamp", 0) < since:
+        while self._recent and self._recent[0][0] < since:
             self._recent.popleft()
-        return CommitNote(self.trainable.iteration, time_total(self.trainable), list(self._recent))
+        return CommitNote(self.trainable.iteration, time_total(self.trainable), [kept for _, kept in self._recent])
 
     def rewind(self, note: CommitNote) -> None:
         """The loop has gone back to the iteration of this note; results that it repeats are not reported again."""
@@ -130,7 +132,8 @@ class ReportedResults:
         """Called when the trainable is constructed: go on with the results of the commit, if there is one."""
         if self.resume is not None:
             self._number_on()
-            self._recent.extend(kept for kept in self.resume.note.results if kept[0] <= self._delivered)
+            now = time.time()
+            self._recent.extend((now, kept) for kept in self.resume.note.results if kept[0] <= self._delivered)
         if self._repeats:
             self._report_from_here()
 

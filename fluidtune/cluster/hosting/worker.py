@@ -218,6 +218,11 @@ class Worker:
         signal.setitimer(signal.ITIMER_REAL, max(within, 1e-3))
         with contextlib.suppress(Exception):
             self._kept.stop()
+        if self._follower is not None:
+            with contextlib.suppress(Exception):
+                self._follower.leave()
+            with contextlib.suppress(Exception):
+                self._follower.close()
         end_trackers()
         with contextlib.suppress(Exception):
             ownership.end_owned()

@@ -20,6 +20,7 @@ from typing import Any
 
 import psutil
 
+from fluidtune.cluster.data.shared_data import NAME
 from salus_share.client import LaneClient
 from salus_share.errors import Refused, SalusError, StaleToken
 from salus_share.memory import (
@@ -112,7 +113,7 @@ class LaneMember:
         self._name = f"{trial}/{os.getpid()}"
         self._settings = settings
         self._torch = _torch_with_cuda() if torch_device == "cuda" else None
-        self._meter: Meter = CudaMeter(self._torch.cuda.current_device()) if self._torch else ResidentMeter(SLACK)
+        self._meter: Meter = CudaMeter(self._torch.cuda.current_device()) if self._torch else ResidentMeter(SLACK, NAME)
         self._profile = Profile(self._meter)
         self._capacity = settings.capacity or self._all_memory()
         self._shared: SharedTrial | None = None
@@ -159,7 +160,7 @@ class LaneMember:
         except Refused as error:
             self.leave()
             return Lack(str(error), self.need, between=True)
-        except SalusError as error:
+        except (SalusError, OSError) as error:
             # Its result does not depend on a lane: it goes on without one, and asks again later.
             logger.warning("FluidTune: trial %s shares its device without a lane: %s", self._name, error)
             self.leave()

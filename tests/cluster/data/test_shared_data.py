@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import numpy as np
 import pandas
 import pyarrow as arrow
 import pytest
+import ray
 import torch
 
 import fluidtune
@@ -34,11 +36,24 @@ import os, sys, time
 import numpy, psutil
 import fluidtune
 place, size, slow = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+def until_over():
+    late = time.monotonic() + 100
+    while not os.path.exists(os.path.join(place, "over")) and time.monotonic() < late:
+        time.sleep(0.05)
 def load():
     open(os.path.join(place, f"loads-{os.getpid()}"), "w").close()
+    if len(sys.argv) > 4 and os.fork() == 0:
+        until_over()
+        os._exit(0)
     time.sleep(slow)
+    if sys.argv[4:] == ["raises"]:
+        raise MemoryError
     return {"x": numpy.ones(size, dtype=numpy.uint8), "name": "ones"}
-data = fluidtune.shared(load)
+try:
+    data = fluidtune.shared(load)
+except MemoryError:
+    until_over()
+    raise
 total = int(data["x"].sum())
 print(total, data["name"], psutil.Process().memory_full_info().pss, flush=True)
 if sys.stdin.readline().strip() == "write":
@@ -66,8 +81,8 @@ def processes(keeper, tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = []
 
-    def start(size: int = 1000, slow: float = 0.0) -> subprocess.Popen[str]:
-        command = [sys.executable, str(program), str(tmp_path), str(size), str(slow)]
+    def start(size: int = 1000, slow: float = 0.0, *forks: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(program), str(tmp_path), str(size), str(slow), *forks]
         pipes: Any = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         started.append(subprocess.Popen(command, env=environment, cwd=tmp_path, **pipes))
         return started[-1]
@@ -117,6 +132,21 @@ def test_when_the_process_that_loads_is_killed_the_next_one_loads(processes, tmp
     first.wait()
     assert [each.stdout.readline().split()[0] for each in waiting] == ["1000", "1000"]
     assert len(loads(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("how", ["is killed", "raises"])
+def test_processes_that_a_load_has_forked_keep_no_other_process_waiting(processes, tmp_path, how):
+    first = processes(1000, 1.0 if how == "raises" else 30, how)
+    while not loads(tmp_path):
+        time.sleep(0.01)
+    waiting = processes()
+    if how == "is killed":
+        time.sleep(0.5)
+        os.kill(loads(tmp_path)[0], signal.SIGKILL)
+    assert waiting.stdout.readline().split()[0] == "1000"
+    assert not (tmp_path / "over").exists()
+    (tmp_path / "over").touch()
+    first.wait()
 
 
 def test_data_are_freed_when_the_keeper_has_closed_and_no_process_maps_them(keeper, processes):
@@ -185,6 +215,79 @@ VALUES: dict[str, Callable[[], Any]] = {
 }
 
 
+#: A process under an allocator that takes pages which it has returned to the kernel for zeros.
+ZEROS = """
+import os, sys
+import numpy, torch
+from fluidtune.cluster.data import shared_data
+make = {
+    "array": lambda: numpy.full(4_000_000, 7.0),
+    "part": lambda: numpy.full(4_100_000, 7.0)[1000:4_000_000],
+    "tensor": lambda: torch.full((4_000_000,), 7.0, dtype=torch.float64),
+}[sys.argv[1]]
+value = make()
+file = shared_data._written(value, "data")
+first, last = float(value[0]), float(value[-1])
+del value
+found = numpy.zeros(3_900_000)
+print(first, last, int(numpy.count_nonzero(found)), "jemalloc" in open("/proc/self/maps").read())
+"""
+
+
+@pytest.mark.parametrize("kind", ["array", "part", "tensor"])
+def test_memory_that_an_allocator_gets_back_has_no_data_under_it(kind):
+    """Ray preloads jemalloc where RAY_LD_PRELOAD_ON_WORKERS=1 is set."""
+    jemalloc = Path(ray.__file__).parent / "core" / "libjemalloc.so"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LD_PRELOAD": str(jemalloc)}
+    command = [sys.executable, "-c", ZEROS, kind]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stdout.split() == ["7.0", "7.0", "0", "True"], done.stderr
+
+
+@pytest.mark.parametrize("kind", ["array", "part", "tensor"])
+def test_what_was_loaded_is_in_memory_once_while_it_is_written_and_after_that(kind):
+    size = 64 << 20
+    whole: Any = torch.ones(size >> 3, dtype=torch.float64) if kind == "tensor" else np.ones(size >> 3)
+    value = whole[1000:-1000] if kind == "part" else whole
+    before = anonymous()
+    file = shared_data._written(value, "data")
+    assert anonymous() < before - 0.9 * size
+    assert value.sum() == len(value)
+    os.close(file)
+
+
+#: A trial with 64 MiB of memory, which maps data of 512 MiB, looks at all of them and changes 32 MiB.
+WITHIN = """
+import numpy, resource
+from fluidtune.cluster.data import shared_data
+from salus_share.memory import ResidentMeter
+file = shared_data._written(numpy.ones(512 << 20, numpy.uint8), "data")
+meter = ResidentMeter(0, shared_data.NAME)
+for again in range(2):
+    meter.limit(meter._framework + (64 << 20))
+    data = shared_data._mapped(file) if not again else data
+    meter.reset()
+    total = int(data.sum())
+    data[: 32 << 20] = 2
+    print(total >> 20, round(meter.read().model / (1 << 20), -1), meter.read().ephemeral >> 24)
+    try:
+        numpy.ones(128 << 20, numpy.uint8)
+    except MemoryError:
+        print("refused")
+"""
+
+
+def test_shared_data_count_neither_as_a_trials_memory_nor_for_its_limit():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", WITHIN], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.stdout.split("\n") == ["512 30.0 0", "refused", "544 30.0 0", "refused", ""], done.stderr
+
+
+def anonymous() -> int:
+    """Bytes of this process that are in no file."""
+    return int(re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
+
+
 def flat(value: Any) -> Any:
     """A value as what can be compared."""
     if isinstance(value, torch.Tensor):
@@ -249,6 +352,30 @@ def test_functions_are_told_apart_by_their_code_and_by_what_they_are_given(keepe
     assert kept() == 4
     fluidtune.shared(enclosing(6))
     assert kept() == 4
+
+
+def test_a_function_that_encloses_itself_is_known_by_what_it_does(keeper):
+    def enclosing(base: int) -> Callable[[], Any]:
+        def rows(depth: int) -> list[int]:
+            return [base] * depth if depth < 2 else [*rows(depth - 1), other(depth)]
+
+        def other(depth: int) -> int:
+            return len(rows(depth - 1))
+
+        return lambda: rows(3)
+
+    assert fluidtune.shared(enclosing(5)) == [5, 1, 2]
+    assert fluidtune.shared(enclosing(5)) == [5, 1, 2]
+    assert kept() == 1
+    assert fluidtune.shared(enclosing(6)) == [6, 1, 2]
+    assert kept() == 2
+
+
+def test_what_cannot_tell_a_function_from_others_is_named(keeper):
+    lock = threading.Lock()
+    for load in (lambda: lock, functools.partial(of, size=lock)):
+        with pytest.raises(FluidTuneError, match=r"shared\(.*\): by (lock|size), a lock, .*cannot pickle"):
+            fluidtune.shared(load)
 
 
 def test_what_cannot_be_shared_is_refused_in_one_line_and_the_next_process_is_not_kept_waiting(keeper):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -299,6 +300,25 @@ def running(pid: int) -> bool:
 WAITS = "import os, sys, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)\n"
 
 
+def score_of(pid: int | str) -> str:
+    return Path(f"/proc/{pid}/oom_score_adj").read_text().strip()
+
+
+def test_when_memory_is_full_the_kernel_kills_the_process_and_not_its_launcher(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    mine = score_of("self")
+    Path("/proc/self/oom_score_adj").write_text("500")  # as Ray does for its workers
+    try:
+        launcher, pid = started(served, tmp_path)
+    finally:
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(mine)
+    assert (score_of(pid), score_of(launcher.pid)) == ("500", "0")
+    launcher.kill()
+    launcher.wait()
+    assert until(lambda: not running(pid))
+
+
 def started(served, tmp_path: Path, first: str = "") -> tuple[subprocess.Popen[str], int]:
     """A launcher, and the process that was forked for it. ``first``: what that does before it says its id."""
     path = tmp_path / "waits.py"
@@ -405,3 +425,92 @@ def test_a_server_imports_what_its_children_have_imported_unless_that_starts_a_t
     assert until(lambda: imports("later") == "False False False")
     assert imports("loud") == "False False True"
     assert imports("loud") == "False False True"
+
+
+#: A package in a server that cannot fork while there is a file; it says so as a machine without room for a process.
+FULL = """
+import os
+fork = os.fork
+def failing():
+    if os.path.exists({path!r}):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+os.fork = failing
+"""
+IS_FORKED = "import sys\nprint(any(type(each).__name__ == 'Shelf' for each in sys.meta_path))"
+
+
+@pytest.fixture
+def full(packages, serve, tmp_path):
+    """A server, and the file that keeps it from forking."""
+    path = tmp_path / "full"
+    later = "import os\nPID = os.getpid()\n"
+    return serve(packages(lib=FULL.format(path=str(path)), later=later, loud=LOUD), "lib"), path
+
+
+#: What starts a thread in the server, and none in the child that tries it.
+LOUD = """
+import os, threading, time
+if os.getpid() == os.getsid(0):
+    threading.Thread(target=time.sleep, args=(999,), daemon=True).start()
+"""
+
+
+def test_a_server_that_cannot_fork_for_a_while_says_why_and_forks_again_later(full, tmp_path):
+    served, path = full
+    path.touch()
+    plain = served.run(IS_FORKED, tmp_path)
+    assert plain.stdout == "False\n" and "temporarily unavailable" in plain.stderr
+    path.unlink()
+    assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
+
+
+def test_a_process_is_killed_with_its_launcher_by_a_server_that_cannot_fork(full, tmp_path):
+    served, path = full
+    launcher, pid = started(served, tmp_path)
+    path.touch()
+    launcher.kill()
+    launcher.wait()
+    assert until(lambda: not running(pid))
+    path.unlink()
+    assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
+
+
+def test_a_server_that_cannot_fork_for_a_while_learns_later(full, tmp_path):
+    served, path = full
+    program = f"import os, later\nopen({str(path)!r}, 'w').close()"
+    assert served.run(program, tmp_path).returncode == 0
+    path.unlink()
+    seen = IS_FORKED + "\nimport os, later\nprint(later.PID == os.getpid())"
+    assert until(lambda: served.run(seen, tmp_path).stdout == "True\nFalse\n")
+
+
+def test_a_server_that_what_it_has_learned_has_spoilt_says_why_and_starts_plain_processes(full, tmp_path):
+    served, _ = full
+    assert served.run("import loud", tmp_path).returncode == 0
+    assert until(lambda: served.run(IS_FORKED, tmp_path).stdout == "False\n")
+    assert "has started a thread" in served.run(IS_FORKED, tmp_path).stderr
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_nobody_waits_for_an_import_that_a_server_tries_and_that_hangs(packages, serve, tmp_path, how):
+    notes = tmp_path / "notes"
+    hangs = f"""
+import os, time
+with open({str(notes)!r}, "a") as file:
+    file.write(f"{{os.getpid()}}\\n")
+if os.getpid() != os.getsid(0):
+    time.sleep(30)
+"""
+    served = serve(packages(lib="", later=hangs), "lib")
+    served.run("import later", tmp_path)
+    assert until(lambda: len(notes.read_text().split()) == 2)
+    child = int(notes.read_text().split()[1])
+    if how == "killed":
+        os.kill(served.state.pid, signal.SIGKILL)
+        assert served.server.wait() == "the fork server has ended"
+        assert running(child)
+        os.kill(child, signal.SIGKILL)
+    else:
+        served.server.stop()
+    assert until(lambda: not running(child), 10)
