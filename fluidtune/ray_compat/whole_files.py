@@ -134,5 +134,5 @@ class _WholeFiles(_FilesystemSyncer):
         return None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process knows nothing of what is stored."""
-        return {**super().__getstate__(), "_stored": {}}
+        """What goes to other processes, and into the run's own state, knows nothing of what was stored."""
+        return {**super().__getstate__(), "_current_cmd": None, "_stored": {}}

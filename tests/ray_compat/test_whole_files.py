@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -123,6 +124,15 @@ def test_what_has_not_changed_is_not_copied_again(tmp_path: Path, monkeypatch: p
     brought(syncer, here, str(there))
     assert copied == [str(here / "trial_1" / "result.json")]
     assert (there / "trial_1" / "result.json").read_text() == "12"
+
+
+def test_a_syncer_that_is_sent_or_saved_has_no_file_in_it(tmp_path: Path) -> None:
+    """Tune's state has it, and would grow with each save."""
+    syncer = stored(tmp_path).syncer
+    before = len(pickle.dumps(syncer))
+    written(tmp_path / "here", "1", state="x" * 100_000)
+    brought(syncer, tmp_path / "here", str(tmp_path / "there"))
+    assert len(pickle.dumps(syncer)) == before
 
 
 @pytest.mark.parametrize("kind", ["a part of this machine's", "another"])
