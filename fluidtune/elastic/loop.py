@@ -50,6 +50,8 @@ def prepare(*objects: Any) -> Any:
     counted by `samples` without gradients, after the prepared DataLoaders are read to their ends. A loop that divides
     such data by `fluidtune.elastic.rank` is left alone.
 
+    A trial is not grown whose DataLoader is of a class with its own ``__iter__``, as only that makes its batches.
+
     A trial is not grown whose loop, at the first step of a turn, still has samples of the turn before, as with hard
     examples or a replay. It is seen in batches of torch's `default_collate`, and not in copies.
 

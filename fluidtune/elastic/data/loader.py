@@ -362,6 +362,15 @@ def part_of_batch(size: int, rank: int, world: int) -> tuple[int, int]:
     return start, start + each + (rank < over)
 
 
+def iterates_itself(loader: DataLoader) -> str | None:
+    """Why a loader must be read by one worker, as nobody else can give what its iterator does; None: it is torch's."""
+    if "_get_iterator" not in vars(loader) and all(
+        getattr(type(loader), name) is getattr(DataLoader, name) for name in ("__iter__", "_get_iterator")
+    ):
+        return None
+    return f"the prepared {type(loader).__name__} has an iterator of its own, whose batches cannot be divided"
+
+
 def generators_of(loader: ElasticLoader) -> list[torch.Generator]:
     """The user's own generators that determine the order of the data, each once."""
     found: list[torch.Generator] = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from fluidtune.group_facts import GroupFacts, Reform
 
@@ -19,6 +20,7 @@ from ..commits.commit_store import Commit, CommitStore
 from ..commits.committable import CommittableState
 from ..data.batches import BatchPart
 from ..data.group_view import total_of_all
+from ..data.loader import iterates_itself
 from ..data.trial_state import TrialState
 from ..errors import CannotDivide, GroupLost, explain
 from ..random_streams import Streams, complete_streams
@@ -194,6 +196,9 @@ class ElasticSession(LeaderSession, FollowerSession):
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
         self._member.become_elastic()
+        for part in objects:
+            if isinstance(part, DataLoader) and (why := iterates_itself(part)) is not None:
+                self.keep_one_worker(why)
         return self._objects.add(objects)
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
