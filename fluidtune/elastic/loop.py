@@ -122,8 +122,9 @@ def epochs(start: int, stop: int) -> Iterable[int]:
     Call it in the outer loop only: inside another `epochs` it is a plain `range`, and the trial is not grown. Nor is a
     trial whose loop keeps an iterator over a DataLoader from one turn to the next, or changes what it has prepared.
 
-    After a restart it goes on from the epoch of the last commit. If ``start`` is beyond that epoch, the user's own
-    checkpoint, from which ``start`` comes, is the newer one, and the commit is not used.
+    After a restart it goes on from the epoch of the last commit. If Tune has restored a newer checkpoint, or ``start``
+    is beyond that epoch, the commit is not used. Loops are told apart by the order of these calls: a loop that is done
+    by the user's own checkpoint is called as well, with ``start == stop``.
     """
     session = current()
     return range(start, stop) if session is None else session.epochs(start, stop)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fluidtune import elastic
-from fluidtune.elastic import Commit, CommitStore, ElasticSession, LocalFiles
+from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, LocalFiles
 from tests.contracts.processes import peer_processes, until
 
 from . import trials
@@ -262,6 +262,35 @@ def test_loops_without_a_start_begin_with_what_is_newer_than_the_commit():
         begin(session)
         assert torch.equal(model.weight, before)
         session.close()
+
+
+def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_it(tmp_path):
+    """The script runs one of its loops only, as its own checkpoint says."""
+    store = CommitStore(str(tmp_path))
+    model = torch.nn.Linear(2, 1)
+
+    def phase(start):
+        elastic.prepare(model)
+        return list(elastic.epochs(start, 10))
+
+    with in_session() as session:
+        phase(0)
+        kept = Commit("t", "", loop=1, epoch=3, iteration=8, state=session._member.state.capture())
+    store.offer(lambda: kept, force=True)
+    with in_session(resume=store.load(), commits=store) as session, pytest.raises(GroupLost, match="number 2, which"):
+        session.run(phase, 3)
+    assert store.load() is None
+    with in_session() as session:
+        assert session.run(phase, 3) == [*range(3, 10)]
+
+
+def test_a_newer_checkpoint_takes_the_place_of_a_commit_in_whichever_loop_it_is():
+    model = torch.nn.Linear(2, 1)
+    kept = Commit("t", "", loop=0, epoch=4, iteration=4, state={})
+    with in_session(resume=kept) as session:
+        session.prefer_checkpoint()
+        elastic.prepare(model)
+        assert list(elastic.epochs(2, 5)) == [2, 3, 4]
 
 
 def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):

@@ -159,16 +159,13 @@ class GroupMember(GroupView):
             self.address = self._group.serve()
         self.elastic = True
 
-    def begin(self, start: int, *, counted: bool) -> int | None:
-        """The boundary before a loop's first epoch. Returns the epoch to run, or None if the trial is past this loop.
-
-        ``counted``: see `CommitPolicy.first_epoch`.
-        """
+    def begin(self, start: int) -> int | None:
+        """The boundary before a loop's first epoch. Returns the epoch to run, or None if the trial is past this loop."""
         self.become_elastic()
         self.position.loop += 1
         self.state.loop_begins()
         if self.leader:
-            first = self.commits.first_epoch(self.position, self.state, start, counted)
+            first = self.commits.first_epoch(self.position, self.state, start)
             return None if first is None else self.come_to(first)
         if not self.entered:
             self._enter()
