@@ -77,8 +77,8 @@ class CommitPolicy:
         if self.resume is not None and self._passed_over:
             self.discard()
             raise GroupLost(
-                f"the commit is of the loop of number {self.resume.loop + 1}, which this run has not come to: the trial "
-                "begins without it (call elastic.epochs() for each loop, also for one that is done: start == stop)"
+                f"the commit is of the loop of number {self.resume.loop + 1}, which this run has not come to: the "
+                "trial begins without it (call elastic.epochs() also for a loop that is done: start == stop)"
             )
 
     # -- what to commit --

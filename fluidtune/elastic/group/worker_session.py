@@ -85,7 +85,7 @@ class LeaderSession(WorkerSession, Protocol):
         return
 
     def prefer_checkpoint(self) -> None:
-        """Go on without the trial's commit: Tune has restored a checkpoint that is newer. Called before the loop runs."""
+        """Go on without the trial's commit. Called before the loop runs: Tune has restored a newer checkpoint."""
         return
 
     def ended(self) -> None:
