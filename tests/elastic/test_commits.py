@@ -11,6 +11,8 @@ import torch
 
 from fluidtune import elastic
 from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, LocalFiles
+from fluidtune.elastic.data import trial_state
+from fluidtune.elastic.transport import trees
 from tests.contracts.processes import peer_processes, until
 
 from . import trials
@@ -224,6 +226,27 @@ def test_a_state_has_every_part_of_a_trial():
     assert b[3].last_epoch == a[3].last_epoch == 3
     assert torch.equal(a[4].get_state(), b[4].get_state())
     first.close(), second.close()
+
+
+def test_tensors_of_a_loops_own_values_come_back_where_they_were(monkeypatch):
+    """No GPU is needed: "meta" stands for one."""
+    values = {"kept": [torch.ones(2), torch.zeros(3)], "steps": 4}
+    assert trees.on_devices({"a": values["kept"], "b": torch.ones(1, device="meta")}) == [False, False, True]
+    monkeypatch.setattr(trial_state, "on_devices", lambda part: [False, True] if "steps" in part else [])
+    session = lone_session(device="meta")
+    (own,) = session.prepare(elastic.state(**values))
+    session._objects.load(session._objects.capture(), with_streams=False)
+    assert [each.device.type for each in own.kept] == ["cpu", "meta"] and own.steps == 4
+    session.close()
+
+
+@pytest.mark.gpu
+def test_a_tensor_of_a_gpu_trials_state_is_on_the_gpu_after_a_commit():
+    session = lone_session(device="cuda")
+    (own,) = session.prepare(elastic.state(rates=torch.ones(2, device="cuda"), on_cpu=torch.ones(2)))
+    session._objects.load(session._objects.capture(), with_streams=False)
+    assert own.rates.is_cuda and not own.on_cpu.is_cuda
+    session.close()
 
 
 def resumed(start, commit_at=2, stop=5):

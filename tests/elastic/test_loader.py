@@ -47,6 +47,16 @@ class Lazy:
         return 4
 
 
+class Eager:
+    """A batch sampler that draws all of its batches when its iterator is made."""
+
+    def __iter__(self):
+        return iter(torch.randperm(20).reshape(5, 4).tolist())
+
+    def __len__(self):
+        return 5
+
+
 def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
@@ -75,6 +85,7 @@ STOCK = {
     "persistent processes": lambda: DataLoader(
         Numbers(), batch_size=5, shuffle=True, num_workers=1, persistent_workers=True
     ),
+    "eager": lambda: DataLoader(Numbers(), batch_sampler=Eager()),
     "lazy": lambda: DataLoader(Numbers(), batch_sampler=Lazy()),
 }
 

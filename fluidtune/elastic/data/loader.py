@@ -83,10 +83,12 @@ class ElasticLoader:
         if self._group.width == 1:
             batches = _Batches(self, self._group, self._whole(), None)
         else:
+            # A stock iterator is made so, too: first that of the sampler, which may draw all of its batches then.
+            source = iter(self._loader.batch_sampler) if self._group.backend.rank == 0 else None  # type: ignore[arg-type]
             seed = self._seed()
             if self._loader.num_workers:
                 seed = self._group.backend.broadcast_object(seed, "the seed of a loader's processes")
-            shares = _DividedBatches(self, self._group, seed)
+            shares = _DividedBatches(self, self._group, seed, source)
             batches = _Batches(self, self._group, iter(self._divided(shares, seed)), shares)
         self._made.add(batches)
         return batches
@@ -300,11 +302,14 @@ class _Drawn:
 
 
 class _DividedBatches:
-    """A batch sampler that yields this worker's part of each batch, and remembers its `Share`. ``seed``: the pass'."""
+    """A batch sampler that yields this worker's part of each batch, and remembers its `Share`.
 
-    def __init__(self, loader: ElasticLoader, group: GroupView, seed: int) -> None:
+    ``seed``: the pass'. ``source``: the batches' indices, whole; None in a follower.
+    """
+
+    def __init__(self, loader: ElasticLoader, group: GroupView, seed: int, source: Iterator[Any] | None) -> None:
         self._loader = loader
-        self._sampler = loader.batch_sampler
+        self._source = source
         self._group = group
         self._seed = seed
         self._ahead = _AHEAD if _draws_at_once(loader) else 1
@@ -314,8 +319,7 @@ class _DividedBatches:
         self.handed: deque[tuple[Share, bool]] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        group = self._group
-        source = iter(self._sampler) if group.backend.rank == 0 else None  # type: ignore[arg-type]
+        group, source = self._group, self._source
         number = 0
         while True:
             drawn = None if source is None else self._draw(source, first=not number)
