@@ -150,6 +150,35 @@ def test_a_write_that_fails_leaves_the_one_before_it(tmp_path):
     assert store.load().iteration == 3
 
 
+def test_a_storage_that_cannot_be_read_is_a_commit_that_failed(tmp_path):
+    files = Slow()
+    keep(CommitStore(str(tmp_path)), 1)
+    store, reads = CommitStore(str(tmp_path), files=files, budget=1e9), files.read_bytes
+
+    def failing(path):
+        assert threading.current_thread().name == "commit"
+        raise PermissionError("no access to the bucket")
+
+    files.read_bytes = failing
+    assert store.offer(lambda: commit(2)) and not store.flush()
+    files.read_bytes = reads
+    keep(store, 3)
+    assert CommitStore(str(tmp_path)).load().iteration == 3
+
+
+def test_a_write_that_fails_is_made_again_in_the_same_file(tmp_path):
+    files = Slow()
+    store = CommitStore(str(tmp_path), files=files, budget=1e9)
+    keep(store, 1)
+    keep(store, 2)
+    files.fail = True
+    assert store.offer(lambda: commit(3), force=True) and not store.flush()
+    files.fail = False
+    keep(store, 4)
+    (tmp_path / "commit-0").unlink()
+    assert store.load().iteration == 2
+
+
 def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
