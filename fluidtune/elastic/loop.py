@@ -119,7 +119,9 @@ def state(**values: Any) -> State:
 def epochs(start: int, stop: int) -> Iterable[int]:
     """Yield start .. stop-1 as `range` does. Before each of them is a boundary, at which the trial can be resized.
 
-    Call it in the outer loop only: inside another `epochs` it is a plain `range`, and the trial is not grown. Nor is a
+    Call it in the outer loop only: inside another `epochs` it is a plain `range`, and the trial is not grown. One that
+    was left by ``break`` has ended when nothing holds it any more: iterate over it, or over a ``tqdm`` of it, in the
+    ``for``, and keep it in no variable. Nor is a
     trial whose loop keeps an iterator over a DataLoader from one turn to the next, or changes what it has prepared.
 
     After a restart it goes on from the epoch of the last commit. If Tune has restored a newer checkpoint, or ``start``

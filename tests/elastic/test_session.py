@@ -223,6 +223,16 @@ def test_drift_is_named_before_a_loop_or_its_group_ends_however_dear_digests_are
     assert not any(found)
 
 
+def test_a_loop_that_was_left_and_is_kept_is_named_where_the_next_one_begins():
+    with in_session() as session:
+        kept = elastic.epochs(0, 3)
+        for _ in kept:
+            break
+        assert list(elastic.epochs(0, 2)) == [0, 1]
+        assert "left by `break` and that a variable keeps" in session.facts().ungrowable
+        assert next(kept) == 1
+
+
 class Formed(TurnBackend):
     """A leader's or a follower's in a group of two; notes which groups are called and formed."""
 

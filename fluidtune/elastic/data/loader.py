@@ -389,12 +389,15 @@ def generators_of(loader: ElasticLoader) -> list[torch.Generator]:
 def sampler_contents(loader: ElasticLoader) -> str:
     """A digest of the numbers that a loader's samplers choose by, such as weights. The leader alone draws.
 
-    A loop that changes them has learned them from the samples that it saw.
+    A loop that changes them has learned them from the samples that it saw. The data itself is not read: samplers of
+    torch have it as ``data_source``.
     """
-    digest = 0
+    digest, data_set = 0, loader.dataset
     batches = loader.batch_sampler
     for holder in (batches, getattr(batches, "sampler", None)):
         for name, value in sorted(getattr(holder, "__dict__", {}).items()):
+            if value is data_set:
+                continue
             if isinstance(value, torch.Tensor) and value.layout == torch.strided:
                 data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             elif isinstance(value, list | tuple | numpy.ndarray) and (array := _numbers(value)) is not None:

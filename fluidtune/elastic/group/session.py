@@ -206,7 +206,10 @@ class ElasticSession(LeaderSession, FollowerSession):
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
         if self._in_epochs:
-            self._member.growth.end("elastic.epochs() is called inside elastic.epochs(): let the inner one be range()")
+            self._member.growth.end(
+                "elastic.epochs() is called inside elastic.epochs() (let the inner one be range()), or after one whose "
+                "loop was left by `break` and that a variable keeps, as that of a tqdm (iterate over it in the `for`)"
+            )
             yield from range(start, stop)
             return
         self._in_epochs = True
