@@ -56,11 +56,14 @@ def reduce(tensor: torch.Tensor, op: Literal["sum", "mean", "min", "max"] = "sum
     session = _of_several()
     if session is None:
         return whole
+    carried = _carried(whole)
     if op in ("min", "max"):
-        rows = gather(whole)
-        return rows.amin(0) if op == "min" else rows.amax(0)
-    session.backend.allreduce_(whole, f"elastic.reduce() of {tuple(whole.shape)}")
-    return whole / session.width if op == "mean" else whole
+        rows = gather(carried)
+        carried = rows.amin(0) if op == "min" else rows.amax(0)
+    else:
+        session.backend.allreduce_(carried, f"elastic.reduce() of {tuple(whole.shape)}")
+        carried = carried / session.width if op == "mean" else carried
+    return carried.to(whole.dtype)
 
 
 def gather(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,13 +71,13 @@ def gather(tensor: torch.Tensor) -> torch.Tensor:
 
     ``tensor`` has the same shape and dtype in all workers. It is on the CPU or on the trial's device, as the result is.
     """
-    own = tensor.detach().contiguous()
+    own = tensor.detach().resolve_conj().resolve_neg().contiguous()
     session = _of_several()
     if session is None:
         return own.clone().unsqueeze(0)
-    plain = own.to(torch.uint8) if own.dtype == torch.bool else own  # a backend may add rows up
-    rows = session.backend.gather(plain.reshape(-1), f"elastic.gather() of {tuple(own.shape)}")
-    return rows.reshape(session.width, *own.shape).to(own.dtype)
+    data = own.reshape(-1).view(torch.uint8)  # not every library knows every type
+    rows = session.backend.gather(data, f"elastic.gather() of {tuple(own.shape)}")
+    return rows.view(own.dtype).reshape(session.width, *own.shape)
 
 
 def broadcast(value: Any) -> Any:
@@ -156,6 +159,13 @@ def one_worker(why: str) -> None:
     session = current()
     if session is not None:
         session.keep_one_worker(why)
+
+
+def _carried(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in a type that every library adds up, and of which torch finds the smallest."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.to(torch.int64)
+    return tensor.to(torch.float32) if tensor.dtype.itemsize == 1 else tensor
 
 
 def _of_several() -> ElasticSession | None:

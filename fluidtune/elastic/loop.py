@@ -50,6 +50,8 @@ def prepare(*objects: Any) -> Any:
     counted by `samples` without gradients, after the prepared DataLoaders are read to their ends. A loop that divides
     such data by `fluidtune.elastic.rank` is left alone.
 
+    A trial is not grown whose DataLoader is of a class with its own ``__iter__``, as only that makes its batches.
+
     A trial is not grown whose loop, at the first step of a turn, still has samples of the turn before, as with hard
     examples or a replay. It is seen in batches of torch's `default_collate`, and not in copies.
 
@@ -117,11 +119,14 @@ def state(**values: Any) -> State:
 def epochs(start: int, stop: int) -> Iterable[int]:
     """Yield start .. stop-1 as `range` does. Before each of them is a boundary, at which the trial can be resized.
 
-    Call it in the outer loop only: inside another `epochs` it is a plain `range`, and the trial is not grown. Nor is a
+    Call it in the outer loop only: inside another `epochs` it is a plain `range`, and the trial is not grown. One that
+    was left by ``break`` has ended when nothing holds it any more: iterate over it, or over a ``tqdm`` of it, in the
+    ``for``, and keep it in no variable. Nor is a
     trial whose loop keeps an iterator over a DataLoader from one turn to the next, or changes what it has prepared.
 
-    After a restart it goes on from the epoch of the last commit. If ``start`` is beyond that epoch, the user's own
-    checkpoint, from which ``start`` comes, is the newer one, and the commit is not used.
+    After a restart it goes on from the epoch of the last commit. If Tune has restored a newer checkpoint, or ``start``
+    is beyond that epoch, the commit is not used. Loops are told apart by the order of these calls: a loop that is done
+    by the user's own checkpoint is called as well, with ``start == stop``.
     """
     session = current()
     return range(start, stop) if session is None else session.epochs(start, stop)

@@ -40,13 +40,29 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if every < 1:
             raise ValueError(f"every={every}: give a number of epochs, at least 1")
         self._metrics, self._every, self._checkpoint = metrics, every, checkpoint
+        #: The last epoch that is done, from 1 on, with its logs, if it is not reported.
+        self._waits: tuple[int, dict[str, Any]] | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Keras calls it."""
+        self._waits = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Keras calls it. ``epoch`` counts from 0."""
         done = epoch + 1
-        if done % self._every and done != self.params.get("epochs"):
-            return
-        found = self._reported(logs or {})
+        self._waits = done, dict(logs or {})
+        if not done % self._every or done == self.params.get("epochs"):
+            self._report()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Keras calls it, also where another callback has ended the training early."""
+        if self._waits is not None:
+            self._report()
+
+    def _report(self) -> None:
+        assert self._waits is not None
+        (done, logs), self._waits = self._waits, None
+        found = self._reported(logs)
         if not self._checkpoint:
             tune.report(found)
             return

@@ -7,7 +7,8 @@ or reduces in training is what one process with the whole batch has; in evaluati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ class WrittenLoop:
         self.plain = False
         self.models: list[torch.nn.Module] = []
         self.loaders: list[Any] = []
+        #: The passes that are being read, the innermost last, and whether each is divided.
+        self._passes: dict[object, bool] = {}
         #: Of this worker's part of the batch that was read last; None: that cannot be told.
         self._samples: int | None = None
 
@@ -45,13 +48,28 @@ class WrittenLoop:
 
     @property
     def trains(self) -> bool:
-        """Whether what is read now is divided."""
+        """Whether a pass that begins now is divided."""
         return torch.is_grad_enabled() and any(model.training for model in self.models)
 
     @property
     def together(self) -> bool:
-        """Whether several workers have a part each."""
-        return elastic.width() > 1 and self.trains
+        """Whether several workers have a part each. In training that is so, except amid a pass that is not divided."""
+        return elastic.width() > 1 and self.trains and (not self._passes or [*self._passes.values()][-1])
+
+    def pass_over(self, batches: Iterable[Any], *, divided: bool) -> Iterator[Any]:
+        """The batches of one pass over a loader, in the mode in which it has begun."""
+        this = object()
+        self._passes[this] = divided
+        try:
+            for number, batch in enumerate(batches):
+                if number and self.trains != divided:
+                    self.cannot(
+                        "the mode of the models changes between two batches of one pass over a loader, which would be "
+                        "divided in one mode and not in the other: call train() or eval() before the pass"
+                    )
+                yield batch
+        finally:
+            del self._passes[this]
 
     def read(self, batch: Any) -> None:
         """The loop gets this worker's part of a batch."""
@@ -62,7 +80,10 @@ class WrittenLoop:
         if not tensor.dim():
             return self.reduced(tensor, "mean")
         rows = tensor.detach()
-        sizes = elastic.gather(torch.tensor(len(rows) if elastic.samples(1) else 0))
+        kind = zlib.crc32(f"{tuple(rows.shape[1:])} {rows.dtype}".encode())
+        sizes, kinds = elastic.gather(torch.tensor([len(rows) if elastic.samples(1) else 0, kind])).unbind(1)
+        if (kinds != kind).any():  # so it is in all workers
+            self.cannot("rows of several lengths or types are gathered in training: pad them to one length")
         padded = rows.new_zeros((int(sizes.max()), *rows.shape[1:]))
         padded[: min(len(rows), len(padded))] = rows[: len(padded)]
         return torch.cat([each[:size] for each, size in zip(elastic.gather(padded), sizes.tolist(), strict=True)])

@@ -11,7 +11,9 @@ from ray.tune import Trainable
 from fluidtune.cluster.hosting.leader_host import LeaderHost
 from fluidtune.cluster.hosting.messages import LoadSpec
 from fluidtune.cluster.hosting.result_replay import ReportedResults
-from fluidtune.ray_compat.trainable import set_progress
+from fluidtune.elastic import GroupLost
+from fluidtune.group_facts import GroupFacts
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, set_progress
 
 
 class Hosting(LeaderHost):
@@ -78,3 +80,14 @@ def test_a_retry_from_the_start_reports_from_the_start() -> None:
     reports.begin()
     set_progress(worker.trainable, 1, 0.0)
     assert not reports.was_seen({})
+
+
+def test_a_function_that_does_not_come_to_the_loop_of_its_commit_has_not_ended() -> None:
+    def ended() -> None:
+        raise GroupLost("the commit is of another loop")
+
+    worker = Hosting()
+    worker.lane, worker._has_checkpoint = None, False
+    worker.session = SimpleNamespace(facts=GroupFacts, ended=ended)
+    worker.trainable.train = lambda: {RESULT_DUPLICATE: True}
+    assert worker.train().lost == "the commit is of another loop"

@@ -213,7 +213,7 @@ class LeaderContract:
 
     def test_without_a_commit_there_is_none_to_go_on_from(self, case: SessionCase, workers: Workers) -> None:
         leader = workers.host(case, "w0")
-        for name in ("load_commit", "prefer_checkpoint", "forget_resume"):
+        for name in ("load_commit", "prefer_checkpoint", "forget_resume", "ended"):
             leader.call(_call, name)
         assert leader.call(_turn) is None
 

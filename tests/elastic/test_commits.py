@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from fluidtune import elastic
-from fluidtune.elastic import Commit, CommitStore, ElasticSession, LocalFiles
+from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, LocalFiles
+from fluidtune.elastic.data import trial_state
+from fluidtune.elastic.transport import trees
 from tests.contracts.processes import peer_processes, until
 
 from . import trials
@@ -148,6 +150,35 @@ def test_a_write_that_fails_leaves_the_one_before_it(tmp_path):
     assert store.load().iteration == 3
 
 
+def test_a_storage_that_cannot_be_read_is_a_commit_that_failed(tmp_path):
+    files = Slow()
+    keep(CommitStore(str(tmp_path)), 1)
+    store, reads = CommitStore(str(tmp_path), files=files, budget=1e9), files.read_bytes
+
+    def failing(path):
+        assert threading.current_thread().name == "commit"
+        raise PermissionError("no access to the bucket")
+
+    files.read_bytes = failing
+    assert store.offer(lambda: commit(2)) and not store.flush()
+    files.read_bytes = reads
+    keep(store, 3)
+    assert CommitStore(str(tmp_path)).load().iteration == 3
+
+
+def test_a_write_that_fails_is_made_again_in_the_same_file(tmp_path):
+    files = Slow()
+    store = CommitStore(str(tmp_path), files=files, budget=1e9)
+    keep(store, 1)
+    keep(store, 2)
+    files.fail = True
+    assert store.offer(lambda: commit(3), force=True) and not store.flush()
+    files.fail = False
+    keep(store, 4)
+    (tmp_path / "commit-0").unlink()
+    assert store.load().iteration == 2
+
+
 def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -226,6 +257,27 @@ def test_a_state_has_every_part_of_a_trial():
     first.close(), second.close()
 
 
+def test_tensors_of_a_loops_own_values_come_back_where_they_were(monkeypatch):
+    """No GPU is needed: "meta" stands for one."""
+    values = {"kept": [torch.ones(2), torch.zeros(3)], "steps": 4}
+    assert trees.on_devices({"a": values["kept"], "b": torch.ones(1, device="meta")}) == [False, False, True]
+    monkeypatch.setattr(trial_state, "on_devices", lambda part: [False, True] if "steps" in part else [])
+    session = lone_session(device="meta")
+    (own,) = session.prepare(elastic.state(**values))
+    session._objects.load(session._objects.capture(), with_streams=False)
+    assert [each.device.type for each in own.kept] == ["cpu", "meta"] and own.steps == 4
+    session.close()
+
+
+@pytest.mark.gpu
+def test_a_tensor_of_a_gpu_trials_state_is_on_the_gpu_after_a_commit():
+    session = lone_session(device="cuda")
+    (own,) = session.prepare(elastic.state(rates=torch.ones(2, device="cuda"), on_cpu=torch.ones(2)))
+    session._objects.load(session._objects.capture(), with_streams=False)
+    assert own.rates.is_cuda and not own.on_cpu.is_cuda
+    session.close()
+
+
 def resumed(start, commit_at=2, stop=5):
     """The epochs that run, and the iteration at the end, when the user's start is ``start``."""
     model = torch.nn.Linear(2, 1)
@@ -262,6 +314,35 @@ def test_loops_without_a_start_begin_with_what_is_newer_than_the_commit():
         begin(session)
         assert torch.equal(model.weight, before)
         session.close()
+
+
+def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_it(tmp_path):
+    """The script runs one of its loops only, as its own checkpoint says."""
+    store = CommitStore(str(tmp_path))
+    model = torch.nn.Linear(2, 1)
+
+    def phase(start):
+        elastic.prepare(model)
+        return list(elastic.epochs(start, 10))
+
+    with in_session() as session:
+        phase(0)
+        kept = Commit("t", "", loop=1, epoch=3, iteration=8, state=session._member.state.capture())
+    store.offer(lambda: kept, force=True)
+    with in_session(resume=store.load(), commits=store) as session, pytest.raises(GroupLost, match="number 2, which"):
+        session.run(phase, 3)
+    assert store.load() is None
+    with in_session() as session:
+        assert session.run(phase, 3) == [*range(3, 10)]
+
+
+def test_a_newer_checkpoint_takes_the_place_of_a_commit_in_whichever_loop_it_is():
+    model = torch.nn.Linear(2, 1)
+    kept = Commit("t", "", loop=0, epoch=4, iteration=4, state={})
+    with in_session(resume=kept) as session:
+        session.prefer_checkpoint()
+        elastic.prepare(model)
+        assert list(elastic.epochs(2, 5)) == [2, 3, 4]
 
 
 def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):

@@ -102,6 +102,28 @@ def test_each_worker_of_a_group_gets_the_same(pool: list[PeerProcess], width: in
     assert given == [expected(rank, width) for rank in range(width)]
 
 
+KINDS = ("bool", "uint8", "int16", "uint16", "int32", "float16", "bfloat16", "float8_e4m3fn", "complex64")
+
+
+def of_every_type() -> dict[str, list[Any]]:
+    """What a rank's 1 or 0 becomes in each type, by `elastic.reduce` and `elastic.gather`."""
+    found: dict[str, list[Any]] = {}
+    for name in KINDS:
+        one = torch.tensor(1 - elastic.rank(), dtype=torch.int32).to(getattr(torch, name))
+        ways = [elastic.reduce(one)] + ([] if name == "complex64" else [elastic.reduce(one, "max")])
+        assert all(each.dtype == one.dtype for each in ways)
+        rows = elastic.gather(one)
+        found[name] = [*(float(each.real) for each in ways), rows.real.float().tolist()]
+    return found
+
+
+@pytest.mark.slow
+def test_tensors_of_every_type_are_reduced_and_gathered(pool: list[PeerProcess]) -> None:
+    for found in groups.on_all(pool[:2], of_every_type):
+        for name in KINDS:
+            assert found[name] == [1.0] * (len(found[name]) - 1) + [[1.0, 0.0]], name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("widths", [(1, 1, 1), (2, 2, 2), (1, 2, 1), (2, 3, 1), (1, 1, 2)])
 def test_a_loop_with_boundaries_has_the_results_of_one_with_epochs(

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluidtune import elastic
 from fluidtune.elastic import GroupLost
+from fluidtune.elastic.checks.in_turns import InTurns, TurnBackend
 from fluidtune.elastic.data import gradients
 from fluidtune.elastic.data.gradients import GradientReducer, at_end_of_backward, backward_pass
 
-from .groups import alone, in_session, on_all
+from .groups import alone, in_session, lone_session, on_all
 
 
 def batches(samples, batch_size):
@@ -26,6 +27,32 @@ def batches(samples, batch_size):
 
 def grads(model):
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def test_a_gradient_that_is_zero_or_taken_is_the_leaders_too():
+    """`zero_grad(set_to_none=False)`, and a parameter that the step does not use: its weight decays."""
+    turns = InTurns(2)
+
+    def play(rank):
+        session = lone_session(worker=f"w{rank}", leader=rank == 0, backend=TurnBackend(turns, rank, "cpu"))
+        reducer = session._objects._gradients
+        used, unused, new = parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+        for parameter in parameters:
+            reducer.watch(parameter)
+        used.grad = torch.full((2,), 1.0 + rank)
+        reducer._unfinished.add(id(used))
+        if rank == 0:
+            unused.grad = torch.zeros(2)
+        else:
+            new.grad = torch.ones(2)
+        apart = reducer._take_leaders(parameters)
+        found = grads(nn.ParameterList(parameters)), [float(each) for each in apart]
+        session.close()
+        return found
+
+    for rank, (found, apart) in enumerate(turns.run(play)):
+        assert torch.equal(found[0], torch.ones(2)) and torch.equal(found[1], torch.zeros(2)) and found[2] is None
+        assert apart == [float(rank), 0.0, 0.0]
 
 
 def close(pool, fn, *args):

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from fluidtune import elastic
 from fluidtune.elastic.data.attribution import BatchesAtHand
-from fluidtune.elastic.data.loader import ElasticLoader, part_of_batch
+from fluidtune.elastic.data.loader import ElasticLoader, part_of_batch, sampler_contents
 from fluidtune.elastic.errors import CannotDivide
 
 from .groups import alone, in_session, on_all, open_backend, run_rank, serve
@@ -45,6 +45,16 @@ class Lazy:
 
     def __len__(self):
         return 4
+
+
+class Eager:
+    """A batch sampler that draws all of its batches when its iterator is made."""
+
+    def __iter__(self):
+        return iter(torch.randperm(20).reshape(5, 4).tolist())
+
+    def __len__(self):
+        return 5
 
 
 def seeded(seed):
@@ -75,6 +85,7 @@ STOCK = {
     "persistent processes": lambda: DataLoader(
         Numbers(), batch_size=5, shuffle=True, num_workers=1, persistent_workers=True
     ),
+    "eager": lambda: DataLoader(Numbers(), batch_sampler=Eager()),
     "lazy": lambda: DataLoader(Numbers(), batch_sampler=Lazy()),
 }
 
@@ -130,6 +141,18 @@ def test_tensors_are_fetched_at_once_at_every_width(pool):
     for got in (on_all(pool, tensors), on_all(pool[:1], tensors)):
         assert [list(chain(*shares)) for shares in zip(*(part[0] for part in got), strict=True)] == batches
         assert got[0][2] == stream and not any(part[1] for part in got)
+
+
+def test_a_digest_of_a_sampler_reads_its_weights_and_not_the_data():
+    data, weights = torch.zeros(6, 2), torch.ones(6, dtype=torch.float64)
+    with in_session():
+        plain = elastic.prepare(DataLoader(data, batch_size=2, shuffle=True))
+        weighted = elastic.prepare(DataLoader(data, sampler=WeightedRandomSampler(weights, 6)))
+        before = sampler_contents(plain), sampler_contents(weighted)
+        data += 1
+        assert (sampler_contents(plain), sampler_contents(weighted)) == before
+        weighted.sampler.weights[2] = 3
+        assert sampler_contents(weighted) != before[1]
 
 
 def test_shares_are_contiguous_and_as_equal_as_possible():

@@ -1,4 +1,4 @@
-"""What a dataset draws, and the dropout of torch.nn, leave the loop's streams where they are."""
+"""What a dataset draws leaves the loop's streams where they are; each worker's dropout moves them alike."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from fluidtune.elastic.data.loop_draws import DROPOUTS, LeadersStreams, OwnDropout, Part, PartsOfDataset
@@ -90,10 +91,34 @@ def test_dropout_draws_from_the_workers_own_streams_unless_all_have_the_batch(co
         if common:
             assert torch.equal(dropped, plain) and torch.equal(drawn, after)
         else:
-            torch.manual_seed(3)
-            assert not torch.equal(dropped, plain) and torch.equal(drawn, torch.rand(()))
+            assert not torch.equal(dropped, plain)
     assert torch.equal(found[0][0], found[1][0]) == common
+    assert torch.equal(found[0][1], found[1][1])  # the loop's streams are the same in all workers
     assert F.dropout is DROPOUTS["dropout"]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_block_that_runs_again_in_the_backward_pass_drops_the_same(reentrant):
+    own, x = OwnDropout(lambda: False), torch.ones(2, 64, requires_grad=True)
+    try:
+        own.enable(True, 7)
+        outputs = [checkpoint(nn.Dropout(0.5), row, use_reentrant=reentrant) for row in x]
+        (outputs[0] + outputs[1] ** 2).sum().backward()
+    finally:
+        own.enable(False)
+    assert torch.equal(x.grad != 0, torch.stack(outputs) != 0)
+    assert not torch.equal(outputs[0], outputs[1])
+
+
+def test_what_draws_nothing_in_a_rehearsal_moves_no_stream(monkeypatch):
+    own, before = OwnDropout(lambda: False), torch.get_rng_state()
+    monkeypatch.setitem(DROPOUTS, "dropout", lambda input, p, training, inplace: input)
+    try:
+        own.enable(True, 7)
+        F.dropout(torch.ones(4))
+    finally:
+        own.enable(False)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_alpha_dropout_is_off_unless_it_is_asked_for():
@@ -123,4 +148,7 @@ def test_the_leader_sends_its_streams_when_they_have_moved(kind):
     sent, drawn = leader.news(), numbers()
     restore_streams(before)
     follower.take(sent)
+    assert numbers() == drawn
+    DRAWS[kind]()  # in the follower alone
+    follower.take(None)
     assert numbers() == drawn

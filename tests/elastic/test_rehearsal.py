@@ -21,6 +21,8 @@ from fluidtune.elastic.checks.rehearsal import rehearse
 from fluidtune.elastic.data import precision
 from fluidtune.elastic.data.precision import Precision
 
+from .groups import in_session
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -323,6 +325,33 @@ def undivided():
 def test_a_loop_that_draws_for_each_sample_is_compared_by_draws_that_are_the_same_for_all():
     assert rehearse(loop(noisy)).kind == "same"
     assert rehearse(loop(noisy_sum)).kind == "differs"
+
+
+class Scaled(DataLoader):
+    def __iter__(self):
+        return ((100 * x, y) for x, y in super().__iter__())
+
+
+class Doubled(DataLoader):
+    def _get_iterator(self):
+        return ((2 * x, y) for x, y in super()._get_iterator())
+
+
+@pytest.mark.parametrize("kind", [Scaled, Doubled])
+def test_a_loader_with_an_iterator_of_its_own_is_read_by_one_worker(kind):
+    model, loader = model_of(), kind(TensorDataset(torch.ones(8, 4), torch.zeros(8, dtype=torch.long)), batch_size=4)
+
+    def trial():
+        prepared, optimizer, batches = elastic.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        for _ in elastic.epochs(0, 2):
+            take_steps(prepared, optimizer, batches)
+        return batches
+
+    with in_session() as session:
+        assert torch.equal(next(iter(trial()))[0], next(iter(loader))[0])
+        assert f"the prepared {kind.__name__} has an iterator of its own" in str(session.facts().ungrowable)
+    verdict = rehearse(trial)
+    assert verdict.kind == "differs" and "an iterator of its own" in verdict.reason
 
 
 def test_a_loop_without_a_prepared_loader_gains_nothing_by_a_second_worker():

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore, LoopThread, Reform
+from fluidtune.elastic import CommitStore, ElasticSession, Left, LoopThread, Reform
 from fluidtune.elastic.alike import likeness
 from fluidtune.elastic.alike.common_batches import CommonBatches
 from fluidtune.elastic.alike.growth import Growth
+from fluidtune.elastic.checks.in_turns import InTurns, TurnBackend
+from fluidtune.elastic.data.plain_state import State
 from tests.contracts.processes import peer_processes, until
 
 from . import trials
@@ -219,6 +221,59 @@ def test_drift_is_named_before_a_loop_or_its_group_ends_however_dear_digests_are
     named = 3 if ends != "by itself" else 4
     assert "in: parameters;" in found.pop(named), found
     assert not any(found)
+
+
+def test_a_loop_that_was_left_and_is_kept_is_named_where_the_next_one_begins():
+    with in_session() as session:
+        kept = elastic.epochs(0, 3)
+        for _ in kept:
+            break
+        assert list(elastic.epochs(0, 2)) == [0, 1]
+        assert "left by `break` and that a variable keeps" in session.facts().ungrowable
+        assert next(kept) == 1
+
+
+class Formed(TurnBackend):
+    """A leader's or a follower's in a group of two; notes which groups are called and formed."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.calls = []
+
+    def call_generation(self, generation, members=()):
+        self.calls.append(("called", generation, members))
+
+    def joiners_announced(self, generation, ranks):
+        return True
+
+    def form(self, address, generation, rank, world):
+        self.calls.append(("formed", generation, world))
+
+
+def test_workers_that_go_apart_where_the_group_re_forms_leave_the_leader_alone():
+    turns = InTurns(2)
+
+    def play(rank):
+        backend = Formed(turns, rank, "cpu")
+        session = ElasticSession(trial="t", worker=f"w{rank}", leader=rank == 0, backend=backend)
+        member = session._member
+        member.entered, member.address, member._members = True, ("127.0.0.1", 1), ("w0", "w1")
+        session.prepare(State(steps=rank))
+        member.position.loop, member.position.iteration = 0, 1
+        member.state.loop_begins()
+        member.common.formed(joiners=True)
+        member.common.got(common=True)
+        if rank == 0:
+            session.direct(Reform(1, ("w0", "w1", "w2"), ("127.0.0.1", 1)))
+        try:
+            member.come_to(1)
+        except Left as error:
+            return backend.calls, str(error)
+        return backend.calls, session.facts().refused
+
+    leader, follower = turns.run(play)
+    assert leader == ([("called", 1, ("w0",))], 1)
+    assert follower[0] == [] and "does not compute what the leader does" in follower[1]
 
 
 def test_a_slow_digest_does_not_delay_later_ones():

@@ -33,6 +33,13 @@ def make(host: str = "127.0.0.1", form_timeout: float = 30.0) -> TorchBackend:
     return TorchBackend(host, form_timeout=form_timeout)
 
 
+def test_what_a_stranger_says_of_a_workers_gpu_is_not_acted_upon():
+    store = dist.HashStore()
+    store.set("gpu/1", "the GPU of worker 0")
+    with pytest.raises(RuntimeError, match="the GPU of worker 1 does not have this trial's signature"):
+        make()._refuse_shared_gpus(store, "the GPU of worker 0", rank=0, world=2)
+
+
 class TestTorchBackend(CollectiveBackendContract):
     make = staticmethod(make)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.processes import PeerProcess
+from tests.elastic import trials
+from tests.elastic.driving import Driver
 
 from .at_widths import WIDTHS, AtWidths, same, same_weights
 
@@ -20,7 +22,7 @@ TRIALS = AtWidths("accelerate_trials")
 
 
 @pytest.mark.parametrize("widths", WIDTHS)
-@pytest.mark.parametrize("kind", ["seeded", "normed"])
+@pytest.mark.parametrize("kind", ["seeded", "normed", "rereads"])
 def test_losses_and_what_is_gathered_do_not_depend_on_the_width(
     pool: list[PeerProcess], kind: str, widths: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -35,8 +37,29 @@ def test_without_a_session_it_is_an_accelerator(tmp_path: Path, one_thread: None
     assert TRIALS.plain("seeded", tmp_path / "ours")[0] == TRIALS.alone("seeded", tmp_path)[0]
 
 
-def test_a_stream_keeps_one_worker_and_says_why(pool: list[PeerProcess], tmp_path: Path) -> None:
-    TRIALS.stays_plain(pool, "stream", tmp_path, "IterableDataset")
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("stream", "IterableDataset"),
+        ("no length", "no length"),
+        ("too long", "has 5 batches, and its length says 6"),
+        ("too short", "has 5 batches, and its length says 4"),
+    ],
+)
+def test_what_cannot_be_divided_keeps_one_worker_and_says_why(
+    pool: list[PeerProcess], kind: str, why: str, tmp_path: Path
+) -> None:
+    TRIALS.stays_plain(pool, kind, tmp_path, why)
+
+
+def test_objects_that_are_gathered_in_training_keep_one_worker(pool: list[PeerProcess], tmp_path: Path) -> None:
+    """Accelerate gathers them by itself where it gets no tensors."""
+    config = {"kind": "objects", "folder": str(tmp_path), "width": 2}
+    driver = Driver(pool, TRIALS.trial(), config)
+    driver.turn(1)
+    driver.resize(2)
+    pool[0].call(trials.allow)
+    assert "gets something else than tensors" in pool[0].call(trials.outcome)[1]
 
 
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP", "MULTI_CPU"])

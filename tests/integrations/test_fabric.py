@@ -15,7 +15,7 @@ from .at_widths import WIDTHS, AtWidths, same, same_weights
 
 pytestmark = [pytest.mark.lightning, pytest.mark.slow]
 
-KINDS = ("plain", "double", "sampler")
+KINDS = ("plain", "double", "sampler", "rereads")
 
 
 TRIALS = AtWidths("fabric_trials")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,7 +36,13 @@ def train(config):
 
     model, start = restored(network)
     callbacks = [ReportCallback(config.get("metrics"), every=config.get("every", 1))]
+    if config.get("stop"):
+        callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=partial(stop, model, config["stop"])))
     model.fit(x, y, initial_epoch=start, epochs=9, shuffle=False, batch_size=16, callbacks=callbacks, verbose=0)
+
+
+def stop(model, after, epoch, logs):
+    model.stop_training = epoch + 1 == after
 
 
 def losses(result):
@@ -63,6 +72,13 @@ def test_every_third_epoch_and_the_last_are_reported_under_the_names_asked_for(t
     (result,) = fluidtune.Tuner(train, param_space=config, run_config=run).fit()
     assert len(result.metrics_dataframe["entropy"]) == 3  # after epochs 4, 8 and 9
     assert "loss" not in result.metrics
+
+
+def test_the_last_epoch_is_reported_where_the_training_ends_early(tmp_path):
+    run = tune.RunConfig(storage_path=str(tmp_path), verbose=0)
+    (result,) = fluidtune.Tuner(train, param_space={"seed": 1, "every": 4, "stop": 6}, run_config=run).fit()
+    assert len(losses(result)) == 2  # after epochs 4 and 6
+    assert json.loads(Path(result.checkpoint.path, "epochs.json").read_text()) == 6
 
 
 def test_a_metric_that_keras_has_not_logged_is_named(tmp_path):

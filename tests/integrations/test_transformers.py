@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.transformers, pytest.mark.slow]
 
 #: `transformers_trials.KINDS` and `REFUSED`, which are not imported where Transformers is not installed.
 KINDS = ("padded", "clipped", "classes", "smoothed", "own loss", "by length", "best", "steps", "plateau")
-REFUSED = ("stream", "finds its batch size", "integers")
+REFUSED = ("stream", "no length", "finds its batch size", "integers")
 
 
 TRIALS = AtWidths("transformers_trials")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from ray import tune
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -53,6 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
 #: Kind -> what it is told beside, and a part of the line that says why it stays at one worker.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "stream": ({"max_steps": 12}, "IterableDataset"),
+    "no length": ({"max_steps": 12}, "no length"),
     "finds its batch size": ({"auto_find_batch_size": True}, "auto_find_batch_size"),
     "integers": ({}, "is quantized"),
 }
@@ -80,6 +81,13 @@ def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 class Stream(IterableDataset):
     def __iter__(self) -> Any:
         return iter(texts())
+
+
+class Unmeasured:
+    """A batch sampler without a length."""
+
+    def __iter__(self) -> Any:
+        return iter([list(range(at, at + 8)) for at in range(0, 48, 8)])
 
 
 class Integers(nn.Module):
@@ -180,6 +188,10 @@ def made(config: dict[str, Any], report: Report) -> Trainer:
         callbacks=[Told(report), *([EarlyStoppingCallback(1)] if kind == "best" else [])],
     )
     trainer.remove_callback(PrinterCallback)
+    if kind == "no length":
+        prepare = trainer.accelerator.prepare
+        batches = DataLoader(texts(), batch_sampler=Unmeasured(), collate_fn=padded)
+        trainer.get_train_dataloader = lambda: prepare(batches)
     return trainer
 
 

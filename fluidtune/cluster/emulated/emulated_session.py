@@ -77,6 +77,9 @@ class EmulatedSession:
     def prefer_checkpoint(self) -> None:
         """Nothing to do: there is no commit."""
 
+    def ended(self) -> None:
+        """Nothing to do: there is no commit."""
+
     def load_commit(self) -> None:
         """Nothing to do: there is no commit."""
 

@@ -258,7 +258,9 @@ class LeaderHost:
         lost = session.facts().lost
         if lost is not None:
             raise GroupLost(lost)
-        if ray_trainable.RESULT_DUPLICATE not in result:
+        if ray_trainable.RESULT_DUPLICATE in result:
+            session.ended()
+        else:
             reports.keep_result(result)
         return result
 

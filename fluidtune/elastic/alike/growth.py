@@ -41,6 +41,11 @@ class Growth:
         """From now on the trial must have one worker."""
         self.ungrowable = self.ungrowable or why
 
+    def refuse(self, reform: Reform, group: CollectiveBackend) -> None:
+        """Leader: it goes on without the others. Those of them that wait for its call end by themselves."""
+        self.refused = reform.generation
+        group.call_generation(reform.generation, reform.members[:1])
+
     def answer(
         self,
         reform: Reform,
@@ -64,7 +69,6 @@ class Growth:
                 lasting = f"{passing}, at {self._put_off} boundaries in a row"
             if lasting:
                 self.end(lasting)
-                self.refused = reform.generation
-                group.call_generation(reform.generation, reform.members[:1])
+                self.refuse(reform, group)
                 return "no"
         return "yes" if group.joiners_announced(reform.generation, joiners) else "not now"

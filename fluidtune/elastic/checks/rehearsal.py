@@ -35,6 +35,7 @@ from fluidtune.torch_flags import flag, set_flag
 from ..alike.digests import plain_leaves
 from ..data.attribution import BatchesAtHand
 from ..data.gradients import largest_of
+from ..data.loader import iterates_itself
 from ..data.loop_draws import DROPOUTS, PartsOfDataset, drawing_from, same_streams
 from ..data.plain_state import State
 from ..data.precision import FLAGS, Precision
@@ -445,6 +446,8 @@ class _SteadyDataset(PartsOfDataset):
 def _steady(loader: DataLoader) -> DataLoader:
     if isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_sampler is None:
         return loader  # `prepare` refuses it
+    if iterates_itself(loader):
+        return loader
     if in_whole_batches(loader.dataset, loader.collate_fn, loader.num_workers):
         return loader  # draws nothing for a sample
     batches: dict[str, Any] = {"batch_sampler": loader.batch_sampler}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ..errors import GroupLost
 from ..random_streams import Streams
 from .commit_store import Commit, CommitStore
 from .committable import CommittableState, TrialPosition
@@ -43,6 +44,8 @@ class CommitPolicy:
         self.resume = resume
         #: The loop was given a newer state than ``resume``.
         self.resume_is_older = False
+        #: A loop was passed over, as ``resume`` is of a later one.
+        self._passed_over = False
         #: The trial's state says itself what is to be committed (`save`).
         self.saves_itself = False
         self._trial, self._leader, self._store = trial, leader, store
@@ -64,19 +67,34 @@ class CommitPolicy:
         if self.resume is not None and not self.resume_is_older:
             state.load(self.resume.state, with_streams=True)
 
+    def refuse_unreached(self) -> None:
+        """The trial's code has ended: loops are told apart by their order, and it may have run another one first.
+
+        Raises:
+            GroupLost: it has run no epoch of a loop, for a commit of a later one to which it has not come. It begins
+                anew, without this commit.
+        """
+        if self.resume is not None and self._passed_over:
+            self.discard()
+            raise GroupLost(
+                f"the commit is of the loop of number {self.resume.loop + 1}, which this run has not come to: the "
+                "trial begins without it (call elastic.epochs() also for a loop that is done: start == stop)"
+            )
+
     # -- what to commit --
 
-    def first_epoch(self, position: TrialPosition, state: CommittableState, start: int, counted: bool) -> int | None:
+    def first_epoch(self, position: TrialPosition, state: CommittableState, start: int) -> int | None:
         """The epoch at which the leader's loop begins, with the commit's state if that is the newer one.
 
-        None: the trial is past this loop. ``counted``: ``start`` is the epoch that the loop's own state has reached.
+        None: the trial is past this loop. ``start``: the epoch that the loop's own state has reached, if it counts.
         """
-        if self.resume_is_older and not counted:
+        if self.resume_is_older:
             self.resume = None
         commit = self.resume
         if commit is None:
             return start
         if commit.loop > position.loop:
+            self._passed_over = True
             return None
         self.resume = None
         if start > commit.epoch:

@@ -105,7 +105,7 @@ class CommitStore:
         self._budget = budget
         self._moved = moved or {}
         self._clock = clock
-        #: Sequence number of the next commit; its parity selects the file.
+        #: Sequence number of the next commit; its parity selects the file. None: not known so far.
         self._next: int | None = None
         self._writer: threading.Thread | None = None
         #: Seconds that each of the last commits took, snapshot and writing. The initial 0 keeps the first commit, which
@@ -129,12 +129,7 @@ class CommitStore:
         started = self._clock()
         commit = make()
         self._last = started
-        if self._next is None:
-            self._next = 1 + max((sequence for sequence, _ in self._whole()), default=-1)
-        self._writer = threading.Thread(
-            target=self._write, args=(self._next, commit, started), name="commit", daemon=True
-        )
-        self._next += 1
+        self._writer = threading.Thread(target=self._write, args=(commit, started), name="commit", daemon=True)
         self._writer.start()
         return True
 
@@ -174,16 +169,20 @@ class CommitStore:
             self._writer.join()
             self._writer = None
 
-    def _write(self, sequence: int, commit: Commit, started: float) -> None:
+    def _write(self, commit: Commit, started: float) -> None:
         import torch
 
         try:
+            if self._next is None:  # read here: the storage may be slow, or fail
+                self._next = 1 + max((sequence for sequence, _ in self._whole()), default=-1)
+            sequence = self._next
             fields = {name: getattr(commit, name) for name in Commit.__dataclass_fields__}
             buffer = io.BytesIO()
             torch.save(fields, buffer)
             payload = buffer.getvalue()
             head = _HEAD.pack(_MAGIC, sequence, len(payload), _digest(sequence, payload))
             self._files.write_bytes(self._paths[sequence % 2], head + payload)
+            self._next += 1  # one that failed is written again to the same file: the other one is whole
             self._error = None
         except Exception as error:
             # The trial goes on, with an older state to return to. The next commit tries again.

@@ -151,25 +151,30 @@ class GradientReducer:
 
     @torch.no_grad()
     def _take_leaders(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Give all workers the leader's gradients that no step has taken. Returns how far each of the own was off."""
+        """Give all workers the leader's gradients. Returns how far each of the own was off that no step has taken.
+
+        One that a step has taken, or that was set to zero, counts for the next step, too: by it weights decay.
+        """
         device, leads = parameters[0].device, self._group.backend.rank == 0
         buffer, places, present = _buffer_for(parameters)
         if leads:
             for i, parameter in enumerate(parameters):
-                if parameter.grad is not None and id(parameter) in self._unfinished:
+                if parameter.grad is not None:
                     places[i].copy_(parameter.grad)
-                    present[i] = 1
+                    present[i] = 2 if id(parameter) in self._unfinished else 1
         self._group.backend.broadcast_(buffer, "the gradients of a batch that all compute")
         apart = []
         for parameter, place, there in zip(parameters, places, present.tolist(), strict=True):
-            theirs = place if there else None
-            apart.append(_distance(parameter.grad if id(parameter) in self._unfinished else None, theirs, device))
-            if leads or theirs is None:
-                parameter.grad = parameter.grad if leads else None
+            own = parameter.grad if id(parameter) in self._unfinished else None
+            apart.append(_distance(own, place if there == 2 else None, device))
+            if leads:
+                continue
+            if not there:
+                parameter.grad = None
             elif parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter).copy_(theirs)
+                parameter.grad = torch.empty_like(parameter).copy_(place)
             else:
-                parameter.grad.copy_(theirs)
+                parameter.grad.copy_(place)
         return apart
 
     def _compare(self, parameters: list[torch.Tensor], apart: list[torch.Tensor]) -> None:

@@ -83,10 +83,12 @@ class ElasticLoader:
         if self._group.width == 1:
             batches = _Batches(self, self._group, self._whole(), None)
         else:
+            # A stock iterator is made so, too: first that of the sampler, which may draw all of its batches then.
+            source = iter(self._loader.batch_sampler) if self._group.backend.rank == 0 else None  # type: ignore[arg-type]
             seed = self._seed()
             if self._loader.num_workers:
                 seed = self._group.backend.broadcast_object(seed, "the seed of a loader's processes")
-            shares = _DividedBatches(self, self._group, seed)
+            shares = _DividedBatches(self, self._group, seed, source)
             batches = _Batches(self, self._group, iter(self._divided(shares, seed)), shares)
         self._made.add(batches)
         return batches
@@ -300,11 +302,14 @@ class _Drawn:
 
 
 class _DividedBatches:
-    """A batch sampler that yields this worker's part of each batch, and remembers its `Share`. ``seed``: the pass'."""
+    """A batch sampler that yields this worker's part of each batch, and remembers its `Share`.
 
-    def __init__(self, loader: ElasticLoader, group: GroupView, seed: int) -> None:
+    ``seed``: the pass'. ``source``: the batches' indices, whole; None in a follower.
+    """
+
+    def __init__(self, loader: ElasticLoader, group: GroupView, seed: int, source: Iterator[Any] | None) -> None:
         self._loader = loader
-        self._sampler = loader.batch_sampler
+        self._source = source
         self._group = group
         self._seed = seed
         self._ahead = _AHEAD if _draws_at_once(loader) else 1
@@ -314,8 +319,7 @@ class _DividedBatches:
         self.handed: deque[tuple[Share, bool]] = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:
-        group = self._group
-        source = iter(self._sampler) if group.backend.rank == 0 else None  # type: ignore[arg-type]
+        group, source = self._group, self._source
         number = 0
         while True:
             drawn = None if source is None else self._draw(source, first=not number)
@@ -362,6 +366,15 @@ def part_of_batch(size: int, rank: int, world: int) -> tuple[int, int]:
     return start, start + each + (rank < over)
 
 
+def iterates_itself(loader: DataLoader) -> str | None:
+    """Why a loader must be read by one worker, as nobody else can give what its iterator does; None: it is torch's."""
+    if "_get_iterator" not in vars(loader) and all(
+        getattr(type(loader), name) is getattr(DataLoader, name) for name in ("__iter__", "_get_iterator")
+    ):
+        return None
+    return f"the prepared {type(loader).__name__} has an iterator of its own, whose batches cannot be divided"
+
+
 def generators_of(loader: ElasticLoader) -> list[torch.Generator]:
     """The user's own generators that determine the order of the data, each once."""
     found: list[torch.Generator] = []
@@ -376,12 +389,15 @@ def generators_of(loader: ElasticLoader) -> list[torch.Generator]:
 def sampler_contents(loader: ElasticLoader) -> str:
     """A digest of the numbers that a loader's samplers choose by, such as weights. The leader alone draws.
 
-    A loop that changes them has learned them from the samples that it saw.
+    A loop that changes them has learned them from the samples that it saw. The data itself is not read: samplers of
+    torch have it as ``data_source``.
     """
-    digest = 0
+    digest, data_set = 0, loader.dataset
     batches = loader.batch_sampler
     for holder in (batches, getattr(batches, "sampler", None)):
         for name, value in sorted(getattr(holder, "__dict__", {}).items()):
+            if value is data_set:
+                continue
             if isinstance(value, torch.Tensor) and value.layout == torch.strided:
                 data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             elif isinstance(value, list | tuple | numpy.ndarray) and (array := _numbers(value)) is not None:

@@ -2,7 +2,8 @@
 
 The leader's random streams go on as they would alone, and a batch's indices bring them to the others whenever they have
 moved. So a choice a batch (``random.random() < 0.5``, with Python's, numpy's or torch's default stream) is the same
-everywhere. Each worker draws what a dataset draws for its samples, and the dropout of torch.nn, from other streams.
+everywhere. What a dataset draws for its samples comes from other streams, one for each worker. The dropout of torch.nn
+draws each worker's own numbers, and moves the loop's streams by the same in all.
 Other numbers that the loop draws for each sample, such as ``torch.randn_like``, are then the same in the first, second
 .. samples of each worker's part.
 """
@@ -23,12 +24,13 @@ from torch.utils.data import Dataset
 
 from ..random_streams import Streams, capture_streams, restore_streams
 
-#: The functions of torch.nn.functional that draw for each sample, by name, as this process has them where no trial has
-#: several workers (`rehearsal` has others meanwhile); torch.nn's modules call them there.
-DROPOUTS: dict[str, Callable[..., Any]] = {
+_TORCHS: dict[str, Callable[..., Any]] = {
     name: getattr(F, name)
     for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 }
+#: The functions of torch.nn.functional that draw for each sample, by name, as this process has them where no trial has
+#: several workers (`rehearsal` has others meanwhile, which draw nothing); torch.nn's modules call them there.
+DROPOUTS = dict(_TORCHS)
 
 
 class LeadersStreams:
@@ -58,9 +60,14 @@ class LeadersStreams:
         return now
 
     def take(self, streams: Streams | None) -> None:
-        """Go on from what the leader has sent; in the leader itself this changes nothing."""
-        if streams is not None:
-            restore_streams(streams, self._gpu)
+        """Go on from what the leader has sent, or had sent last, as its own have not moved since.
+
+        A follower's may have: a module with dropout may have had samples of its part alone. In the leader itself what
+        it has sent changes nothing.
+        """
+        self._sent = self._sent if streams is None else streams
+        if self._sent is not None:
+            restore_streams(self._sent, self._gpu)
 
 
 def same_streams(a: Streams, b: Streams) -> bool:
@@ -149,7 +156,11 @@ def seed_of(*names: object) -> int:
 
 
 class OwnDropout:
-    """Replaces the dropout of torch.nn.functional in this process by one that draws from this worker's own streams.
+    """Replaces the dropout of torch.nn.functional in this process by one that draws each worker's own numbers.
+
+    What a call draws follows from the state of the loop's generator and from the worker's seed, and the call moves that
+    generator by the same in all workers. So whatever puts the generator back and runs the call again, as activation
+    checkpointing does in the backward pass, gets the same numbers again.
 
     ``common``: whether the batch is one that all workers compute whole: then all draw from the loop's.
     """
@@ -157,24 +168,23 @@ class OwnDropout:
     def __init__(self, common: Callable[[], bool]) -> None:
         self._common = common
         self._seed = 0
-        #: This worker's own streams, by the type of device, once it has drawn from them.
-        self._own: dict[str, torch.Tensor] = {}
         self._enabled = False
 
     def enable(self, enabled: bool, seed: int = 0) -> None:
-        """Replace torch's dropout, or restore it. ``seed``: of this worker's own streams, which begin anew."""
-        self._seed, self._own = seed, {}
+        """Replace torch's dropout, or restore it. ``seed``: this worker's."""
+        self._seed = seed
         if enabled != self._enabled:
             self._enabled = enabled
             for name, function in DROPOUTS.items():
-                setattr(F, name, self._in_own_streams(name) if enabled else function)
+                setattr(F, name, self._by_worker(name) if enabled else function)
 
-    def _in_own_streams(self, name: str) -> Callable[..., Any]:
+    def _by_worker(self, name: str) -> Callable[..., Any]:
         trains = inspect.signature(DROPOUTS[name]).parameters["training"].default
 
         def dropped(input: torch.Tensor, p: float = 0.5, training: bool = trains, inplace: bool = False) -> Any:
             function = DROPOUTS[name]
-            if not training or not p or torch.compiler.is_compiling() or self._common():
+            draws = training and p and function is _TORCHS[name]
+            if not draws or torch.compiler.is_compiling() or self._common():
                 return function(input, p, training, inplace)
             with self._drawing(input.device):
                 return function(input, p, training, inplace)
@@ -184,13 +194,14 @@ class OwnDropout:
     @contextmanager
     def _drawing(self, device: torch.device) -> Iterator[None]:
         generator = torch.cuda.default_generators[device.index] if device.type == "cuda" else torch.default_generator
-        before = generator.get_state()
-        if device.type in self._own:
-            generator.set_state(self._own[device.type])
-        else:
-            generator.manual_seed(self._seed)
+        state = generator.get_state().numpy().tobytes()
+        generator.manual_seed(_seed_after(state, self._seed.to_bytes(8, "little")))
         try:
             yield
         finally:
-            self._own[device.type] = generator.get_state()
-            generator.set_state(before)
+            generator.manual_seed(_seed_after(state, b"the loop"))
+
+
+def _seed_after(state: bytes, whose: bytes) -> int:
+    """A seed of 64 bits that follows from a generator's state: all of its chain would be short with fewer."""
+    return int.from_bytes(hashlib.blake2b(state, digest_size=8, key=whose).digest(), "little")

@@ -17,7 +17,7 @@ from ..alike.digests import digest_of, digest_of_tensors, distance_between, plai
 from ..commits.committable import CommittableState
 from ..random_streams import capture_streams, restore_streams
 from ..transport.base import CollectiveBackend
-from ..transport.trees import broadcast_tree, copied, unsendable
+from ..transport.trees import broadcast_tree, copied, on_devices, put_back, unsendable
 from .batchnorm import GlobalBatchStatistics
 from .gradients import CAPTURED, GradientReducer
 from .group_view import GroupView
@@ -32,6 +32,7 @@ class TrialState(CommittableState):
 
     def __init__(self, group: GroupView, device: torch.device) -> None:
         self._group = group
+        self._device = device
         self._gpu = str(device) if device.type == "cuda" else "cuda"
         self._on_cores = device.type == "cpu"
         self._stateful: list[Any] = []
@@ -184,7 +185,9 @@ class TrialState(CommittableState):
         self._dropout.enable(width > 1, own)
 
     def capture(self) -> dict[str, Any]:
-        state: dict[str, Any] = copied(self._view(), copy.deepcopy)
+        view = self._view()
+        state: dict[str, Any] = copied(view, copy.deepcopy)
+        state["on_device"] = [on_devices(part) for part in view["stateful"]]
         state["streams"] = capture_streams(self._gpu)
         return state
 
@@ -195,7 +198,11 @@ class TrialState(CommittableState):
                 f"this state is of other objects than elastic.prepare() got: it has {want}, the loop {have}; "
                 "prepare the same objects in the same order in every worker and every run of a trial"
             )
-        for obj, part in zip(self._stateful, state["stateful"], strict=True):
+        on_device = state.get("on_device")  # a commit's tensors are on the CPU; None: from before 2026-11-28
+        for number, (obj, part) in enumerate(zip(self._stateful, state["stateful"], strict=True)):
+            # torch's own put what they load where their tensors are.
+            if on_device is not None and not isinstance(obj, torch.nn.Module | torch.optim.Optimizer):
+                part = put_back(part, on_device[number], self._device)
             obj.load_state_dict(part)
             if isinstance(obj, torch.optim.Optimizer):
                 _keep_types(obj, part)

@@ -159,16 +159,13 @@ class GroupMember(GroupView):
             self.address = self._group.serve()
         self.elastic = True
 
-    def begin(self, start: int, *, counted: bool) -> int | None:
-        """The boundary before a loop's first epoch. Returns the epoch to run, or None if the trial is past this loop.
-
-        ``counted``: see `CommitPolicy.first_epoch`.
-        """
+    def begin(self, start: int) -> int | None:
+        """The boundary before a loop's first epoch. Returns the epoch to run; None if the trial is past this loop."""
         self.become_elastic()
         self.position.loop += 1
         self.state.loop_begins()
         if self.leader:
-            first = self.commits.first_epoch(self.position, self.state, start, counted)
+            first = self.commits.first_epoch(self.position, self.state, start)
             return None if first is None else self.come_to(first)
         if not self.entered:
             self._enter()
@@ -219,7 +216,9 @@ class GroupMember(GroupView):
             self.committing = False
             self._group.dissolve(orderly=True)
             self._end_loop(f"trial {self.trial} was asked to stop after iteration {self.position.iteration}")
-        if order.reform is not None:
+        if order.reform is not None and self._has_left(order.reform):
+            self.growth.refuse(order.reform, self._group)
+        elif order.reform is not None:
             self._reform(order.reform)
         self.commits.offer(self.position, self.state)
         return epoch
@@ -237,6 +236,10 @@ class GroupMember(GroupView):
         self._members = (self.worker,)
         self.common.formed(joiners=False)
         self.state.set_width(1)
+
+    def _has_left(self, reform: Reform) -> bool:
+        """Leader: whether the workers of its group, with which it was to re-form, went apart at this very boundary."""
+        return self.width == 1 < len(reform.members) and self.growth.ungrowable is not None
 
     def _begin_anew(self, why: str) -> None:
         """All workers: the trial ends here, and its host runs it again with one worker, from the beginning.

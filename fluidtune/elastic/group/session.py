@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from fluidtune.group_facts import GroupFacts, Reform
 
@@ -19,6 +20,7 @@ from ..commits.commit_store import Commit, CommitStore
 from ..commits.committable import CommittableState
 from ..data.batches import BatchPart
 from ..data.group_view import total_of_all
+from ..data.loader import iterates_itself
 from ..data.trial_state import TrialState
 from ..errors import CannotDivide, GroupLost, explain
 from ..random_streams import Streams, complete_streams
@@ -132,11 +134,13 @@ class ElasticSession(LeaderSession, FollowerSession):
         self._member.position.iteration = 0
 
     def prefer_checkpoint(self) -> None:
-        # `epochs` sees by its ``start`` whether the loop took its newer state up. Others go on with what they have.
         self._commits.resume_is_older = True
 
     def load_commit(self) -> None:
         self._commits.load_commit(self._member.state)
+
+    def ended(self) -> None:
+        self._commits.refuse_unreached()
 
     def direct(self, reform: Reform | None) -> None:
         """As `LeaderSession`; None takes the last directive back.
@@ -175,6 +179,7 @@ class ElasticSession(LeaderSession, FollowerSession):
     def run(self, fn: Callable[..., Any], *args: Any) -> Any:
         try:
             value = fn(*args)
+            self.ended()
             self._member.end()
             return value
         except (GroupLost, Exception) as error:
@@ -194,16 +199,22 @@ class ElasticSession(LeaderSession, FollowerSession):
 
     def prepare(self, *objects: Any) -> tuple[Any, ...]:
         self._member.become_elastic()
+        for part in objects:
+            if isinstance(part, DataLoader) and (why := iterates_itself(part)) is not None:
+                self.keep_one_worker(why)
         return self._objects.add(objects)
 
     def epochs(self, start: int, stop: int) -> Iterator[int]:
         if self._in_epochs:
-            self._member.growth.end("elastic.epochs() is called inside elastic.epochs(): let the inner one be range()")
+            self._member.growth.end(
+                "elastic.epochs() is called inside elastic.epochs() (let the inner one be range()), or after one whose "
+                "loop was left by `break` and that a variable keeps, as that of a tqdm (iterate over it in the `for`)"
+            )
             yield from range(start, stop)
             return
         self._in_epochs = True
         try:
-            epoch = self._member.begin(start, counted=True)
+            epoch = self._member.begin(start)
             while epoch is not None and epoch < stop:
                 yield epoch
                 epoch = self._member.turn(epoch + 1, closing=epoch + 2 >= stop)
@@ -218,7 +229,7 @@ class ElasticSession(LeaderSession, FollowerSession):
         if self._in_framework and epoch > self._member.position.epoch:
             reached: int | None = self._member.turn(epoch, closing=stop is not None and epoch + 1 >= stop)
         else:
-            reached = self._member.begin(epoch, counted=True)
+            reached = self._member.begin(epoch)
         self._in_framework = reached is not None and (stop is None or reached < stop)
         return reached
 
@@ -246,7 +257,7 @@ class ElasticSession(LeaderSession, FollowerSession):
         if self._next_step is None:
             if done is not None:
                 self._member.position.iteration = done
-            step = self._member.begin(0, counted=False)
+            step = self._member.begin(0)
         else:
             step = self._member.turn(self._next_step)
         if step is None:
@@ -282,7 +293,7 @@ class ElasticSession(LeaderSession, FollowerSession):
 
     def first_boundary(self) -> bool:
         """The boundary before the first iteration, where a follower enters. False if the trial's commit is later."""
-        step = self._member.begin(0, counted=False)
+        step = self._member.begin(0)
         self._next_step = None if step is None else step + 1
         return step is not None
 

@@ -85,9 +85,14 @@ class LeaderSession(WorkerSession, Protocol):
         return
 
     def prefer_checkpoint(self) -> None:
-        """Go on from the trial's commit only if the loop's own state is older.
+        """Go on without the trial's commit. Called before the loop runs: Tune has restored a newer checkpoint."""
+        return
 
-        Called before the loop runs: Tune has restored a checkpoint that is newer than the commit.
+    def ended(self) -> None:
+        """The trial's function has returned.
+
+        Raises:
+            GroupLost: it has not come to the loop of the trial's commit, and so has done nothing; it begins anew.
         """
         return
 

@@ -25,6 +25,7 @@ from ..errors import CannotDivide
 from .base import PATIENCE, CollectiveBackend
 from .forks import OPEN_FILES, open_files, sockets
 from .lockstep import LOOK_S, Place
+from .signing import SignedStore
 from .stuck_collectives import GpuWork, StuckCollectives, connect
 
 #: Read when a process group is made. torch, docs on ProcessGroupNCCL's environment variables: with 0, the watchdog
@@ -131,8 +132,13 @@ class TorchBackend(CollectiveBackend):
 
     def _refuse_shared_gpus(self, store: dist.Store, gpu: str, rank: int, world: int) -> None:
         """CannotDivide on all workers if two of them are on one GPU, which NCCL does not allow."""
-        store.set(f"gpu/{rank}", gpu)
-        gpus = [store.get(f"gpu/{other}").decode() for other in range(world)]
+        signed = SignedStore(store, self.signer, f"{self.generation}/group/")
+        signed.write(f"gpu/{rank}", gpu.encode())
+        store.wait([f"gpu/{other}" for other in range(world)])
+        said = [signed.read(f"gpu/{other}") for other in range(world)]
+        if None in said:
+            raise RuntimeError(f"the GPU of worker {said.index(None)} does not have this trial's signature")
+        gpus = [each.decode() for each in said if each is not None]
         for later, name in enumerate(gpus):
             first = gpus.index(name)
             if first < later:

@@ -74,6 +74,17 @@ def copied(tree: Any, on_leaf: Callable[[Any], Any]) -> Any:
     return map_tensors(copy, tree, on_leaf)
 
 
+def on_devices(tree: Any) -> list[bool]:
+    """For each tensor of the tree, in their order, whether it is elsewhere than on the CPU."""
+    return [tensor.device.type != "cpu" for tensor in _tensors(tree)]
+
+
+def put_back(tree: Any, on_device: list[bool], device: torch.device) -> Any:
+    """A copied tree with those tensors on ``device`` that were on one, as `on_devices` has said."""
+    where = iter(on_device)
+    return map_tensors(lambda tensor: tensor.to(device) if next(where) else tensor, tree, lambda leaf: leaf)
+
+
 @dataclass(frozen=True)
 class _Kind:
     """What a dense tensor is besides its bytes. ``strides``: in elements."""

@@ -29,6 +29,8 @@ class DividedLoader(DataLoaderShard):
         TypeError: it cannot be divided; the message says why.
     """
 
+    iteration: int
+
     def __init__(self, loader: Any, accelerator: Accelerator, loop: WrittenLoop | None = None) -> None:
         why = undivided_because(loader)
         if why is not None:
@@ -45,10 +47,29 @@ class DividedLoader(DataLoaderShard):
 
     def __iter__(self) -> Iterator[Any]:
         self.parts.clear()
-        if self._loop is not None and not self._loop.trains:
-            yield from self._undivided
+        if self._loop is None:
+            yield from self._counted()
+        elif self._loop.trains:
+            yield from self._loop.pass_over(self._counted(), divided=True)
+        else:
+            self._undivided.iteration = self.iteration
+            yield from self._loop.pass_over(self._undivided, divided=False)
             self.iteration = self._undivided.iteration
-            return
+
+    def _counted(self) -> Iterator[Any]:
+        """A divided loader fetches nothing ahead: by its length it knows which batch is the last one."""
+        number = 0
+        for batch in self._divided():
+            number += 1
+            yield batch
+        if number != len(self):
+            why = f"the training data has {number} batches, and its length says {len(self)}"
+            if self._loop is None:
+                elastic.one_worker(f"Transformers: {why}")
+            else:
+                self._loop.cannot(why)
+
+    def _divided(self) -> Iterator[Any]:
         # A rehearsal has a worker that is alone and does not lead: it fetches as those do that it is compared with.
         if elastic.width() == 1 and elastic.is_leader():
             yield from super().__iter__()
@@ -78,6 +99,10 @@ def undivided_because(loader: Any) -> str | None:
         return "the training data is an IterableDataset, of which no worker can take its part"
     if not issubclass(type(loader), DataLoaderShard):
         return f"the training data is a {type(loader).__name__}, not a DataLoader that Accelerate reads in one process"
+    try:
+        len(loader)
+    except (TypeError, NotImplementedError):
+        return "the training data has no length, as its batch sampler has none"
     if loader.use_stateful_dataloader:
         return "a StatefulDataLoader keeps a place in its data that a new worker lacks"
     return None

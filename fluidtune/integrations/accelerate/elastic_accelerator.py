@@ -85,8 +85,13 @@ class ElasticAccelerator(Accelerator):
         return recursively_apply(self._loop.gathered, tensor) if self._loop.together else super().gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        if self._loop.together and use_gather_object:
-            self._loop.cannot("gather_for_metrics(use_gather_object=True) is called in training mode")
+        if self._loop.together:
+            try:  # as Accelerate finds out whether it gathers objects
+                recursively_apply(lambda tensor: tensor, input_data, error_on_other_type=True)
+            except TypeError:
+                use_gather_object = True
+            if use_gather_object:
+                self._loop.cannot("gather_for_metrics() gets something else than tensors in training mode")
         return super().gather_for_metrics(input_data, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:

@@ -9,7 +9,7 @@ epochs, and the elastic session divides beneath them what `elastic.prepare` divi
 | --- | --- |
 | the device; what is prepared: training data, weights, optimizers, schedulers, the scaler | `elastic_strategy` |
 | a boundary before each epoch and after the last; the Trainer's own state for joiners | `trainer_epochs` |
-| ``self.log``: each value is that of the whole batch, in all workers | `whole_values` |
+| ``self.log``: each value is combined over the batch, the same in all workers | `whole_values` |
 | decisions to stop or to save: the leader's, or those of all | `elastic_strategy` |
 | files, loggers, progress bars: the leader's alone | ``is_global_zero`` of the strategy |
 | reports and checkpoints for Tune | `report_callback` |

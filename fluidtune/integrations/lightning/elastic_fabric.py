@@ -165,13 +165,12 @@ class _DividedLoader:
         return getattr(self._stock, name)
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._loop.trains:
-            yield from self._stock
-            return
-        set_epoch(self._given, self.iteration)
+        divided = self._loop.trains
+        set_epoch(self._given, self.iteration)  # Fabric counts the passes, too, but a new worker's has seen none
         self.iteration += 1
-        for batch in self._prepared:
+        for batch in self._loop.pass_over(self._prepared if divided else self._given, divided=divided):
             if self._stock.device is not None:
                 batch = self._fabric.to_device(batch)
-            self._loop.read(batch)
+            if divided:
+                self._loop.read(batch)
             yield batch

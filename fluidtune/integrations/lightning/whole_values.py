@@ -1,4 +1,7 @@
-"""What `self.log` logs where a trial has several workers: the value of the whole batch, and the same in all workers.
+"""What `self.log` logs where a trial has several workers: combined over the batch, and the same in all workers.
+
+By Lightning's ``reduce_fx`` a value is taken for a mean over the samples of the step, or for a number that adds up over
+them. Of another kind than it says, it is wrong by the number of workers; one value does not show of which kind it is.
 
 A worker's step sees its part of the batch. A stock script does not ask Lightning to combine values, and where it does
 (``sync_dist=True``), Lightning would count a worker's parts and its copies of other workers' samples equally. So each
