@@ -7,8 +7,8 @@
         epoch += 1
     elastic.boundary(epoch, stop)
 
-All workers of a trial call the same of these functions in the same order; `rank` and `width` cost nothing and may be
-called by one alone. If another worker calls something else, all get `CannotDivide` within seconds, and the trial goes
+All workers of a trial call these functions, in one order. `rank` and `width` cost nothing and may be called by one
+alone. If another worker calls something else, all get `CannotDivide` within seconds, and the trial goes
 on with one worker. With one worker, or without a session (stock Ray Tune, plain Python), they give what one process
 needs and wait for nobody. The same holds in a worker that has not come to its first boundary.
 """

@@ -28,7 +28,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Args:
         metrics: what of Keras' logs is reported: None: all of them; a name or names; or a mapping from the name that
             Tune sees to Keras' own.
-        every: it reports after each so many epochs, and after the last one.
+        every: epochs from one report to the next; it also reports after the last epoch.
         checkpoint: whether each report comes with a checkpoint. `restored` reads it.
 
     Raises:

@@ -17,7 +17,7 @@ STATIC = Path(__file__).parent / "static"
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-#: A file has stories as far as their making takes some ten seconds: so many times a sentence's teller hears an event.
+#: How many times a sentence's teller hears an event while a file is made: then the making takes some ten seconds.
 #: The other trials' stories are those of `fluidtune why`.
 STORY_WORK = 2_000_000
 #: Where a file's data stands in the page.

@@ -28,7 +28,7 @@ from symphony_serve.profiles import Profile
 #: Of each source, the latest batches that count: as many as there are in a second or two, or in half a minute of those
 #: that take 0.2 s.
 EACH = 128
-#: At most so many sources are told apart. The requests of further ones count as those that name none.
+#: Sources that are told apart at most. The requests of further ones count as those that name none.
 MOST_SOURCES = 16
 #: Sources belong to one class if the level of the longest is at most this many times that of the shortest.
 ALIKE = 1.2

@@ -25,7 +25,7 @@ from symphony_serve.placement.needs import FULL, Need
 MOST_REPLICAS = 6
 #: Combinations of a group that are placed, each in about 0.3 ms.
 MOST_PLACEMENTS = 200
-#: Nothing is placed anew once so many combinations were placed. Judgement: that takes a second.
+#: Combinations after which nothing is placed anew. Judgement: that takes a second.
 ENOUGH_PLACEMENTS = 2000
 #: Weights of compute against memory in the lower bound, in twentieths. Any of them is a bound; the largest counts.
 WEIGHTS = 20

@@ -56,7 +56,7 @@ _END = struct.Struct("QQ")
 _PIECE = 16 << 20
 #: A buffer of fewer bytes is written and not mapped: up to two pages of it and a mapping would be for little.
 _LARGE = 1 << 20
-#: At most so many buffers are mapped: each takes up to three of the 65,530 mappings of a process (vm.max_map_count).
+#: Buffers that are mapped at most: each takes up to three of the 65,530 mappings of a process (vm.max_map_count).
 _MOST = 10_000
 #: Seconds for which a process waits for the keeper of its node, which starts when the node's first worker does.
 #: Judgement: the start of a plain process takes 5 s on two cores.

@@ -250,7 +250,7 @@ class _Batches:
         return batch
 
     def _compare_outputs(self) -> None:
-        """All workers: whether modules have made the same of the batches so far, which all of them had whole."""
+        """All workers: whether modules have returned the same for the batches so far, which all of them had whole."""
         group, shares = self._group, self._shares
         assert shares is not None
         rows = group.backend.exchange(group.outputs.row(), "the comparison of outputs")
@@ -313,7 +313,7 @@ class _DividedBatches:
         self._group = group
         self._seed = seed
         self._ahead = _AHEAD if _draws_at_once(loader) else 1
-        #: Batches are whole in all workers until it is known whether modules make the same of the first one.
+        #: Batches are whole in all workers until it is known whether modules return the same for the first one.
         self.watches = False
         #: By batch, in the order of their indices: the share, and whether the weights are compared before it.
         self.handed: deque[tuple[Share, bool]] = deque()

@@ -1,4 +1,4 @@
-"""Whether modules make the same of an evaluation's first batch in all workers, which all compute whole.
+"""Whether modules return the same for an evaluation's first batch in all workers, which all compute it whole.
 
 A loop may evaluate a module that it has not prepared, such as an average of weights: a new worker has another one. The
 weights that are prepared do not show that, and no gradient does. So the first evaluations over a prepared DataLoader
