@@ -62,7 +62,6 @@ from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLo
 from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, timeout_s
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
-from symphony_serve.forms import Form
 from symphony_serve.messages import Reason
 from symphony_serve.profiles import profiles_to_json
 from symphony_serve.reading import PIECE
@@ -479,7 +478,7 @@ class Front:
             self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.smallest)
         found = {model.name: Answering.of(model, samples[model.name], setting.max_body) for model in models}
         described = {
-            name: Described(one.interface.form, one.samples.inputs[0], Form.of(one.samples.outputs))
+            name: Described.of(one.interface.form, one.samples.inputs[0], one.samples.outputs)
             for name, one in zip(self._names, found.values(), strict=True)
         }
         self._document = document(described, setting.slo, setting.token is not None)
