@@ -39,6 +39,7 @@ from fluidtune.serving.answers import (
     Said,
     as_json,
     bad,
+    in_protocol,
     inference,
     of_server,
     refused,
@@ -126,14 +127,14 @@ class Front:
             self._check_token(request)
             response = await self._respond(request, arrival, number)
         except Said as said:
-            response = said.response(in_protocol=scope["path"].startswith("/v2"))
+            response = said.response(in_protocol(scope["path"]))
         response.headers[REQUEST_ID] = number[:MOST_ID]
         await response(scope, receive, send)
 
     async def _respond(self, request: Request, arrival: float, number: str) -> Response:
         """Raises `Said`."""
         path = request.scope["path"]
-        asked = inference(request.method, path, self._versions()) if path.startswith("/v2") else None
+        asked = inference(request.method, path, self._versions()) if in_protocol(path) else None
         if self._setting.placing is not None and len(self._names) > 1 and (request.method, path) == ("POST", "/"):
             raise Said(404, "not_found", f"several models are served; POST /MODEL: {', '.join(self._names)}")
         name = asked.model if asked is not None else route(request.method, path, self._names)
