@@ -114,6 +114,24 @@ def test_an_arbiter_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RAY_AUTH_MODE=token" in said  # docs/bugs.md, 463
 
 
+@pytest.mark.parametrize(
+    "error", [ValueError("Invalid address format: head:6379:1"), RuntimeError("Version mismatch: it has\n  Ray: 2.44")]
+)
+def test_a_cluster_that_cannot_be_joined_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/bugs.md, 590."""
+
+    def connect(**settings: Any) -> None:
+        raise error
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    found = _invoke(monkeypatch, "--address", "head:6379:1", "status", connect=connect)
+    assert isinstance(found, FluidTuneError)
+    text = " ".join(str(error).split())
+    assert str(found) == f"the Ray cluster at 'head:6379:1' cannot be joined: {text}"
+    monkeypatch.setenv("RAY_ADDRESS", "other")
+    assert "at 'auto' (RAY_ADDRESS is 'other') cannot be joined" in str(_invoke(monkeypatch, "status", connect=connect))
+
+
 @pytest.mark.parametrize("group, command", [("arbiter", "start"), ("arbiter", "status"), ("serve", "status")])
 def test_help_and_a_wrong_option_need_no_cluster(group: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # docs/bugs.md, 335
