@@ -8,6 +8,7 @@ themis_bridge/shell/control.py (arbiter) and serving (serve).
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -210,9 +211,13 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
 
 def _counts(sizes: str) -> list[int]:
     """The numbers of devices that ``--devices`` lists."""
-    counts = [int(size) for size in sizes.split(",") if size.strip().isdigit() and int(size) > 0]
-    if not counts or len(counts) != len(sizes.split(",")):
-        raise FluidTuneError(f"--devices {sizes!r} is not a list of whole numbers above 0, for example 1,2,4,8,16")
+    from fluidtune.serving.capacity import MOST_DEVICES
+
+    words = [word.strip() for word in sizes.split(",")]
+    counts = [int(word) for word in words if re.fullmatch(r"[0-9]{1,9}", word) and 0 < int(word) <= MOST_DEVICES]
+    if len(counts) != len(words):
+        said = f"whole numbers of 1 to {MOST_DEVICES}, for example 1,2,4,8,16"
+        raise FluidTuneError(f"--devices {sizes!r} is not a list of {said}")
     return counts
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fluidtune.cli import cli
+from fluidtune.cli import _counts, cli
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune import launcher
 from tests.report.makers import random_run, written
@@ -93,6 +93,14 @@ def test_a_page_without_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     written(tmp_path, random_run(1, devices=1, trials=3))
     said = str(CliRunner().invoke(cli, ["view", str(tmp_path)]).exception)
     assert said == 'there is no uvicorn; for `fluidtune view` type: pip install "fluidtune[view]"'
+
+
+@pytest.mark.parametrize("sizes", ["\u00b2", "1,\u0663", "9" * 5000, "0" * 5000 + "1", "1000000000", "4097", "0", "1,,2", "1 2", ""])
+def test_numbers_of_devices_that_are_none(sizes: str) -> None:
+    """docs/bugs.md, 592."""
+    with pytest.raises(FluidTuneError, match="is not a list of whole numbers of 1 to 4096, for example 1,2,4,8,16"):
+        _counts(sizes)
+    assert _counts("4, 4096,008") == [4, 4096, 8]
 
 
 @pytest.mark.parametrize(("trials", "iterations"), [(0, None), (None, 0), (-1, 5)])
