@@ -95,7 +95,9 @@ def test_a_page_without_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert said == 'there is no uvicorn; for `fluidtune view` type: pip install "fluidtune[view]"'
 
 
-@pytest.mark.parametrize("sizes", ["\u00b2", "1,\u0663", "9" * 5000, "0" * 5000 + "1", "1000000000", "4097", "0", "1,,2", "1 2", ""])
+@pytest.mark.parametrize(
+    "sizes", ["\u00b2", "1,\u0663", "9" * 5000, "0" * 5000 + "1", "1000000000", "4097", "0", "1,,2", "1 2", ""]
+)
 def test_numbers_of_devices_that_are_none(sizes: str) -> None:
     """docs/bugs.md, 592."""
     with pytest.raises(FluidTuneError, match="is not a list of whole numbers of 1 to 4096, for example 1,2,4,8,16"):
