@@ -210,6 +210,9 @@ def serve(
     count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
     loading = replace(loading, environment=hidden)
+    if not kept_state.can_keep():
+        said = "over Ray Client a service cannot be started"
+        raise FluidTuneError(f"{said}; start it in a process on the cluster, for example by `ray job submit`")
     _check_free(host, port)
 
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
