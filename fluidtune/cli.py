@@ -8,6 +8,7 @@ themis_bridge/shell/control.py (arbiter) and serving (serve).
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -210,9 +211,13 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
 
 def _counts(sizes: str) -> list[int]:
     """The numbers of devices that ``--devices`` lists."""
-    counts = [int(size) for size in sizes.split(",") if size.strip().isdigit() and int(size) > 0]
-    if not counts or len(counts) != len(sizes.split(",")):
-        raise FluidTuneError(f"--devices {sizes!r} is not a list of whole numbers above 0, for example 1,2,4,8,16")
+    from fluidtune.serving.capacity import MOST_DEVICES
+
+    words = [word.strip() for word in sizes.split(",")]
+    counts = [int(word) for word in words if re.fullmatch(r"[0-9]{1,9}", word) and 0 < int(word) <= MOST_DEVICES]
+    if len(counts) != len(words):
+        said = f"whole numbers of 1 to {MOST_DEVICES}, for example 1,2,4,8,16"
+        raise FluidTuneError(f"--devices {sizes!r} is not a list of {said}")
     return counts
 
 
@@ -261,12 +266,15 @@ def _connect(address: str) -> None:
 
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except ConnectionError:
-        # Since 2.60 a cluster may want a token, which Ray sends unasked only where it has found the cluster itself.
+    except Exception as error:
         named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+        whose = f" (RAY_ADDRESS is {named!r})" if named != address else ""
+        if not isinstance(error, ConnectionError):  # It is no address, or the cluster has another version.
+            said = " ".join(str(error).split()) or type(error).__name__
+            raise FluidTuneError(f"the Ray cluster at {address!r}{whose} cannot be joined: {said}") from None
+        # Since 2.60 a cluster may want a token, which Ray sends unasked only where it has found the cluster itself.
         asked = named == "auto" or "RAY_AUTH_MODE" in os.environ
         token = "" if asked else "; if one runs there, it wants a token: set RAY_AUTH_MODE=token"
-        whose = f" (RAY_ADDRESS is {named!r})" if named != address else ""
         raise FluidTuneError(f"there is no Ray cluster at {address!r}{whose}; start one with: ray start --head{token}")
 
 

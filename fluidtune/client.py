@@ -175,7 +175,8 @@ class Client:
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 60.0):
         self._make = functools.partial(AsyncClient, url, token=token, timeout=timeout)
-        self._made = os.getpid(), self._make()
+        #: By process: a forked one must not write into its parent's connections.
+        self._made = {os.getpid(): self._make()}
 
     def __call__(self, value: Any, trial: str | None = None, deadline_s: float | None = None) -> Any:
         """The output for an input. Raises ServiceError."""
@@ -207,12 +208,11 @@ class Client:
 
     @property
     def _client(self) -> AsyncClient:
-        if self._made[0] != os.getpid():  # a forked process must not write into its parent's connections
-            self._made = os.getpid(), self._make()
-        return self._made[1]
+        own = os.getpid()
+        return self._made.get(own) or self._made.setdefault(own, self._make())
 
     def _run(self, asking: Coroutine[Any, Any, T]) -> T:
-        asked = asyncio.run_coroutine_threadsafe(asking, _loop(os.getpid()))
+        asked = asyncio.run_coroutine_threadsafe(asking, _loop())
         try:
             return asked.result()
         except BaseException:  # Ctrl-C among them
@@ -228,12 +228,21 @@ class _TryAgain(ServiceError):
         self.seconds = seconds
 
 
-@functools.cache
-def _loop(pid: int) -> asyncio.AbstractEventLoop:
-    """The event loop of all clients of this process."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="fluidtune-client", daemon=True).start()
-    return loop
+#: By process, the event loop of all its clients. (Not under a lock, which a process that is forked meanwhile would
+#: have for ever.)
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all clients of this process, one for all threads, also where several ask first at once."""
+    own = os.getpid()
+    if own not in _loops:
+        made = asyncio.new_event_loop()
+        if _loops.setdefault(own, made) is made:
+            threading.Thread(target=made.run_forever, name="fluidtune-client", daemon=True).start()
+        else:
+            made.close()
+    return _loops[own]
 
 
 def _read(answer: httpx.Response, url: str) -> Any:

@@ -21,9 +21,9 @@ def told(words: tuple[str, ...]) -> str:
     if not words:
         return _contents()
     # A message, or a link of another page, names docs/how-to/serve.md#3-ask.
-    page = PAGES / (re.sub(r"^docs/|(\.md)?(#.*)?$", "", words[0]) + ".md")
-    if len(words) == 1 and page.resolve().is_relative_to(PAGES.resolve()) and page.is_file():
-        return page.read_text()
+    page = re.sub(r"^docs/|(\.md)?(#.*)?$", "", words[0])
+    if len(words) == 1 and page in _names():
+        return (PAGES / f"{page}.md").read_text()
     wanted = [word.lower() for word in " ".join(words).split()]
     found = [
         (-sum(word in heading.lower() for word in wanted), -sum(map(text.lower().count, wanted)), name, heading)

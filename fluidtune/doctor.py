@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 #: The name of what was checked, whether it is well, and what was found or what to type. None: it is not there, and jobs
@@ -85,8 +84,11 @@ def _cluster() -> Check:
 
 def disk_check(whose: str, folder: str) -> Check:
     """Whether the disk of a folder has room. A folder that is not there yet is made on the disk of the next above."""
-    path = Path(folder).expanduser()
-    there = next(each for each in (path, *path.parents) if each.exists())
+    # (Unlike those of `Path`, these functions raise nothing where there is no home, or one may not look.)
+    path = os.path.expanduser(folder)
+    there = os.path.abspath(path)
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
     disk = shutil.disk_usage(there)
     # By what an unprivileged process may still write, as Ray computes it.
     well = disk.free > (1 - RAYS_DISK) * disk.total and os.access(there, os.W_OK)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -121,11 +122,17 @@ class Form:
 
 
 def _finite(numbers: Sequence[Any]) -> bool:
-    """Whether the sum is a number that a float holds; then each of them is one."""
+    """Whether the sum is a number that a float holds, and each integer is one; then each number is one.
+
+    Floats that are not finite make the sum so; integers that no float holds may cancel out.
+    """
     try:
-        return math.isfinite(sum(numbers))
+        if not math.isfinite(sum(numbers)):
+            return False
     except OverflowError:  # an integer that no float holds
         return False
+    most = sys.float_info.max
+    return int not in set(map(type, numbers)) or (-most <= min(numbers) and max(numbers) <= most)
 
 
 def _word(value: Any) -> str:

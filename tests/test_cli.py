@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from fluidtune.cli import cli
+from fluidtune.cli import _counts, cli
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune import launcher
 from tests.report.makers import random_run, written
@@ -95,6 +95,16 @@ def test_a_page_without_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert said == 'there is no uvicorn; for `fluidtune view` type: pip install "fluidtune[view]"'
 
 
+@pytest.mark.parametrize(
+    "sizes", ["\u00b2", "1,\u0663", "9" * 5000, "0" * 5000 + "1", "1000000000", "4097", "0", "1,,2", "1 2", ""]
+)
+def test_numbers_of_devices_that_are_none(sizes: str) -> None:
+    """docs/bugs.md, 592."""
+    with pytest.raises(FluidTuneError, match="is not a list of whole numbers of 1 to 4096, for example 1,2,4,8,16"):
+        _counts(sizes)
+    assert _counts("4, 4096,008") == [4, 4096, 8]
+
+
 @pytest.mark.parametrize(("trials", "iterations"), [(0, None), (None, 0), (-1, 5)])
 def test_a_plan_of_no_trials_or_iterations(trials: int | None, iterations: int | None) -> None:
     from fluidtune.plan_command import job_of
@@ -112,6 +122,24 @@ def test_an_arbiter_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     said = str(_invoke(monkeypatch, "--address", "10.1.2.3:6379", "status", connect=connect))
     assert "no Ray cluster at '10.1.2.3:6379'" in said
     assert "RAY_AUTH_MODE=token" in said  # docs/bugs.md, 463
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("Invalid address format: head:6379:1"), RuntimeError("Version mismatch: it has\n  Ray: 2.44")]
+)
+def test_a_cluster_that_cannot_be_joined_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/bugs.md, 590."""
+
+    def connect(**settings: Any) -> None:
+        raise error
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    found = _invoke(monkeypatch, "--address", "head:6379:1", "status", connect=connect)
+    assert isinstance(found, FluidTuneError)
+    text = " ".join(str(error).split())
+    assert str(found) == f"the Ray cluster at 'head:6379:1' cannot be joined: {text}"
+    monkeypatch.setenv("RAY_ADDRESS", "other")
+    assert "at 'auto' (RAY_ADDRESS is 'other') cannot be joined" in str(_invoke(monkeypatch, "status", connect=connect))
 
 
 @pytest.mark.parametrize("group, command", [("arbiter", "start"), ("arbiter", "status"), ("serve", "status")])

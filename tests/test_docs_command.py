@@ -36,7 +36,7 @@ def test_a_search_finds_the_sections_with_all_words_and_the_best_heading_first(p
     assert docs_command.told(("hot", "water")) == "- `fluidtune docs how-to/a`: Eggs"
 
 
-@pytest.mark.parametrize("word", ["nowhere", "../secret", ""])
+@pytest.mark.parametrize("word", ["nowhere", "../secret", "", 256 * "x", "a/" * 3000, "a\0b"])
 def test_what_no_page_has_is_refused_in_a_line(pages, word, tmp_path):
     (tmp_path.parent / "secret.md").touch()
     if word:

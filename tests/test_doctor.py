@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ Usage = namedtuple("Usage", "total used free")
 def test_a_disk_on_which_ray_cannot_write(
     free: int, well: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked: list[Path] = []
+    looked: list[str] = []
 
     def usage(path: Any) -> Usage:
         looked.append(path)
@@ -35,7 +36,7 @@ def test_a_disk_on_which_ray_cannot_write(
     monkeypatch.setattr(shutil, "disk_usage", usage)
     name, found, text = doctor.disk_check("Ray", str(tmp_path / "not" / "there"))
     assert (name, found) == ("disk (Ray)", well) and f"{free}.0 of 1000 GiB" in text
-    assert looked == [tmp_path]
+    assert looked == [str(tmp_path)]
     assert ("from 95% on" in text) is not well
 
 
@@ -178,3 +179,29 @@ def test_what_is_found(change, name, well, said):
 
 def test_a_machine_whose_only_gpu_is_lost():
     assert [name for name, _, _ in checked(Nvml(dead=(0,)))] == ["gpu 0"]
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with HOME=/root under another user. docs/bugs.md, 589."""
+    stat, access = os.stat, os.access
+
+    def closed(path: Any, *given: Any, **named: Any) -> Any:
+        if str(path).startswith(f"{tmp_path}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *given, **named)
+
+    monkeypatch.setattr(os, "stat", closed)
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(tmp_path) and access(path, mode))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name, well, text = doctor.disk_check("results", "~/ray_results")
+    assert (name, well) == ("disk (results)", False)
+    assert f"{tmp_path}/ray_results; it cannot be written: set RunConfig(storage_path=...)" in text
+
+
+def test_without_a_home_the_disk_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/bugs.md, 589."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    monkeypatch.chdir(tmp_path)
+    name, _, text = doctor.disk_check("results", "~/ray_results")
+    assert name == "disk (results)" and "free for ~/ray_results" in text

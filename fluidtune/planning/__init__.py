@@ -3,8 +3,10 @@
 It decides from numbers alone: the heights and overheads of trials, the number of devices, and the limits c and d.
 
 - `loads`: run times (eq. 3.2), the packing limit (eq. 3.1), a lower bound. Start reading here.
-- `fluid`: the paper's rules for widths, StaticFluid (alg. 3.1) and DynamicFluid (alg. 3.2), which the engine uses.
-- `placement`: what a plan is, and the static one, from widths to devices and times.
+- `fluid`: the paper's rules for widths, StaticFluid (alg. 3.1) and DynamicFluid (alg. 3.2). The engine uses the two
+  functions that they consist of, `static_widths` and `resize_pays`.
+- `placement`: what a plan is, and the static one, from widths to devices and times. The engine makes no plan;
+  benchmarks compare it with this one.
 
 Pure: no Ray, no torch, no clock, no randomness. The engine knows which trials wait and which devices are free.
 """

@@ -13,6 +13,11 @@ from ray._private.worker import global_worker
 _NAMESPACE = b"fluidtune"
 
 
+def can_keep() -> bool:
+    """Whether this process reaches the store. A client of Ray Client does not."""
+    return getattr(global_worker, "gcs_client", None) is not None
+
+
 def keep(name: str, state: bytes) -> None:
     """Keep this by this name, in place of what was kept by it before."""
     store = global_worker.gcs_client

@@ -21,6 +21,8 @@ from symphony_serve.errors import Refused, ServeError
 #: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
 #: can answer, and Prometheus' name for what it scrapes.
 LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
+#: The paths at which no trial and no model answers by its name.
+_OWN = ("/", LIVE, READY, METRICS, DOCUMENT, PAGE)
 #: Seconds between two attempts to begin, after which a client may ask again as well.
 AGAIN_S = 5
 #: The paths of the Open Inference Protocol.
@@ -81,10 +83,20 @@ def of_server(error: Refused, retry_s: float) -> Said:
     return refused(error.reason.name.lower(), error.reason.value, retry_s)
 
 
+def in_protocol(path: str) -> bool:
+    """Whether it is a path of the Open Inference Protocol, or below one. /v2-ranker is that of a model."""
+    return path == "/v2" or path.startswith("/v2/")
+
+
+def is_taken(name: str) -> bool:
+    """Whether the service itself answers at the path of this name, so that no model can."""
+    return f"/{name}" in _OWN or in_protocol(f"/{name}")
+
+
 def route(method: str, path: str, trials: Sequence[str]) -> str:
     """What is asked for: a path of this module, "/", or the name of a trial. Raises `Said` for what there is not."""
     name = path.strip("/")
-    if path in ("/", LIVE, READY, METRICS, DOCUMENT, PAGE):
+    if path in _OWN:
         allowed: tuple[str, ...] = ("GET", "HEAD", "POST") if path == "/" else ("GET", "HEAD")
         asked = trials[0] if path == "/" and method == "POST" else path
     elif name in trials:

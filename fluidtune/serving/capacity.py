@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.serving.model_tables import LEAST_RATE, MOST
 from symphony_serve.autoscale import BAD_RATE, gpus_for, staggered
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
@@ -93,8 +94,8 @@ def kept_profiles(source: str) -> tuple[dict[str, Profile], dict[str, float]]:
 
 def devices_for(models: Sequence[Model], rate: float) -> int:
     """The smallest number of devices of which the twin says that they bear ``rate``, shared equally by the models."""
-    if not 0 < rate < float("inf"):
-        raise FluidTuneError(f"rate is {rate}, expected requests per second above 0")
+    if not LEAST_RATE <= rate <= MOST:
+        raise FluidTuneError(f"rate is {rate}, expected requests per second above 0 ({LEAST_RATE:g} to {MOST:g})")
     low, high = 0, max(1, round(gpus_for((one.profile, one.budget, rate / len(models)) for one in models)))
     while high <= MOST_DEVICES and simulated(models, high, rate).worst_bad_rate > BAD_RATE:
         low, high = high, 2 * high

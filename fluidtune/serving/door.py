@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
-import socket
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from fluidtune.serving.address import listening
 
 #: Connections at once, if the process may open twice as many files; else half of its files.
 MOST_CONNECTIONS = 10_000
@@ -121,8 +122,7 @@ class Door:
     """
 
     def __init__(self, app: Any, host: str, port: int):
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
+        self._socket = listening(host, port, MOST_CONNECTIONS)
         config = uvicorn.Config(
             app,
             http=Connection,

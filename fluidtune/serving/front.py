@@ -39,6 +39,7 @@ from fluidtune.serving.answers import (
     Said,
     as_json,
     bad,
+    in_protocol,
     inference,
     of_server,
     refused,
@@ -62,7 +63,6 @@ from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLo
 from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, timeout_s
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
-from symphony_serve.forms import Form
 from symphony_serve.messages import Reason
 from symphony_serve.profiles import profiles_to_json
 from symphony_serve.reading import PIECE
@@ -127,14 +127,14 @@ class Front:
             self._check_token(request)
             response = await self._respond(request, arrival, number)
         except Said as said:
-            response = said.response(in_protocol=scope["path"].startswith("/v2"))
+            response = said.response(in_protocol(scope["path"]))
         response.headers[REQUEST_ID] = number[:MOST_ID]
         await response(scope, receive, send)
 
     async def _respond(self, request: Request, arrival: float, number: str) -> Response:
         """Raises `Said`."""
         path = request.scope["path"]
-        asked = inference(request.method, path, self._versions()) if path.startswith("/v2") else None
+        asked = inference(request.method, path, self._versions()) if in_protocol(path) else None
         if self._setting.placing is not None and len(self._names) > 1 and (request.method, path) == ("POST", "/"):
             raise Said(404, "not_found", f"several models are served; POST /MODEL: {', '.join(self._names)}")
         name = asked.model if asked is not None else route(request.method, path, self._names)
@@ -479,7 +479,7 @@ class Front:
             self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.smallest)
         found = {model.name: Answering.of(model, samples[model.name], setting.max_body) for model in models}
         described = {
-            name: Described(one.interface.form, one.samples.inputs[0], Form.of(one.samples.outputs))
+            name: Described.of(one.interface.form, one.samples.inputs[0], one.samples.outputs)
             for name, one in zip(self._names, found.values(), strict=True)
         }
         self._document = document(described, setting.slo, setting.token is not None)

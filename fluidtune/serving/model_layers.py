@@ -64,11 +64,10 @@ class Layers:
         """What the first layer gets."""
         if self._dtype is None:
             return inputs
-        value = _torch().tensor(inputs)
-        # Torch would cut off what a fraction has behind the point.
-        if value.is_floating_point() and not self._dtype.is_floating_point and bool((value != value.trunc()).any()):
-            raise ServeError("the input has a fraction, and all samples are whole numbers; give a sample that has one")
-        return value.to(self._dtype)
+        # Torch would cut off what a fraction has behind the point, and round a whole number beside a float. What is too
+        # large for whole numbers it refuses.
+        exact = inputs if self._dtype.is_floating_point else _whole(inputs)
+        return _torch().tensor(exact, dtype=self._dtype)
 
     def run(self, value: Any) -> Any:
         """What the layers return for what the first of them gets. Tensors are brought to where a module is."""
@@ -156,6 +155,17 @@ def _dtype(samples: Any) -> Any:
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         return _torch().tensor(list(samples)).dtype
     return None
+
+
+def _whole(value: Any) -> Any:
+    """The value with integers in place of floats, also in lists. Raises ServeError if one has a fraction."""
+    if isinstance(value, list):
+        return list(map(_whole, value)) if set(map(type, value)) & {list, float} else value
+    if not isinstance(value, float):
+        return value
+    if not value.is_integer():
+        raise ServeError("the input has a fraction, and all samples are whole numbers; give a sample that has one")
+    return int(value)
 
 
 def _ran(function: Callable[[Any], Any], value: Any) -> Any:

@@ -18,7 +18,7 @@ import numpy as np
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import shared_gpu_plan
 from fluidtune.serving.capacity import kept_profiles
-from fluidtune.serving.model_tables import NamedTables, known, number_of, numbers_of, table_of
+from fluidtune.serving.model_tables import LEAST_RATE, NamedTables, known, number_of, numbers_of, table_of
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.arrivals import SAMPLE, densest, gamma_arrivals, merged
 from symphony_serve.placement.bounds import gpu_seconds, gpus_at_least, most_attained
@@ -34,6 +34,11 @@ if TYPE_CHECKING:
 #: The part of the requests that `--find` makes answered in time.
 ATTAINMENT = 0.99
 ADVICE = "`fluidtune serve start --models` places models by the same search, from times that it measures; it cuts none."
+#: The largest CV of the gaps. Judgement: at it, all but a few of the requests that are drawn come at once. (Those of
+#: AlpaServe's figures end at 8.) At a thousand times more none may come, however many gaps are drawn.
+MOST_CV = 100.0
+#: Requests that are drawn at most, where a trace says for how long. Judgement: 100 MB.
+MOST_DRAWN = 1e7
 #: The keys of a model in the file, and those of the tables in it.
 KEYS = (
     "name", "run", "trial", "checkpoint", "load", "seconds", "bytes", "layers", "configurations", "hop", "delay",
@@ -56,9 +61,12 @@ class ModelTables:
         """The mean rate in requests per second, and the CV of the gaps, as given or of the trace."""
         given = self._rate(name, table)
         if given:
-            return given, number_of(table, "cv", self.file.where(name), 1.0, least=0.0)
+            return given, self._cv(name, table)
         gaps = np.diff(self._trace(table), prepend=0.0)
-        return 1 / float(gaps.mean()), float(gaps.std() / gaps.mean())
+        return 1 / float(gaps.mean()), min(float(gaps.std() / gaps.mean()), MOST_CV)
+
+    def _cv(self, name: str, table: Mapping[str, Any]) -> float:
+        return number_of(table, "cv", self.file.where(name), 1.0, least=0.0, most=MOST_CV)
 
     def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
         where = self.file.where(name)
@@ -76,7 +84,7 @@ class ModelTables:
         if ("rate" in table) == ("trace" in table):
             said = "both `rate` and `trace`" if "rate" in table else "neither `rate` nor `trace`"
             raise FluidTuneError(f"{where} has {said}; give one of them")
-        return number_of(table, "rate", where) if "rate" in table else 0.0
+        return number_of(table, "rate", where, low=LEAST_RATE) if "rate" in table else 0.0
 
     def _trace(self, table: Mapping[str, Any]) -> np.ndarray:
         """Arrival times in seconds, one a line."""
@@ -173,9 +181,14 @@ class ModelsFile(ModelTables):
         traces = [self._trace(one) if "trace" in one else None for one in tables]
         last = max((float(one[-1]) for one in traces if one is not None), default=0.0)
         length = last or SAMPLE / total
+        if total * length > MOST_DRAWN:
+            raise FluidTuneError(
+                f"{self.file.path}: models with a rate have {total * length:.4g} requests in a trace of {length:g} s, "
+                f"and {MOST_DRAWN:g} are drawn at most; give a shorter trace"
+            )
         arrivals = []
         for number, (table, trace, rate) in enumerate(zip(tables, traces, self._rates, strict=True)):
-            cv = number_of(table, "cv", self.file.where(table["name"]), 1.0, least=0.0)
+            cv = self._cv(table["name"], table)
             arrivals.append(trace if trace is not None else gamma_arrivals(rate, cv, length, number))
         found = merged(arrivals)
         if not len(found):

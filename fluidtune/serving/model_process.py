@@ -247,7 +247,7 @@ def loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Seq
             model = load(directory, dict(trial.config))
     except ServeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # A process may have other models, which are to stay.
         said = f"the checkpoint of trial {trial.name} does not load: {error!r}"
         raise ServeError(f"{said}; check load and {trial.checkpoint.path}") from error
     if not callable(as_function(model)):
@@ -278,7 +278,10 @@ def samples_of(name: str, model: Any) -> Samples:
 
 def outcomes_of(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> list[Outcome]:
     """The model's outputs for the inputs. Raises ServeError if they are too few or many, or no JSON values."""
-    outputs = list(model(list(inputs)))
+    try:
+        outputs = list(model(list(inputs)))
+    except SystemExit as error:  # It would end the process, with its other models and versions.
+        raise RuntimeError(f"it ends its process: {error!r}") from error
     if len(outputs) != len(inputs):
         said = f"the model of trial {name} returned {len(outputs)} outputs for {len(inputs)} inputs"
         raise ServeError(f"{said}; return as many")
@@ -289,6 +292,6 @@ def outcomes_of(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: 
         raise ServeError(f"{said}; return numbers, text, lists or objects, for example by .tolist()") from None
 
 
-def failed(error: Exception, where: str = "") -> Outcome:
+def failed(error: BaseException, where: str = "") -> Outcome:
     """What becomes of an input with which the model has raised this. where: in which part of it."""
     return 500, json.dumps({"error": f"the model failed{where}: {error!r}", "code": "model_failed"})

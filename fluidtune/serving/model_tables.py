@@ -16,6 +16,14 @@ else:
     import tomli as tomllib
 
 
+#: A number is 0, or between these. Judgement: a picosecond, and a device that computes 10**24 times a second: what a
+#: load or a device has is between them, and products of a few such numbers are finite.
+LEAST, MOST = 1e-12, 1e24
+#: The least rate of requests. Judgement: one in twelve days; 30,000 of them take so many seconds that a float still
+#: tells microseconds apart.
+LEAST_RATE = 1e-6
+
+
 class NamedTables:
     """The tables of a TOML file's [[models]], or those that are given, by the models' names.
 
@@ -85,14 +93,20 @@ def table_of(table: Mapping[str, Any], key: str, keys: tuple[str, ...] | None, w
 
 
 def number_of(
-    table: Mapping[str, Any], key: str, where: str, default: float | None = None, least: float | None = None
+    table: Mapping[str, Any],
+    key: str,
+    where: str,
+    default: float | None = None,
+    least: float | None = None,
+    low: float = LEAST,
+    most: float = MOST,
 ) -> float:
-    """A finite number, above 0 or at least ``least``."""
+    """A number from ``low`` to ``most``; also 0, if that is ``least``."""
     if key not in table and default is not None:
         return default
     if key not in table:
         raise FluidTuneError(f"{where} has no `{key}`")
-    return checked(table[key], key, where, least)
+    return checked(table[key], key, where, least, low, most)
 
 
 def numbers_of(table: Mapping[str, Any], key: str, where: str, least: float | None = None) -> list[float]:
@@ -102,11 +116,10 @@ def numbers_of(table: Mapping[str, Any], key: str, where: str, least: float | No
     return [checked(one, key, where, least) for one in given]
 
 
-def checked(value: Any, key: str, where: str, least: float | None) -> float:
+def checked(value: Any, key: str, where: str, least: float | None, low: float = LEAST, most: float = MOST) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     # (A whole number may be larger than any float.)
-    number = number and -sys.float_info.max <= value <= sys.float_info.max
-    if not number or not (value > 0 if least is None else value >= least):
+    if not number or not (low <= value <= most or value == least):
         wanted = "above 0" if least is None else f"of {least:g} or more"
-        raise FluidTuneError(f"{where} has `{key}` {value!r}, expected a number {wanted}")
+        raise FluidTuneError(f"{where} has `{key}` {value!r}, expected a number {wanted} ({low:g} to {most:g})")
     return float(value)

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from fluidtune import __version__
 from fluidtune.serving.inference_protocol import JSON_SIZE
 from fluidtune.serving.wire import CODES, REQUEST_ID, TIMEOUT
+from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 
 #: Where the document and its page are. Source: the names that FastAPI has made usual.
@@ -83,11 +84,19 @@ pre {{ background: #f4f4f4; padding: .6em; overflow-x: auto }} th {{ text-align:
 
 @dataclass(frozen=True)
 class Described:
-    """What is known of a trial: the form of its inputs, one of them, and the form of its outputs if one was seen."""
+    """What is known of a trial: the form of its inputs, one of them, and the form of its outputs if they have one."""
 
     form: Form
     sample: Any
     output: Form | None = None
+
+    @classmethod
+    def of(cls, form: Form, sample: Any, outputs: Sequence[Any]) -> Described:
+        """outputs: JSON values. Objects among them may have different keys, as only inputs must be alike."""
+        try:
+            return cls(form, sample, Form.of(outputs))
+        except ServeError:
+            return cls(form, sample)
 
 
 def schema(form: Form) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ray import cloudpickle
 
 from fluidtune.ray_compat import kept_state
 from fluidtune.serving.model_process import Samples
-from fluidtune.serving.remote_devices import LOOK_S, MustBePlain, PlacedDevice
+from fluidtune.serving.remote_devices import LOOK_S, PlacedDevice
 from fluidtune.serving.served_devices import First, OwnDevices
 from fluidtune.serving.setting import PlacedModel, Setting
 from symphony_serve.errors import ServeError
@@ -165,10 +165,7 @@ class PlacedDevices:
 
     async def _look_at(self, name: str, device: PlacedDevice) -> ServedModel:
         asked = self._asked[name]
-        try:
-            held = await device.load(self._trials[name])
-        except MustBePlain:
-            held = await device.load(self._trials[name])
+        held = await device.load(self._trials[name])
         inputs = held.samples.inputs
         self._samples[name] = held.samples
         profile = await measure_profile([lambda batch: device.measure(name, batch)], inputs, asked.slo, 1)

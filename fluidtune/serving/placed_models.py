@@ -17,10 +17,9 @@ from ray import cloudpickle
 from ray.tune import Checkpoint
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving.answers import LIVE, METRICS, READY
+from fluidtune.serving.answers import is_taken
 from fluidtune.serving.model_placement import ModelTables
 from fluidtune.serving.model_tables import NamedTables, number_of
-from fluidtune.serving.openapi import DOCUMENT, PAGE
 from fluidtune.serving.setting import PlacedModel
 from fluidtune.serving.winners import Winner, mark_of, winner_named, winners
 from symphony_serve.placement.stages import GIB
@@ -59,8 +58,7 @@ def placed_models(
 
 def _model(tables: ModelTables, name: str, table: Mapping[str, Any]) -> PlacedModel:
     where = tables.file.where(name)
-    taken = {"v2", *(path.strip("/") for path in (LIVE, READY, METRICS, DOCUMENT, PAGE))}
-    if not NAME.fullmatch(name) or name in taken:
+    if not NAME.fullmatch(name) or is_taken(name):
         said = "use letters, digits, '_' and '-', and '.' behind the first one"
         raise FluidTuneError(f"{where} cannot be asked at a path of this name; {said}")
     if "load" not in table:

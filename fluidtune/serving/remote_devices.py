@@ -250,7 +250,7 @@ class RemoteDevice:
         return True
 
 
-class MustBePlain(ServeError):
+class _MustBePlain(ServeError):
     """The model loads in a plain process alone. The device has one now, without a model."""
 
 
@@ -278,28 +278,39 @@ class PlacedDevice(RemoteDevice):
         super().again()
 
     async def load(self, trial: Winner) -> Held:
-        """Have it load one more model beside the batches. Raises ServeError if it cannot; it has nothing of it then."""
+        """Have it load one more model beside the batches. Raises ServeError if it cannot; it has nothing of it then.
+
+        A model that loads in a plain process alone is loaded in one; the device's other models are lost then.
+        """
         async with self._loads:
-            actor, processes, until = self._actors[0], self._processes, time.monotonic() + LOAD_S
             try:
-                await fetched(actor.hold.remote(trial), LOAD_S)
-                while (found := await self._held(actor, trial.name, until)) is None:
-                    await asyncio.sleep(LOOK_S)
-            except RayTaskError as error:
-                if self._plainly(error):
-                    self._replace("it must not be a forked process", processes)
-                    raise MustBePlain(said_of(error)) from None
-                raise ServeError(said_of(error)) from None
-            except RayError as error:
-                said = f"the process ended while it loaded model {trial.name} ({said_of(error)})"
-                if isinstance(error, GetTimeoutError):
-                    said = f"model {trial.name} has not loaded within {LOAD_S:.0f} s; does load end?"
-                self._replace(said, processes)
-                raise ServeError(said) from None
-            if processes != self._processes:
-                raise ServeError(f"the process ended when it had loaded model {trial.name}")
+                found = await self._load(trial)
+            except _MustBePlain:
+                found = await self._load(trial)
             self.loading = replace(self.loading, trials=(*self.loading.trials, trial))
             return found
+
+    async def _load(self, trial: Winner) -> Held:
+        """Load it in the process that there is now. Raises ServeError."""
+        actor, processes, until = self._actors[0], self._processes, time.monotonic() + LOAD_S
+        try:
+            await fetched(actor.hold.remote(trial), LOAD_S)
+            while (found := await self._held(actor, trial.name, until)) is None:
+                await asyncio.sleep(LOOK_S)
+        except RayTaskError as error:
+            if self._plainly(error):
+                self._replace("it must not be a forked process", processes)
+                raise _MustBePlain(said_of(error)) from None
+            raise ServeError(said_of(error)) from None
+        except RayError as error:
+            said = f"the process ended while it loaded model {trial.name} ({said_of(error)})"
+            if isinstance(error, GetTimeoutError):
+                said = f"model {trial.name} has not loaded within {LOAD_S:.0f} s; does load end?"
+            self._replace(said, processes)
+            raise ServeError(said) from None
+        if processes != self._processes:
+            raise ServeError(f"the process ended when it had loaded model {trial.name}")
+        return found
 
     async def _held(self, actor: Any, model: str, until: float) -> Held | None:
         """As `ModelProcess.held`. Raises GetTimeoutError if there is no answer until then, on `time.monotonic`."""

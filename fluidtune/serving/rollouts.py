@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,10 +174,17 @@ class Rollouts:
         other = self.service.other
         if other is None or other.state != state:
             return
-        answers = await asyncio.gather(*[one.check_beside() for one in self._present() if self._is_in_use(one)])
-        if not all(answers):
+        if not await self._answers([one for one in self._present() if self._is_in_use(one)]):
             said = f"a process of {other.said} has ended and loads again"
             raise ServeError(f"{said}; ask once more when fluidtune serve status counts all of them")
+
+    async def _answers(self, devices: Iterable[VersionedDevice]) -> bool:
+        """Whether the process beside answers on each of these devices that is not over by then."""
+
+        async def answers(device: VersionedDevice) -> bool:
+            return await device.check_beside() or device.over
+
+        return all(await asyncio.gather(*[answers(one) for one in devices if not one.over]))
 
     async def _check_memory(self) -> None:
         """Raises ServeError if the machines have no memory for one more process of each device."""
@@ -242,11 +249,12 @@ class Rollouts:
     async def _load(self, version: Version) -> None:
         assert self._server is not None and self._watch is not None
         try:
-            samples = await self._samples(version)
+            samples, devices = await self._samples(version)
             self._check_form(version, samples)
             self._tell(Loaded(version.number))
-            found = Answering.of(await self._measure(version, samples), samples, self._setting.max_body)
-            if not all(await asyncio.gather(*[device.check_beside() for device in self._present()])):
+            model = await self._measured(version, samples, devices)
+            found = Answering.of(model, samples, self._setting.max_body)
+            if not await self._answers(devices):
                 raise ServeError("a process of it has ended while it was measured")
             self._server.add(found.model)
         except Exception as error:
@@ -260,16 +268,25 @@ class Rollouts:
         self._loader = None
         await self._keep()
 
-    async def _samples(self, version: Version) -> Samples:
-        """The samples of a version that each device has loaded. Raises ServeError."""
+    async def _samples(self, version: Version) -> tuple[Samples, list[VersionedDevice]]:
+        """The samples of a version that each device has loaded, and these devices. Raises ServeError.
+
+        One that is leased later loads it as well before it takes its first batch (`device`).
+        """
         loading, until = self._loading(version), time.monotonic() + LOAD_S
         while time.monotonic() < until:
             found: list[dict[str, Samples] | None] = []
-            for device in self._present():
+            devices = self._present()
+            for device in devices:
                 device.load_beside(loading)
-                found.append(await device.look_beside())
+                try:
+                    found.append(await device.look_beside())
+                except ServeError:
+                    if not device.over:
+                        raise
+                    found.append(None)
             if found and found[0] and all(found):
-                return found[0][version.key]
+                return found[0][version.key], devices
             await asyncio.sleep(LOOK_S)
         raise ServeError(f"not every device has loaded it within {LOAD_S:.0f} s; does load end, and is there a device?")
 
@@ -282,13 +299,26 @@ class Rollouts:
             said = f": {trouble}" if trouble is not None else ""
             raise ServeError(f"its inputs have another form than those of {self.service.serving.said}{said}")
 
-    async def _measure(self, version: Version, samples: Samples) -> Model:
+    async def _measured(self, version: Version, samples: Samples, devices: Sequence[VersionedDevice]) -> Model:
+        """The version, measured on those of the devices whose lease goes on until the end. Raises ServeError."""
+        while there := [device for device in devices if not device.over]:
+            try:
+                model = await self._measure(version, samples, there)
+            except ServeError:
+                if not any(device.over for device in there):
+                    raise
+            else:
+                if not any(device.over for device in there):
+                    return model
+        raise ServeError("no device with it is left; deploy it again")
+
+    async def _measure(self, version: Version, samples: Samples, devices: Sequence[VersionedDevice]) -> Model:
         """Raises ServeError if the version is too slow, or fails with its own samples."""
         setting, key = self._setting, version.key
         delays = self.answering[self.service.serving.key].model.delays
-        alone = await asyncio.gather(*[device.first_run(key, samples.inputs[:1]) for device in self._present()])
+        alone = await asyncio.gather(*[device.first_run(key, samples.inputs[:1]) for device in devices])
         check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.smallest)
-        runs = [lambda inputs, device=device: device.measure(key, inputs) for device in self._present()]
+        runs = [lambda inputs, device=device: device.measure(key, inputs) for device in devices]
         profile = await measure_profile(runs, samples.inputs, LONGEST * setting.slo, setting.max_batch)
         self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.smallest)
         return Model(key, profile, setting.slo, setting.batching, setting.policy, delays)

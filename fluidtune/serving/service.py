@@ -9,7 +9,6 @@ import logging
 import math
 import re
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
+from fluidtune.serving.address import listening, url_of
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.placed_models import Models, placed_models
@@ -210,15 +210,17 @@ def serve(
     count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
     loading = replace(loading, environment=hidden)
+    if not kept_state.can_keep():
+        said = "over Ray Client a service cannot be started"
+        raise FluidTuneError(f"{said}; start it in a process on the cluster, for example by `ray job submit`")
     _check_free(host, port)
 
-    reached = "127.0.0.1" if host in ("0.0.0.0", "localhost") else host
     modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
     setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
     setting = replace(setting, token=token, cors=tuple(cors), batching=former, following=following, stages=stages)
     setting = replace(setting, room=math.inf if stage_memory is None else stage_memory * GIB, placing=placing)
     _start(setting, host, port)
-    return Served(f"http://{reached}:{port}/", [trial.name for trial in trials])
+    return Served(url_of(host, port), [trial.name for trial in trials])
 
 
 #: What the command line calls a setting that has another name there.
@@ -573,7 +575,7 @@ def _check_free(host: str, port: int) -> None:
     if _front() is not None:
         raise FluidTuneError("this Ray cluster serves trials already; end that first with: fluidtune serve stop")
     try:
-        with socket.create_server((host, port)):
+        with listening(host, port):
             pass
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

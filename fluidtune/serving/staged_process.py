@@ -111,7 +111,7 @@ class StageProcess:
         with NeedsPlainProcess.handed_on():
             try:
                 value = self._run(batch)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 end_without_gpu()
                 return batch._replace(value=None, failed=failed(error, f" in stage {self._number}"))
         return batch._replace(value=value, seconds=(*batch.seconds, time.monotonic() - began))

@@ -85,7 +85,7 @@ def test_a_file_of_something_else(content, tmp_path):
         capacity.models_of(str(tmp_path / "profiles.json"), 0.1, "eager")
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("rate", [0.0, -1.0, 1e-306, float("nan"), float("inf")])
 def test_a_rate_that_is_none(profiles, rate):
     with pytest.raises(FluidTuneError, match=f"rate is {rate}, expected requests per second above 0"):
         capacity.devices_for(capacity.models_of(str(profiles), 0.05, "eager"), rate)

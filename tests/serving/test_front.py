@@ -322,3 +322,14 @@ def test_json_with_tensors_is_bounded_because_it_is_read_in_one_go(made, headers
     front.rollouts.answering["t"] = dataclasses.replace(front.rollouts.answering["t"], most=1 << 20)
     status, said, _ = answered(front, path="/v2/models/t/infer", body=b" " * (257 << 10), headers=headers)
     assert (status, said["code"]) == (413, "too_large") and "send binary tensors" in said["error"]
+
+
+@pytest.mark.parametrize("name", ["v2-ranker", "v2.1", "v20"])
+def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, name):
+    """docs/bugs.md, 585."""
+    front = made(Server(), slo=0.01)
+    front._names.append(name)
+    front._books.add(name)
+    front.rollouts.answering[name] = front.rollouts.answering["t"]
+    assert answered(front, path=f"/{name}")[1]["code"] == "overdue"
+    assert answered(front, path=f"/{name}x")[1]["code"] == "not_found"

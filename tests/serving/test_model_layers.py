@@ -259,3 +259,21 @@ def test_a_fraction_is_not_cut_off_where_the_samples_are_whole_numbers():
     assert layers([[1, 3], [2.0, 4.0]]) == [[1, 3], [2, 4]]
     with pytest.raises(ServeError, match="the input has a fraction, and all samples are whole numbers"):
         layers([[1, 3], [1.9, 3]])
+
+
+def test_where_the_samples_are_whole_numbers_an_input_reaches_the_model_as_it_is_or_is_refused():
+    """docs/bugs.md, 584."""
+    model = torch.nn.Sequential(torch.nn.Identity())
+    model.samples = [[5, 3]]
+    layers = layers_of(model)
+    for row in ([16777217, 1.0], [2**53 + 1, 2.0], [2.0**62, True]):
+        assert layers([[0, 0], row]) == [[0, 0], row]
+    for large in (1e30, -1e19, 2**63):
+        with pytest.raises((ValueError, RuntimeError), match="Overflow"):
+            layers([[1.0, large]])
+
+
+def test_where_samples_are_fractions_a_whole_number_may_be_as_large_as_a_float():
+    model = torch.nn.Sequential(torch.nn.Identity())
+    model.samples = [[0.5]]
+    assert layers_of(model)([[2**70]]) == [[2.0**70]]

@@ -36,6 +36,7 @@ def asked(tmp_path, monkeypatch, plan_said):
     monkeypatch.setattr(model_placement, "SAMPLE", 400)
     (tmp_path / "arrivals.txt").write_text("\n".join(str(at * 0.4) for at in range(200)))
     (tmp_path / "zeros").write_text("0\n0")
+    (tmp_path / "late").write_text("1e12")
     return plan_said
 
 
@@ -115,6 +116,15 @@ def test_a_search_that_is_ended_says_so(asked, monkeypatch):
         (ONE.replace("rate = 4", 'trace = "zeros"'), "--gpus 1", "zeros' has no request after 0 s, so it has no rate"),
         (ONE, "--gpus 1 --seconds nan", "--seconds is nan, expected a number of 0 or more"),
         (ONE + "cv = -1\n", "--gpus 1", "has `cv` -1, expected a number of 0 or more"),
+        (ONE + "cv = 1e5\n", "--gpus 1", "has `cv` 100000.0, expected a number of 0 or more (1e-12 to 100)"),
+        (ONE + "cv = 1e-200\n", "--gpus 1", "has `cv` 1e-200, expected a number of 0 or more (1e-12 to 100)"),
+        (ONE.replace("rate = 4", "rate = 1e-306"), "--gpus 1", "has `rate` 1e-306, expected a number above 0 (1e-06"),
+        (ONE + "weight = 1e308\n", "--gpus 1", "has `weight` 1e+308, expected a number above 0 (1e-12 to 1e+24)"),
+        (
+            ONE.replace("rate = 4", 'trace = "late"') + ONE.replace('"a"', '"b"'),
+            "--gpus 1",
+            "have 4e+12 requests in a trace of 1e+12 s",
+        ),
         (ONE + 'run = "x"\n', "--gpus 1", "has both `run` and `seconds`; give one of them"),
         (ONE.replace("seconds = 0.1", 'run = "x"'), "--gpus 1", "there are no profiles at "),
         (ONE.replace("seconds = 0.1\nbytes = 1e9\n", ""), "--gpus 1", "has no times; give `run`, `seconds`, `layers`"),

@@ -118,3 +118,35 @@ def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
 def test_a_models_bytes_are_those_of_the_gpu_if_it_has_any_there(before, after, bytes_):
     """On a GPU the first model has brought the process' own memory there. docs/bugs.md, 535."""
     assert _grown(before, after) == bytes_
+
+
+def exits(*given):
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (exits, r"the checkpoint of trial u does not load: SystemExit\(3\); check load"),
+        (made(exits), r"the model of trial u fails with its own samples: .*SystemExit\(3\)"),
+    ],
+)
+def test_a_model_that_exits_is_one_that_fails_and_the_others_of_its_process_stay(winner, load, said):
+    """docs/bugs.md, 594."""
+    exiting = dataclasses.replace(winner, name="u", load=Loading.of(load, []).load)
+    with pytest.raises(ServeError, match=said):
+        ModelProcess(Loading.of(load, [exiting]))
+    process = ModelProcess(Loading.of(made(lambda values: values), [winner]))
+    process._hold(exiting)
+    with pytest.raises(ServeError, match=said):
+        process.held("u")
+
+
+def test_a_model_that_exits_with_an_input_fails_with_that_input(winner):
+    """docs/bugs.md, 594."""
+
+    def function(values):
+        return exits() if 2 in values else values
+
+    (_, first), (status, said) = outcomes(made(function), winner, [1, 2])
+    assert (first, status, said["code"]) == (1, 500, "model_failed")

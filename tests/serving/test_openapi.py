@@ -15,7 +15,7 @@ from symphony_serve.forms import Form
 
 SAMPLE = {"image": [[0, 0.5], [1, 0]], "word": "a<b>'"}
 TRIALS = {
-    "ab12_00000": Described(Form.of([SAMPLE]), SAMPLE, Form.of([[0.5], [1, 2]])),
+    "ab12_00000": Described.of(Form.of([SAMPLE]), SAMPLE, [[0.5], [1, 2]]),
     "näc/ht": Described(Form.of([1]), 1),
 }
 
@@ -25,6 +25,15 @@ def test_a_public_validator_takes_the_document(token):
     found = document(TRIALS, 0.2, token)
     validate(json.loads(json.dumps(found)))
     assert found["paths"].keys() >= {"/", "/ab12_00000", "/n%C3%A4c%2Fht", "/metrics", "/v2/models/{model}/infer"}
+
+
+@pytest.mark.parametrize("outputs", [[{"cat": 0.9}, {"dog": 0.8}], [[{"box": 1}, {}], []]])
+def test_outputs_that_are_objects_with_different_keys_may_be_anything(outputs):
+    inputs = [1, 2]
+    found = document({"t": Described.of(Form.of(inputs), inputs[0], outputs)}, 0.2, token=False)
+    check = jsonschema.Draft202012Validator(found["components"]["schemas"]["Output0"])
+    assert all(map(check.is_valid, outputs))
+    validate(json.loads(json.dumps(found)))
 
 
 def test_a_token_is_wanted_for_all_but_the_probes():

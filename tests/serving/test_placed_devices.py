@@ -12,7 +12,6 @@ import pytest
 from fluidtune.serving import placed_devices
 from fluidtune.serving.model_process import Held, Loading, Samples
 from fluidtune.serving.placed_devices import PlacedDevices
-from fluidtune.serving.remote_devices import MustBePlain
 from fluidtune.serving.served_devices import First
 from fluidtune.serving.setting import PlacedModel, Placing
 from fluidtune.serving.winners import Winner
@@ -118,22 +117,26 @@ class Service:
         await self.until_settled()
 
 
-def test_a_model_that_must_be_in_a_plain_process_is_loaded_in_one(monkeypatch):
-    """docs/bugs.md, 536."""
+@pytest.mark.parametrize("at", [4, 5])
+def test_a_load_that_goes_on_in_the_next_process_is_none_that_failed(monkeypatch, at):
+    """As one that must be in a plain process. at: which of the loads, when each was loaded once. docs/bugs.md, 583."""
 
     async def run():
-        service = Service(monkeypatch, a=1.0, b=1.0)
-        load, refused = Pretended.load, []
+        service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
+        load, loads = Pretended.load, []
 
-        async def once(device, trial):
-            if not refused:
-                refused.append(trial.name)
-                raise MustBePlain("it reads X")
+        async def in_the_next(device, trial):
+            loads.append(trial.name)
+            if len(loads) == at:
+                device.dies()
+                await asyncio.sleep(0.05)
+                device.pid = 2
             return await load(device, trial)
 
-        monkeypatch.setattr(Pretended, "load", once)
-        await service.placed.first()
-        assert refused and set("".join(service.stands())) == {"a", "b"}
+        monkeypatch.setattr(Pretended, "load", in_the_next)
+        first = await service.placed.first()
+        assert first.held == {number: device.models for number, device in service.devices.items()}
+        assert len(loads) >= at and set("".join(service.stands())) == {"a", "b", "c"}
         await service.placed.close()
 
     asyncio.run(run())

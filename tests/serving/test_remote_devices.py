@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.serving import remote_devices
 from fluidtune.serving.model_process import Loading
-from fluidtune.serving.remote_devices import MustBePlain, PlacedDevice, RemoteDevice
+from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice
 from fluidtune.serving.served_devices import Measured
 from symphony_serve.errors import DeviceLost, ServeError
 
@@ -231,18 +231,23 @@ def test_a_load_that_ends_its_process_is_told_and_the_next_model_loads_in_the_ne
     run(test())
 
 
+PLAIN = RayTaskError("hold", f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: reads X", None)
+
+
 def test_a_load_that_must_be_in_a_plain_process_gets_one(device):
-    """docs/bugs.md, 536."""
+    """docs/bugs.md, 536 and 583."""
+    made, cluster, told, lost = placed(device, hold=[None, None], held=[PLAIN, "found"])
+    made._forks = SimpleNamespace(turn_off=lambda why: None, runtime_env=lambda: {})
+    assert run(made.load(SimpleNamespace(name="x"))) == "found"
+    assert (made.models, cluster.started, cluster.killed, len(lost)) == ({"x"}, 2, 1, 1)
+    assert told == [("worker_lost", "models-1-1")]
 
-    async def test():
-        why = RayTaskError("hold", f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: reads X", None)
-        made, cluster, _, _ = placed(device, hold=[None, None], held=[why, "found"])
-        made._forks = SimpleNamespace(turn_off=lambda why: None, runtime_env=lambda: {})
-        with pytest.raises(MustBePlain, match="reads X"):
-            await made.load(SimpleNamespace(name="x"))
-        assert (await made.load(SimpleNamespace(name="x")), cluster.started, cluster.killed) == ("found", 2, 1)
 
-    run(test())
+def test_a_load_that_fails_in_a_plain_process_as_well_is_an_error(device):
+    made, *_ = placed(device, hold=[None, None], held=[PLAIN, PLAIN])
+    made._forks = SimpleNamespace(turn_off=lambda why: None, runtime_env=lambda: {})
+    with pytest.raises(ServeError, match="reads X"):
+        run(made.load(SimpleNamespace(name="x")))
 
 
 @pytest.mark.parametrize("at", ["hold", "held"])

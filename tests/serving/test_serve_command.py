@@ -45,6 +45,19 @@ def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch):
         serve("run", runs.load, 1.0)
 
 
+def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch):
+    """docs/bugs.md, 587."""
+    monkeypatch.setattr(service, "winners", lambda *given, **named: [])
+    monkeypatch.setattr(service, "NEEDS", ())
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
+    monkeypatch.setattr(service, "_check_free", lambda host, port: None)
+    monkeypatch.setattr(service.kept_state, "global_worker", SimpleNamespace())  # as in a client
+    with pytest.raises(FluidTuneError, match="over Ray Client a service cannot be started; start it in a process on"):
+        serve("run", runs.load, 1.0)
+
+
 @pytest.mark.parametrize(
     ("error", "said"), [(TimeoutError(), "TimeoutError"), (RuntimeError("no\nsuch thing"), "such thing")]
 )

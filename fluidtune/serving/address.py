@@ -1,0 +1,20 @@
+"""The address of a service: its socket, and the URL at which clients of this machine reach it."""
+
+from __future__ import annotations
+
+import socket
+
+#: A host that stands for all addresses of the machine, or for the machine, and one of these addresses.
+_REACHED = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
+
+
+def listening(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """A socket that listens there; a host with ":" is one of IPv6. Raises OSError if the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=backlog)
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL of what listens there."""
+    reached = _REACHED.get(host, host)
+    return f"http://[{reached}]:{port}/" if ":" in reached else f"http://{reached}:{port}/"

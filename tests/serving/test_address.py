@@ -1,0 +1,54 @@
+"""Where a service listens, of IPv4 and IPv6, and its URL."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import httpx
+import pytest
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving import service
+from fluidtune.serving.address import listening, url_of
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000/"),
+        ("localhost", "http://127.0.0.1:8000/"),
+        ("0.0.0.0", "http://127.0.0.1:8000/"),
+        ("::1", "http://[::1]:8000/"),
+        ("::", "http://[::1]:8000/"),
+        ("head.example", "http://head.example:8000/"),
+    ],
+)
+def test_the_url_of_a_host(host, url):
+    """docs/bugs.md, 588."""
+    assert url_of(host, 8000) == url
+    assert httpx.URL(url_of(host, 8000)).port == 8000
+
+
+@pytest.mark.parametrize(
+    ("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6), ("::", socket.AF_INET6)]
+)
+def test_a_host_of_ipv6_is_tried_as_one(monkeypatch, host, family):
+    """docs/bugs.md, 588."""
+    tried = []
+
+    def create_server(address, *, family=socket.AF_INET, backlog=None):
+        tried.append(family)
+        raise OSError(errno.EADDRINUSE, "taken")
+
+    monkeypatch.setattr(socket, "create_server", create_server)
+    monkeypatch.setattr(service, "_front", lambda: None)
+    with pytest.raises(FluidTuneError, match=f"port 8000 of {host} is taken"):
+        service._check_free(host, 8000)
+    assert tried == [family]
+
+
+def test_what_listens_is_reached_at_the_url():
+    with listening("0.0.0.0", 0) as opened:
+        url = httpx.URL(url_of("0.0.0.0", opened.getsockname()[1]))
+        socket.create_connection((url.host, url.port)).close()
