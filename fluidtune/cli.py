@@ -426,7 +426,7 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
 @click.option("--follow", type=float, default=None, metavar="SECONDS", help="Deploy what a running search finds.  [no]")
-@click.option("--stages", type=int, default=1, show_default=True, help="Cut the model over so many processes.")
+@click.option("--stages", type=int, default=1, show_default=True, help="Processes over which the model is cut.")
 @click.option("--stage-memory", type=float, default=None, metavar="GIB", help="Weights of a stage at most.  [any]")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")

@@ -91,8 +91,8 @@ class AsyncClient:
     async def __call__(self, value: Any, trial: str | None = None, deadline_s: float | None = None) -> Any:
         """The output for an input. Raises ServiceError.
 
-        value: a JSON value, or an array or tensor, which is sent as lists. trial: None: the best one. deadline_s: the
-        service answers or refuses within so many seconds from the moment at which it has the request.
+        value: a JSON value, or an array or tensor, which is sent as lists. trial: None: the best one. deadline_s:
+        seconds from the moment at which the service has the request, within which it answers or refuses.
         """
         if deadline_s is not None and not deadline_s > 0:
             raise FluidTuneError(f"deadline_s is {deadline_s!r}, expected seconds, more than 0")

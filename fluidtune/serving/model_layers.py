@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from symphony_serve.errors import ServeError
 
-#: A layer is run at least and at most so many times, after a first one, and for so many seconds; as batches are in
+#: The fewest and the most runs of a layer, after a first one, and their seconds; as batches are in
 #: `symphony_serve.shell.measuring`, whose import would take a model process 50 ms.
 LEAST_RUNS, MOST_RUNS, SECONDS_EACH = 5, 30, 0.1
 

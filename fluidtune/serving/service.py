@@ -173,9 +173,10 @@ def serve(
         cors: origins, such as "https://example.org", whose pages may ask from a browser. Default: none.
         batching: which requests form a batch: "window", "orloj" for models whose times vary by the input, or "auto":
             "orloj" while the times of batches of one size vary.
-        follow: the run may still go on. Its best trial's latest checkpoint is served. Every so many seconds the run is
-            looked at, and what is better than all versions that the status shows is deployed (`Served.deploy`).
-        stages: each device is a group of so many processes of ``devices``. The model, a `torch.nn.Sequential` or an
+        follow: the run may still go on. Its best trial's latest checkpoint is served. The number is the seconds from
+            one look at the run to the next; what is better than all versions that the status shows is deployed
+            (`Served.deploy`).
+        stages: each device is a group of ``stages`` processes of ``devices``. The model, a `torch.nn.Sequential` or an
             object with a list of functions ``stages``, is cut between them so that the slowest is as fast as it can be.
             While one runs a batch, the one before it runs the next.
         stage_memory: GiB of weights that each of these processes has at most. Default: any.

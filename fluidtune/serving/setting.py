@@ -57,7 +57,7 @@ class Setting:
     are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None: they are
     not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever asks has
     it; None: anybody may. cors: origins of pages that may ask. following: the search; None: the run has ended. stages:
-    into which the model is cut; a device is then so many processes. room: bytes of weights in each of these.
+    processes into which the model is cut, which are a device then. room: bytes of weights in each of these.
     placing: several models, and ``slo`` is the longest of theirs; None: each device holds all trials.
     """
 
