@@ -43,14 +43,14 @@ def standing_alone(
     setup = setup or DeviceSetup("job", layout(len(devices.nodes)), 1, 1, None, None, None, None)
     controller = SimpleNamespace(
         search_alg=None,
-        _storage=SimpleNamespace(experiment_dir_name="run"),
+        _storage=SimpleNamespace(experiment_dir_name="run", syncer=SimpleNamespace(wait=lambda: None)),
         _max_pending_trials=1,
         _reuse_actors=None,
         _iteration=0,
         get_trials=lambda: [],
         _pending_trials=[],
         update_max_pending_trials=lambda count: None,
-        checkpoint=lambda force, wait: None,
+        checkpoint=lambda force: None,
     )
     scheduler = SimpleNamespace(
         executor=FluidExecutor(),
@@ -68,6 +68,7 @@ def standing_alone(
             (tuning_job, "hold_devices", lambda *args, **named: devices),
             (tuning_job, "WorkerPool", pool),
             (tuning_job, "ExperimentFolder", lambda storage, restored: folder),
+            (tuning_job, "store_whole_files", lambda controller: None),
             (result_logs, "take_over", take_over),
         ):
             stack.enter_context(patch.object(target, name, stand_in))

@@ -23,7 +23,9 @@ class Hosting(LeaderHost):
         self.deleted: list[str] = []
         self.forgot = 0
         files = SimpleNamespace(delete_dir=self.deleted.append)
-        storage = SimpleNamespace(trial_fs_path="/job/trial_1", storage_filesystem=files)
+        storage = SimpleNamespace(
+            trial_fs_path="/job/trial_1", storage_filesystem=files, current_checkpoint_index=-1
+        )
         self.spec = LoadSpec("trial_1", {"storage": storage}, delivered=13)
         self.trainable: Any = Trainable.__new__(Trainable)
         self.trainable.restore = self.restored
