@@ -109,9 +109,11 @@ class _WholeFiles(_FilesystemSyncer):
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(copy, self._found(folder, to, set(last))))
-        for name, (mark, content) in state.items():
+        for name in sorted(state, key=lambda name: name.startswith(_STATE)):
+            mark, content = state[name]
             write_whole(content, files, os.path.join(to, name))
             self._stored[os.path.join(folder, name)] = mark
+        state.clear()  # the syncer keeps what it was given until the next time
 
     def _found(self, folder: str, to: str, last: set[str]) -> Iterator[tuple[str, str, tuple[int, int]]]:
         """The files that have changed: path here, path there, time and size. Their folders are made."""

@@ -133,6 +133,7 @@ def test_a_syncer_that_is_sent_or_saved_has_no_file_in_it(tmp_path: Path) -> Non
     written(tmp_path / "here", "1", state="x" * 100_000)
     brought(syncer, tmp_path / "here", str(tmp_path / "there"))
     assert len(pickle.dumps(syncer)) == before
+    assert syncer._current_cmd[1]["state"] == {}, "the driver need not keep it either"
 
 
 @pytest.mark.parametrize("kind", ["a part of this machine's", "another"])
