@@ -23,6 +23,8 @@ from fluidtune.cluster.data.kept_data import KeptData
 
 #: The environment variable that names the socket of a worker's node.
 VARIABLE = "FLUIDTUNE_DATA"
+#: The name of the files, in the lists of a process' mappings.
+NAME = "memfd:fluidtune-shared"
 #: What a message begins with: the length of the rest.
 HEAD = struct.Struct("Q")
 #: The longest message, in bytes: a key is a SHA-256 in hexadecimal.

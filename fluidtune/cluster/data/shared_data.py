@@ -39,15 +39,13 @@ from typing import Any, TypeVar
 import numpy as np
 from ray import cloudpickle
 
-from fluidtune.cluster.data.data_keeper import HEAD, VARIABLE, peer
+from fluidtune.cluster.data.data_keeper import HEAD, NAME, VARIABLE, peer
 from fluidtune.errors import FluidTuneError
 
 log = logging.getLogger(__name__)
 
 Data = TypeVar("Data")
 
-#: The name of the files, in the lists of a process' mappings.
-NAME = "memfd:fluidtune-shared"
 #: Buffers begin at multiples of this, in bytes: what vector instructions (AVX-512) and torch's allocator ask for.
 _ALIGNED = 64
 #: How buffers and tables are found from the file's end: offset and number of the table's rows; a row is offset, size.

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from fluidtune.cluster.data.shared_data import NAME
+from fluidtune.cluster.data.data_keeper import NAME
 from salus_share.client import LaneClient
 from salus_share.errors import Refused, SalusError, StaleToken
 from salus_share.memory import (

@@ -219,7 +219,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 ZEROS = """
 import os, sys
 import numpy, torch
-from fluidtune.cluster.data import shared_data
+from fluidtune.cluster.data import data_keeper, shared_data
 make = {
     "array": lambda: numpy.full(4_000_000, 7.0),
     "part": lambda: numpy.full(4_100_000, 7.0)[1000:4_000_000],
@@ -259,10 +259,10 @@ def test_what_was_loaded_is_in_memory_once_while_it_is_written_and_after_that(ki
 #: A trial with 64 MiB of memory, which maps data of 512 MiB, looks at all of them and changes 32 MiB.
 WITHIN = """
 import numpy, resource
-from fluidtune.cluster.data import shared_data
+from fluidtune.cluster.data import data_keeper, shared_data
 from salus_share.memory import ResidentMeter
 file = shared_data._written(numpy.ones(512 << 20, numpy.uint8), "data")
-meter = ResidentMeter(0, shared_data.NAME)
+meter = ResidentMeter(0, data_keeper.NAME)
 for again in range(2):
     meter.limit(meter._framework + (64 << 20))
     data = shared_data._mapped(file) if not again else data
