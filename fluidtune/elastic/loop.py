@@ -121,8 +121,8 @@ def epochs(start: int, stop: int) -> Iterable[int]:
 
     Call it in the outer loop only: inside another `epochs` it is a plain `range`, and the trial is not grown. One that
     was left by ``break`` has ended when nothing holds it any more: iterate over it, or over a ``tqdm`` of it, in the
-    ``for``, and keep it in no variable. Nor is a
-    trial whose loop keeps an iterator over a DataLoader from one turn to the next, or changes what it has prepared.
+    ``for``, and keep it in no variable. Nor is a trial grown whose loop keeps an iterator over a DataLoader from one
+    turn to the next, or changes what it has prepared.
 
     After a restart it goes on from the epoch of the last commit. If Tune has restored a newer checkpoint, or ``start``
     is beyond that epoch, the commit is not used. Loops are told apart by the order of these calls: a loop that is done

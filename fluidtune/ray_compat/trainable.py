@@ -70,12 +70,17 @@ def has_reported(trainable: FunctionTrainable) -> bool:
     return bool(getattr(trainable, "_last_training_result", None))
 
 
-def checkpoint_number(saved: TrainingResult) -> int | None:
-    """Return the number of a checkpoint among those of its trial, by the name of its directory; None: it has none."""
+def count_checkpoint(storage: Any, saved: TrainingResult, *, counted: bool) -> None:
+    """Let the trial's next checkpoint have a number above this one's, so that none is written over.
+
+    ``counted``: the storage's count is to have this one already; else Tune counts one more for it.
+    """
     if saved.checkpoint is None:
-        return None
+        return
     prefix, _, number = PurePath(saved.checkpoint.path).name.rpartition("_")
-    return int(number) if prefix == _CHECKPOINT and number.isdecimal() else None
+    if prefix == _CHECKPOINT and number.isdecimal():
+        least = int(number) if counted else int(number) - 1
+        storage.current_checkpoint_index = max(storage.current_checkpoint_index, least)
 
 
 def saved_with_result(trainable: Trainable, result: dict[str, Any]) -> Any:

@@ -83,8 +83,9 @@ class _WholeFiles(_FilesystemSyncer):
 
     def __init__(self, syncer: _FilesystemSyncer) -> None:
         super().__init__(syncer.storage_filesystem, sync_period=syncer.sync_period, sync_timeout=syncer.sync_timeout)
-        #: By its path here, the time and the size of each file that the storage has.
+        #: By its path here, the time and the size of each file that the storage has; and the folders that it has.
         self._stored: dict[str, tuple[int, int]] = {}
+        self._folders: set[str] = set()
 
     def _sync_up_command(self, local_path: str, uri: str, exclude: list[str] | None = None) -> Any:
         """Tune calls it at once when it has written its state, and runs what is returned in a thread."""
@@ -92,13 +93,13 @@ class _WholeFiles(_FilesystemSyncer):
             return super()._sync_up_command(local_path, uri, exclude)
         names = [each.name for each in os.scandir(local_path) if each.is_file()]
         if not any(name.startswith(_STATE) for name in names):
-            names = []
+            return self._store, {"folder": local_path, "to": uri, "state": None}
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
         state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
-        return self._store, {"folder": local_path, "to": uri, "state": state, "last": names}
+        return self._store, {"folder": local_path, "to": uri, "state": state}
 
-    def _store(self, folder: str, to: str, state: dict[str, tuple[tuple[int, int], bytes]], last: list[str]) -> None:
-        """``last``: names in the folder itself that are no logs. ``state``: those that have changed, as they were."""
+    def _store(self, folder: str, to: str, state: dict[str, tuple[tuple[int, int], bytes]] | None) -> None:
+        """``state``: what has changed in a run's folder itself, as it was, and comes last; None: it is no run's."""
         files = self.storage_filesystem
 
         def copy(found: tuple[str, str, tuple[int, int]]) -> None:
@@ -108,23 +109,28 @@ class _WholeFiles(_FilesystemSyncer):
                 self._stored[local] = mark
 
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(copy, self._found(folder, to, set(last))))
+            list(pool.map(copy, self._found(folder, to, below=state is not None)))
+        if state is None:
+            return
         for name in sorted(state, key=lambda name: name.startswith(_STATE)):
             mark, content = state[name]
             write_whole(content, files, os.path.join(to, name))
             self._stored[os.path.join(folder, name)] = mark
         state.clear()  # the syncer keeps what it was given until the next time
 
-    def _found(self, folder: str, to: str, last: set[str]) -> Iterator[tuple[str, str, tuple[int, int]]]:
-        """The files that have changed: path here, path there, time and size. Their folders are made."""
+    def _found(self, folder: str, to: str, *, below: bool) -> Iterator[tuple[str, str, tuple[int, int]]]:
+        """The files that have changed: path here, path there, time and size. Their folders are made.
+
+        ``below``: only those in folders below this one.
+        """
         for directory, _, names in os.walk(folder):
             there = os.path.normpath(os.path.join(to, os.path.relpath(directory, folder)))
-            if directory not in self._stored:
+            if directory not in self._folders:
                 self.storage_filesystem.create_dir(there)
-                self._stored[directory] = (0, 0)
-            for name in names:
+                self._folders.add(directory)
+            for name in [] if below and directory == folder else names:
                 local = os.path.join(directory, name)
-                if (directory != folder or name not in last) and (mark := self._changed(local)):
+                if mark := self._changed(local):
                     yield local, os.path.join(there, name), mark
 
     def _changed(self, local: str) -> tuple[int, int] | None:
@@ -137,4 +143,4 @@ class _WholeFiles(_FilesystemSyncer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to other processes, and into the run's own state, knows nothing of what was stored."""
-        return {**super().__getstate__(), "_current_cmd": None, "_stored": {}}
+        return {**super().__getstate__(), "_current_cmd": None, "_stored": {}, "_folders": set()}

@@ -14,7 +14,7 @@ from ray.tune.experiment import Trial
 
 from fluidtune.elastic.transport.signing import new_secret
 from fluidtune.ray_compat.controller import TrackedActor
-from fluidtune.ray_compat.trainable import TRAINING_ITERATION, checkpoint_number
+from fluidtune.ray_compat.trainable import TRAINING_ITERATION, count_checkpoint
 from fluidtune.trials.life import SeenResults, TrialLife
 from fluidtune.trials.messages import Call, Checkpoint, Outside
 
@@ -102,9 +102,7 @@ def keep_number(trial: Trial, saved: Any) -> None:
     Tune. A later process goes on from Tune's count. It would write over this checkpoint, and a trial that is restored
     from it would find a later one there.
     """
-    number, storage = checkpoint_number(saved), trial.storage
-    if number is not None:
-        storage.current_checkpoint_index = max(storage.current_checkpoint_index, number - 1)
+    count_checkpoint(trial.storage, saved, counted=False)
 
 
 class RunTable:

@@ -156,6 +156,6 @@ def test_a_trials_artifacts_are_brought_without_being_read_at_once(tmp_path: Pat
     (tmp_path / "work" / "model").write_bytes(b"x" * 100)
     syncer = stored(tmp_path).syncer
     _, given = syncer._sync_up_command(str(tmp_path / "work"), str(tmp_path / "there"))
-    assert given["state"] == {}
+    assert given["state"] is None
     brought(syncer, tmp_path / "work", str(tmp_path / "there"))
     assert (tmp_path / "there" / "model").stat().st_size == 100

@@ -40,7 +40,6 @@ class _Asker:
 
     connection: socket.socket
     process: int | None
-    lost: bool = False
     said: bytearray = field(default_factory=bytearray)
     files: list[int] = field(default_factory=list)
 
@@ -77,8 +76,8 @@ class DataKeeper:
                     return
                 if key.fileobj is self._listener:
                     self._accept()
-                elif key.data.lost:
-                    continue
+                elif key.data.connection.fileno() < 0:
+                    continue  # it was closed in this round
                 elif key.fileobj is key.data.connection:
                     self._hear(key.data)
                 else:
@@ -148,7 +147,6 @@ class DataKeeper:
             socket.send_fds(who.connection, [b"{}"], [file])
 
     def _lost(self, who: _Asker) -> None:
-        who.lost = True
         self._selector.unregister(who.connection)
         if who.process is not None:
             self._selector.unregister(who.process)

@@ -307,8 +307,9 @@ class LeaderHost:
         trainable.restore(checkpoint)
         self._has_checkpoint = True
         own = _is_own(checkpoint, spec)
-        if own:
-            self._number_on(checkpoint)
+        storage = spec.kwargs.get("storage")
+        if own and storage is not None:  # Tune may have got it since the trial was sent
+            ray_trainable.count_checkpoint(storage, checkpoint, counted=True)
         if not again and not own:
             session.forget_resume()
             if reports.state_replaced():
@@ -316,12 +317,6 @@ class LeaderHost:
         elif reports.checkpoint_restored():
             session.prefer_checkpoint()
         return reports.reported
-
-    def _number_on(self, checkpoint: Any) -> None:
-        """Let the next checkpoint have a number above this one's, which Tune may have got since the trial was sent."""
-        number, storage = ray_trainable.checkpoint_number(checkpoint), self.spec.kwargs.get("storage")
-        if number is not None and storage is not None:
-            storage.current_checkpoint_index = max(storage.current_checkpoint_index, number)
 
     def leave_in_order(self) -> None:
         """Let an elastic loop run to its next boundary, where it commits and dismisses its followers."""
