@@ -182,8 +182,14 @@ def _identity(load: Any, met: list[Any]) -> Any:
 
 
 def _code(code: CodeType) -> Any:
-    constants = [_code(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
-    return code.co_code, code.co_names, constants
+    return code.co_code, code.co_names, [_constant(each) for each in code.co_consts]
+
+
+def _constant(constant: Any) -> Any:
+    if isinstance(constant, CodeType):
+        return _code(constant)
+    # Sets have another order in each process.
+    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else repr(constant)
 
 
 def _cell(cell: CellType, name: str, met: list[Any]) -> Any:
@@ -197,6 +203,8 @@ def _cell(cell: CellType, name: str, met: list[Any]) -> Any:
 def _value(value: Any, name: str, met: list[Any]) -> Any:
     if isinstance(value, FunctionType | functools.partial):
         return _identity(value, met)
+    if isinstance(value, set | frozenset):
+        return sorted(repr(_value(each, name, met)) for each in value)
     try:
         return cloudpickle.dumps(value)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -222,6 +230,8 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
+        if torch is not None and type(obj) is torch.Tensor and obj.layout in _sparse_layouts(torch):
+            return _sparse, (obj.layout, _parts(obj, torch), tuple(obj.shape))
         if torch is not None and type(obj) is torch.Tensor and self._is_plain(obj, torch):
             found = obj.untyped_storage()
             storage = self._storages.setdefault(found.data_ptr() or id(found), found)
@@ -250,6 +260,28 @@ def _tensor(storage: Any, dtype: Any, offset: int, shape: tuple[int, ...], strid
     import torch
 
     return torch.empty(0, dtype=dtype).set_(storage, offset, shape, stride)
+
+
+def _sparse_layouts(torch: Any) -> tuple[Any, ...]:
+    return torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc
+
+
+def _parts(tensor: Any, torch: Any) -> tuple[Any, ...]:
+    """The tensors that a sparse one consists of. torch's own pickle of it would be held for ever where it is read."""
+    if tensor.layout is torch.sparse_coo:
+        whole = tensor.detach().coalesce()
+        return whole.indices(), whole.values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.detach().values()
+    return tensor.ccol_indices(), tensor.row_indices(), tensor.detach().values()
+
+
+def _sparse(layout: Any, parts: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+    import torch
+
+    if layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(*parts, shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_compressed_tensor(*parts, shape, layout=layout, check_invariants=False)
 
 
 def _written(value: Any, name: str) -> int:

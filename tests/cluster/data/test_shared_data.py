@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import re
 import signal
@@ -55,8 +56,12 @@ except MemoryError:
     until_over()
     raise
 total = int(data["x"].sum())
-print(total, data["name"], psutil.Process().memory_full_info().pss, flush=True)
-if sys.stdin.readline().strip() == "write":
+print(total, data["name"], flush=True)
+asked = sys.stdin.readline().strip()
+if asked == "size":
+    print(psutil.Process().memory_full_info().pss, flush=True)
+    sys.stdin.readline()
+if asked == "write":
     data["x"][:] = 3
     print(int(data["x"].sum()), flush=True)
     sys.stdin.readline()
@@ -96,6 +101,12 @@ def loads(folder: Path) -> list[int]:
     return [int(each.name.split("-")[1]) for each in folder.glob("loads-*")]
 
 
+def asked(process: subprocess.Popen[str], for_what: str) -> int:
+    process.stdin.write(f"{for_what}\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+
 def kept() -> int:
     """How many data sets this process keeps."""
     found = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
@@ -106,19 +117,18 @@ def test_processes_that_ask_at_once_and_later_have_the_data_once(processes, tmp_
     size = 200 << 20
     together = [processes(size, 0.2) for _ in range(3)]
     said = [process.stdout.readline().split() for process in together]
-    said.append(processes(size).stdout.readline().split())
-    assert [each[:2] for each in said] == [[str(size), "ones"]] * 4
+    together.append(processes(size))
+    said.append(together[-1].stdout.readline().split())
+    assert said == [[str(size), "ones"]] * 4
     assert len(loads(tmp_path)) == 1
-    # The proportional sizes of the four add up to the data once, and to what the processes have besides.
-    assert sum(int(each[2]) for each in said[1:]) < 2 * size
+    # The proportional sizes of three add up to three quarters of the data, and to what the processes have besides.
+    assert sum(asked(process, "size") for process in together[1:]) < 2 * size
 
 
 def test_what_a_process_changes_is_its_own(processes):
     one, other = processes(), processes()
     assert [each.stdout.readline().split()[0] for each in (one, other)] == ["1000", "1000"]
-    one.stdin.write("write\n")
-    one.stdin.flush()
-    assert one.stdout.readline() == "3000\n"
+    assert asked(one, "write") == 3000
     assert processes().stdout.readline().split()[0] == "1000"
 
 
@@ -172,6 +182,7 @@ def test_a_process_waits_for_a_keeper_that_is_about_to_start(monkeypatch):
     thread = threading.Timer(0.5, lambda: later.append(DataKeeper(name)))
     thread.start()
     assert fluidtune.shared(lambda: 7) == 7
+    thread.join()
     assert kept() == 1
     later[0].close()
 
@@ -194,7 +205,7 @@ class Plain:
         self.rows = np.arange(6.0).reshape(2, 3)
 
 
-BASE = torch.arange(12.0)
+COMPRESSED = (torch.sparse_csr, torch.sparse_csc)
 VALUES: dict[str, Callable[[], Any]] = {
     "array": lambda: np.arange(12).reshape(3, 4),
     "fortran": lambda: np.asfortranarray(np.arange(12.0).reshape(3, 4)),
@@ -207,7 +218,8 @@ VALUES: dict[str, Callable[[], Any]] = {
     "parameter": lambda: torch.nn.Linear(3, 2),
     "dataset": lambda: torch.utils.data.TensorDataset(torch.eye(3), torch.arange(3)),
     "complex": lambda: torch.ones(2, dtype=torch.complex64),
-    "sparse": lambda: torch.eye(3).to_sparse(),
+    "sparse": lambda: (torch.eye(4).to_sparse(), [torch.eye(4).to_sparse(layout=each) for each in COMPRESSED]),
+    "sparse blocks": lambda: [torch.eye(4).to_sparse_bsr((2, 2)), torch.eye(4).to_sparse_bsc((2, 2))],
     "conjugate, gradient": lambda: (torch.ones(2, dtype=torch.complex64).conj(), torch.ones(2, requires_grad=True)),
     "nested": lambda: {"train": [np.ones(3), (torch.ones(2), "text")], "n": 3},
     "own class": Plain,
@@ -291,8 +303,8 @@ def anonymous() -> int:
 def flat(value: Any) -> Any:
     """A value as what can be compared."""
     if isinstance(value, torch.Tensor):
-        value = value.to_dense().detach()
-        return str(value.dtype), tuple(value.stride()), value.tolist()
+        layout, value = str(value.layout), value.to_dense().detach()
+        return layout, str(value.dtype), tuple(value.stride()), value.tolist()
     if isinstance(value, torch.UntypedStorage):
         return len(value)
     if isinstance(value, np.ndarray):
@@ -318,6 +330,8 @@ def test_a_value_is_as_it_was_loaded(name):
         assert flat(shared_data._mapped(file)) == expected
     finally:
         os.close(file)
+    gc.collect()
+    assert kept() == 0  # nor is it mapped any more
 
 
 def test_tables_are_as_they_were_loaded(keeper):
@@ -369,6 +383,24 @@ def test_a_function_that_encloses_itself_is_known_by_what_it_does(keeper):
     assert kept() == 1
     assert fluidtune.shared(enclosing(6)) == [6, 1, 2]
     assert kept() == 2
+
+
+SET = """
+import sys
+from fluidtune.cluster.data import shared_data
+names = set(sys.argv[1:])
+print(shared_data._key(lambda: [each for each in "abc" if each in {"alpha", "beta", "gamma"} or each in names]))
+"""
+
+
+def test_functions_with_sets_are_equal_in_all_processes():
+    found = set()
+    for seed in "123":
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", SET, "delta", "epsilon", "zeta"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        found.add(done.stdout)
+    assert len(found) == 1, done.stderr
 
 
 def test_what_cannot_tell_a_function_from_others_is_named(keeper):
