@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -33,8 +35,6 @@ from salus_share.gate import Gate
 from salus_share.messages import Need
 from salus_share.seat_table import SeatTable, home
 
-#: How long a service may take to notice that a trial does not wait for its answer any more, seconds.
-LAST_WORD_S = 2.0
 #: How often a request is sent, if the service dies before it answers.
 TRIES = 5
 
@@ -85,11 +85,17 @@ class LaneClient:
             "remaining": remaining,
             "rung": rung,
         }
-        told = self._ask(announced, timeout)
-        if told["is"] != "admitted":
-            raise SalusError(f"the lane service answered {told}, expected that {self._name!r} is admitted")
-        self.token = told["token"]
-        self._gate = Gate(SeatTable(self._directory), told["seat"], self.token)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while self._gate is None:
+            left = None if timeout is None else max(0.0, deadline - time.monotonic())
+            told = self._ask(announced, left)
+            if told["is"] != "admitted":
+                raise SalusError(f"the lane service answered {told}, expected that {self._name!r} is admitted")
+            table = SeatTable(self._directory)
+            with table.lock():
+                if table.claim(told["seat"], told["token"]):
+                    self.token = told["token"]
+                    self._gate = Gate(table, told["seat"], self.token)
 
     def iteration(self) -> AbstractContextManager[None]:
         """One iteration on the device, within which ephemeral memory may be used. See `Gate.iteration`."""
@@ -160,22 +166,12 @@ class LaneClient:
             link.send(json.dumps(asked).encode())
             packet = link.recv(service.PACKET)
         except TimeoutError:
-            packet = self._last_word(link)
+            # Room that it is offered from now on is not taken, and goes back to the service.
             self._hang_up()
-            if not packet:
-                raise TimeoutError(f"{self._name!r} was not admitted within {timeout} s") from None
+            raise TimeoutError(f"{self._name!r} was not admitted in time") from None
         except OSError:
             return None
         return dict(json.loads(packet)) if packet else None
-
-    @staticmethod
-    def _last_word(link: socket.socket) -> bytes:
-        """What the service sent before it noticed that the trial has stopped waiting: it may have been admitted."""
-        with contextlib.suppress(OSError):
-            link.shutdown(socket.SHUT_WR)
-            link.settimeout(LAST_WORD_S)
-            return link.recv(service.PACKET)
-        return b""
 
     def _hang_up(self) -> None:
         if self._link is not None:

@@ -27,7 +27,7 @@ from salus_share.policies import Standing
 from salus_share.private_files import check_directory, open_own, own_directory
 from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Seats
 
-MAGIC, VERSION = 0x5A105, 1
+MAGIC, VERSION = 0x5A105, 2
 #: The name of the table's file, in the device's directory. Older versions have the same, so that trials of both never
 #: share a device by two tables.
 FILE = "board"
@@ -47,8 +47,8 @@ _PASS, _COUNTS, _COUNTS_AT = struct.Struct("=IIQq"), struct.Struct("=Qddd"), 24
 _STATE, _TURN = struct.Struct("=I"), struct.Struct("=Q")
 
 #: The states of a seat beyond those in `turns`: no trial has it; its trial waits for admission; its trial has freed its
-#: memory, which the service has not seen yet.
-FREE, WAITING, LEFT = 0, 1, 7
+#: memory, which the service has not seen yet; there is room for its trial, which has not taken it (`claim`).
+FREE, WAITING, LEFT, OFFERED = 0, 1, 7, 8
 #: The states in which a seat's memory is in use.
 RESIDENT = (IDLE, READY, INSIDE, LINGERING, PAUSED)
 
@@ -173,18 +173,32 @@ class SeatTable(Seats[int]):
         self.set_state(seat.index, seat.state)
 
     def take_seat(self, name: str, pid: int) -> Seat:
-        """Give a trial a free seat. Raises SalusError if there is none, or its name is too long."""
+        """Give a trial a free seat.
+
+        Raises SalusError if there is none, its name is too long, or its process has ended.
+        """
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
         if len(name.encode()) > NAME:
             raise SalusError(f"the trial's name {name!r} is longer than {NAME} bytes; give it a shorter one")
         index = next((i for i in range(used) if self.seat(i).state == FREE), used)
         if index >= SEATS:
             raise SalusError(f"{SEATS} trials are at this device; {name!r} must go to another one")
+        start = started(pid)
+        if not start:
+            raise SalusError(f"process {pid} of {name!r} has ended, or is not to be seen from process {os.getpid()}")
         nan = math.nan
-        seat = Seat(index, WAITING, 0, 0, -1, 0, 0.0, nan, 0.0, 0.0, pid, 0, started(pid), 0, 0, 0, name)
+        seat = Seat(index, WAITING, 0, 0, -1, 0, 0.0, nan, 0.0, 0.0, pid, 0, start, 0, 0, 0, name)
         self.write(seat)
         struct.pack_into("=I", self._map, _SEATS_USED, max(used, index + 1))
         return seat
+
+    def claim(self, index: int, token: int) -> bool:
+        """A trial takes the room that it was offered. False: the offer is not there any more, and it must ask anew."""
+        seat = self.seat(index)
+        if seat.token != token or seat.state != OFFERED:
+            return False
+        self.set_state(index, LEFT if seat.pause else IDLE)
+        return not seat.pause
 
     def admission_of(self, index: int) -> tuple[int, int, int, int]:
         """(state, pause, token, lane) of a seat. A quicker `seat`: every pass asks it."""
@@ -313,4 +327,4 @@ def started(pid: int) -> int:
 
 def alive(seat: Seat) -> bool:
     """Whether the process that took the seat runs."""
-    return seat.pid != 0 and started(seat.pid) == seat.start
+    return started(seat.pid) == seat.start != 0

@@ -34,8 +34,8 @@ from salus_share.messages import Need
 from salus_share.policies import POLICIES, policy
 from salus_share.private_files import check_peer, open_own, own_directory
 from salus_share.processes import own_environment
-from salus_share.seat_table import FILE, FREE, LEFT, RESIDENT, WAITING, Seat, SeatTable, alive
-from salus_share.turns import IDLE, INSIDE, PAUSED, Turns
+from salus_share.seat_table import FILE, FREE, LEFT, OFFERED, RESIDENT, WAITING, Seat, SeatTable, alive
+from salus_share.turns import INSIDE, PAUSED, Turns
 
 #: How often the service looks at the seat table by itself, and how long it stays without a trial; seconds.
 TICK_S, IDLE_S = 0.25, 30.0
@@ -110,7 +110,7 @@ class LaneService:
                     found.append(Resident(seat.name, place, seat.token, seat.standing, leaving))
                     self._seats[seat.name] = seat.index
                 else:
-                    # Its trial is dead, has left, or waited; one that waited asks again.
+                    # Its trial is dead, has left, or waited, or has not taken its room. One that lives asks again.
                     self._table.set_state(seat.index, FREE)
         self._carry_out(self._admission.restore(found, self._table.tokens))
         for name in self._seats:
@@ -192,8 +192,13 @@ class LaneService:
 
     def _closed(self, name: str) -> None:
         """A trial hung up. While its process lives and holds memory, it may come back: only its client may be gone."""
-        seat = self._seat(name)
-        if seat is not None and (seat.state in (LEFT, WAITING) or not alive(seat)):
+        if name not in self._seats:
+            return
+        with self._table.lock():
+            seat = self._table.seat(self._seats[name])
+            if seat.state == OFFERED:
+                self._table.set_state(seat.index, LEFT)  # from now on it cannot be taken
+        if seat.state in (LEFT, WAITING, OFFERED) or not alive(seat):
             self._gone(name)
 
     def _answer(self, visitor: _Visitor, asked: dict[str, Any]) -> None:
@@ -303,8 +308,12 @@ class LaneService:
                 case m.Move(name, _):
                     self._settle(name)
                 case m.Pause(name):
+                    index, woken = self._seats[name], []
                     with self._table.lock():
-                        woken = self._turns.pause(self._seats[name], time.monotonic())
+                        if self._table.seat(index).state == OFFERED:
+                            self._table.set_leaving(index)
+                        else:
+                            woken = self._turns.pause(index, time.monotonic())
                     for index in woken:
                         self._waker.wake(self._table, index)
                 case m.Refuse(name, reason):
@@ -323,7 +332,7 @@ class LaneService:
         with self._table.lock():
             seat = self._table.seat(self._seats[name])
             if token is not None:
-                seat.token, seat.state, seat.pause = token, IDLE, 0
+                seat.token, seat.state, seat.pause = token, OFFERED, 0
                 seat.arrival = self._admission.jobs[name].standing.arrival
                 self._table.tokens = token
             if token is not None or seat.lane != place.lane:

@@ -41,7 +41,7 @@ class Connection(HttpToolsProtocol):
     #: Closes it, unless what is due comes before.
     _late: asyncio.TimerHandle | None = None
     _slow: asyncio.TimerHandle | None = None
-    #: Bytes of a head that is not complete, and whether the body of the latest request is.
+    #: Bytes of a head that is not complete, or since the last part of a body; and whether the latest body is complete.
     _fresh, _whole = 0, True
 
     def connection_made(self, transport: Any) -> None:
@@ -60,11 +60,11 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._whole:
             data = _UPGRADE.sub(rb"\1X-Asked", data)
+        self._fresh += len(data)
         super().data_received(data)
-        if self._late is not None and self._whole:
-            self._fresh += len(data)
-            if self._fresh > MOST_HEAD:
-                self.transport.close()
+        # Of a body, only what is around its parts counts: the sizes of chunks, and the trailer.
+        if self._fresh > MOST_HEAD and (self._late is not None or not self._whole):
+            self.transport.close()
 
     # The parser calls these.
 
@@ -72,10 +72,18 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._wait()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._whole:  # else it is of a trailer, which nobody reads
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._wait_no_more()
-        self._whole = False
+        self._whole, self._fresh = False, 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._fresh = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()

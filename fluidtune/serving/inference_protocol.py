@@ -36,6 +36,8 @@ _NUMPY = {
 }
 #: By numpy's kind of a datatype, Python's types of its elements in JSON.
 _PYTHON: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
+#: The longest axis that a tensor can have. Source: numpy's (intp).
+_MOST_LENGTH = 2**63 - 1
 _OBJECT = frozenset({"object"})
 _LIST = frozenset({"list"})
 
@@ -289,6 +291,8 @@ def _shape(one: dict[str, Any], tensor: Tensor, most: int) -> list[int]:
         raise ServeError(f"shape of {tensor.name!r} is {_said(shape)}, expected {expected}, {said}")
     if shape[0] > most:
         raise ServeError(f"shape of {tensor.name!r} has more than {most} inputs; send them in several requests")
+    if max(shape) > _MOST_LENGTH:
+        raise ServeError(f"shape of {tensor.name!r} has a length of more than {_MOST_LENGTH}")
     return shape
 
 

@@ -136,12 +136,16 @@ def _trial(job: TwinJob, clock: Clock, lanes: service.LaneService, directory: Pa
     visitor = service._Visitor(theirs)
 
     def admitted(asked: dict[str, Any]) -> Gate:
-        # As a tick of the service just before.
-        lanes._look()
-        lanes._answer(visitor, asked)
-        clock.sleep(math.inf, ours)
-        told = json.loads(ours.recv(service.PACKET))
-        return Gate(SeatTable(directory), told["seat"], told["token"])
+        table = SeatTable(directory)
+        while True:
+            # As a tick of the service just before.
+            lanes._look()
+            lanes._answer(visitor, asked)
+            clock.sleep(math.inf, ours)
+            told = json.loads(ours.recv(service.PACKET))
+            with table.lock():
+                if table.claim(told["seat"], told["token"]):
+                    return Gate(table, told["seat"], told["token"])
 
     clock.sleep(job.arrival)
     need = {"persistent": job.need.persistent, "ephemeral": job.need.ephemeral}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -10,13 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from benchmarks.salus_jobs import service_status
 from salus_share import Need, SalusError, StaleToken, policy, service
 from salus_share.client import LaneClient
-from salus_share.seat_table import FILE, RESIDENT, Seat, SeatTable
+from salus_share.seat_table import FILE, FREE, OFFERED, RESIDENT, Seat, SeatTable
 from tests.contracts.processes import until
 from tests.salus.processes import PATIENCE_S, Child, home, kill_service, remove, seat, trial
 
@@ -159,7 +162,7 @@ def test_the_seat_table_never_says_more_than_fits_wherever_the_service_is_killed
 
     def watched(table: SeatTable, seat: Seat) -> None:
         write(table, seat)
-        there = [other for other in table.seats() if other.state in RESIDENT]
+        there = [other for other in table.seats() if other.state in (*RESIDENT, OFFERED)]
         lanes = {other.lane: max(one.ephemeral for one in there if one.lane == other.lane) for other in there}
         sums.append(sum(other.persistent for other in there) + sum(lanes.values()))
 
@@ -239,22 +242,64 @@ def test_a_service_that_dies_while_a_trial_comes_back_is_asked_again(directory, 
             pass
 
 
-def test_one_that_is_admitted_when_its_patience_ends_is_admitted(directory, monkeypatch) -> None:
-    SeatTable.create(directory, 100, "FAIR")
-    ours, other = ends()
+@contextlib.contextmanager
+def standing_still(directory: Path) -> Iterator[service.LaneService]:
+    """A service that has done nothing yet, and does nothing until `go_on`."""
+    made = service.LaneService(directory, 100, "FAIR")
+    yield made
+    made._listener.close()
 
-    def admit_late() -> None:
-        while other.recv(service.PACKET):
+
+def go_on(made: service.LaneService) -> None:
+    """It does all that has come."""
+    while ready := made._selector.select(0):
+        for key, _ in ready:
+            key.data()
+    made._look()
+
+
+def test_one_that_gave_up_waiting_for_a_service_that_stood_still_holds_no_room(directory) -> None:
+    with standing_still(directory) as made:
+        with pytest.raises(TimeoutError):
+            client(directory, "a").admit(Need(10, 50), timeout=0.1)
+        go_on(made)
+        assert made._status()["reserved"] == 0
+        assert SeatTable(directory).seats() == []
+
+
+def test_one_that_died_before_its_service_read_what_it_asked_for_holds_no_room(directory) -> None:
+    with standing_still(directory) as made:
+        with subprocess.Popen(["sleep", "600"]) as process, service.connect(directory) as link:
+            asked = {"do": "announce", "name": "a", "pid": process.pid, "persistent": 10, "ephemeral": 50}
+            link.send(json.dumps({**asked, "remaining": None, "rung": 0}).encode())
+            process.kill()
+            process.wait()
+            go_on(made)
+            assert "has ended" in json.loads(link.recv(service.PACKET))["text"]
+        assert made._status()["reserved"] == 0
+
+
+@pytest.mark.parametrize("how", ["the service has ended", "it is told to leave"])
+def test_room_that_is_offered_and_withdrawn_is_asked_for_anew(directory, how, monkeypatch) -> None:
+    claim, offers = SeatTable.claim, []
+
+    def late(table: SeatTable, index: int, token: int) -> bool:
+        """What happens between the offer and the claim."""
+        offers.append(table.seat(index).state)
+        if len(offers) == 1:
+            if how == "the service has ended":
+                table.set_state(index, FREE)
+            else:
+                table.set_leaving(index)
+        return claim(table, index, token)
+
+    monkeypatch.setattr(SeatTable, "claim", late)
+    with client(directory, "a") as a:
+        a.admit(Need(10, 50))
+        assert offers == [OFFERED, OFFERED]
+        assert service_status(directory)["reserved"] == 60
+        with a.iteration():
             pass
-        other.send(b'{"is": "admitted", "seat": 0, "token": 7, "lane": 0}')
-        other.close()
-
-    threading.Thread(target=admit_late).start()
-    monkeypatch.setattr(service, "start", lambda *_: ours)
-    a = client(directory, "a")
-    a.admit(Need(10, 10), timeout=0.1)
-    assert a.token == 7
-    a.leave()
 
 
 def test_settings_must_agree(directory) -> None:

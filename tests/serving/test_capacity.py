@@ -76,12 +76,20 @@ def test_a_file_that_is_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\xfe\x00", b'{"format": 1, "seconds": {"t": ["soon"]}}', b'{"format": 1, "seconds": {"t": 5}}']
+    "content",
+    [
+        b"\xff\xfe\x00",
+        b'{"format": 1, "seconds": {"t": ["soon"]}}',
+        b'{"format": 1, "seconds": {"t": 5}}',
+        b'{"format": 1, "seconds": {}}',
+        b'{"format": 1, "seconds": {"t": [1%s]}}' % (b"0" * 400),
+        b'{"format": 1, "seconds": {"t": [0.1]}, "delays": {"t": 1%s}}' % (b"0" * 400),
+    ],
 )
 def test_a_file_of_something_else(content, tmp_path):
-    """docs/bugs.md, 543."""
+    """docs/bugs.md, 543, 628."""
     (tmp_path / "profiles.json").write_bytes(content)
-    with pytest.raises(FluidTuneError, match="profiles"):
+    with pytest.raises(FluidTuneError, match=r"profiles|kept delays"):
         capacity.models_of(str(tmp_path / "profiles.json"), 0.1, "eager")
 
 

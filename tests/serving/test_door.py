@@ -68,6 +68,22 @@ def test_a_head_without_end_is_cut_off(door):
             one.sendall(b"A%d: %s\r\n" % (number, b"b" * 1000))
 
 
+@pytest.mark.parametrize("line", [b"A%d: " + b"b" * 1000 + b"\r\n", b"b" * 1000], ids=["lines", "one line"])
+@pytest.mark.parametrize("path", [b"late", b"now"])
+def test_a_trailer_without_end_is_cut_off(door, path, line):
+    """docs/bugs.md, 627."""
+    head = b"POST /%b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path
+    with connected(door[0], head + b"1\r\nx\r\n0\r\n") as one, pytest.raises(ConnectionError):
+        for number in range(10_000):
+            one.sendall(line % number if b"%" in line else line)
+
+
+def test_what_a_trailer_says_is_left_out_and_the_next_request_follows(door):
+    head = b"POST /late HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connected(door[0], head + b"1\r\nx\r\n0\r\nA: b\r\n\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n") as one:
+        assert rest(one).count(b"200 OK") == 2
+
+
 def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for(door, monkeypatch):
     from fluidtune.serving import door as doors
 

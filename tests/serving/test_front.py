@@ -316,7 +316,10 @@ def test_a_batch_of_tensors_is_answered_whole_or_refused(made):
     assert answered(front, path="/v2/models/t/infer", body=b"{}")[1]["code"] == "bad_input"
 
 
-@pytest.mark.parametrize("headers", [[(b"inference-header-content-length", b"999999")], []])
+SIZES = (b"999999", b"9" * 5000)
+
+
+@pytest.mark.parametrize("headers", [[], *([(b"inference-header-content-length", size)] for size in SIZES)])
 def test_json_with_tensors_is_bounded_because_it_is_read_in_one_go(made, headers):
     front = made(Server(), slo=PATIENCE_S)
     front.rollouts.answering["t"] = dataclasses.replace(front.rollouts.answering["t"], most=1 << 20)

@@ -151,6 +151,13 @@ def test_a_bad_request_is_refused_with_its_field(body, binary, said):
     assert len(str(found.value)) < 400
 
 
+def test_a_length_that_python_does_not_write_is_refused():
+    """docs/bugs.md, 628."""
+    longest = 10**4300 - 1
+    with pytest.raises(ServeError, match="has a length of more than"):
+        decode(Interface.of([[1], [1, 2]]), request(tensor(datatype="INT64", shape=[1000, longest], data=[1])))
+
+
 @pytest.mark.parametrize("size", ["-1", "1e3", "99999", "9" * 30, "²", ""])
 def test_a_bad_length_of_the_json_is_refused(size):
     with pytest.raises(ServeError, match=JSON_SIZE):
