@@ -113,6 +113,18 @@ def test_a_live_run(page: Any, served: Any, tmp_path: Path) -> None:
     expect(rows).to_have_count(3)
 
 
+def test_apps_are_not_asked_for_twice_at_a_time(page: Any, served: Any, tmp_path: Path) -> None:
+    """Each question that waits holds one of the browser's few connections. docs/bugs.md, 601."""
+    asked: list[Any] = []
+    page.route("**/api/cluster", lambda route: asked.append(route))  # which is never answered
+    page.clock.install()
+    page.goto(served(written(tmp_path / "run", [begin(time.time(), 1)]).parent))
+    expect(page.locator("#state")).to_contain_text("running for")
+    page.clock.run_for(20_000)
+    assert len(asked) == 1
+    page.unroute_all(behavior="ignoreErrors")
+
+
 def test_several_runs(page: Any, served: Any, tmp_path: Path) -> None:
     for seed in range(3):
         written(tmp_path / f"run{seed}", random_run(seed, devices=2, trials=5, iterations=3))

@@ -655,6 +655,18 @@ function drawService() {
   table($("service-table"), service.columns, service.rows);
 }
 
+// What is asked for again and again is not asked for while an answer is pending: a browser has few connections.
+const pending = new Set();
+async function once(ask) {
+  if (pending.has(ask)) return;
+  pending.add(ask);
+  try {
+    await ask();
+  } finally {
+    pending.delete(ask);
+  }
+}
+
 // Which app of the arbiter has how many leases, and its rho.
 async function drawCluster() {
   const apps = await (await fetch("api/cluster")).json().catch(() => []);
@@ -724,7 +736,7 @@ function compare(on) {
   $("overview").hidden = !on;
   $("run").hidden = on;
   $("compare").setAttribute("aria-pressed", String(on));
-  if (on) drawOverview();
+  if (on) once(drawOverview);
   draw();
 }
 
@@ -778,14 +790,14 @@ function listen() {
   $("runs").onchange = () => show($("runs").value);
   $("compare").onclick = () => compare(!comparing);
   window.onresize = () => { draw(); if (open) refresh(false); };
-  matchMedia("(prefers-color-scheme: dark)").onchange = () => { if (open) choose(open); if (comparing) drawOverview(); draw(); };
+  matchMedia("(prefers-color-scheme: dark)").onchange = () => { if (open) choose(open); if (comparing) once(drawOverview); draw(); };
   point({ clientX: -1, clientY: -1 });
   // Clocks go on between two increments; the table of all runs is asked for again.
   setInterval(() => { if (!document.hidden && model.opened && live()) draw(); }, 1000);
   const often = () => {
     if (document.hidden || snapshot) return;
-    if (comparing) drawOverview();
-    else if (live()) drawCluster().catch(() => {});
+    if (comparing) once(drawOverview);
+    else if (live()) once(drawCluster).catch(() => {});
   };
   setInterval(often, ANEW);
   often();
