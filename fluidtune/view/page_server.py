@@ -1,7 +1,8 @@
 """The page over HTTP, on this machine's loopback address alone: its files, and what it asks for as JSON.
 
 What has changed comes as server-sent events. Their id is the cursor of `FollowedRun.look`, which browsers send back
-after a break, so that a page gets what it missed. Only `/api/steer`, with the token, changes something.
+after a break, and the page after it was hidden, so that it gets what it missed. Only `/api/steer`, with the token,
+changes something.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
         run = runs.run(request.query_params.get("run", ""))
         if run is None:
             return _json({"trouble": "there is no such run here any more"}, 404)
-        cursor = request.headers.get("last-event-id", "")
+        # Browsers send the header when a stream breaks, and the page the parameter when it opens another one.
+        cursor = request.headers.get("last-event-id") or request.query_params.get("cursor", "")
         return StreamingResponse(_increments(run, cursor), media_type="text/event-stream")
 
     def about_a_trial(tell: Callable[[FollowedRun, str], Any]) -> Callable[[Request], Any]:

@@ -125,6 +125,30 @@ def test_apps_are_not_asked_for_twice_at_a_time(page: Any, served: Any, tmp_path
     page.unroute_all(behavior="ignoreErrors")
 
 
+HIDE = """hidden => {
+    Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_a_hidden_tab_holds_no_connection(page: Any, served: Any, tmp_path: Path) -> None:
+    """A browser has six for one address. What came meanwhile is shown when the tab is seen. docs/bugs.md, 603."""
+    log = written(tmp_path / "run", [begin(time.time(), 1), named("t_0")])
+    url = served(log.parent)
+    with page.context.browser.new_context() as context:
+        tabs = []
+        for _ in range(7):
+            tabs.append(context.new_page())
+            tabs[-1].goto(url)
+            expect(tabs[-1].locator("#rows tbody tr[data-trial]")).to_have_count(1)
+            tabs[-1].evaluate(HIDE, True)
+        with log.open("ab") as file:
+            file.write(lines_of([named("t_1")]))
+        tabs[0].evaluate(HIDE, False)
+        expect(tabs[0].locator("#rows tbody tr[data-trial]")).to_have_count(2)
+        expect(tabs[0].locator("#trouble")).to_be_hidden()
+
+
 def test_several_runs(page: Any, served: Any, tmp_path: Path) -> None:
     for seed in range(3):
         written(tmp_path / f"run{seed}", random_run(seed, devices=2, trials=5, iterations=3))

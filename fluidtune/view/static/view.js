@@ -18,7 +18,7 @@ const REFRESH = 2000; // ms between two questions for the curve of the trial tha
 const $ = (id) => document.getElementById(id);
 const snapshot = $("snapshot") && JSON.parse($("snapshot").textContent);
 const token = new URLSearchParams(location.search).get("token"); // who has it may steer
-let model, source, key = "", open = null, active = null, span = Infinity, filter = "", dirty = false, asked = 0;
+let model, source, key = "", cursor = "", open = null, active = null, span = Infinity, filter = "", dirty = false, asked = 0;
 let sort = null, listed = [], only = new Set(), plots = {}, lanes = new Map(), boxes = [], pressed = null, stale = "";
 let comparing = false;
 
@@ -124,11 +124,20 @@ function lane(device) {
 }
 
 function follow(run) {
-  source?.close();
-  key = run;
+  [key, cursor] = [run, ""];
   begin();
-  source = new EventSource(`api/stream?run=${encodeURIComponent(run)}`);
-  source.onmessage = (event) => take(JSON.parse(event.data));
+  listenTo();
+}
+
+// Get what has come of the run since `cursor`. A hidden tab gets nothing: a browser has six connections for all of them.
+function listenTo() {
+  source?.close();
+  if (document.hidden) return;
+  source = new EventSource(`api/stream?run=${encodeURIComponent(key)}&cursor=${encodeURIComponent(cursor)}`);
+  source.onmessage = (event) => {
+    cursor = event.lastEventId;
+    take(JSON.parse(event.data));
+  };
   source.onerror = () => {
     stale = source.readyState === EventSource.CLOSED
       ? "There is no such run here any more."
@@ -789,6 +798,7 @@ function listen() {
   document.onkeydown = (event) => { if (event.key === "Escape") leave(); };
   $("runs").onchange = () => show($("runs").value);
   $("compare").onclick = () => compare(!comparing);
+  if (!snapshot) document.onvisibilitychange = listenTo;
   window.onresize = () => { draw(); if (open) refresh(false); };
   matchMedia("(prefers-color-scheme: dark)").onchange = () => { if (open) choose(open); if (comparing) once(drawOverview); draw(); };
   point({ clientX: -1, clientY: -1 });
@@ -819,8 +829,12 @@ async function start() {
     if (keys.length > 1 && !run) compare(true);
   }
   if (trial) {
-    const wait = setInterval(() => { if (find(trial)) { clearInterval(wait); choose(trial); } }, 100);
-    setTimeout(() => clearInterval(wait), 10000);
+    let looks = 100; // while the tab is seen: ten seconds
+    const wait = setInterval(() => {
+      if (!find(trial) && (document.hidden || looks-- > 0)) return;
+      clearInterval(wait);
+      if (find(trial)) choose(trial);
+    }, 100);
   }
 }
 
