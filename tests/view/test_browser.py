@@ -149,6 +149,27 @@ def test_a_hidden_tab_holds_no_connection(page: Any, served: Any, tmp_path: Path
         expect(tabs[0].locator("#trouble")).to_be_hidden()
 
 
+def test_a_filter_knows_every_parameter_and_takes_it_for_no_column(page: Any, served: Any, tmp_path: Path) -> None:
+    """The table has no more than 12 of them. docs/bugs.md, 602."""
+    columns = {"width": 512, "state": "solid", "kind": "resnet", "id": 7, "group": "norm", "constructor": "he"}
+    many = {**{f"p{number}": number for number in range(9)}, **columns, "LR": 0.001}
+    wide, bare = named("t_0", **many), named("t_1", width=64, LR=0.1)
+    log = written(tmp_path / "run", [begin(time.time(), 2), wide, bare, started(1001, "t_0", 0)])
+    page.goto(served(log.parent))
+    rows = page.locator("#rows tbody tr[data-trial]")
+    expect(rows).to_have_count(2)
+    tests = {"lr<0.01": 1, "LR>=0.001": 2, "width>=512": 1, "state=solid": 1, "p3=3": 1, "running": 1}
+    for text, count in {**tests, "iteration=0 trial=t_1": 1, "constructor!=he": 0, "valueof=1": 0}.items():
+        page.fill("#filter", text)
+        expect(rows).to_have_count(count)
+    page.fill("#filter", "")
+    page.get_by_role("button", name="t_0").click()
+    facts = page.locator("#parameters")
+    for name, value in columns.items():
+        assert f"{name}{value}" in facts.text_content()
+    expect(facts).to_contain_text("LR0.001staterunningkindelasticgroupg")
+
+
 def test_several_runs(page: Any, served: Any, tmp_path: Path) -> None:
     for seed in range(3):
         written(tmp_path / f"run{seed}", random_run(seed, devices=2, trials=5, iterations=3))

@@ -369,10 +369,13 @@ function point(event) {
 
 // --- the table of trials
 
+// The column of the parameter with this name, whether the table has it or not.
+const parameter = (name) => ({
+  key: `=${name}`, title: name, value: ({ parameters }) => (Object.hasOwn(parameters, name) ? parameters[name] : null),
+});
+
 function columns() {
-  const parameters = [...model.names].slice(0, MOST_PARAMETERS).map((name) => ({
-    key: `=${name}`, title: name, value: (trial) => trial.parameters[name] ?? null,
-  }));
+  const parameters = [...model.names].slice(0, MOST_PARAMETERS).map(parameter);
   return [
     // On a narrow screen the end of a name says more than its beginning.
     { key: "name", title: "trial", text: true, value: label, show: narrow.matches ? short : label },
@@ -391,13 +394,20 @@ function columns() {
   ];
 }
 
-// "lr<0.01 adam": each word must hold, a comparison of a column or parameter, or a part of the trial's text.
+// The column that a filter means by this name. A parameter goes before the table's own columns.
+function compared(name) {
+  const like = (each) => each.toLowerCase() === name.toLowerCase();
+  const own = model.names.has(name) ? name : [...model.names].find(like);
+  if (own !== undefined) return parameter(own);
+  return columns().findLast((column) => like(column.key) || like(column.title));
+}
+
+// "lr<0.01 adam": each word must hold, a comparison of a parameter or column, or a part of the trial's text.
 function test(words) {
-  const known = Object.fromEntries(columns().flatMap((column) => [[column.title.toLowerCase(), column], [column.key, column]]));
-  const tests = words.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
-    const [, name, sign, text] = /^([^<>=!]+)(<=|>=|!=|<|>|=)(.+)$/.exec(word) || [];
-    const column = known[name];
-    if (!column) return (trial) => trial.text.includes(word) || state(trial) === word;
+  const tests = words.split(/\s+/).filter(Boolean).map((word) => {
+    const [, name, sign, typed] = /^([^<>=!]+)(<=|>=|!=|<|>|=)(.+)$/.exec(word) || [];
+    const column = name && compared(name), [part, text] = [word.toLowerCase(), typed?.toLowerCase()];
+    if (!column) return (trial) => trial.text.includes(part) || state(trial) === part;
     return (trial) => {
       const value = (column.show && !sign.match(/[<>]/) && column.text ? column.show : column.value)(trial);
       if (value === null || value === "") return false;
@@ -537,10 +547,11 @@ function drawTrial() {
   const trial = find(open);
   if (!trial) return;
   put($("detail-title"), label(trial));
-  const facts = { ...trial.parameters };
-  if (trial.name && trial.name !== trial.id) facts.id = trial.id;
-  Object.assign(facts, { state: state(trial) + (trial.waits ? `: ${trial.waits}` : ""), kind: trial.kind, group: trial.group });
-  $("parameters").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [make("dt", name), make("dd", number(value))]));
+  // A parameter may have the name of what follows.
+  const facts = Object.entries(trial.parameters);
+  if (trial.name && trial.name !== trial.id) facts.push(["id", trial.id]);
+  facts.push(["state", state(trial) + (trial.waits ? `: ${trial.waits}` : "")], ["kind", trial.kind], ["group", trial.group]);
+  $("parameters").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", name), make("dd", number(value))]));
 }
 
 // Ask the driver to stop, keep or clone the trial that is open. Buttons wait for the answer; what comes twice has one id.
