@@ -79,6 +79,7 @@ class FollowedRun:
         tail = LogTail(self.log)
         self.close()
         self._tail, self._epoch, self.model, self._trouble = tail, secrets.token_hex(4), RunModel(), ""
+        self._service = ServiceFigures(self.log.parent)
 
     def curve(self, trial: str) -> dict[str, Any]:
         """The trial's curves, see `RunModel.curve`. Raises KeyError if the run has no such trial."""
@@ -110,7 +111,8 @@ class FollowedRun:
             return {**self.model.glance(), "trouble": self._trouble}
 
     def close(self) -> None:
-        """Close the log. The next `look` reads it from its first line."""
+        """Close the log and that of the service. The next `look` reads them from their first lines."""
+        self._service.close()
         if self._tail is not None:
             self._tail.close()
             self._tail = None
