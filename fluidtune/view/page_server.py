@@ -107,7 +107,7 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
         try:
             said = await _body(request)
             run = runs.run(said.get("run", ""))
-            if run is None:
+            if run is None or not run.log.is_file():  # the page still shows a run that was deleted
                 return _json({"trouble": "there is no such run here any more"}, 404)
             act = act_from({**said, "via": "page", "parameters": {}}, own_name())
         except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,12 +27,13 @@ from tests.view.pages import lines_of
 
 
 def ask(
-    path: Path, method: str, *wanted: str, host: str = "http://127.0.0.1", token: str = "", **sent: Any
+    path: Path | RunList, method: str, *wanted: str, host: str = "http://127.0.0.1", token: str = "", **sent: Any
 ) -> list[httpx.Response]:
     """The answers of the application, in this process. ``token``: of `view --steer`; ``sent``: with each request."""
+    runs = path if isinstance(path, RunList) else RunList(path)
 
     async def answers() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(page_app(RunList(path), token))
+        transport = httpx.ASGITransport(page_app(runs, token))
         async with httpx.AsyncClient(transport=transport, base_url=host) as client:
             return [await client.request(method, each, **sent) for each in wanted]
 
@@ -110,6 +112,17 @@ def test_a_page_of_another_address_may_not_steer(origin: str, status: int, tmp_p
     headers = {"X-FluidTune-Token": "secret", "Origin": origin}
     (answer,) = ask(tmp_path / "run", "POST", "/api/steer", token="secret", json=ACT, headers=headers)
     assert answer.status_code == status and ("another address" in answer.json()["trouble"]) == (status == 403)
+
+
+def test_a_run_that_was_deleted_cannot_be_steered(tmp_path: Path) -> None:
+    """The page still shows it. docs/bugs.md, 605."""
+    runs = RunList(written(tmp_path / "run", by_hand()).parent.parent)
+    (curve,) = ask(runs, "GET", "/api/curve?run=run&trial=c")
+    shutil.rmtree(tmp_path / "run")
+    headers = {"X-FluidTune-Token": "secret"}
+    (answer,) = ask(runs, "POST", "/api/steer", token="secret", json=ACT, headers=headers)
+    assert answer.status_code == 404 and "no such run" in answer.json()["trouble"]
+    assert ask(runs, "GET", "/api/curve?run=run&trial=c")[0].json() == curve.json()
 
 
 def test_an_act_of_the_page_comes_to_the_driver(tmp_path: Path) -> None:
