@@ -22,6 +22,8 @@ from fluidtune.view.service_figures import ServiceFigures
 
 #: Bytes that are read at once: a thousand lines, which take some 10 ms.
 PIECE = 1 << 18
+#: Seconds for which a run goes on though nothing is written: its iterations may be long, or its driver has died.
+QUIET_S = 3600.0
 
 
 class FollowedRun:
@@ -109,6 +111,13 @@ class FollowedRun:
         with self._lock:
             self._read(float("inf"))
             return {**self.model.glance(), "trouble": self._trouble}
+
+    def goes_on(self) -> bool:
+        """Whether more is to come: the run has not ended as far as it was read, and something was written lately."""
+        try:
+            return not self.model.live.use.over and time.time() - self.log.stat().st_mtime < QUIET_S
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Close the log and that of the service. The next `look` reads them from their first lines."""

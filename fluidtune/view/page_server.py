@@ -62,8 +62,14 @@ def _json(found: Any, status: int = 200) -> Response:
 
 
 def page_app(runs: RunList, token: str = "") -> Starlette:
-    """The application: the page at /, what it asks for below /api. ``token``: who has it may steer; "": nobody may."""
+    """The application: the page at /, what it asks for below /api. ``token``: who has it may steer; "": nobody may.
+
+    What looks at a file does so in the threadpool: a slow storage stops no other answer.
+    """
     gauges = ClusterGauges()
+
+    async def run_of(key: str) -> FollowedRun | None:
+        return await run_in_threadpool(runs.run, key)
 
     async def page(request: Request) -> Response:
         return Response(page_text(), media_type="text/html")
@@ -72,13 +78,13 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
         return _json(await run_in_threadpool(runs.glances))
 
     async def keys(request: Request) -> Response:
-        return _json(list(runs.logs()))
+        return _json(list(await run_in_threadpool(runs.logs)))
 
     async def cluster(request: Request) -> Response:
         return _json(await run_in_threadpool(gauges.apps))
 
     async def stream(request: Request) -> Response:
-        run = runs.run(request.query_params.get("run", ""))
+        run = await run_of(request.query_params.get("run", ""))
         if run is None:
             return _json({"trouble": "there is no such run here any more"}, 404)
         # Browsers send the header when a stream breaks, and the page the parameter when it opens another one.
@@ -87,7 +93,7 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
 
     def about_a_trial(tell: Callable[[FollowedRun, str], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            run, trial = runs.run(request.query_params.get("run", "")), request.query_params.get("trial", "")
+            run, trial = await run_of(request.query_params.get("run", "")), request.query_params.get("trial", "")
             try:
                 if run is None:
                     raise KeyError
@@ -106,8 +112,9 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
             return _json({"trouble": "this is a page of another address, which may not steer"}, 403)
         try:
             said = await _body(request)
-            run = runs.run(said.get("run", ""))
-            if run is None or not run.log.is_file():  # the page still shows a run that was deleted
+            run = await run_of(said.get("run", ""))
+            # The page still shows a run that was deleted.
+            if run is None or not await run_in_threadpool(run.log.is_file):
                 return _json({"trouble": "there is no such run here any more"}, 404)
             act = act_from({**said, "via": "page", "parameters": {}}, own_name())
         except ValueError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from fluidtune.report.events import EVENT_LOG_NAME, EventDict
 from fluidtune.report.story import story_of
 from fluidtune.view import followed_run
-from fluidtune.view.followed_run import FollowedRun
+from fluidtune.view.followed_run import QUIET_S, FollowedRun
 from tests.report.makers import added, begin, ev, random_run, written
 from tests.report.test_summary import by_hand
 from tests.view.pages import Page, lines_of
@@ -116,6 +118,23 @@ def test_a_story_is_that_of_fluidtune_why(seed: int) -> None:
             assert (found["head"], tuple(found["end"])) == (story.head, story.end)
             assert [text for *_, text in found["told"]] == [text for *_, text in story.told()]
         run.close()
+
+
+def test_a_run_goes_on_until_it_ends_is_silent_for_long_or_is_deleted(tmp_path: Path) -> None:
+    log = written(tmp_path, by_hand()[:3])
+    run = FollowedRun(log)
+    run.look()
+    assert run.goes_on()
+    os.utime(log, (time.time() - QUIET_S - 1,) * 2)
+    assert not run.goes_on()
+    written(tmp_path, by_hand())
+    assert run.goes_on()  # as far as it was read
+    assert run.look()["over"] and not run.goes_on()
+    written(tmp_path, by_hand()[:3])
+    run.look()
+    log.unlink()
+    assert not run.goes_on()
+    run.close()
 
 
 def served(answered: int) -> list[EventDict]:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,19 @@ def test_what_is_not_there_is_said(path: str, tmp_path: Path) -> None:
     found, stream = ask(tmp_path / "run", "GET", path, "/api/stream?run=y")
     assert found.status_code == 404 and "no such trial" in found.json()["trouble"]
     assert stream.status_code == 404 and "no such run" in stream.json()["trouble"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/keys", "/api/runs", "/api/curve?trial=c", "/api/story?trial=c", "/api/stream?run=y", "/api/steer"]
+)
+def test_a_storage_that_is_slow_stops_no_stream(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is looked through by no thread that streams wait for. docs/bugs.md, 606."""
+    runs, threads = RunList(written(tmp_path / "run", by_hand()).parent), set[int]()
+    looked = runs.logs
+    monkeypatch.setattr(runs, "logs", lambda: threads.add(threading.get_ident()) or looked())
+    method, headers = "POST" if "steer" in path else "GET", {"X-FluidTune-Token": "secret"}
+    ask(runs, method, path, token="secret", json=ACT, headers=headers)
+    assert threads and threading.get_ident() not in threads
 
 
 def test_another_sites_name_is_refused(tmp_path: Path) -> None:
