@@ -12,6 +12,7 @@ import contextlib
 import hmac
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -156,13 +157,15 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 async def _increments(run: FollowedRun, cursor: str) -> AsyncIterator[str]:
-    """What a page gets of a run, for ever: each increment as one server-sent event."""
+    """What a page gets of a run, for ever: each increment as one server-sent event. The first has the time, "clock"."""
     said, silent = "", 0.0
     while True:
         cursor, text, left = await run_in_threadpool(_look, run, cursor)
         if text != said:
+            # The page's own clock may be another one. The time alone makes no increment.
+            data = text if said else f'{{"clock":{time.time()},{text[1:]}'
             said, silent = text, 0.0
-            yield f"id: {cursor}\ndata: {text}\n\n"
+            yield f"id: {cursor}\ndata: {data}\n\n"
         elif silent >= ALIVE_S:
             silent = 0.0
             yield ": \n\n"

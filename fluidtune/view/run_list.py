@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError
-from fluidtune.report.live import LogTail, logs_in, results_directory
+from fluidtune.report.live import LogTail, logs_in, results_directory, seconds_since
 from fluidtune.report.trial_lookup import log_of_run
 from fluidtune.view.followed_run import PIECE, FollowedRun
 
@@ -65,7 +66,10 @@ class RunList:
             return run
 
     def glances(self) -> list[dict[str, Any]]:
-        """Every run in a few figures. A log that has not changed is not read again."""
+        """Every run in a few figures, with the seconds since its last event, "silence".
+
+        A log that has not changed is not read again.
+        """
         found = []
         for key, log in self.logs().items():
             try:
@@ -79,5 +83,7 @@ class RunList:
                 if run is None:
                     continue
                 known = self._glances[key] = (stamp, run.glance())
-            found.append({"key": key, **known[1]})
+            glance = known[1]
+            silence = seconds_since(time.time(), glance["origin"] + glance["seconds"])
+            found.append({"key": key, **glance, "silence": silence})
         return found

@@ -170,6 +170,23 @@ def test_a_filter_knows_every_parameter_and_takes_it_for_no_column(page: Any, se
     expect(facts).to_contain_text("LR0.001staterunningkindelasticgroupg")
 
 
+@pytest.mark.parametrize("ahead", [300, -300])
+def test_a_browser_whose_clock_is_wrong(ahead: int, page: Any, served: Any, tmp_path: Path) -> None:
+    """Whether a run is silent is for the clock of the page's server to say. docs/bugs.md, 607."""
+    page.add_init_script(f"const real = Date.now; Date.now = () => real() + {1000 * ahead};")
+    for name, silent in {"alive": 0, "dead": 150}.items():
+        last = time.time() - silent
+        written(tmp_path / name, [begin(last - 10, 1, run=name), {**named("t"), "t": last}])
+    page.goto(served(tmp_path))
+    rows = page.locator("#overview-table tbody tr")
+    expect(rows.filter(has_text="alive")).to_contain_text("running")
+    expect(rows.filter(has_text="dead")).to_contain_text("silent")
+    for name, said in {"alive": "running for 1", "dead": "nothing was written for 2 min"}.items():
+        page.select_option("#runs", name)
+        expect(page.locator("h1")).to_have_text(name)
+        expect(page.locator("#state")).to_contain_text(said)
+
+
 def test_several_runs(page: Any, served: Any, tmp_path: Path) -> None:
     for seed in range(3):
         written(tmp_path / f"run{seed}", random_run(seed, devices=2, trials=5, iterations=3))

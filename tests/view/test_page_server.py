@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -173,10 +174,12 @@ def test_a_run_is_followed_and_a_break_is_made_up_for(tmp_path: Path) -> None:
                 assert response.headers["content-security-policy"].startswith("default-src 'self'")
                 cursor, first = next(events)
                 assert first["whole"] and len(first["trials"]) == 3
+                assert abs(first["clock"] - time.time()) < 60  # once with each stream
                 with log.open("ab") as file:
                     file.write(lines_of(by_hand()[5:10]))
                 cursor, second = next(events)
-                assert not second["whole"] and [row[2] for row in second["trials"]] == ["c", "b", "a"]
+                assert not second["whole"] and "clock" not in second
+                assert [row[2] for row in second["trials"]] == ["c", "b", "a"]
             with log.open("ab") as file:  # while the browser sleeps
                 file.write(lines_of([added(108, "late"), over(120)]))
             with client.stream("GET", "/api/stream", headers={"Last-Event-ID": cursor}) as response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,11 @@ def test_the_runs_of_a_storage_beside_each_other(tmp_path: Path, monkeypatch: py
     glances = runs.glances()
     assert [each["key"] for each in glances] == list("abcd") and all(each["over"] for each in glances)
     assert glances[0]["run"] == "random 0" and glances[0]["trials"] == 3
+    assert abs(time.time() - glances[0]["origin"] - glances[0]["seconds"] - glances[0]["silence"]) < 60
     first = runs.run("a")
     assert runs.run("a") is first
     # What has not changed is not read again; what has, is.
-    monkeypatch.setattr(run_list.FollowedRun, "glance", lambda self: {"trials": -1})
+    monkeypatch.setattr(run_list.FollowedRun, "glance", lambda self: {"trials": -1, "origin": 0, "seconds": 0})
     with (tmp_path / "d" / "fluid_events.jsonl").open("ab") as file:
         file.write(lines_of([ended(5000, "x")]))
     assert [each["trials"] for each in runs.glances()] == [-1, 3, 3, 3]

@@ -20,7 +20,7 @@ const snapshot = $("snapshot") && JSON.parse($("snapshot").textContent);
 const token = new URLSearchParams(location.search).get("token"); // who has it may steer
 let model, source, key = "", cursor = "", open = null, active = null, span = Infinity, filter = "", dirty = false, asked = 0;
 let sort = null, listed = [], only = new Set(), plots = {}, lanes = new Map(), boxes = [], pressed = null, stale = "";
-let comparing = false;
+let comparing = false, ahead = 0; // seconds that this machine's clock is ahead of that of the page's server
 
 // --- small things
 
@@ -53,7 +53,7 @@ const colour = (trial) => PALETTE[trial.number % PALETTE.length];
 const label = (trial) => trial.name || trial.id;
 const live = () => !model.over && !snapshot && !model.trouble;
 // Seconds since the last event. Where nothing is written for long the driver may have died: time stands still there.
-const silence = () => (live() ? Math.max(0, Date.now() / 1000 - model.origin - model.now) : 0);
+const silence = () => (live() ? Math.max(0, Date.now() / 1000 - ahead - model.origin - model.now) : 0);
 const now = () => model.now + (silence() <= SILENCE ? silence() : 0);
 const narrow = matchMedia("(max-width: 900px)"); // as in view.css
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -85,6 +85,7 @@ function begin() {
 
 function take(change) {
   if (change.whole) begin();
+  if (change.clock) ahead = Date.now() / 1000 - change.clock;
   model.columns = change.columns ?? model.columns;
   for (const row of change.trials) {
     const trial = Object.fromEntries(model.columns.map((name, place) => [name, row[place]]));
@@ -725,7 +726,7 @@ async function drawOverview() {
   }
   if (!comparing) return;
   const share = (part) => `${Math.round(100 * part)} %`;
-  const how = (run) => run.trouble || (run.over ? "ended" : Date.now() / 1000 - run.origin - run.seconds > SILENCE ? "silent" : "running");
+  const how = (run) => run.trouble || (run.over ? "ended" : run.silence > SILENCE ? "silent" : "running");
   table($("overview-table"), ["run", "state", "algorithm", "trials", "iterations", "metric", "best", "time", "devices", "devices held", "began"],
     runs.map((run) => [run.key, how(run), run.algorithm || "", String(run.trials), String(run.iterations), run.metric || "",
       run.best ? number(run.best[1]) : "", duration(run.seconds), String(run.devices), share(run.use),
