@@ -20,13 +20,15 @@ logger = logging.getLogger(__name__)
 _HERE = pyarrow.fs.LocalFileSystem()
 #: What FluidTune writes into an experiment's folder: the event log, and the files of `fluidtune.report.write_report`.
 _FILES = (EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png")
+#: The event log of a run, and that of its service (`fluidtune.serving.capacity.DIRECTORY`).
+_LOGS = (EVENT_LOG_NAME, f"serving/{EVENT_LOG_NAME}")
 
 
 class ExperimentFolder:
     """The folder of one experiment. ``storage``: its `StorageContext`. ``path``: where the driver writes.
 
     ``restored``: the run goes on from an earlier driver's, and so does its event log. The log of another run of that
-    name is kept beside the new one, with the time of its end in its name.
+    name is kept beside the new one, with the time of its end in its name, and so is the log of its service.
     """
 
     def __init__(self, storage: Any, restored: bool) -> None:
@@ -40,7 +42,8 @@ class ExperimentFolder:
             remove_partial(self.path)
         if not restored:
             for folder, files in {str(self.path): _HERE, self._remote: self._files}.items():
-                _set_aside(files, f"{folder}/{EVENT_LOG_NAME}")
+                for log in _LOGS:
+                    _set_aside(files, f"{folder}/{log}")
         elif not self._is_local and not (self.path / EVENT_LOG_NAME).exists():
             try:
                 self._copy(self._files, f"{self._remote}/{EVENT_LOG_NAME}", _HERE, str(self.path / EVENT_LOG_NAME))
@@ -74,7 +77,7 @@ class ExperimentFolder:
 
 
 def _set_aside(files: Any, log: str) -> None:
-    """Keep the log of a former run, if there is one, under another name."""
+    """Keep a log of a former run, if there is one, under another name."""
     try:
         found = files.get_file_info(log)
         if found.type == pyarrow.fs.FileType.File:

@@ -6,13 +6,15 @@ Ray was installed without its dashboard (`ray[default]`) there is no such file, 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import socket
 import threading
 import time
-import urllib.request
-from http.client import HTTPException
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -73,20 +75,50 @@ class ClusterGauges:
             return []
 
 
+class _TimedAnswer(io.RawIOBase):
+    """What comes over a connection until ``until`` (monotonic seconds). After that reading it raises TimeoutError.
+
+    The timeout of a socket alone holds for each of its pieces anew.
+    """
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection, self._until = connection, until
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """As of a socket: `HTTPResponse` reads from what this returns."""
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, room: Any) -> int:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(room)
+
+
 def _asked(address: str) -> str:
     """The metrics at ``address``, as text; empty if there are none."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    until = time.monotonic() + ANSWER_S
     try:
-        with opener.open(f"http://{address}/metrics", timeout=ANSWER_S) as answer:
-            return str(answer.read(MOST_BYTES).decode(errors="replace"))
+        with closing(HTTPConnection(address, timeout=ANSWER_S)) as connection:
+            connection.request("GET", "/metrics", headers={"Connection": "close"})
+            with HTTPResponse(_TimedAnswer(connection.sock, until)) as answer:  # type: ignore[arg-type]
+                answer.begin()
+                return answer.read(MOST_BYTES).decode(errors="replace") if answer.status == 200 else ""
     except (OSError, ValueError, HTTPException):  # what listens there may be no HTTP server
         return ""
 
 
 def apps_of(text: str) -> list[dict[str, Any]]:
-    """The apps in Prometheus' text format."""
+    """The apps in Prometheus' text format. A value that is no number is passed over."""
     found: dict[str, dict[str, Any]] = {}
-    for gauge, app, value in _LINE.findall(text):
-        row = found.setdefault(app, {"app": app, "leases": 0, "rho": None})
-        row[gauge] = float(value)
+    for gauge, app, text_of_value in _LINE.findall(text):
+        try:
+            value = float(text_of_value)
+        except ValueError:
+            continue
+        found.setdefault(app, {"app": app, "leases": 0, "rho": None})[gauge] = value
     return [found[app] for app in sorted(found)]

@@ -22,6 +22,8 @@ from fluidtune.view.service_figures import ServiceFigures
 
 #: Bytes that are read at once: a thousand lines, which take some 10 ms.
 PIECE = 1 << 18
+#: Seconds for which a run goes on though nothing is written: its iterations may be long, or its driver has died.
+QUIET_S = 3600.0
 
 
 class FollowedRun:
@@ -79,6 +81,7 @@ class FollowedRun:
         tail = LogTail(self.log)
         self.close()
         self._tail, self._epoch, self.model, self._trouble = tail, secrets.token_hex(4), RunModel(), ""
+        self._service = ServiceFigures(self.log.parent)
 
     def curve(self, trial: str) -> dict[str, Any]:
         """The trial's curves, see `RunModel.curve`. Raises KeyError if the run has no such trial."""
@@ -109,8 +112,16 @@ class FollowedRun:
             self._read(float("inf"))
             return {**self.model.glance(), "trouble": self._trouble}
 
+    def goes_on(self) -> bool:
+        """Whether more is to come: the run has not ended as far as it was read, and something was written lately."""
+        try:
+            return not self.model.live.use.over and time.time() - self.log.stat().st_mtime < QUIET_S
+        except OSError:
+            return False
+
     def close(self) -> None:
-        """Close the log. The next `look` reads it from its first line."""
+        """Close the log and that of the service. The next `look` reads them from their first lines."""
+        self._service.close()
         if self._tail is not None:
             self._tail.close()
             self._tail = None

@@ -1,7 +1,8 @@
 """The page over HTTP, on this machine's loopback address alone: its files, and what it asks for as JSON.
 
 What has changed comes as server-sent events. Their id is the cursor of `FollowedRun.look`, which browsers send back
-after a break, so that a page gets what it missed. Only `/api/steer`, with the token, changes something.
+after a break, and the page after it was hidden, so that it gets what it missed. Only `/api/steer`, with the token,
+changes something.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import hmac
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -61,8 +63,14 @@ def _json(found: Any, status: int = 200) -> Response:
 
 
 def page_app(runs: RunList, token: str = "") -> Starlette:
-    """The application: the page at /, what it asks for below /api. ``token``: who has it may steer; "": nobody may."""
+    """The application: the page at /, what it asks for below /api. ``token``: who has it may steer; "": nobody may.
+
+    What looks at a file does so in the threadpool: a slow storage stops no other answer.
+    """
     gauges = ClusterGauges()
+
+    async def run_of(key: str) -> FollowedRun | None:
+        return await run_in_threadpool(runs.run, key)
 
     async def page(request: Request) -> Response:
         return Response(page_text(), media_type="text/html")
@@ -71,21 +79,22 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
         return _json(await run_in_threadpool(runs.glances))
 
     async def keys(request: Request) -> Response:
-        return _json(list(runs.logs()))
+        return _json(list(await run_in_threadpool(runs.logs)))
 
     async def cluster(request: Request) -> Response:
         return _json(await run_in_threadpool(gauges.apps))
 
     async def stream(request: Request) -> Response:
-        run = runs.run(request.query_params.get("run", ""))
+        run = await run_of(request.query_params.get("run", ""))
         if run is None:
             return _json({"trouble": "there is no such run here any more"}, 404)
-        cursor = request.headers.get("last-event-id", "")
+        # Browsers send the header when a stream breaks, and the page the parameter when it opens another one.
+        cursor = request.headers.get("last-event-id") or request.query_params.get("cursor", "")
         return StreamingResponse(_increments(run, cursor), media_type="text/event-stream")
 
     def about_a_trial(tell: Callable[[FollowedRun, str], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            run, trial = runs.run(request.query_params.get("run", "")), request.query_params.get("trial", "")
+            run, trial = await run_of(request.query_params.get("run", "")), request.query_params.get("trial", "")
             try:
                 if run is None:
                     raise KeyError
@@ -104,8 +113,9 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
             return _json({"trouble": "this is a page of another address, which may not steer"}, 403)
         try:
             said = await _body(request)
-            run = runs.run(said.get("run", ""))
-            if run is None:
+            run = await run_of(said.get("run", ""))
+            # The page still shows a run that was deleted.
+            if run is None or not await run_in_threadpool(run.log.is_file):
                 return _json({"trouble": "there is no such run here any more"}, 404)
             act = act_from({**said, "via": "page", "parameters": {}}, own_name())
         except ValueError as error:
@@ -147,13 +157,15 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 async def _increments(run: FollowedRun, cursor: str) -> AsyncIterator[str]:
-    """What a page gets of a run, for ever: each increment as one server-sent event."""
+    """What a page gets of a run, for ever: each increment as one server-sent event. The first has the time, "clock"."""
     said, silent = "", 0.0
     while True:
         cursor, text, left = await run_in_threadpool(_look, run, cursor)
         if text != said:
+            # The page's own clock may be another one. The time alone makes no increment.
+            data = text if said else f'{{"clock":{time.time()},{text[1:]}'
             said, silent = text, 0.0
-            yield f"id: {cursor}\ndata: {text}\n\n"
+            yield f"id: {cursor}\ndata: {data}\n\n"
         elif silent >= ALIVE_S:
             silent = 0.0
             yield ": \n\n"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError
-from fluidtune.report.live import LogTail, logs_in, results_directory
+from fluidtune.report.live import LogTail, logs_in, results_directory, seconds_since
 from fluidtune.report.trial_lookup import log_of_run
 from fluidtune.view.followed_run import PIECE, FollowedRun
 
-#: So many runs are kept as they were read, those that were asked for last. One of 10,000 trials takes some 100 MB.
+#: So many runs are kept as they were read, those that were asked for last, beside those that go on, which are read on
+#: whenever all runs are looked at. One of 10,000 trials takes some 100 MB.
 KEPT = 4
 
 
@@ -48,18 +50,26 @@ class RunList:
         """The run with this key; "": the first one. None: there is none."""
         logs = self.logs()
         key = key or next(iter(logs), "")
+        return self._run(key, logs.get(key))
+
+    def _run(self, key: str, log: Path | None) -> FollowedRun | None:
+        """The run with this key. ``log``: where it is now; None: it is not there, and is known only if it was kept."""
         with self._lock:
             run = self._kept.pop(key, None)
-            if run is None and key in logs:
-                run = FollowedRun(logs[key])
+            if run is None and log is not None:
+                run = FollowedRun(log)
             if run is not None:
                 self._kept[key] = run
-            while len(self._kept) > KEPT:
-                del self._kept[next(iter(self._kept))]
+            still = [each for each, kept in self._kept.items() if not kept.goes_on()]
+            for each in still[:-KEPT]:
+                del self._kept[each]
             return run
 
     def glances(self) -> list[dict[str, Any]]:
-        """Every run in a few figures. A log that has not changed is not read again."""
+        """Every run in a few figures, with the seconds since its last event, "silence".
+
+        A log that has not changed is not read again.
+        """
         found = []
         for key, log in self.logs().items():
             try:
@@ -69,9 +79,11 @@ class RunList:
             stamp = (there.st_ino, there.st_size, there.st_mtime_ns)
             known = self._glances.get(key)
             if known is None or known[0] != stamp:
-                run = self.run(key)
+                run = self._run(key, log)
                 if run is None:
                     continue
                 known = self._glances[key] = (stamp, run.glance())
-            found.append({"key": key, **known[1]})
+            glance = known[1]
+            silence = seconds_since(time.time(), glance["origin"] + glance["seconds"])
+            found.append({"key": key, **glance, "silence": silence})
         return found

@@ -25,7 +25,7 @@ STATES = {
 
 
 class ServiceFigures:
-    """The service of the run in ``run_dir``. It may begin while it is looked at."""
+    """The service of the run in ``run_dir``. It may begin, or be replaced by another one, while it is looked at."""
 
     def __init__(self, run_dir: Path) -> None:
         self._log = run_dir / "serving" / EVENT_LOG_NAME
@@ -36,8 +36,9 @@ class ServiceFigures:
     def figures(self) -> dict[str, Any] | None:
         """Its state, and its table as `fluidtune report RUN_DIR/serving` prints it; None: there is none."""
         try:
-            if self._tail is None and self._log.is_file():
-                self._tail = LogTail(self._log)
+            if (self._tail is None or self._tail.left is None) and self._log.is_file():
+                self.close()
+                self._tail, self._sum, self._state = LogTail(self._log), ServingSummary(), ""
             events = self._tail.new() if self._tail is not None else []
             for event in events:
                 self._state = STATES.get(event["event"], self._state)
@@ -48,3 +49,9 @@ class ServiceFigures:
             return None
         rows = [list(row) for row in rows_of_serving(self._sum)]
         return {"state": self._state, "title": title_of_serving(self._sum), "columns": COLUMNS, "rows": rows}
+
+    def close(self) -> None:
+        """Close the log. The next `figures` reads it from its first line."""
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None

@@ -106,6 +106,19 @@ def test_the_log_of_a_former_run_of_that_name_is_kept_beside_the_new_one(
     assert all(path.name.startswith("fluid_events-") and path.suffix == ".jsonl" for path in run.iterdir())
 
 
+def test_the_log_of_a_former_runs_service_is_kept_beside_it_too(storage: Any, tmp_path: Path) -> None:
+    """Otherwise the new run's page has the former one's service. docs/bugs.md, 604."""
+    run = tmp_path / "root" / "bucket" / "run"
+    storage.storage_filesystem, storage.experiment_fs_path = pyarrow.fs.LocalFileSystem(), str(run)
+    (run / "serving").mkdir()
+    (run / "serving" / EVENT_LOG_NAME).write_text("of the former run")
+    ExperimentFolder(storage, restored=True)
+    assert (run / "serving" / EVENT_LOG_NAME).exists()
+    ExperimentFolder(storage, restored=False)
+    (kept,) = (run / "serving").iterdir()
+    assert kept.name.startswith("fluid_events-") and kept.read_text() == "of the former run"
+
+
 def reports(config: dict[str, Any]) -> None:
     tune.report({"score": config["x"]})
 

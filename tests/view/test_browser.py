@@ -113,6 +113,80 @@ def test_a_live_run(page: Any, served: Any, tmp_path: Path) -> None:
     expect(rows).to_have_count(3)
 
 
+def test_apps_are_not_asked_for_twice_at_a_time(page: Any, served: Any, tmp_path: Path) -> None:
+    """Each question that waits holds one of the browser's few connections. docs/bugs.md, 601."""
+    asked: list[Any] = []
+    page.route("**/api/cluster", lambda route: asked.append(route))  # which is never answered
+    page.clock.install()
+    page.goto(served(written(tmp_path / "run", [begin(time.time(), 1)]).parent))
+    expect(page.locator("#state")).to_contain_text("running for")
+    page.clock.run_for(20_000)
+    assert len(asked) == 1
+    page.unroute_all(behavior="ignoreErrors")
+
+
+HIDE = """hidden => {
+    Object.defineProperty(document, "hidden", { value: hidden, configurable: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+}"""
+
+
+def test_a_hidden_tab_holds_no_connection(page: Any, served: Any, tmp_path: Path) -> None:
+    """A browser has six for one address. What came meanwhile is shown when the tab is seen. docs/bugs.md, 603."""
+    log = written(tmp_path / "run", [begin(time.time(), 1), named("t_0")])
+    url = served(log.parent)
+    with page.context.browser.new_context() as context:
+        tabs = []
+        for _ in range(7):
+            tabs.append(context.new_page())
+            tabs[-1].goto(url)
+            expect(tabs[-1].locator("#rows tbody tr[data-trial]")).to_have_count(1)
+            tabs[-1].evaluate(HIDE, True)
+        with log.open("ab") as file:
+            file.write(lines_of([named("t_1")]))
+        tabs[0].evaluate(HIDE, False)
+        expect(tabs[0].locator("#rows tbody tr[data-trial]")).to_have_count(2)
+        expect(tabs[0].locator("#trouble")).to_be_hidden()
+
+
+def test_a_filter_knows_every_parameter_and_takes_it_for_no_column(page: Any, served: Any, tmp_path: Path) -> None:
+    """The table has no more than 12 of them. docs/bugs.md, 602."""
+    columns = {"width": 512, "state": "solid", "kind": "resnet", "id": 7, "group": "norm", "constructor": "he"}
+    many = {**{f"p{number}": number for number in range(9)}, **columns, "LR": 0.001}
+    wide, bare = named("t_0", **many), named("t_1", width=64, LR=0.1)
+    log = written(tmp_path / "run", [begin(time.time(), 2), wide, bare, started(1001, "t_0", 0)])
+    page.goto(served(log.parent))
+    rows = page.locator("#rows tbody tr[data-trial]")
+    expect(rows).to_have_count(2)
+    tests = {"lr<0.01": 1, "LR>=0.001": 2, "width>=512": 1, "state=solid": 1, "p3=3": 1, "running": 1}
+    for text, count in {**tests, "iteration=0 trial=t_1": 1, "constructor!=he": 0, "valueof=1": 0}.items():
+        page.fill("#filter", text)
+        expect(rows).to_have_count(count)
+    page.fill("#filter", "")
+    page.get_by_role("button", name="t_0").click()
+    facts = page.locator("#parameters")
+    for name, value in columns.items():
+        assert f"{name}{value}" in facts.text_content()
+    expect(facts).to_contain_text("LR0.001staterunningkindelasticgroupg")
+
+
+@pytest.mark.parametrize("ahead", [300, -300])
+def test_a_browser_whose_clock_is_wrong(ahead: int, page: Any, served: Any, tmp_path: Path) -> None:
+    """Whether a run is silent is for the clock of the page's server to say. docs/bugs.md, 607."""
+    page.add_init_script(f"const real = Date.now; Date.now = () => real() + {1000 * ahead};")
+    for name, silent in {"alive": 0, "dead": 150}.items():
+        last = time.time() - silent
+        written(tmp_path / name, [begin(last - 10, 1, run=name), {**named("t"), "t": last}])
+    page.goto(served(tmp_path))
+    rows = page.locator("#overview-table tbody tr")
+    expect(rows.filter(has_text="alive")).to_contain_text("running")
+    expect(rows.filter(has_text="dead")).to_contain_text("silent")
+    for name, said in {"alive": "running for 1", "dead": "nothing was written for 2 min"}.items():
+        page.select_option("#runs", name)
+        expect(page.locator("h1")).to_have_text(name)
+        expect(page.locator("#state")).to_contain_text(said)
+
+
 def test_several_runs(page: Any, served: Any, tmp_path: Path) -> None:
     for seed in range(3):
         written(tmp_path / f"run{seed}", random_run(seed, devices=2, trials=5, iterations=3))

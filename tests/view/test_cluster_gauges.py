@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
 from fluidtune.view import cluster_gauges
-from fluidtune.view.cluster_gauges import ASKED, DISCOVERY, ClusterGauges, apps_of
+from fluidtune.view.cluster_gauges import ANSWER_S, ASKED, DISCOVERY, ClusterGauges, apps_of
 
 TEXT = """# HELP ray_themis_rho Finish-time fairness of an app
 # TYPE ray_themis_rho gauge
@@ -33,6 +35,8 @@ APPS = [
 def test_the_text_format() -> None:
     assert apps_of(TEXT) == APPS
     assert apps_of("") == apps_of("ray_themis_rho 1\n<html>") == []
+    odd = 'ray_themis_rho{app="a"} abc\n'  # docs/bugs.md, 601
+    assert apps_of(odd) == [] and apps_of(odd + TEXT) == APPS
 
 
 class Metrics(BaseHTTPRequestHandler):
@@ -89,3 +93,32 @@ def test_what_is_no_http_server_is_passed_over(tmp_path: Path, monkeypatch: pyte
         assert ClusterGauges(tmp_path).apps() == APPS
         for thread in threads:
             thread.join()
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nServer", b""])
+def test_an_answer_that_never_ends_is_given_up(head: bytes, tmp_path: Path) -> None:
+    """Whether it stops in its head or in its body. docs/bugs.md, 601."""
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def drip() -> None:
+            asked, _ = other.accept()
+            with asked, contextlib.suppress(OSError):
+                asked.sendall(head)
+                while not ended.wait(ANSWER_S / 4):
+                    asked.sendall(b": ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        targets = [f"127.0.0.1:{other.getsockname()[1]}"]
+        (tmp_path / DISCOVERY).write_text(json.dumps([{"labels": {}, "targets": targets}]))
+        # What never ends would go on until the thread does.
+        most = threading.Timer(5 * ANSWER_S, ended.set)
+        most.start()
+        began = time.monotonic()
+        apps, took = ClusterGauges(tmp_path).apps(), time.monotonic() - began
+        ended.set()
+        for each in (most, thread):
+            most.cancel()
+            each.join()
+    assert apps == [] and took < 2 * ANSWER_S

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
+import time
 from itertools import pairwise
 from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.report.events import EVENT_LOG_NAME
+from fluidtune.report.events import EVENT_LOG_NAME, EventDict
 from fluidtune.report.story import story_of
 from fluidtune.view import followed_run
-from fluidtune.view.followed_run import FollowedRun
+from fluidtune.view.followed_run import QUIET_S, FollowedRun
 from tests.report.makers import added, begin, ev, random_run, written
 from tests.report.test_summary import by_hand
 from tests.view.pages import Page, lines_of
@@ -117,18 +120,57 @@ def test_a_story_is_that_of_fluidtune_why(seed: int) -> None:
         run.close()
 
 
+def test_a_run_goes_on_until_it_ends_is_silent_for_long_or_is_deleted(tmp_path: Path) -> None:
+    log = written(tmp_path, by_hand()[:3])
+    run = FollowedRun(log)
+    run.look()
+    assert run.goes_on()
+    os.utime(log, (time.time() - QUIET_S - 1,) * 2)
+    assert not run.goes_on()
+    written(tmp_path, by_hand())
+    assert run.goes_on()  # as far as it was read
+    assert run.look()["over"] and not run.goes_on()
+    written(tmp_path, by_hand()[:3])
+    run.look()
+    log.unlink()
+    assert not run.goes_on()
+    run.close()
+
+
+def served(answered: int) -> list[EventDict]:
+    """The events of a service that has answered so many requests."""
+    common = {"run": "r", "ray": "2", "fluidtune": "0", "python": "3", "machine": "m", "kind": "cpu", "devices": []}
+    counts = {"requests": {"c": {"answered": answered}}, "batches": {"c": {"4": 2}}, "waited": {"c": 0.08}}
+    start = ev(20, "serving_started", **common, slo=0.2, starts="eager", trials=[])
+    return [start, ev(30, "served", seconds=10.0, busy=5.0, devices=1, **counts)]
+
+
 def test_the_service_of_a_run(tmp_path: Path) -> None:
     log = written(tmp_path, by_hand())
     run = FollowedRun(log)
     assert run.look()["service"] is None
-    common = {"run": "r", "ray": "2", "fluidtune": "0", "python": "3", "machine": "m", "kind": "cpu", "devices": []}
-    counts = {"requests": {"c": {"answered": 8}}, "batches": {"c": {"4": 2}}, "waited": {"c": 0.08}}
-    events = [ev(20, "serving_started", **common, slo=0.2, starts="eager", trials=[])]
-    events += [ev(30, "served", seconds=10.0, busy=5.0, devices=1, **counts)]
-    service = written(tmp_path / "serving", events)
+    service = written(tmp_path / "serving", served(8))
     found = run.look()["service"]
     assert found["state"] == "answers requests" and found["rows"][0][:3] == ["c", "0.8", "8"]
     with service.open("ab") as file:
         file.write(lines_of([ev(31, "serving_ended", seconds=11.0)]))
     assert run.look()["service"]["state"] == "was stopped"
     assert run.look()["service"]["rows"] == found["rows"]
+
+
+def test_the_service_is_that_of_the_run_that_is_there(tmp_path: Path) -> None:
+    """Another run of that name has none at first. docs/bugs.md, 604."""
+    log = written(tmp_path / "run", by_hand())
+    written(tmp_path / "run" / "serving", served(8))
+    run = FollowedRun(log)
+    assert run.look()["service"]["rows"][0][2] == "8"
+    shutil.rmtree(tmp_path / "run")
+    assert run.look()["service"]["rows"][0][2] == "8"  # what was deleted stays as it was
+    written(tmp_path / "run", by_hand()[:3])
+    assert run.look()["service"] is None
+    service = written(tmp_path / "run" / "serving", served(3))
+    assert run.look()["service"]["rows"][0][2] == "3"
+    service.unlink()
+    written(tmp_path / "run" / "serving", served(5))
+    assert run.look()["service"]["rows"][0][2] == "5"
+    run.close()

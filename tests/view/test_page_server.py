@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,13 @@ from tests.view.pages import lines_of
 
 
 def ask(
-    path: Path, method: str, *wanted: str, host: str = "http://127.0.0.1", token: str = "", **sent: Any
+    path: Path | RunList, method: str, *wanted: str, host: str = "http://127.0.0.1", token: str = "", **sent: Any
 ) -> list[httpx.Response]:
     """The answers of the application, in this process. ``token``: of `view --steer`; ``sent``: with each request."""
+    runs = path if isinstance(path, RunList) else RunList(path)
 
     async def answers() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(page_app(RunList(path), token))
+        transport = httpx.ASGITransport(page_app(runs, token))
         async with httpx.AsyncClient(transport=transport, base_url=host) as client:
             return [await client.request(method, each, **sent) for each in wanted]
 
@@ -60,6 +64,19 @@ def test_what_is_not_there_is_said(path: str, tmp_path: Path) -> None:
     found, stream = ask(tmp_path / "run", "GET", path, "/api/stream?run=y")
     assert found.status_code == 404 and "no such trial" in found.json()["trouble"]
     assert stream.status_code == 404 and "no such run" in stream.json()["trouble"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/keys", "/api/runs", "/api/curve?trial=c", "/api/story?trial=c", "/api/stream?run=y", "/api/steer"]
+)
+def test_a_storage_that_is_slow_stops_no_stream(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is looked through by no thread that streams wait for. docs/bugs.md, 606."""
+    runs, threads = RunList(written(tmp_path / "run", by_hand()).parent), set[int]()
+    looked = runs.logs
+    monkeypatch.setattr(runs, "logs", lambda: threads.add(threading.get_ident()) or looked())
+    method, headers = "POST" if "steer" in path else "GET", {"X-FluidTune-Token": "secret"}
+    ask(runs, method, path, token="secret", json=ACT, headers=headers)
+    assert threads and threading.get_ident() not in threads
 
 
 def test_another_sites_name_is_refused(tmp_path: Path) -> None:
@@ -112,6 +129,17 @@ def test_a_page_of_another_address_may_not_steer(origin: str, status: int, tmp_p
     assert answer.status_code == status and ("another address" in answer.json()["trouble"]) == (status == 403)
 
 
+def test_a_run_that_was_deleted_cannot_be_steered(tmp_path: Path) -> None:
+    """The page still shows it. docs/bugs.md, 605."""
+    runs = RunList(written(tmp_path / "run", by_hand()).parent.parent)
+    (curve,) = ask(runs, "GET", "/api/curve?run=run&trial=c")
+    shutil.rmtree(tmp_path / "run")
+    headers = {"X-FluidTune-Token": "secret"}
+    (answer,) = ask(runs, "POST", "/api/steer", token="secret", json=ACT, headers=headers)
+    assert answer.status_code == 404 and "no such run" in answer.json()["trouble"]
+    assert ask(runs, "GET", "/api/curve?run=run&trial=c")[0].json() == curve.json()
+
+
 def test_an_act_of_the_page_comes_to_the_driver(tmp_path: Path) -> None:
     written(tmp_path / "run", by_hand())
     with driver(tmp_path / "run", Answer(False, "as you wish")) as heard:
@@ -146,10 +174,12 @@ def test_a_run_is_followed_and_a_break_is_made_up_for(tmp_path: Path) -> None:
                 assert response.headers["content-security-policy"].startswith("default-src 'self'")
                 cursor, first = next(events)
                 assert first["whole"] and len(first["trials"]) == 3
+                assert abs(first["clock"] - time.time()) < 60  # once with each stream
                 with log.open("ab") as file:
                     file.write(lines_of(by_hand()[5:10]))
                 cursor, second = next(events)
-                assert not second["whole"] and [row[2] for row in second["trials"]] == ["c", "b", "a"]
+                assert not second["whole"] and "clock" not in second
+                assert [row[2] for row in second["trials"]] == ["c", "b", "a"]
             with log.open("ab") as file:  # while the browser sleeps
                 file.write(lines_of([added(108, "late"), over(120)]))
             with client.stream("GET", "/api/stream", headers={"Last-Event-ID": cursor}) as response:

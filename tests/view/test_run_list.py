@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from fluidtune.report.events import NoEventLogError
-from fluidtune.view import run_list
+from fluidtune.report.events import EventDict, NoEventLogError
+from fluidtune.report.live import LogTail
+from fluidtune.view import followed_run, run_list
 from fluidtune.view.run_list import RunList
-from tests.report.makers import ended, random_run, written
+from tests.report.makers import added, begin, ended, over, random_run, written
 from tests.report.test_summary import by_hand
 from tests.view.pages import lines_of
 
@@ -38,13 +40,48 @@ def test_the_runs_of_a_storage_beside_each_other(tmp_path: Path, monkeypatch: py
     glances = runs.glances()
     assert [each["key"] for each in glances] == list("abcd") and all(each["over"] for each in glances)
     assert glances[0]["run"] == "random 0" and glances[0]["trials"] == 3
+    assert abs(time.time() - glances[0]["origin"] - glances[0]["seconds"] - glances[0]["silence"]) < 60
     first = runs.run("a")
     assert runs.run("a") is first
     # What has not changed is not read again; what has, is.
-    monkeypatch.setattr(run_list.FollowedRun, "glance", lambda self: {"trials": -1})
+    monkeypatch.setattr(run_list.FollowedRun, "glance", lambda self: {"trials": -1, "origin": 0, "seconds": 0})
     with (tmp_path / "d" / "fluid_events.jsonl").open("ab") as file:
         file.write(lines_of([ended(5000, "x")]))
     assert [each["trials"] for each in runs.glances()] == [-1, 3, 3, 3]
+
+
+def test_runs_that_go_on_are_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many they are, they are not read anew whenever they grow. docs/bugs.md, 606."""
+    read: list[int] = []
+
+    class Counted(LogTail):
+        def new(self, most: int = -1) -> list[EventDict]:
+            events = super().new(most)
+            read.append(len(events))
+            return events
+
+    monkeypatch.setattr(run_list, "KEPT", 2)
+    monkeypatch.setattr(followed_run, "LogTail", Counted)
+    logs = [written(tmp_path / name, [begin(1000, 1), added(1000, "x")]) for name in "abcdef"]
+    runs = RunList(tmp_path)
+
+    def grown(event: EventDict) -> int:
+        """How many events are read after one more came of each run."""
+        for log in logs:
+            with log.open("ab") as file:
+                file.write(lines_of([event]))
+        read.clear()
+        assert len(runs.glances()) == 6
+        return sum(read)
+
+    runs.glances()
+    assert [grown(added(1001, "y")), grown(added(1002, "z"))] == [6, 6]
+    kept = runs.run("a")
+    assert runs.run("a") is kept
+    assert grown(over(1003)) == 6
+    for name in "bcd":
+        runs.run(name).look()  # type: ignore[union-attr]
+    assert runs.run("a") is not kept  # what has ended is let go of
 
 
 def test_no_run_is_one_line_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ const REFRESH = 2000; // ms between two questions for the curve of the trial tha
 const $ = (id) => document.getElementById(id);
 const snapshot = $("snapshot") && JSON.parse($("snapshot").textContent);
 const token = new URLSearchParams(location.search).get("token"); // who has it may steer
-let model, source, key = "", open = null, active = null, span = Infinity, filter = "", dirty = false, asked = 0;
+let model, source, key = "", cursor = "", open = null, active = null, span = Infinity, filter = "", dirty = false, asked = 0;
 let sort = null, listed = [], only = new Set(), plots = {}, lanes = new Map(), boxes = [], pressed = null, stale = "";
-let comparing = false;
+let comparing = false, ahead = 0; // seconds that this machine's clock is ahead of that of the page's server
 
 // --- small things
 
@@ -53,7 +53,7 @@ const colour = (trial) => PALETTE[trial.number % PALETTE.length];
 const label = (trial) => trial.name || trial.id;
 const live = () => !model.over && !snapshot && !model.trouble;
 // Seconds since the last event. Where nothing is written for long the driver may have died: time stands still there.
-const silence = () => (live() ? Math.max(0, Date.now() / 1000 - model.origin - model.now) : 0);
+const silence = () => (live() ? Math.max(0, Date.now() / 1000 - ahead - model.origin - model.now) : 0);
 const now = () => model.now + (silence() <= SILENCE ? silence() : 0);
 const narrow = matchMedia("(max-width: 900px)"); // as in view.css
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -85,6 +85,7 @@ function begin() {
 
 function take(change) {
   if (change.whole) begin();
+  if (change.clock) ahead = Date.now() / 1000 - change.clock;
   model.columns = change.columns ?? model.columns;
   for (const row of change.trials) {
     const trial = Object.fromEntries(model.columns.map((name, place) => [name, row[place]]));
@@ -124,11 +125,20 @@ function lane(device) {
 }
 
 function follow(run) {
-  source?.close();
-  key = run;
+  [key, cursor] = [run, ""];
   begin();
-  source = new EventSource(`api/stream?run=${encodeURIComponent(run)}`);
-  source.onmessage = (event) => take(JSON.parse(event.data));
+  listenTo();
+}
+
+// Get what has come of the run since `cursor`. A hidden tab gets nothing: a browser has six connections for all of them.
+function listenTo() {
+  source?.close();
+  if (document.hidden) return;
+  source = new EventSource(`api/stream?run=${encodeURIComponent(key)}&cursor=${encodeURIComponent(cursor)}`);
+  source.onmessage = (event) => {
+    cursor = event.lastEventId;
+    take(JSON.parse(event.data));
+  };
   source.onerror = () => {
     stale = source.readyState === EventSource.CLOSED
       ? "There is no such run here any more."
@@ -360,10 +370,13 @@ function point(event) {
 
 // --- the table of trials
 
+// The column of the parameter with this name, whether the table has it or not.
+const parameter = (name) => ({
+  key: `=${name}`, title: name, value: ({ parameters }) => (Object.hasOwn(parameters, name) ? parameters[name] : null),
+});
+
 function columns() {
-  const parameters = [...model.names].slice(0, MOST_PARAMETERS).map((name) => ({
-    key: `=${name}`, title: name, value: (trial) => trial.parameters[name] ?? null,
-  }));
+  const parameters = [...model.names].slice(0, MOST_PARAMETERS).map(parameter);
   return [
     // On a narrow screen the end of a name says more than its beginning.
     { key: "name", title: "trial", text: true, value: label, show: narrow.matches ? short : label },
@@ -382,13 +395,20 @@ function columns() {
   ];
 }
 
-// "lr<0.01 adam": each word must hold, a comparison of a column or parameter, or a part of the trial's text.
+// The column that a filter means by this name. A parameter goes before the table's own columns.
+function compared(name) {
+  const like = (each) => each.toLowerCase() === name.toLowerCase();
+  const own = model.names.has(name) ? name : [...model.names].find(like);
+  if (own !== undefined) return parameter(own);
+  return columns().findLast((column) => like(column.key) || like(column.title));
+}
+
+// "lr<0.01 adam": each word must hold, a comparison of a parameter or column, or a part of the trial's text.
 function test(words) {
-  const known = Object.fromEntries(columns().flatMap((column) => [[column.title.toLowerCase(), column], [column.key, column]]));
-  const tests = words.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
-    const [, name, sign, text] = /^([^<>=!]+)(<=|>=|!=|<|>|=)(.+)$/.exec(word) || [];
-    const column = known[name];
-    if (!column) return (trial) => trial.text.includes(word) || state(trial) === word;
+  const tests = words.split(/\s+/).filter(Boolean).map((word) => {
+    const [, name, sign, typed] = /^([^<>=!]+)(<=|>=|!=|<|>|=)(.+)$/.exec(word) || [];
+    const column = name && compared(name), [part, text] = [word.toLowerCase(), typed?.toLowerCase()];
+    if (!column) return (trial) => trial.text.includes(part) || state(trial) === part;
     return (trial) => {
       const value = (column.show && !sign.match(/[<>]/) && column.text ? column.show : column.value)(trial);
       if (value === null || value === "") return false;
@@ -528,10 +548,11 @@ function drawTrial() {
   const trial = find(open);
   if (!trial) return;
   put($("detail-title"), label(trial));
-  const facts = { ...trial.parameters };
-  if (trial.name && trial.name !== trial.id) facts.id = trial.id;
-  Object.assign(facts, { state: state(trial) + (trial.waits ? `: ${trial.waits}` : ""), kind: trial.kind, group: trial.group });
-  $("parameters").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [make("dt", name), make("dd", number(value))]));
+  // A parameter may have the name of what follows.
+  const facts = Object.entries(trial.parameters);
+  if (trial.name && trial.name !== trial.id) facts.push(["id", trial.id]);
+  facts.push(["state", state(trial) + (trial.waits ? `: ${trial.waits}` : "")], ["kind", trial.kind], ["group", trial.group]);
+  $("parameters").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", name), make("dd", number(value))]));
 }
 
 // Ask the driver to stop, keep or clone the trial that is open. Buttons wait for the answer; what comes twice has one id.
@@ -655,6 +676,18 @@ function drawService() {
   table($("service-table"), service.columns, service.rows);
 }
 
+// What is asked for again and again is not asked for while an answer is pending: a browser has few connections.
+const pending = new Set();
+async function once(ask) {
+  if (pending.has(ask)) return;
+  pending.add(ask);
+  try {
+    await ask();
+  } finally {
+    pending.delete(ask);
+  }
+}
+
 // Which app of the arbiter has how many leases, and its rho.
 async function drawCluster() {
   const apps = await (await fetch("api/cluster")).json().catch(() => []);
@@ -693,7 +726,7 @@ async function drawOverview() {
   }
   if (!comparing) return;
   const share = (part) => `${Math.round(100 * part)} %`;
-  const how = (run) => run.trouble || (run.over ? "ended" : Date.now() / 1000 - run.origin - run.seconds > SILENCE ? "silent" : "running");
+  const how = (run) => run.trouble || (run.over ? "ended" : run.silence > SILENCE ? "silent" : "running");
   table($("overview-table"), ["run", "state", "algorithm", "trials", "iterations", "metric", "best", "time", "devices", "devices held", "began"],
     runs.map((run) => [run.key, how(run), run.algorithm || "", String(run.trials), String(run.iterations), run.metric || "",
       run.best ? number(run.best[1]) : "", duration(run.seconds), String(run.devices), share(run.use),
@@ -724,7 +757,7 @@ function compare(on) {
   $("overview").hidden = !on;
   $("run").hidden = on;
   $("compare").setAttribute("aria-pressed", String(on));
-  if (on) drawOverview();
+  if (on) once(drawOverview);
   draw();
 }
 
@@ -777,15 +810,16 @@ function listen() {
   document.onkeydown = (event) => { if (event.key === "Escape") leave(); };
   $("runs").onchange = () => show($("runs").value);
   $("compare").onclick = () => compare(!comparing);
+  if (!snapshot) document.onvisibilitychange = listenTo;
   window.onresize = () => { draw(); if (open) refresh(false); };
-  matchMedia("(prefers-color-scheme: dark)").onchange = () => { if (open) choose(open); if (comparing) drawOverview(); draw(); };
+  matchMedia("(prefers-color-scheme: dark)").onchange = () => { if (open) choose(open); if (comparing) once(drawOverview); draw(); };
   point({ clientX: -1, clientY: -1 });
   // Clocks go on between two increments; the table of all runs is asked for again.
   setInterval(() => { if (!document.hidden && model.opened && live()) draw(); }, 1000);
   const often = () => {
     if (document.hidden || snapshot) return;
-    if (comparing) drawOverview();
-    else if (live()) drawCluster().catch(() => {});
+    if (comparing) once(drawOverview);
+    else if (live()) once(drawCluster).catch(() => {});
   };
   setInterval(often, ANEW);
   often();
@@ -807,8 +841,12 @@ async function start() {
     if (keys.length > 1 && !run) compare(true);
   }
   if (trial) {
-    const wait = setInterval(() => { if (find(trial)) { clearInterval(wait); choose(trial); } }, 100);
-    setTimeout(() => clearInterval(wait), 10000);
+    let looks = 100; // while the tab is seen: ten seconds
+    const wait = setInterval(() => {
+      if (!find(trial) && (document.hidden || looks-- > 0)) return;
+      clearInterval(wait);
+      if (find(trial)) choose(trial);
+    }, 100);
   }
 }
 
