@@ -196,6 +196,23 @@ def test_a_job_shows_that_it_lives_until_it_ends(cluster):
     assert set(cluster.signs) == cluster.gone, "a job that is refused leaves none"
 
 
+def test_a_job_that_joins_again_keeps_its_sign_of_life(cluster):
+    arbiter = cluster.arbiter
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    sent, exchange = [], arbiter._exchange
+
+    def record(app, session, events):
+        sent.extend(events)
+        return exchange(app, session, events)
+
+    arbiter.exchange.remote = record
+    arbiter.apps.clear()
+    until(lambda: arbiter.apps)
+    job.close()
+    assert arbiter.life == "sign0"
+    assert {type(event) for event in sent} <= {m.Heard, m.AppLeft}, "a message that joins has no sign of life"
+
+
 def test_an_arbiter_that_knows_no_users_is_joined_by_jobs_without_one(cluster):
     cluster.arbiter.join = Remote(lambda app, session, bundle: cluster.arbiter.apps.add(app))
     tenant.Tenant("a", None, {"GPU": 1.0}, "GPU").close()

@@ -214,6 +214,7 @@ class Tenant:
                 sending = list(self._outbox)
                 heartbeat = self._agent.heartbeat()
             answer = self._send([*sending, heartbeat])
+            unknown = False
             with self._lock:
                 # Messages stay in the list until the call has returned; one that is sent twice does no harm.
                 del self._outbox[: len(sending)]
@@ -222,14 +223,16 @@ class Tenant:
                         self._said = instruction.why
                         logger.warning("themis: %s", self._said)
                     events, notices = self._agent.handle(instruction)
-                    self._outbox += events
+                    # Only `join` has all that a job joins with, such as its sign of life.
+                    unknown = unknown or any(isinstance(event, m.AppJoined) for event in events)
+                    self._outbox += [event for event in events if not isinstance(event, m.AppJoined)]
                     for notice in notices:
                         self._record_notice(notice)
                     if isinstance(instruction, m.Leases):
                         self._made = {(view.gpu.id, view.token): view.group for view in instruction.leases}
                 self._take_groups()
-                due = list(self._outbox)
-            if any(isinstance(event, m.AppJoined) for event in due):
+                due = unknown or bool(self._outbox)
+            if unknown:
                 self._join_again()
             if not due or self._agent.refused or self._over.is_set():
                 break
