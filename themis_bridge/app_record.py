@@ -116,7 +116,7 @@ class AppRecord:
         between which the claimed work changed are not compared.
 
         An app that never ends claims no work. Of its report only the GPUs count that it wants, see `endless_rho`. Any
-        other report without work is of an app that could use no GPU (`Round.take` refuses the others).
+        other report without work is of an app that could use no GPU (`Round.check` refuses the others).
 
         Args:
             report: the app's answer.

@@ -9,6 +9,7 @@ starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import ray
@@ -40,6 +41,15 @@ def check_app_name(app: str) -> None:
     """Raise ThemisError for a name that cannot be part of a group's name."""
     if not app or "/" in app:
         raise ThemisError(f"app name {app!r}: expected a name without '/'")
+
+
+def check_bundle(bundle: object) -> None:
+    """Raise ThemisError if this cannot be what a group reserves: Ray resource -> amount."""
+    amounts = bundle.items() if isinstance(bundle, dict) else [("", None)]
+    for name, amount in amounts:
+        number = isinstance(amount, (int, float)) and math.isfinite(amount) and amount >= 0
+        if not isinstance(name, str) or not number:
+            raise ThemisError(f"devices of {bundle!r}: expected Ray resources and their amounts, finite numbers >= 0")
 
 
 def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str]]:
