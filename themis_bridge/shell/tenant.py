@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from themis_bridge import messages as m
-from themis_bridge.agent import Agent, Gained, Lost, Notice, Work
+from themis_bridge.agent import Agent, Gained, Leave, Lost, Notice, Work
 from themis_bridge.errors import ThemisError
 from themis_bridge.settings import Settings
 from themis_bridge.shell import control, reservations
@@ -241,22 +241,23 @@ class Tenant:
         if isinstance(notice, Gained):
             self._coming.append(notice)
             return
-        if isinstance(notice, Lost):
-            key = (notice.gpu.id, notice.token)
-            left = [each for each in self._coming if (each.gpu.id, each.token) != key]
-            if len(left) < len(self._coming):
-                self._coming = left
-                return
-        self._notices.append(notice)
+        left = [each for each in self._coming if (each.gpu.id, each.token) != (notice.gpu.id, notice.token)]
+        if len(left) == len(self._coming):
+            self._notices.append(notice)
+        elif isinstance(notice, Lost):
+            self._coming = left
 
     def _take_groups(self) -> None:
-        """Record the gained GPUs whose groups the arbiter has named."""
+        """Record the gained GPUs whose groups the arbiter has named. One that has to be left already is told as both."""
         for notice in list(self._coming):
             group = self._made.get((notice.gpu.id, notice.token))
             if group:
                 self._groups[notice.gpu.id].append((notice.token, reservations.by_id(group)))
                 self._coming.remove(notice)
                 self._notices.append(notice)
+                view = self._agent.leases[notice.gpu.id]
+                if view.ending:
+                    self._notices.append(Leave(view.gpu, view.token, view.remaining))
 
 
 def _plain(error: ThemisError) -> str:
