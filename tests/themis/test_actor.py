@@ -15,7 +15,7 @@ from tests.themis.shell_world import World
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.settings import Settings
-from themis_bridge.shell import books_file
+from themis_bridge.shell import actor, books_file, reservations
 
 #: Books as revision 2ce470d wrote them: "b" has joined beside "a", and one GPU of "a" was recalled for
 #: it.
@@ -85,6 +85,18 @@ def test_books_of_an_earlier_revision_start_the_arbiter(start):
     assert [(lease["gpu"], lease["app"], lease["token"]) for lease in books(world)["leases"]["leases"]][-1:] == [
         ("m-0", "b", 4)
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["themis/a/b/c", "themis/a/b/²", "themis/a/b/+9", "themis/a/b/07", "themis/a/b/-1", "themis//b/7"]
+)
+@pytest.mark.parametrize("state", ["REMOVED", "CREATED"])
+def test_a_group_with_a_name_that_no_arbiter_gives_is_somebody_elses(name, state, world):
+    group = world._placement_group([], name=name)
+    world.table[group.id.hex()]["state"] = state
+    token = reservations.newest_token()
+    assert actor.ArbiterActor({}, "CPU", str(world.books)) and token == 0
+    assert world.table[group.id.hex()]["state"] == state and not reservations.found()
 
 
 def test_a_job_that_starts_again_changed_gets_what_it_asks_for_now(world):
