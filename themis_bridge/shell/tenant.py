@@ -248,7 +248,7 @@ class Tenant:
             self._coming = left
 
     def _take_groups(self) -> None:
-        """Record the gained GPUs whose groups the arbiter has named. One that has to be left already is told as both."""
+        """Record the gained GPUs whose groups the arbiter has named; of one that ends already, that it ends."""
         for notice in list(self._coming):
             group = self._made.get((notice.gpu.id, notice.token))
             if group:
