@@ -199,7 +199,8 @@ class LeaseManager:
         lease = state.leases.current(event.gpu, event.token)
         if lease is None:
             return
-        apps = {lease.app, *(app for app in event.also_for if app in state.apps)}
+        # Of an app that has left meanwhile nothing is remembered: one that comes under its name may ask for less.
+        apps = {lease.app, *event.also_for} & state.apps.keys()
         state.backoff.record_failure(lease.gpu, apps, state.clock, pause)
         self._drop(lease)
 
