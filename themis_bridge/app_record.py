@@ -108,7 +108,7 @@ class AppRecord:
         cost more than `MOST_SLOWDOWN`.
 
         First check: an app that claims less work than it has always seems nearly done. Work done (the arbiter's own
-        count) plus work left (the app's word) then grows beyond the work claimed.
+        count) plus work left (the app's word) then grows beyond the work claimed, which is taken from the same report.
 
         Second check: an app that overstates what a bad placement costs runs faster there than it says, so its estimated
         finish approaches faster than time passes. On a good placement it does not; an app that errs about its work
