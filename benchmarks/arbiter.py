@@ -86,6 +86,8 @@ class App:
             self._arbiter.exchange.remote(agent.app, agent.session, [*outbox, agent.heartbeat()])
         ):
             events, notices = agent.handle(instruction)
+            if any(isinstance(event, m.AppJoined) for event in events):
+                self.join()
             self._outbox += events
             self._coming.update({each.gpu.id: each.token for each in notices if isinstance(each, Gained)})
             for notice in notices:

@@ -108,7 +108,7 @@ class AppRecord:
         cost more than `MOST_SLOWDOWN`.
 
         First check: an app that claims less work than it has always seems nearly done. Work done (the arbiter's own
-        count) plus work left (the app's word) then grows beyond the work claimed.
+        count) plus work left (the app's word) then grows beyond the work claimed, which is taken from the same report.
 
         Second check: an app that overstates what a bad placement costs runs faster there than it says, so its estimated
         finish approaches faster than time passes. On a good placement it does not; an app that errs about its work
@@ -116,7 +116,7 @@ class AppRecord:
         between which the claimed work changed are not compared.
 
         An app that never ends claims no work. Of its report only the GPUs count that it wants, see `endless_rho`. Any
-        other report without work is of an app that could use no GPU (`Round.take` refuses the others).
+        other report without work is of an app that could use no GPU (`Round.check` refuses the others).
 
         Args:
             report: the app's answer.

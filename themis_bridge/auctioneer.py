@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 
 #: A lease is offered at least this often before it ends: in one round the bidders may be late.
 OFFERS_IN_NOTICE = 4
-#: The exceptions of the checks, for an answer that cannot be true or does not have the types of `messages`.
-BAD_ANSWER = (ThemisError, TypeError, AttributeError)
+#: The exceptions of the checks, for an answer that cannot be true or does not have the types of `messages`, and of
+#: computing with numbers that are too large.
+BAD_ANSWER = (ThemisError, TypeError, AttributeError, ArithmeticError)
 
 
 @dataclass
@@ -124,24 +125,25 @@ class Auctioneer:
         if round_ is None or not round_.awaits(event):
             self.late += 1
             return
+        gpus, contention = len(state.gpus), state.contention(event.app)
+        # A copy: of an answer that is refused nothing is noted.
+        app = replace(state.apps[event.app])
+        elapsed = state.clock - app.joined
         try:
-            round_.take(event)
+            round_.check(event)
+            if isinstance(event, m.RhoAnswer):
+                held = sorted(lease.token for lease in state.leases.of(event.app))
+                app.take_report(event.report, held, gpus, elapsed, contention)
+                state.apps[event.app], round_.reports[event.app] = app, event.report
+            else:
+                kept = whole_gangs(round_.bidders[event.app].held, app.together)
+                bid, report = replace(event.bid, together=app.together), round_.reports[event.app]
+                round_.bids[event.app] = app.own_bid(bid, report, kept, gpus, elapsed, contention)
         except BAD_ANSWER as error:
             round_.refused.add(event.app)
             why = f"app {event.app!r}, round {round_.number}: {error}"
             logger.warning("themis: an answer is refused: %s", why)
             self._out.append(m.Refused(event.app, event.session, why))
-            return
-        app, gpus, contention = state.apps[event.app], len(state.gpus), state.contention(event.app)
-        elapsed = state.clock - app.joined
-        if isinstance(event, m.RhoAnswer):
-            held = sorted(lease.token for lease in state.leases.of(event.app))
-            app.take_report(event.report, held, gpus, elapsed, contention)
-        else:
-            kept = whole_gangs(round_.bidders[event.app].held, app.together)
-            bid = replace(event.bid, together=app.together)
-            report = round_.reports[event.app]
-            round_.bids[event.app] = app.own_bid(bid, report, kept, gpus, elapsed, contention)
 
     def advance(self) -> None:
         """Begin a round if one is due, or take the round in progress as far as it can go now."""

@@ -29,7 +29,7 @@ class Backoff:
     def record_failure(self, gpu: str, apps: Iterable[str], now: float, pause: float) -> None:
         """A reservation failed that would have failed for each of these apps. ``pause``: seconds, after a first one."""
         pairs = [(gpu, app) for app in apps]
-        before = max(self._failed.get(pair, (0, 0.0))[0] for pair in pairs)
+        before = max((self._failed.get(pair, (0, 0.0))[0] for pair in pairs), default=0)
         known = (before + 1, now + pause * 2 ** min(before, MAX_DOUBLINGS))
         self._failed.update(dict.fromkeys(pairs, known))
 

@@ -145,10 +145,14 @@ class LeaseManager:
         lease = self._state.leases.get(gpu)
         if lease is not None:
             # Ray has removed what was on it, or will when the node is back. The token is never used again.
-            self._state.leases.drop(lease)
-            self.tell_app(lease.app)
-            if lease.heir is not None:
-                self.tell_app(lease.heir)
+            self._drop(lease)
+
+    def _drop(self, lease: Lease) -> None:
+        """A lease is no more, and neither is the promise of its GPU: tell its app and its heir."""
+        self._state.leases.drop(lease)
+        self.tell_app(lease.app)
+        if lease.heir is not None:
+            self.tell_app(lease.heir)
 
     def release(self, event: m.Release) -> None:
         lease = self._state.leases.current(event.gpu, event.token)
@@ -195,10 +199,10 @@ class LeaseManager:
         lease = state.leases.current(event.gpu, event.token)
         if lease is None:
             return
-        state.leases.drop(lease)
-        apps = {lease.app, *(app for app in event.also_for if app in state.apps)}
+        # Of an app that has left meanwhile nothing is remembered: one that comes under its name may ask for less.
+        apps = {lease.app, *event.also_for} & state.apps.keys()
         state.backoff.record_failure(lease.gpu, apps, state.clock, pause)
-        self.tell_app(lease.app)
+        self._drop(lease)
 
     # --- restart
 

@@ -7,11 +7,12 @@ the last one that it has received.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from themis_bridge.auction import Bid
-from themis_bridge.locality import Gpu
+from themis_bridge.errors import ThemisError
+from themis_bridge.locality import Gpu, check_together
 
 
 class Event:
@@ -126,6 +127,30 @@ class Release(AppEvent):
 
     gpu: str
     token: int
+
+
+def check_app_event(event: object) -> None:
+    """Raise ThemisError for a message that no app can send: handled, it might fail in every later tick.
+
+    Reports and bids are checked when a round takes them, see `rounds.Round.check`.
+    """
+    if not isinstance(event, AppEvent):
+        raise ThemisError(f"{event!r} is no message of an app; see themis_bridge.messages")
+    kinds = {"str": str, "int": int}
+    for each in fields(event):
+        value, kind = getattr(event, each.name), kinds.get(str(each.type))
+        if kind is not None and not isinstance(value, kind):
+            raise ThemisError(f"{each.name}={value!r} of a {type(event).__name__}: expected {each.type}")
+    if isinstance(event, AppJoined):
+        check_together(event.together)
+    if isinstance(event, Heard) and event.version is not None and not _is_version(event.version):
+        raise ThemisError(f"version={event.version!r} of a Heard: expected two numbers, as of a Leases message")
+
+
+def _is_version(version: Any) -> bool:
+    """Whether an arbiter can have given it. Epochs and versions are counted, so they never need more than 63 bits."""
+    pair = isinstance(version, tuple) and len(version) == 2
+    return pair and all(isinstance(number, int) and 0 <= number < 1 << 63 for number in version)
 
 
 @dataclass(frozen=True)

@@ -47,11 +47,10 @@ class Round:
             return not self.bidders
         return event.app in self.bidders and event.app not in self.refused
 
-    def take(self, event: m.RhoAnswer | m.BidAnswer) -> None:
-        """Note an answer. Raises ThemisError, TypeError or AttributeError for one that cannot be true."""
+    def check(self, event: m.RhoAnswer | m.BidAnswer) -> None:
+        """Raise ThemisError, TypeError, AttributeError or OverflowError for an answer that cannot be true."""
         if isinstance(event, m.RhoAnswer):
             _check_report(event.report)
-            self.reports[event.app] = event.report
             return
         bid, offer = event.bid, self.bidders[event.app]
         if bid.app != event.app:
@@ -60,7 +59,6 @@ class Round:
         room = NO_QUOTA if offer.most is None else offer.most - len(offer.held)
         if max(map(len, bid.rho)) > room:
             raise ThemisError(f"the bid is over its quota; it may bid for {room} GPUs")
-        self.bids[event.app] = bid
 
     @property
     def awaited(self) -> set[str]:
@@ -92,6 +90,8 @@ def _check_report(report: m.Report) -> None:
     for name, value in {**numbers, "ends": ends}.items():
         if not math.isfinite(value) or value < 0:
             raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
+    if not isinstance(report.leases, tuple) or not all(isinstance(token, int) for token in report.leases):
+        raise ThemisError(f"leases={report.leases!r}; expected tokens")
     whole = all(isinstance(number, int) for number in (report.useful, report.gang, report.demand))
     if not whole or report.useful < 0 or report.gang < 1:
         raise ThemisError(

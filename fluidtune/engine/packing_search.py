@@ -46,6 +46,9 @@ ENOUGH_TO_REJECT, ENOUGH_OF_ANY_TO_REJECT = 3, 6
 HOPELESS = 1.5
 #: Hopeless attempts after which the search is over.
 LAST_HOPELESS = 2
+#: The newest samples that are kept while it is not known which trials were there, as while a newcomer does a first
+#: iteration of hours. It is many times what is enough to decide, and all of them are looked at again at each event.
+UNDECIDED = 100
 #: An iteration counts if the same trials were on the device for all of it but this part.
 MIXED = 0.1
 
@@ -84,8 +87,10 @@ class Attempt:
     newcomer: str
     #: Every trial that was on the device during the attempt.
     stays: dict[str, Stay]
-    #: Iterations for which it is not known yet which trials were on the device meanwhile.
-    samples: list[Sample] = field(default_factory=list)
+    #: The newest iterations for which it is not known yet which trials were on the device meanwhile.
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=UNDECIDED))
+    #: Some iteration counted.
+    measured: bool = False
 
 
 class PackingSearch:
@@ -237,7 +242,7 @@ def judge_attempt(state: State, now: float) -> list[Instruction]:
 
 
 def _end_attempt(search: PackingSearch, attempt: Attempt) -> None:
-    if not (search.ratios.get(attempt.tried) or search.estimated_ratios.get(attempt.tried)):
+    if not attempt.measured:
         search.unmeasured += 1
         search.over = search.unmeasured >= TRIES
     search.attempt = None
@@ -248,7 +253,7 @@ def _weigh_samples(search: PackingSearch, attempt: Attempt) -> None:
 
     A sample during which a trial came or left is dropped.
     """
-    undecided = []
+    undecided: list[Sample] = []
     for sample in attempt.samples:
         present = _trials_present(attempt, sample)
         if present is None:
@@ -256,7 +261,8 @@ def _weigh_samples(search: PackingSearch, attempt: Attempt) -> None:
         elif present == attempt.tried:
             ratios = search.ratios if sample.timed_alone else search.estimated_ratios
             ratios.setdefault(present, []).append(sample.seconds / sample.alone)
-    attempt.samples = undecided
+            attempt.measured = True
+    attempt.samples = deque(undecided, UNDECIDED)
 
 
 def _trials_present(attempt: Attempt, sample: Sample) -> int | None:

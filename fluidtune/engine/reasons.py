@@ -13,7 +13,7 @@ from typing import Any
 #: Every number that a reason may carry, and its unit.
 NUMBERS = {
     "waiting": "trials that wait; of a `Start` before it, the trial itself included",
-    "idle": "devices that are idle",
+    "idle": "devices that are idle; of a `Resize` and a `Suspend` those that are idle and not claimed",
     "wanted": "devices that waiting trials lack",
     "there": "trials on the device, the new one included",
     "slots": "trials that the device is divided for",
@@ -100,10 +100,10 @@ class Reason(Enum):
     )
     BALANCE = (
         ("Resize",),
-        "Trials with more work left lack devices (DynamicFluid), and the trial needs fewer device-seconds when it is"
-        " narrower.",
-        "trials with more work left can use its devices; {left_to:s} left on {to:device} instead of {left:s} on"
-        " {width}",
+        "Trials that would end later at their widths lack devices (DynamicFluid), and the trial needs fewer"
+        " device-seconds when it is narrower.",
+        "trials that would end later at their widths can use its devices; {left_to:s} left on {to:device} instead of"
+        " {left:s} on {width}",
         ("width", "to", "left", "left_to"),
     )
     SLOWER = (

@@ -131,6 +131,7 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
             devices = trial.devices + tuple(state.devices.pick_near(trial.devices[0], target - width))
             numbers = _times(state, trial, len(devices))
             why = because(Reason.IDLE_DEVICES, idle=spare, resize=state.epsilon, **numbers)
+            spare -= len(devices) - width
             state.promise_devices(trial, devices)
             out.append(Resize(trial.name, devices, why=why))
     for trial in shrinks:

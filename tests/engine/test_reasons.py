@@ -100,7 +100,8 @@ def a_larger_trial_lacks_devices() -> tuple[list[m.Instruction], str]:
     bench.results("a", 0.45, 4, width=3)
     bench(m.TrialEnded("z", "stopped"), plain("b", 4000))
     out = bench(m.KindFound("b", "elastic"), m.Result("b", 1.0, 1), m.DeviceGained(9, "node0"))
-    return out[1:], "trials with more work left can use its devices; 995 s left on 1 device instead of 448 s on 3"
+    later = "trials that would end later at their widths can use its devices"
+    return out[1:], f"{later}; 995 s left on 1 device instead of 448 s on 3"
 
 
 @scenario(Reason.SLOWER)
@@ -189,6 +190,14 @@ def test_each_reason_comes_about_and_says_what_decided(reason: Reason) -> None:
     said, words = SCENARIOS[reason]()
     (why,) = [each.why for each in said if each.why.reason is reason][-1:]
     assert words in why.words, why.words
+
+
+def test_of_two_trials_that_grow_at_once_the_second_has_what_the_first_left() -> None:
+    bench = Bench(4)
+    bench(plain("a"), plain("b"))
+    bench(m.KindFound("a", "elastic"), m.KindFound("b", "elastic"))
+    said = bench(m.Result("a", 1.0, 1), m.Result("b", 1.0, 1))
+    assert [dict(each.why.numbers)["idle"] for each in said] == [2, 1]
 
 
 def test_the_table_of_reasons_in_the_docs_is_that_of_the_code() -> None:

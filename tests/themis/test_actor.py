@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 
+from tests.themis.cluster import Job
 from tests.themis.shell_world import World
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
 from themis_bridge.settings import Settings
-from themis_bridge.shell import books_file
+from themis_bridge.shell import actor, books_file, reservations
 
 #: Books as revision 2ce470d wrote them: "b" has joined beside "a", and one GPU of "a" was recalled for
 #: it.
@@ -84,6 +87,18 @@ def test_books_of_an_earlier_revision_start_the_arbiter(start):
     ]
 
 
+@pytest.mark.parametrize(
+    "name", ["themis/a/b/c", "themis/a/b/²", "themis/a/b/+9", "themis/a/b/07", "themis/a/b/-1", "themis//b/7"]
+)
+@pytest.mark.parametrize("state", ["REMOVED", "CREATED"])
+def test_a_group_with_a_name_that_no_arbiter_gives_is_somebody_elses(name, state, world):
+    group = world._placement_group([], name=name)
+    world.table[group.id.hex()]["state"] = state
+    token = reservations.newest_token()
+    assert actor.ArbiterActor({}, "CPU", str(world.books)) and token == 0
+    assert world.table[group.id.hex()]["state"] == state and not reservations.found()
+
+
 def test_a_job_that_starts_again_changed_gets_what_it_asks_for_now(world):
     world.actor.join("a", "one", {"CPU": 1.0})
     world.actor.join("a", "other", {"CPU": 1.0, "disk": 1.0})
@@ -101,6 +116,71 @@ def test_a_namesake_is_refused_in_the_call_in_which_it_joins(world):
         world.actor.join("a", "two", {"CPU": 1.0})
         refused = world.actor.exchange("a", "two", [m.Heard("a", "two")])
         assert refused and all((each.final, each.waits) == (final, not final) for each in refused)
+
+
+EVIL = ("evil", "evil/1")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        m.AppJoined(*EVIL, together=0),
+        m.AppJoined(*EVIL, together="2"),
+        m.AppJoined(*EVIL, user=["anna"]),
+        m.AppJoined(*EVIL, life="no hex"),
+        m.AppJoined("evil", None),
+        m.Heard(*EVIL, version=(math.inf, 0)),
+        m.Heard(*EVIL, version=(10**5000, 0)),
+        m.Heard(*EVIL, version="12"),
+        m.Release(*EVIL, ["m-0"], 1),
+        m.RhoAnswer(*EVIL, 1, m.Report(1e9, 2, best=1e9, left=1.0, whole=1.0, leases=5)),
+        m.RhoAnswer(*EVIL, 1, m.Report(10**308, 2, best=10**308, left=1.0, whole=1.0, fair=10**308)),
+        m.RhoAnswer(*EVIL, 1, m.Report(1.0, 2, left=1.0, whole=1.0, ends=10**400)),
+        m.GpuLeft("m-0"),
+        m.ReserveFailed("m-0", 1),
+    ],
+)
+def test_a_message_that_cannot_be_true_harms_nobody_else(event, world):
+    world.actor.join(*EVIL, {"CPU": 1.0})
+    world._lives["dead"] = world._lives["evil"] = "ff"
+    world.actor.join("dead", "dead/1", {"CPU": 1.0}, life="ff")
+    before = world.actor._arbiter.state.epoch
+    with contextlib.suppress(Exception):
+        world.actor.exchange(*EVIL, [event])
+    assert set(world.actor._arbiter.state.gpus) == {"m-0", "m-1"}
+    assert world.actor._arbiter.state.apps["evil"].rho is None
+    world.join("a", Job(2))
+    world.run(30.0)
+    assert "dead" not in world.actor._arbiter.state.apps
+    assert not world.unused() and set(world.actor._arbiter.state.apps) >= {"a"}
+    assert world.actor.status()["failed_rounds"] == 0 and world.actor._arbiter.state.epoch == before
+    assert books(world)["epoch"] == before
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bundle": {"CPU": 1.0, "memory": "4"}},
+        {"bundle": {"CPU": 1.0, 4: 4.0}},
+        {"bundle": {"CPU": 1.0, "memory": {4}}},
+        {"bundle": {"CPU": 1.0, "memory": -1.0}},
+        {"bundle": {"CPU": 1.0, "memory": math.nan}},
+        {"bundle": ["CPU"]},
+        {"together": 0},
+        {"together": "2"},
+        {"user": ["anna"]},
+        {"user": 5},
+        {"life": "no hex"},
+        {"life": 5},
+        {"session": None},
+        {"app": 5},
+        {"app": "a/b"},
+    ],
+)
+def test_a_join_that_cannot_be_true_is_refused(changes, world):
+    with pytest.raises(ValueError):
+        world.actor.join(**{"app": "evil", "session": "evil/1", "bundle": {"CPU": 1.0}, **changes})
+    assert not world.actor._arbiter.state.apps and not world.actor._bundles
 
 
 def test_a_heartbeat_does_not_rewrite_the_books(world):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from themis_bridge import ThemisError
-from themis_bridge.shell import books_file
+from themis_bridge.shell import books_file, control, reservations
 from themis_bridge.shell.books_file import read_books, write_books
 
 
@@ -20,6 +23,19 @@ def test_books_are_for_their_owner_only(tmp_path: Path) -> None:
         write_books(path, text)
         assert read_books(path) == text
     assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
+
+
+def test_books_have_a_place_where_the_uid_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"NodeID": "h" * 56, "Alive": True, "Resources": {reservations.HEAD: 1.0}}
+    monkeypatch.setattr(control, "ray", SimpleNamespace(nodes=lambda: [node]))
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def nobody(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert control._books() == Path(tempfile.gettempdir()) / f"themis-{os.getuid()}" / f"{'h' * 16}.json"
 
 
 def test_a_directory_of_an_older_version_is_closed_to_others(tmp_path: Path) -> None:

@@ -104,6 +104,22 @@ def test_a_promise_of_a_gang_is_told_until_it_is_whole():
         assert (agent.promised, len(agent.leases)) == (left, 4 - left)
 
 
+@pytest.mark.parametrize("how", [m.ReserveFailed, m.Removed, m.GpuLeft])
+def test_an_app_hears_of_a_promise_that_is_dropped(how):
+    cluster = Cluster(4)
+    cluster.join("one", Job(4, 1e5))
+    gang = cluster.join("gang", Job(1, 1e5, together=4))
+    while not gang.promised:
+        cluster.wait(1)
+    cluster.silent.add("one")
+    promised = next(each for each in cluster.arbiter.state.leases if each.heir == "gang")
+    cluster.reserved.pop(promised.gpu)
+    before = gang.promised
+    cluster.send(how(promised.gpu) if how is m.GpuLeft else how(promised.gpu, promised.token))
+    assert promised not in cluster.arbiter.state.leases
+    assert gang.promised == sum(each.heir == "gang" for each in cluster.arbiter.state.leases) < before
+
+
 def test_a_torn_gang_that_is_given_back_comes_again_whole():
     cluster = Cluster(8)
     agent = cluster.join("gang", Job(1, 1e5, together=4))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.themis.cluster import Cluster, Job
 from themis_bridge import messages as m
 from themis_bridge.agent import Gained
@@ -59,6 +61,20 @@ def test_a_reservation_over_the_quota_is_closed():
     assert cluster.holds("a") == {"g1"}
     lease = cluster.arbiter.state.leases.grant("g0", "a", 1e6)
     assert m.Remove("g0", "a", lease.token) in cluster.arbiter.handle(m.Reserved("g0", lease.token), cluster.now)
+
+
+@pytest.mark.parametrize("others", [frozenset(), frozenset({"b"})])
+def test_a_failure_for_an_app_that_has_left_meanwhile_is_not_remembered_for_it(others):
+    cluster = Cluster(1)
+    cluster.join("a")
+    cluster.join("b")
+    arbiter = cluster.arbiter
+    app, token = cluster.reserved.pop("g0")
+    assert app == "a"
+    arbiter.handle(m.AppLeft("a", "s"), cluster.now)
+    arbiter.handle(m.ReserveFailed("g0", token, others), cluster.now)
+    assert ("g0", "a") not in arbiter.state.backoff
+    assert arbiter.state.backoff.barred_apps("g0", arbiter.state.clock) == others
 
 
 def test_what_one_app_cannot_have_is_not_tried_for_those_that_ask_for_as_much():

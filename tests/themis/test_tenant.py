@@ -10,6 +10,8 @@ import ray
 from tests.contracts.processes import until
 from themis_bridge import ThemisError
 from themis_bridge import messages as m
+from themis_bridge.agent import Gained, Leave
+from themis_bridge.locality import Gpu
 from themis_bridge.shell import tenant
 
 
@@ -194,6 +196,44 @@ def test_a_job_shows_that_it_lives_until_it_ends(cluster):
     with pytest.raises(ThemisError, match="leases single GPUs"):
         tenant.Tenant("b", None, {"CPU": 1.0}, "CPU")
     assert set(cluster.signs) == cluster.gone, "a job that is refused leaves none"
+
+
+def test_a_job_that_joins_again_keeps_its_sign_of_life(cluster):
+    arbiter = cluster.arbiter
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    sent, exchange = [], arbiter._exchange
+
+    def record(app, session, events):
+        sent.extend(events)
+        return exchange(app, session, events)
+
+    arbiter.exchange.remote = record
+    arbiter.apps.clear()
+    until(lambda: arbiter.apps)
+    job.close()
+    assert arbiter.life == "sign0"
+    assert {type(event) for event in sent} <= {m.Heard, m.AppLeft}, "a message that joins has no sign of life"
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_lease_that_ends_before_it_is_reserved_is_left_after_it_is_gained(later, cluster, monkeypatch):
+    """The job hears of both at once. ``later``: the arbiter said first that it ends, and then that it is reserved."""
+    monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")
+    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    session = job._agent.session
+
+    def told(version, **more):
+        view = m.LeaseView(gpu=Gpu("g0", "m0"), token=3, ending=True, **more)
+        return m.Leases("a", session, (1, version), (view,))
+
+    mail = [[told(1, remaining=30.0)]] if later else []
+    mail.append([told(2, remaining=20.0, group="G")])
+    cluster.arbiter.exchange.remote = lambda app, session, events: mail.pop(0) if mail else []
+    notices = []
+    until(lambda: notices.extend(job.poll()) or notices)
+    job.close()
+    assert notices == [Gained(Gpu("g0", "m0"), 3), Leave(Gpu("g0", "m0"), 3, 20.0)]
+    assert job.group("g0", 3) == "group G"
 
 
 def test_an_arbiter_that_knows_no_users_is_joined_by_jobs_without_one(cluster):

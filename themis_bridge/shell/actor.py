@@ -22,7 +22,7 @@ from themis_bridge import arbiter_view
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.errors import ThemisError
-from themis_bridge.locality import Gpu, check_together
+from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
 from themis_bridge.shell.books_file import Books
@@ -98,19 +98,22 @@ class ArbiterActor:
             bundle: Ray resource -> amount, what one of its devices reserves.
             life: id of the driver's `reservations.sign_of_life`; "": it has none.
 
-        Raises ThemisError if the bundle does not have exactly one of the unit that is leased here, or gangs cannot have
-        such a size, and ValueError for an id that cannot be one.
+        Raises ThemisError if an argument cannot be true, or the bundle does not have exactly one of the unit that is
+        leased here, and ValueError for an id that cannot be one.
         """
+        joined = m.AppJoined(app, session, user, life, together)
+        m.check_app_event(joined)
+        reservations.check_app_name(app)
         if life:
             reservations.by_id(life)
+        reservations.check_bundle(bundle)
         if bundle.get(self._unit) != 1.0:
             raise ThemisError(
                 f"app {app!r} asks for devices of {bundle}; the arbiter of this Ray cluster leases single "
                 f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
             )
-        check_together(together)
         with self._lock:
-            self._handle(m.AppJoined(app, session, user, life, together))
+            self._handle(joined)
             known = self._arbiter.state.apps.get(app)
             if known is not None and known.session == session:
                 # The app was not refused. A job that was edited and started again may ask for another bundle.
@@ -118,10 +121,18 @@ class ArbiterActor:
                 self._write_ahead.unwritten = True
 
     def exchange(self, app: str, session: str, events: list[m.AppEvent]) -> list[m.Instruction]:
-        """Handle what an agent sends, and return the instructions that wait for it."""
+        """Handle what an agent sends, and return the instructions that wait for it.
+
+        An app joins by `join` alone; a `messages.AppJoined` of an agent of an earlier version is ignored.
+
+        Raises ThemisError for a message that no agent can send; then none of them is handled.
+        """
+        for event in events:
+            m.check_app_event(event)
         with self._lock:
             for event in events:
-                self._handle(event)
+                if not isinstance(event, m.AppJoined):
+                    self._handle(event)
             mail = self._write_ahead.fetch(session)
             return [self._with_groups(each) if isinstance(each, m.Leases) else each for each in mail]
 

@@ -7,10 +7,13 @@ the clock, in seconds, are handed in.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from themis_bridge import messages as m
 from themis_bridge.arbiter_state import ArbiterState
+
+logger = logging.getLogger(__name__)
 
 #: After this many seconds of silence, which are ten missed exchanges, the arbiter looks whether a driver is dead.
 SILENT_S = 2.0
@@ -42,8 +45,12 @@ class SilentDrivers:
         for _ in silent:
             self._turn += 1
             app, session, life = silent[self._turn % len(silent)]
-            if self._is_gone(life):
-                dead.append(m.DriverDied(app, session))
+            try:
+                if self._is_gone(life):
+                    dead.append(m.DriverDied(app, session))
+            except Exception as error:
+                # Whatever Ray raises for one app; the deaths of others are told, and this one is looked at again.
+                logger.warning("themis: whether the driver of %s lives is not known: %s", app, error)
             if self._clock() - began >= seconds:
                 break
         return dead

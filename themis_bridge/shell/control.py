@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
+import os
 import tempfile
 import time
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ STATUS_S = 30.0
 def _books() -> Path:
     """Path of the books of this Ray cluster's arbiter. The head node's id is in it: another head is another cluster."""
     head = next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and reservations.HEAD in node["Resources"])
-    return Path(tempfile.gettempdir()) / f"themis-{getpass.getuser()}" / f"{head[:16]}.json"
+    return Path(tempfile.gettempdir()) / f"themis-{os.getuid()}" / f"{head[:16]}.json"
 
 
 def find() -> Any | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,8 @@ from themis_bridge.shell.reservations import Key
 
 logger = logging.getLogger(__name__)
 
-#: A reservation that Ray has not made after this many seconds is given up: something outside Themis uses the resources.
+#: A reservation that Ray has not made this many seconds after it was asked is given up: something outside Themis uses
+#: the resources. The time before the call, and that of the call itself, does not count.
 CREATE_S = 5.0
 #: Seconds from a call of Ray to the first look at its effect, and the pause after a first call that failed. Ray makes
 #: and removes a group in about a millisecond.
@@ -47,7 +49,8 @@ class GroupTask:
     """One group that has to be there, or gone. Times are seconds on the clock that is handed in."""
 
     key: Key
-    #: When it was asked for.
+    #: When Ray was asked: when that call returned, or when a call first failed; infinite before. Of a group that has to
+    #: be gone: when that was asked for.
     since: float
     #: When it is attended to next.
     due: float
@@ -89,7 +92,7 @@ class GroupTasks:
     def reserve(self, key: Key, wanted: Wanted) -> None:
         """The group has to be there."""
         now, group = self.clock(), self.found.pop(key, None)
-        task = self._tasks[key] = GroupTask(key, now, now, wanted, group, asked=group is not None)
+        task = self._tasks[key] = GroupTask(key, math.inf, now, wanted, group, asked=group is not None)
         self._put(task, now)
 
     def remove(self, key: Key) -> None:
@@ -166,7 +169,9 @@ class GroupTasks:
                 del self._tasks[task.key]
                 self.there[task.key] = task.group
                 return [m.Reserved(task.key[1], task.key[2])]
-            if state == reservations.REMOVED or self.clock() - task.since > CREATE_S:
+            now = self.clock()
+            task.since = min(task.since, now) if state else now
+            if state == reservations.REMOVED or now - task.since > CREATE_S:
                 return self._give_up(task)
             self._look_again(task)
             return []
@@ -197,6 +202,7 @@ class GroupTasks:
 
     def _failed(self, task: GroupTask, error: Exception) -> list[m.Event]:
         task.why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        task.since = min(task.since, self.clock())
         if task.wanted is not None and self.clock() - task.since > CREATE_S:
             failures = task.failures
             events = self._give_up(task)

@@ -9,6 +9,7 @@ starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import ray
@@ -40,6 +41,15 @@ def check_app_name(app: str) -> None:
     """Raise ThemisError for a name that cannot be part of a group's name."""
     if not app or "/" in app:
         raise ThemisError(f"app name {app!r}: expected a name without '/'")
+
+
+def check_bundle(bundle: object) -> None:
+    """Raise ThemisError if this cannot be what a group reserves: Ray resource -> amount."""
+    amounts = bundle.items() if isinstance(bundle, dict) else [("", None)]
+    for name, amount in amounts:
+        number = isinstance(amount, (int, float)) and math.isfinite(amount) and amount >= 0
+        if not isinstance(name, str) or not number:
+            raise ThemisError(f"devices of {bundle!r}: expected Ray resources and their amounts, finite numbers >= 0")
 
 
 def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str]]:
@@ -76,17 +86,16 @@ def found() -> dict[Key, tuple[str, PlacementGroup]]:
     """Reservation -> Ray's state of it and its group, for all that are not removed. It reads the whole table."""
     there = {}
     for group in placement_group_table().values():
-        parts = str(group["name"]).split("/")
-        if len(parts) == 4 and parts[0] == _PREFIX and group["state"] != REMOVED:
-            key = parts[1], parts[2], int(parts[3])
+        key = _key(str(group["name"]))
+        if key is not None and group["state"] != REMOVED:
             there[key] = str(group["state"]), by_id(str(group["placement_group_id"]))
     return there
 
 
 def newest_token() -> int:
     """The largest token that any reservation ever had; Ray's table has those that are removed, too."""
-    names = [str(group["name"]).split("/") for group in placement_group_table().values()]
-    return max((int(name[3]) for name in names if len(name) == 4 and name[0] == _PREFIX), default=0)
+    keys = [_key(str(group["name"])) for group in placement_group_table().values()]
+    return max((key[2] for key in keys if key is not None), default=0)
 
 
 def reserve(key: Key, bundle: Mapping[str, float], tie: str) -> PlacementGroup:
@@ -142,3 +151,13 @@ def by_id(text: str) -> PlacementGroup:
 def _name(key: Key) -> str:
     app, gpu, token = key
     return f"{_PREFIX}/{app}/{gpu}/{token}"
+
+
+def _key(name: str) -> Key | None:
+    """The reservation of a group of that name; None if no arbiter gives a group such a name."""
+    try:
+        _, app, gpu, token = name.split("/")
+        key = app, gpu, int(token)
+    except ValueError:
+        return None
+    return key if app and gpu and key[2] > 0 and _name(key) == name else None

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from themis_bridge import messages as m
-from themis_bridge.agent import Agent, Gained, Lost, Notice, Work
+from themis_bridge.agent import Agent, Gained, Leave, Lost, Notice, Work
 from themis_bridge.errors import ThemisError
 from themis_bridge.settings import Settings
 from themis_bridge.shell import control, reservations
@@ -214,6 +214,7 @@ class Tenant:
                 sending = list(self._outbox)
                 heartbeat = self._agent.heartbeat()
             answer = self._send([*sending, heartbeat])
+            unknown = False
             with self._lock:
                 # Messages stay in the list until the call has returned; one that is sent twice does no harm.
                 del self._outbox[: len(sending)]
@@ -222,14 +223,16 @@ class Tenant:
                         self._said = instruction.why
                         logger.warning("themis: %s", self._said)
                     events, notices = self._agent.handle(instruction)
-                    self._outbox += events
+                    # Only `join` has all that a job joins with, such as its sign of life.
+                    unknown = unknown or any(isinstance(event, m.AppJoined) for event in events)
+                    self._outbox += [event for event in events if not isinstance(event, m.AppJoined)]
                     for notice in notices:
                         self._record_notice(notice)
                     if isinstance(instruction, m.Leases):
                         self._made = {(view.gpu.id, view.token): view.group for view in instruction.leases}
                 self._take_groups()
-                due = list(self._outbox)
-            if any(isinstance(event, m.AppJoined) for event in due):
+                due = unknown or bool(self._outbox)
+            if unknown:
                 self._join_again()
             if not due or self._agent.refused or self._over.is_set():
                 break
@@ -238,22 +241,23 @@ class Tenant:
         if isinstance(notice, Gained):
             self._coming.append(notice)
             return
-        if isinstance(notice, Lost):
-            key = (notice.gpu.id, notice.token)
-            left = [each for each in self._coming if (each.gpu.id, each.token) != key]
-            if len(left) < len(self._coming):
-                self._coming = left
-                return
-        self._notices.append(notice)
+        left = [each for each in self._coming if (each.gpu.id, each.token) != (notice.gpu.id, notice.token)]
+        if len(left) == len(self._coming):
+            self._notices.append(notice)
+        elif isinstance(notice, Lost):
+            self._coming = left
 
     def _take_groups(self) -> None:
-        """Record the gained GPUs whose groups the arbiter has named."""
+        """Record the gained GPUs whose groups the arbiter has named; of one that ends already, that it ends."""
         for notice in list(self._coming):
             group = self._made.get((notice.gpu.id, notice.token))
             if group:
                 self._groups[notice.gpu.id].append((notice.token, reservations.by_id(group)))
                 self._coming.remove(notice)
                 self._notices.append(notice)
+                view = self._agent.leases[notice.gpu.id]
+                if view.ending:
+                    self._notices.append(Leave(view.gpu, view.token, view.remaining))
 
 
 def _plain(error: ThemisError) -> str:
