@@ -20,6 +20,12 @@ from themis_bridge.shell.actor import NAME, NAMESPACE, ArbiterActor, check_unit
 #: Seconds for a call of the arbiter until it counts as failed.
 STATUS_S = 30.0
 
+#: Calls that the actor answers at a time. They have one lock, so that more threads would only keep memory.
+CALLS = 4
+#: glibc's malloc has one arena, in place of eight a core. Ray reads each message through half a megabyte, and each
+#: arena kept what its threads once had of it: that was the growth of an idle arbiter (docs/arbiter.md, Memory).
+ALLOCATION = {"MALLOC_ARENA_MAX": "1"}
+
 
 def _books() -> Path:
     """Path of the books of this Ray cluster's arbiter. The head node's id is in it: another head is another cluster."""
@@ -59,7 +65,8 @@ def start(unit: str | None = None, **settings: Any) -> Any:
         num_cpus=0,
         resources={reservations.HEAD: reservations.SLIVER},
         max_restarts=-1,
-        max_concurrency=64,
+        max_concurrency=CALLS,
+        runtime_env={"env_vars": ALLOCATION},
     )
     arbiter = actor.remote(settings, unit, str(_books()))
     ray.get(arbiter.status.remote())
