@@ -7,6 +7,7 @@ themis_bridge/shell/control.py (arbiter) and serving (serve).
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -24,8 +25,13 @@ from fluidtune.script_errors import show_from_the_script_on
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fluidtune")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Run Ray Tune scripts so that trials share devices when they are many and spread when they are few."""
+    # Names and errors in a log may have what a terminal cannot show, such as half of a character. What `run` prints is
+    # the script's.
+    if context.invoked_subcommand != "run" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 # What follows the script is the script's own, options included.

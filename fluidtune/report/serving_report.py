@@ -168,7 +168,7 @@ def _draw_devices(axes: Any, events: Sequence[EventDict], first: float, unit: fl
     wanted: list[tuple[float, float]] = []
     for event in events:
         at = max(0.0, event["t"] - first) / unit
-        if event["event"] == "serving_started":
+        if event["event"] == "serving_started" and "devices" in event:
             there.append((at, event["devices"]))
             wanted.append((at, max(1, event["devices"])))
         elif event["event"] in CHANGES and there:

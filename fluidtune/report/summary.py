@@ -300,7 +300,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
             text += f", {summary.metric or 'metric'} {summary.best_metric:.6g}"
         rows.append(("best trial", text))
     if summary.dropped_lines:
-        rows.append(("event log", f"{plural(summary.dropped_lines, 'broken line')} dropped"))
+        rows.append(("event log", f"{plural(summary.dropped_lines, 'line')} left out: broken, or of another version"))
     return rows
 
 
