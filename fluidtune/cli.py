@@ -189,10 +189,11 @@ def why(run_dir: str, trial: str) -> None:
     """
     from fluidtune.report import read_events
     from fluidtune.report.story import story_of
+    from fluidtune.report.terminal_text import printable
     from fluidtune.report.trial_lookup import find_trial, log_of_run
 
     events = read_events(log_of_run(run_dir))
-    click.echo("\n".join(story_of(events, find_trial(events, trial)).lines()))
+    click.echo("\n".join(map(printable, story_of(events, find_trial(events, trial)).lines())))
 
 
 @cli.command()
@@ -363,6 +364,7 @@ def status(address: str, as_json: bool) -> None:
     import json
 
     _connect(address)
+    from fluidtune.report.terminal_text import printable
     from themis_bridge import ThemisError
     from themis_bridge.shell import control
 
@@ -377,10 +379,10 @@ def status(address: str, as_json: bool) -> None:
         f"{found['leased']} of {found['gpus']} {found['unit']}s leased, {found['rounds']} rounds, "
         f"the last one took {found['round_seconds']:.2f} s"
     )
-    for trouble in found["trouble"]:
-        click.echo(f"  trouble: {trouble}")
-    for name, app in found["apps"].items():
-        click.echo("\n".join(_app_lines(name, app, found["unit"])))
+    lines = [f"  trouble: {trouble}" for trouble in found["trouble"]]
+    lines += [line for name, app in found["apps"].items() for line in _app_lines(name, app, found["unit"])]
+    for line in lines:
+        click.echo(printable(line))
 
 
 def _app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:

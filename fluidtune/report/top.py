@@ -22,6 +22,7 @@ from fluidtune.report.live import LiveRun, LiveTrial, LogTail, seconds_since, wa
 from fluidtune.report.occupancy import busy_over_time
 from fluidtune.report.serving_report import ServingSummary, is_serving, render_serving, summarise_serving
 from fluidtune.report.summary import duration, plural
+from fluidtune.report.terminal_text import cell, printable
 
 #: Devices are busy, and iterations are counted, over this many seconds: several iterations of most trials.
 RECENT_S = 60.0
@@ -138,7 +139,7 @@ class RunScreen:
         parts = [
             *self._head(now),
             *(table for table in tables if table.row_count),
-            *(Text(f"{wall_clock(at)} {line}", style="yellow", no_wrap=True, overflow="ellipsis") for at, line in news),
+            *(cell(f"{wall_clock(at)} {line}", style="yellow", no_wrap=True, overflow="ellipsis") for at, line in news),
         ]
         return Group(*parts)
 
@@ -165,7 +166,7 @@ class RunScreen:
             spares = f"; spares: {count['spare']} started, {count['taken']} used" if count["spare"] else ""
             lines.append(f"processes: {count['started']} started, {count['forked']} of them forked{spares}")
         style = {"no_wrap": True, "overflow": "ellipsis"}
-        return [Text(line, style="" if place else "bold", **style) for place, line in enumerate(lines)]  # type: ignore[arg-type]
+        return [cell(line, style="" if place else "bold", **style) for place, line in enumerate(lines)]
 
     def _devices(self, devices: list[int], rows: int, now: float) -> Table:
         run = self.run
@@ -177,7 +178,7 @@ class RunScreen:
             names = ", ".join(f"{trial} ({run.use.of(trial).share:.2g})" for trial in run.use.holders(device))
             part = float(recent[device][0]) if device in recent else float("nan")
             row = [str(device), run.nodes.get(device, "")[:NODE_LENGTH], "" if part != part else f"{part:.0%}"]
-            table.add_row(*row, *(_gpu(run.samples.get(device)) if sampled else ()), names)
+            table.add_row(*map(cell, (*row, *(_gpu(run.samples.get(device)) if sampled else ()), names)))
         return _and_more(table, len(devices) - rows)
 
     def _trials(self, rows: int, now: float) -> Table:
@@ -190,7 +191,8 @@ class RunScreen:
         table = _table(*columns, long="trial")
         rows = rows if len(shown) <= rows else rows - 1
         for trial in shown[:rows]:
-            table.add_row(*self._row(trial, now), style="yellow" if trial.state in ("silent", "failed") else None)
+            style = "yellow" if trial.state in ("silent", "failed") else None
+            table.add_row(*map(cell, self._row(trial, now)), style=style)
         return _and_more(table, len(shown) - rows)
 
     def _row(self, trial: LiveTrial, now: float) -> list[str]:
@@ -211,7 +213,7 @@ class RunScreen:
 def _table(*columns: str, long: str) -> Table:
     """A table whose column ``long`` is cut first where the terminal is narrow."""
     table = Table(box=None, pad_edge=False, header_style="cyan")
-    for column in columns:
+    for column in map(printable, columns):
         table.add_column(
             Text(column), no_wrap=True, overflow="ellipsis", min_width=None if column == long else len(column)
         )
