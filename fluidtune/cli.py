@@ -7,6 +7,7 @@ themis_bridge/shell/control.py (arbiter) and serving (serve).
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -24,8 +25,13 @@ from fluidtune.script_errors import show_from_the_script_on
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fluidtune")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Run Ray Tune scripts so that trials share devices when they are many and spread when they are few."""
+    # Names and errors in a log may have what a terminal cannot show, such as half of a character. What `run` prints is
+    # the script's.
+    if context.invoked_subcommand != "run" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 # What follows the script is the script's own, options included.
@@ -183,10 +189,11 @@ def why(run_dir: str, trial: str) -> None:
     """
     from fluidtune.report import read_events
     from fluidtune.report.story import story_of
+    from fluidtune.report.terminal_text import printable
     from fluidtune.report.trial_lookup import find_trial, log_of_run
 
     events = read_events(log_of_run(run_dir))
-    click.echo("\n".join(story_of(events, find_trial(events, trial)).lines()))
+    click.echo("\n".join(map(printable, story_of(events, find_trial(events, trial)).lines())))
 
 
 @cli.command()
@@ -357,6 +364,7 @@ def status(address: str, as_json: bool) -> None:
     import json
 
     _connect(address)
+    from fluidtune.report.terminal_text import printable
     from themis_bridge import ThemisError
     from themis_bridge.shell import control
 
@@ -371,10 +379,10 @@ def status(address: str, as_json: bool) -> None:
         f"{found['leased']} of {found['gpus']} {found['unit']}s leased, {found['rounds']} rounds, "
         f"the last one took {found['round_seconds']:.2f} s"
     )
-    for trouble in found["trouble"]:
-        click.echo(f"  trouble: {trouble}")
-    for name, app in found["apps"].items():
-        click.echo("\n".join(_app_lines(name, app, found["unit"])))
+    lines = [f"  trouble: {trouble}" for trouble in found["trouble"]]
+    lines += [line for name, app in found["apps"].items() for line in _app_lines(name, app, found["unit"])]
+    for line in lines:
+        click.echo(printable(line))
 
 
 def _app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:

@@ -12,6 +12,7 @@ from fluidtune.profiles import Profile
 from fluidtune.report import find_log, read_events
 from fluidtune.report.drawing import OTHER, OURS, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.summary import duration
+from fluidtune.report.terminal_text import cell
 from fluidtune.twin import Forecast, RecordedJob, grid, read_job
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def render_plan(job: RecordedJob, found: Sequence[Forecast]) -> RenderableType:
     from rich.table import Table
 
     title = f"{len(job.trials)} trials of {job.profile.name!r}, predicted by the twin"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=cell(title), title_justify="left")
     for name in ("devices", "time", "device-hours", "held", "resizes", "packed"):
         table.add_column(name, justify="right")
     for one in found:

@@ -79,6 +79,34 @@ def test_what_cannot_be_done_is_refused_in_one_line(words: str, mentions: str, t
     refused(*words.split(), mentions=mentions, cwd=tmp_path)
 
 
+def test_an_event_that_lacks_something_and_half_a_character_are_no_traceback(tmp_path: Path) -> None:
+    """docs/bugs.md, 598."""
+    events = random_run(1, devices=1, trials=3)
+    lacking = next(place for place, event in enumerate(events) if event["event"] == "trial_started")
+    del events[lacking]["share"]
+    end = next(event for event in events if event["event"] == "trial_ended")
+    end |= {"ending": "failed", "reason": "half \ud83d"}
+    written(tmp_path, events)
+    told = {
+        "report": fluidtune("report", ".", "--html", "page.html", cwd=tmp_path),
+        "top": fluidtune("top", ".", cwd=tmp_path),
+        "why": fluidtune("why", ".", end["trial"], cwd=tmp_path),
+        "plan": fluidtune("plan", ".", "--devices", "1", cwd=tmp_path),
+    }
+    for command, done in told.items():
+        assert done.returncode == 0 and "Traceback" not in done.stderr, (command, done.stderr)
+    assert "1 line left out" in told["report"].stdout and "half \\ud83d" in told["why"].stdout
+    assert "unreadable" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("command", ["report", "top", "view", "why"])
+def test_a_log_that_may_not_be_read_is_one_line(command: str, tmp_path: Path) -> None:
+    # The kernel lets nobody read the beginning of this file, and tests may run as root.
+    trial = ["t"] if command == "why" else []
+    refused(command, "/proc/self/mem", *trial, mentions="/proc/self/mem cannot be read: ", cwd=tmp_path)
+    refused(command, "x" * 300, *trial, mentions="x cannot be read: File name too long", cwd=tmp_path)
+
+
 def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda **settings: None) -> Any:
     """Run `fluidtune arbiter` in this process with ``connect`` as ``ray.init``. Returns the exception, or None."""
     import ray

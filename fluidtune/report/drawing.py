@@ -49,9 +49,23 @@ def polish_axes(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
+def as_written(figure: Figure) -> None:
+    """Show all text of ``figure`` as it is: two "$" in a name are no formula, as matplotlib takes them for.
+
+    Labels of ticks are matplotlib's own.
+    """
+    from matplotlib.text import Text
+
+    ticks = {text for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for text in axis.get_ticklabels("both")}
+    for text in figure.findobj(Text):
+        if text not in ticks:
+            text.set_parse_math(False)
+
+
 def save_png(figure: Figure, out: str | os.PathLike[str]) -> Path:
     """Write ``figure`` to ``out`` as a PNG; missing directories are made. Returns the path."""
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
+    as_written(figure)
     figure.savefig(out, format="png")
     return out

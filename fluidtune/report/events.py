@@ -14,12 +14,14 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.report.readable import is_readable
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class EventSchema(NamedTuple):
 
 
 #: Every event. docs/events.md says what each one and its fields mean, in which units; a test holds the names equal.
+#: What readers rely on is in readable.py.
 SCHEMA = {
     "run_started": EventSchema.of("run ray fluidtune python machine kind devices settings algorithm metric mode"),
     "device_gained": EventSchema.of("device node"),
@@ -226,7 +229,7 @@ class EventLog:
 class Events(list[EventDict]):
     """The events of one log in the order of the file.
 
-    ``dropped``: the number of broken lines. A driver that is killed while it writes leaves one.
+    ``dropped``: the number of lines that cannot be read. A driver that is killed while it writes leaves one.
     """
 
     def __init__(self, events: Iterable[EventDict] = (), dropped: int = 0) -> None:
@@ -235,27 +238,45 @@ class Events(list[EventDict]):
 
 
 def record_of(line: bytes) -> EventDict | None:
-    """The event in a line of a log. None: the line is broken; an empty one: it is JSON, and no event."""
+    """The event in a line of a log. None: it cannot be read; an empty one: it is JSON, and no event.
+
+    All readers of a log have its events from here, so what they rely on is there (readable.py).
+    """
     try:
         record = json.loads(line)
-    except ValueError:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError):  # not JSON, or not UTF-8
         return None
     named = isinstance(record, dict) and isinstance(record.get("event"), str)
-    return record if named and isinstance(record.get("t"), (int, float)) else {}
+    if not named or not isinstance(record.get("t"), (int, float)):
+        return {}
+    return record if is_readable(record) else None
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What keeps this user from ``path`` is an `EventLogError`; if nothing is there, a `NoEventLogError`."""
+    try:
+        yield
+    except EventLogError:
+        raise
+    except FileNotFoundError as error:
+        raise NoEventLogError(f"{path} cannot be read: {error.strerror}") from None
+    except OSError as error:
+        raise EventLogError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def read_events(path: str | os.PathLike[str]) -> Events:
     """The events of the log at ``path``; none if the file is empty.
 
-    A line that is not a complete JSON object is dropped and counted in `Events.dropped`. A killed driver leaves such a
-    line at the end of the file or, in a restored experiment, before the next ``run_started``. Events that this version
-    does not know are kept, so that the log of a newer version can be read.
-    Raises FileNotFoundError if there is no file, and `EventLogError` if it is not an event log.
+    A line that cannot be read (see `record_of`) is dropped and counted in `Events.dropped`. A killed driver leaves a
+    part of one at the end of the file or, in a restored experiment, before the next ``run_started``. Events that this
+    version does not know are kept, so that the log of a newer version can be read.
+    Raises `NoEventLogError` if there is no file, and `EventLogError` if it is not an event log or may not be read.
     """
     path = Path(path)
     events: list[EventDict] = []
     dropped = 0
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -292,12 +313,16 @@ def load_events(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) ->
 
 
 def find_log(run_dir_or_log: str | os.PathLike[str]) -> Path:
-    """The path of the event log, given that path or its run's directory. Raises `NoEventLogError` if there is none."""
+    """The path of the event log, given that path or its run's directory.
+
+    Raises `NoEventLogError` if there is none, `EventLogError` if this user may not look for it.
+    """
     path = Path(run_dir_or_log)
-    log = path / EVENT_LOG_NAME if path.is_dir() else path
-    if not log.is_file():
-        raise NoEventLogError(
-            f"there is no event log at {str(log)!r}; give the directory of an experiment run by FluidTune, or the"
-            f" {EVENT_LOG_NAME} in it"
-        )
+    with reading(path):
+        log = path / EVENT_LOG_NAME if path.is_dir() else path
+        if not log.is_file():
+            raise NoEventLogError(
+                f"there is no event log at {str(log)!r}; give the directory of an experiment run by FluidTune, or the"
+                f" {EVENT_LOG_NAME} in it"
+            )
     return log

@@ -110,7 +110,8 @@ class IterationLines:
         for name in named:
             if event in _LEAVES or "devices" in fields:
                 self._move(name, frozenset(devices if event not in _LEAVES else ()))
-            if event == "trial_ended":
+            # One that is paused is not new when it goes on. If it never does, its end is told when Tune stops it.
+            if event == "trial_ended" and fields.get("ending") != "paused":
                 del self._by_trial[name]
         return lines
 

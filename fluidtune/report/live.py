@@ -25,6 +25,7 @@ from fluidtune.report.events import (
     iterations_in,
     may_be_cut,
     not_a_log,
+    reading,
     record_of,
 )
 from fluidtune.report.occupancy import Replay
@@ -173,18 +174,20 @@ class LogTail:
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        self._file = log.open("rb")
+        with reading(log):
+            self._file = log.open("rb")
         self._part = b""
         self._begun = False
-        #: Broken lines so far, as `read_events` counts them.
+        #: Lines so far that cannot be read, as `read_events` counts them.
         self.dropped = 0
 
     def new(self, most: int = -1) -> list[EventDict]:
-        """The events of the lines that are complete by now. Broken lines are left out, as by `read_events`.
+        """The events of the lines that are complete by now. What cannot be read is left out, as by `read_events`.
 
         ``most``: bytes that are read; -1: all. Raises `EventLogError` if the file is not an event log.
         """
-        *lines, self._part = (self._part + self._file.read(most)).split(b"\n")
+        with reading(self._log):
+            *lines, self._part = (self._part + self._file.read(most)).split(b"\n")
         events: list[EventDict] = []
         for line in filter(bytes.strip, lines):
             event = record_of(line)

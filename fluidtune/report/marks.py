@@ -13,6 +13,7 @@ from fluidtune.report.causes import Resizes, label_of
 from fluidtune.report.drawing import INK
 from fluidtune.report.events import EventDict
 from fluidtune.report.occupancy import Occupancy
+from fluidtune.report.terminal_text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,10 +67,10 @@ def draw_marks(
             width[event["trial"]] = now
             row = rows.get(event["devices"][0])
             if row is not None:
-                kind = "grown" if now >= before else "shrunk"
+                kind, label = "grown" if now >= before else "shrunk", printable(label_of(cause))
                 marks[kind].append((at(event["t"]), row + 0.5))
-                reasons.append((at(event["t"]), row + 0.5, label_of(cause), now >= before))
-                counts[kind].update(filter(None, [label_of(cause)]))
+                reasons.append((at(event["t"]), row + 0.5, label, now >= before))
+                counts[kind].update(filter(None, [label]))
         elif name in ("worker_lost", "device_lost"):
             row = rows.get(event["device"])
             if row is not None and use.start <= event["t"] <= use.end:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fluidtune.report.drawing import GRID, INK, OTHER, OURS, new_figure, polish_axes, save_png, time_unit
+from fluidtune.report.drawing import GRID, INK, OTHER, OURS, as_written, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.events import EventDict, find_log, read_events
 from fluidtune.report.marks import MARKS, TimeAxis, draw_marks
 from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, held_part, occupancy_of
 from fluidtune.report.summary import plural, summarise
+from fluidtune.report.terminal_text import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +67,8 @@ def _title(events: Sequence[EventDict], use: Occupancy) -> str:
     head: EventDict = next((event for event in events if event["event"] == "run_started"), {})
     trials = len({interval.trial for interval in use.intervals})
     noun = {"gpu": "GPU", "cpu": "CPU core", "emulated": "emulated device"}.get(str(head.get("kind")), "device")
-    return f"{head.get('run') or 'run'}, {plural(trials, 'trial')} on {plural(len(use.available), noun)}"
+    run = printable(str(head.get("run") or "run"))
+    return f"{run}, {plural(trials, 'trial')} on {plural(len(use.available), noun)}"
 
 
 def _short_names(trials: Sequence[str]) -> dict[str, str]:
@@ -79,7 +81,7 @@ def _short_names(trials: Sequence[str]) -> dict[str, str]:
     names = {}
     for trial in trials:
         rest = trial[len(prefix) :]
-        names[trial] = rest.lstrip("0") or "0" if rest.isdigit() else rest
+        names[trial] = printable(rest.lstrip("0") or "0" if rest.isdigit() else rest)
     return names
 
 
@@ -211,6 +213,7 @@ def _draw_labels(
     """Write a trial's short name into each of its bars that is large enough."""
     if len(boxes) > LABELLED_INTERVALS or not boxes:
         return
+    as_written(figure)
     figure.draw_without_rendering()  # computes the layout, from which we get the size of a bar in points
     to_points = 72 / figure.dpi
     for interval, low, high in boxes:

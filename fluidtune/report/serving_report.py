@@ -16,6 +16,7 @@ from fluidtune.report.drawing import INK, new_figure, polish_axes, save_png, tim
 from fluidtune.report.events import EventDict
 from fluidtune.report.marks import LOSS
 from fluidtune.report.pictures import PALETTE
+from fluidtune.report.terminal_text import cell, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -105,7 +106,7 @@ def render_serving(found: ServingSummary) -> RenderableType:
     for name in COLUMNS[1:]:
         table.add_column(name, justify="right")
     for row in rows_of_serving(found):
-        table.add_row(*row)
+        table.add_row(*map(cell, row))
     return table
 
 
@@ -168,7 +169,7 @@ def _draw_devices(axes: Any, events: Sequence[EventDict], first: float, unit: fl
     wanted: list[tuple[float, float]] = []
     for event in events:
         at = max(0.0, event["t"] - first) / unit
-        if event["event"] == "serving_started":
+        if event["event"] == "serving_started" and "devices" in event:
             there.append((at, event["devices"]))
             wanted.append((at, max(1, event["devices"])))
         elif event["event"] in CHANGES and there:
@@ -220,7 +221,7 @@ def batches_png(batches: Sequence[Batch], devices: int, seconds: float, out: str
         for device in range(devices):
             bars = [(one.begin, one.seconds) for one in mine if one.device == device]
             axes.broken_barh(bars, (device - 0.4, 0.8), facecolor=colour, edgecolor="white", linewidth=0.2)
-        axes.plot([], [], color=colour, linewidth=6, label=trial)
+        axes.plot([], [], color=colour, linewidth=6, label=printable(trial))
     if len(batches) <= NUMBERED:
         for one in batches:
             axes.text(one.begin + one.seconds / 2, one.device, str(one.size), ha="center", va="center", fontsize=7)

@@ -17,6 +17,7 @@ from fluidtune.report.causes import Resizes, label_of
 from fluidtune.report.distance import Bound, bound_of
 from fluidtune.report.events import EventDict, iterations_in, load_events
 from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
+from fluidtune.report.terminal_text import cell
 from fluidtune.report.time_use import TimeUse, time_use
 
 if TYPE_CHECKING:
@@ -300,7 +301,7 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
             text += f", {summary.metric or 'metric'} {summary.best_metric:.6g}"
         rows.append(("best trial", text))
     if summary.dropped_lines:
-        rows.append(("event log", f"{plural(summary.dropped_lines, 'broken line')} dropped"))
+        rows.append(("event log", f"{plural(summary.dropped_lines, 'line')} left out: broken, or of another version"))
     return rows
 
 
@@ -329,13 +330,12 @@ def render(summary: Summary) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    # Text instead of markup, because names of trials and runs may contain square brackets.
     title = f"{summary.run or 'run'}" + (" (emulated devices)" if summary.kind == "emulated" else "")
-    figures = Table(title=Text(title, style="bold"), title_justify="left", show_header=False, box=None)
+    figures = Table(title=cell(title, style="bold"), title_justify="left", show_header=False, box=None)
     figures.add_column(style="cyan", no_wrap=True)
     figures.add_column()
     for name, text in _rows(summary):
-        figures.add_row(Text(name), Text(text))
+        figures.add_row(name, cell(text))
     if not summary.widths:
         return figures
     widths = Table(title=Text("iterations by width", style="bold"), title_justify="left", box=None)

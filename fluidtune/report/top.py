@@ -7,7 +7,9 @@ decided in live.py. It reads the event log only: it needs neither Ray nor the jo
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -15,11 +17,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fluidtune.report.events import EventDict
+from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.live import LiveRun, LiveTrial, LogTail, seconds_since, wall_clock
 from fluidtune.report.occupancy import busy_over_time
-from fluidtune.report.serving_report import is_serving, render_serving, summarise_serving
+from fluidtune.report.serving_report import ServingSummary, is_serving, render_serving, summarise_serving
 from fluidtune.report.summary import duration, plural
+from fluidtune.report.terminal_text import cell, printable
 
 #: Devices are busy, and iterations are counted, over this many seconds: several iterations of most trials.
 RECENT_S = 60.0
@@ -37,48 +40,74 @@ _DONE = ("paused", "stopped")
 
 def watch(log: Path, console: Console, now: Callable[[], float] = time.time) -> None:
     """Show the log's run until it ends, or until Ctrl-C. Without a terminal, it is shown once."""
-    tail = LogTail(log)
-    events = tail.new()
-    screen: ServiceScreen | RunScreen = ServiceScreen() if is_serving(events) else RunScreen()
-    screen.hear(events)
+    followed = _Followed(log)
     try:
+        followed.look()
         if console.is_terminal:
             with Live(console=console, screen=True, auto_refresh=False) as display:
                 while True:
-                    display.update(screen.draw(now(), console.height), refresh=True)
-                    if screen.over:
+                    display.update(followed.screen.draw(now(), console.height), refresh=True)
+                    if followed.screen.over:
                         break
                     time.sleep(LOOK_S)
-                    screen.hear(tail.new())
+                    followed.look()
     except KeyboardInterrupt:
         pass
     finally:
-        tail.close()
+        followed.close()
     # The alternate screen is gone by now: the last picture stays.
-    console.print(screen.draw(now(), console.height if console.is_terminal else 1000))
+    console.print(followed.screen.draw(now(), console.height if console.is_terminal else 1000))
+
+
+class _Followed:
+    """The run, or the service, whose log is at this path. Another file there is another run."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._tail = LogTail(log)
+        self.screen: ServiceScreen | RunScreen = RunScreen()
+
+    def look(self) -> None:
+        """Read what is new. Where the log was deleted, what it had stays until there is another one."""
+        if self._tail.left is None:
+            with suppress(NoEventLogError):
+                tail = LogTail(self._log)
+                self.close()
+                self._tail, self.screen = tail, RunScreen()
+        events = self._tail.new()
+        if is_serving(events) and isinstance(self.screen, RunScreen):
+            self.screen = ServiceScreen()
+        self.screen.hear(events)
+
+    def close(self) -> None:
+        self._tail.close()
 
 
 class ServiceScreen:
     """The requests of a service: of the last minute, and since its start."""
 
     def __init__(self) -> None:
-        self._events: list[EventDict] = []
-
-    @property
-    def over(self) -> bool:
-        return self._events[-1]["event"] == "serving_ended"
+        self._sum = ServingSummary()
+        #: The events of the last minute.
+        self._recent: deque[EventDict] = deque()
+        #: No front answers any more.
+        self.over = False
 
     def hear(self, events: list[EventDict]) -> None:
-        self._events += events
+        summarise_serving(events, self._sum)
+        self._recent.extend(events)
+        for event in events[-1:]:
+            self.over = event["event"] == "serving_ended"
 
     def draw(self, now: float, height: int) -> RenderableType:
         """The picture at ``now`` (unix seconds), for a terminal of ``height`` lines."""
-        recent = [event for event in self._events if seconds_since(now, event["t"]) <= RECENT_S]
+        while self._recent and seconds_since(now, self._recent[0]["t"]) > RECENT_S:
+            self._recent.popleft()
         return Group(
             Text("the last minute", style="bold"),
-            render_serving(summarise_serving(recent)),
+            render_serving(summarise_serving(self._recent)),
             Text("since the start", style="bold"),
-            render_serving(summarise_serving(self._events)),
+            render_serving(self._sum),
         )
 
 
@@ -110,7 +139,7 @@ class RunScreen:
         parts = [
             *self._head(now),
             *(table for table in tables if table.row_count),
-            *(Text(f"{wall_clock(at)} {line}", style="yellow", no_wrap=True, overflow="ellipsis") for at, line in news),
+            *(cell(f"{wall_clock(at)} {line}", style="yellow", no_wrap=True, overflow="ellipsis") for at, line in news),
         ]
         return Group(*parts)
 
@@ -137,7 +166,7 @@ class RunScreen:
             spares = f"; spares: {count['spare']} started, {count['taken']} used" if count["spare"] else ""
             lines.append(f"processes: {count['started']} started, {count['forked']} of them forked{spares}")
         style = {"no_wrap": True, "overflow": "ellipsis"}
-        return [Text(line, style="" if place else "bold", **style) for place, line in enumerate(lines)]  # type: ignore[arg-type]
+        return [cell(line, style="" if place else "bold", **style) for place, line in enumerate(lines)]
 
     def _devices(self, devices: list[int], rows: int, now: float) -> Table:
         run = self.run
@@ -149,7 +178,7 @@ class RunScreen:
             names = ", ".join(f"{trial} ({run.use.of(trial).share:.2g})" for trial in run.use.holders(device))
             part = float(recent[device][0]) if device in recent else float("nan")
             row = [str(device), run.nodes.get(device, "")[:NODE_LENGTH], "" if part != part else f"{part:.0%}"]
-            table.add_row(*row, *(_gpu(run.samples.get(device)) if sampled else ()), names)
+            table.add_row(*map(cell, (*row, *(_gpu(run.samples.get(device)) if sampled else ()), names)))
         return _and_more(table, len(devices) - rows)
 
     def _trials(self, rows: int, now: float) -> Table:
@@ -162,7 +191,8 @@ class RunScreen:
         table = _table(*columns, long="trial")
         rows = rows if len(shown) <= rows else rows - 1
         for trial in shown[:rows]:
-            table.add_row(*self._row(trial, now), style="yellow" if trial.state in ("silent", "failed") else None)
+            style = "yellow" if trial.state in ("silent", "failed") else None
+            table.add_row(*map(cell, self._row(trial, now)), style=style)
         return _and_more(table, len(shown) - rows)
 
     def _row(self, trial: LiveTrial, now: float) -> list[str]:
@@ -183,7 +213,7 @@ class RunScreen:
 def _table(*columns: str, long: str) -> Table:
     """A table whose column ``long`` is cut first where the terminal is narrow."""
     table = Table(box=None, pad_edge=False, header_style="cyan")
-    for column in columns:
+    for column in map(printable, columns):
         table.add_column(
             Text(column), no_wrap=True, overflow="ellipsis", min_width=None if column == long else len(column)
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log
 from fluidtune.report.serving_report import is_serving
+from fluidtune.report.terminal_text import printable
 
 #: An error lists this many runs or trials. More would hide the error.
 LISTED = 20
@@ -76,4 +77,4 @@ def _names(events: Iterable[EventDict]) -> dict[str, str]:
 
 def _listed(what: Sequence[str]) -> str:
     more = len(what) - LISTED
-    return ", ".join(what[:LISTED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(map(printable, what[:LISTED])) + (f" and {more} more" if more > 0 else "")

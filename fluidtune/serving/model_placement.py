@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.report.terminal_text import cell
 from fluidtune.serving import shared_gpu_plan
 from fluidtune.serving.capacity import kept_profiles
 from fluidtune.serving.model_tables import LEAST_RATE, NamedTables, known, number_of, numbers_of, table_of
@@ -348,14 +349,14 @@ def render(found: Mapping[str, Any], memory_known: bool) -> RenderableType:
         op, pp = one["configuration"].split("x")
         gpus = f"{one['gpus'][0]}-{one['gpus'][-1]}" if len(one["gpus"]) > 1 else str(one["gpus"][0])
         size = f"{one['bytes_per_gpu'] / GIB:.3g}" if memory_known else "?"
-        groups.add_row(str(at), gpus, pp, op, size, ", ".join(one["models"]))
+        groups.add_row(str(at), gpus, pp, op, size, cell(", ".join(one["models"])))
     models = Table()
     for name in ("model", "SLO (s)", "within it", "mean (s)", "groups"):
         models.add_column(name, justify="left" if name == "model" else "right")
     for one in found["models"]:
         mean = "-" if one["mean_seconds"] is None else f"{one['mean_seconds']:.3g}"
         where = ", ".join(map(str, one["groups"])) or "none"
-        models.add_row(one["name"], f"{one['slo']:g}", f"{one['attainment']:.2%}", mean, where)
+        models.add_row(cell(one["name"]), f"{one['slo']:g}", f"{one['attainment']:.2%}", mean, where)
     lost = 1 - found["attainment"]
     least = f"; no placement on these GPUs refuses less than {1 - found['bound']:.2%}"
     said = [f"{lost:.2%} are refused{least if found['bound'] < 1 else ''}."] if lost else ["No request is refused."]

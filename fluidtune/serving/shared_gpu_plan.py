@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.report.terminal_text import cell
 from fluidtune.serving.model_tables import NamedTables, known, number_of
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.configurations import NeedyModel, plan_needs
@@ -249,13 +250,13 @@ def render(found: Mapping[str, Any]) -> RenderableType:
     for number, gpu in enumerate(found["shared"]):
         for at, one in enumerate(gpu):
             values = (f"{one[key]:.0%}" if key in ("compute", "memory") else str(one[key]) for key in columns)
-            gpus.add_row("" if at else str(number), one["model"], *values)
+            gpus.add_row("" if at else str(number), cell(one["model"]), *values)
     models = Table()
     for name in ("model", "SLO (s)", "requests/s", "capacity", "GPUs"):
         models.add_column(name, justify="left" if name == "model" else "right")
     for one in found["models"]:
         row = (f"{one['slo']:g}", f"{one['rate']:g}", f"{one['capacity']:.5g}", str(len(one["gpus"])))
-        models.add_row(one["name"], *row)
+        models.add_row(cell(one["name"]), *row)
     said = [f"GPUs: {found['gpus']}. There is capacity for {found['attainment']:.2%} of each rate."]
     said += [f"No plan for that has fewer than {found['least_gpus']} GPUs."] if "least_gpus" in found else []
     if "most_attainment" in found:

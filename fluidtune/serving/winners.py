@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ray.tune.experiment import Trial
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report.metric_values import flat, value_of
 
 #: Bytes that are looked at. Judgement: other weights differ everywhere, and gigabytes take seconds to read whole.
 MARK = 1 << 20
@@ -74,9 +74,10 @@ def winners(
             best = _best(results)
             return [_winner(trial, None) for trial in trials if trial.trial_id == best] or _none(where, len(trials))
         raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
-    values = {trial.trial_id: value for trial in trials if (value := _value(trial, metric)) is not None}
+    values = {trial.trial_id: value for trial in trials if (value := value_of(trial.last_result, metric)) is not None}
     if not values:
-        there = ", ".join(name for name, one in trials[0].last_result.items() if isinstance(one, int | float))
+        last = trials[0].last_result
+        there = ", ".join(name for name, _ in flat(last) if value_of(last, name) is not None)
         raise FluidTuneError(f"no finished trial in {where} has a number {metric!r}; its results have {there}")
     sign = -1 if mode == "max" else 1
     ranked = sorted((one for one in trials if one.trial_id in values), key=lambda one: sign * values[one.trial_id])
@@ -90,7 +91,7 @@ def winner_named(results: ResultGrid | str | Path, trial: str, metric: str | Non
     if found is None:
         raise FluidTuneError(f"no trial {trial!r} in {where} has a checkpoint; give a trial's id")
     metric, _ = ranking(where, metric, None)
-    return _winner(found, _value(found, metric) if metric is not None else None)
+    return _winner(found, value_of(found.last_result, metric) if metric is not None else None)
 
 
 def ranking(where: str, metric: str | None, mode: str | None) -> tuple[str | None, str | None]:
@@ -139,18 +140,6 @@ def _logged(where: str) -> tuple[str | None, str | None]:
             if event.get("metric") and event.get("mode"):
                 return str(event["metric"]), str(event["mode"])
     return None, None
-
-
-def _value(trial: Trial, metric: str) -> float | None:
-    """The trial's last value of the metric; a name with "/" may lead into nested results. None: no finite number."""
-    value: Any = trial.last_result
-    for part in [metric] if metric in value else metric.split("/"):
-        value = value.get(part) if isinstance(value, dict) else None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _winner(trial: Trial, value: float | None) -> Winner:

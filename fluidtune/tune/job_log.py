@@ -6,7 +6,6 @@ It decides nothing. The events and their fields are the schema in `fluidtune.rep
 from __future__ import annotations
 
 import logging
-import math
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from fluidtune.engine import messages as m
 from fluidtune.profiles import Profile
 from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
 from fluidtune.report.iteration_lines import IterationLines
+from fluidtune.report.metric_values import value_of
 from fluidtune.tune.final_report import FinalReport
 from fluidtune.tune.notebook_picture import picture_here
 from fluidtune.tune.stall_detector import SilentTrial
@@ -97,11 +97,8 @@ class JobLog:
 
     def run_ended(self, trials: Sequence[Trial], metric: str | None, mode: str | None) -> None:
         """End the log, and begin to draw the report. `close` waits for it."""
-        values = {
-            t.trial_id: float(t.last_result[metric])
-            for t in trials
-            if metric and _is_number((t.last_result or {}).get(metric))
-        }
+        last = {t.trial_id: value_of(t.last_result or {}, metric) for t in trials} if metric else {}
+        values = {trial: value for trial, value in last.items() if value is not None}
         best = None
         if values:
             trial = (min if mode == "min" else max)(values, key=lambda name: values[name])
@@ -194,7 +191,9 @@ class JobLog:
 
     # --- trials
 
-    def iteration(self, trial: str, number: int, width: float, reply: IterationReply, value: Any, memory: bool) -> None:
+    def iteration(
+        self, trial: str, number: int, width: float, reply: IterationReply, value: float | None, memory: bool
+    ) -> None:
         """An iteration was reported. ``value``: the metric's; ``memory``: whether to write down what it needed."""
         needs = {}
         if memory and reply.memory is not None:
@@ -204,7 +203,7 @@ class JobLog:
             "iteration": number,
             "seconds": reply.seconds,
             "width": width,
-            "metric": float(value) if isinstance(value, (int, float)) else None,
+            "metric": value,
             **needs,
         }
         for due in self._iteration_lines.iteration(line, self._clock()):
@@ -247,11 +246,6 @@ class JobLog:
         """A process has died."""
         self.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
         self._losses.inc(1, {"job": self._job})
-
-
-def _is_number(value: Any) -> bool:
-    """Whether Tune would compare a trial by this value: it leaves out what is not finite."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _plain_setting(setting: Any) -> Any:

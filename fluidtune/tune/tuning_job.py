@@ -37,6 +37,7 @@ from fluidtune.ray_compat.controller import (
 )
 from fluidtune.ray_compat.descent import waits_for
 from fluidtune.ray_compat.whole_files import store_whole_files
+from fluidtune.report.metric_values import value_of
 from fluidtune.tune import result_logs
 from fluidtune.tune.commit_cleanup import CommitCleanup
 from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_up_devices
@@ -243,7 +244,7 @@ class TuningJob:
         """Write down an iteration that Tune has not seen before. (The engine gets it as `messages.Result`.)"""
         self.stall_detector.iteration_done(run.id, reply.seconds)
         metric = self._scheduler.metric
-        value = reply.result.get(metric) if metric else None
+        value = value_of(reply.result, metric) if metric else None
         lanes = self.setup.lanes is not None
         self.log.iteration(run.id, run.life.seen.delivered, self._width(run), reply, value, memory=lanes)
         if reply.gpu is not None:

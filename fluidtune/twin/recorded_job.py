@@ -95,7 +95,8 @@ def grid(trials: int, iterations: int, profile: Profile, **settings: Any) -> Rec
 def read_job(events: Iterable[Event]) -> RecordedJob:
     """The job of a finished run of FluidTune, from its event log.
 
-    Its profile is the one that the run itself measured. Raises ProfileError if there is no trial or no iteration.
+    Its profile is the one that the run itself measured. Raises ProfileError if there is no trial or no iteration, or if
+    a trial is missing.
     """
     listed = [event for event in events if event.get("event")]
     head = next((event for event in listed if event["event"] == "run_started"), None)
@@ -144,6 +145,8 @@ def _stages(events: list[Event]) -> dict[str, list[Stage]]:
             found.setdefault(event["trial"], []).append(stage)
             done.setdefault(event["trial"], []).append(0)
         elif event["event"] == "trial_result":
+            if event["trial"] not in done:
+                raise ProfileError(f"the run's event log does not say what its trial {event['trial']!r} had to do")
             done[event["trial"]][-1] += event.get("iterations", 1)
     # A trial that was moved, or that lost its worker, was added again within its stage.
     return {
@@ -259,7 +262,7 @@ def _first(events: list[Event], warm: float) -> float:
         if event["event"] == "worker_started":
             new[event["device"]] = at
         elif event["event"] == "trial_started":
-            begun[trial] = event["devices"][0], at
+            begun[trial] = next(iter(event["devices"]), -1), at
         elif event["event"] == "trial_result":
             device, since = begun.pop(trial, (-1, at))
             if device in new:

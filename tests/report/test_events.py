@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -41,13 +42,12 @@ def test_every_event_of_the_schema_can_be_written_and_read(tmp_path):
     with closing(log_in(tmp_path / "run")) as log:
         for name, schema in SCHEMA.items():
             log.write(name, **dict.fromkeys([*schema.required, *schema.optional], 1))
-    events = read_events(tmp_path / "run" / EVENT_LOG_NAME)
+    events = [json.loads(line) for line in (tmp_path / "run" / EVENT_LOG_NAME).open()]
     assert [event["event"] for event in events] == list(SCHEMA)
     for event in events:
         schema = SCHEMA[event["event"]]
         assert set(event) == {"t", "event", *schema.required, *schema.optional}
         assert abs(event["t"] - time.time()) < 60
-    assert events.dropped == 0
 
 
 @pytest.mark.parametrize("name", list(SCHEMA))
@@ -79,6 +79,7 @@ def test_values_become_json(tmp_path):
         "run_started",
         **{
             **dict.fromkeys(SCHEMA["run_started"].required),
+            "devices": [],
             "settings": {"p": Path("/x"), "s": {2, 1}, 3: [np.inf]},
         },
     )

@@ -138,3 +138,21 @@ def test_iterations_after_a_change_have_lines_of_their_own():
     assert run(3, SHARED_SECONDS) == [(157, 1), (158, 1), (159, 1)]
     assert run(1) == []
     assert say("run_ended", seconds=1.0, trials=3, best=None) == [(160, 1)]
+
+
+def test_a_pause_gives_a_trial_no_further_hundred_lines_and_its_end_lets_go_of_it():
+    lines = IterationLines()
+    wrote: list[Any] = []
+    pauses = 1_000
+    now = 0.0
+    for turn in range(pauses):
+        wrote += lines.before("trial_started", {"trial": "a", "devices": [0], "share": 1.0, "resumed": turn > 0})
+        for number in range(100):
+            now += 0.01
+            line = {"trial": "a", "iteration": 100 * turn + number + 1, "seconds": 0.01, "width": 1.0, "metric": 1.0}
+            wrote += lines.iteration(line, now)
+        wrote += lines.before("trial_ended", {"trial": "a", "ending": "paused"})
+    assert sum(line.get("iterations", 1) for line in wrote) == 100 * pauses
+    assert len(wrote) <= WHOLE_ITERATIONS + (WHOLE_AFTER_CHANGE + 1) * pauses
+    assert lines.before("trial_ended", {"trial": "a", "ending": "stopped"}) == []
+    assert not lines._by_trial

@@ -196,6 +196,44 @@ def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypat
     assert "ended after 12 s" in last and "best: c, loss 0.5" in last
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_log_that_is_replaced_is_followed_anew(
+    removed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # docs/bugs.md, 599: the driver died, and the script starts again under the same name
+    log = written(tmp_path, [*by_hand()[:5], begin(103, 1, run="of the dead driver")])
+    looks: list[float] = []
+
+    def next_look(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) > 5:
+            raise KeyboardInterrupt  # so that the test ends where it fails
+        if len(looks) == 1:
+            log.unlink() if removed else log.rename(tmp_path / "set_aside.jsonl")
+        elif len(looks) == 2:
+            written(tmp_path, [])
+        elif len(looks) == 3:
+            written(tmp_path, [begin(200, 1, run="anew"), over(205)])
+
+    monkeypatch.setattr(top.time, "sleep", next_look)
+    out = io.StringIO()
+    top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), now=lambda: 208.0)
+    last = out.getvalue().rpartition("\x1b[?1049l")[2]
+    assert len(looks) == 3 and "anew: grid" in last and "ended after 5 s" in last and "dead" not in last
+
+
+def test_a_service_that_goes_on_for_long_is_summed_up_once() -> None:
+    screen = top.ServiceScreen()
+    counts = {"requests": {"a": {"answered": 1}}, "batches": {"a": {"1": 1}}, "waited": {"a": 1.0}}
+    for at in range(0, 10_000, 10):
+        screen.hear([ev(at, "served", seconds=10.0, **counts, busy=1.0, devices=1)])
+        shown = text_of(screen.draw(float(at), 40))
+    assert shown.count(" 1000 ") == 1 and shown.count(" 7 ") == 1
+    assert len(screen._recent) == 7 and not screen.over
+    screen.hear([ev(10_000, "serving_ended", seconds=1.0)])
+    assert screen.over
+
+
 def test_a_foreign_file_is_refused_and_a_cut_first_line_is_not(tmp_path: Path) -> None:
     # docs/bugs.md, 490
     log = tmp_path / "fluid_events.jsonl"

@@ -201,7 +201,7 @@ def test_the_report_of_a_service(watched, tmp_path):
     assert is_serving(events)
     found = summarise_serving(events)
     assert (found.requests["a"]["answered"], found.lost, found.busy / found.device_seconds) == (2, 1, 0.0625)
-    row = [next(iter(column.cells)) for column in render_serving(found).columns]
+    row = [str(next(iter(column.cells))) for column in render_serving(found).columns]
     assert row == ["a", "0.5", "2", "1", "2", "1", "3.0", "100.0"]
     assert serving_png(events, tmp_path / "serving.png").read_bytes().startswith(b"\x89PNG")
 

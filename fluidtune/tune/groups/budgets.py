@@ -15,6 +15,7 @@ from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
 
 from fluidtune.ray_compat.schedulers import combined_stoppers, max_iteration
 from fluidtune.ray_compat.trainable import EPISODES_TOTAL, TIME_TOTAL_S, TIMESTEPS_TOTAL, TRAINING_ITERATION
+from fluidtune.report.metric_values import value_of
 
 #: Stop criteria that grow evenly with a trial's iterations: Tune's own counters. It cannot be told when a
 #: trial reaches another criterion, such as the threshold of a metric.
@@ -35,8 +36,8 @@ def iteration_at(trial: Trial, attribute: str, value: float | None) -> float | N
     if attribute == TRAINING_ITERATION:
         return float(value)
     last: dict[str, Any] = trial.last_result or {}
-    done, counted = last.get(TRAINING_ITERATION), last.get(attribute)
-    if not done or not isinstance(counted, (int, float)) or not math.isfinite(counted) or counted <= 0:
+    done, counted = last.get(TRAINING_ITERATION), value_of(last, attribute)
+    if not done or counted is None or counted <= 0:
         return None
     return float(math.ceil(value / (counted / done) - _ROUNDING))
 
