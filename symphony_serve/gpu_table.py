@@ -178,6 +178,10 @@ class GpuTable:
                 found.append(record)
         return found
 
+    def wait_longer(self, seconds: float) -> None:
+        """No answer could be heard for so long."""
+        self._watch = [(at + seconds, *batch) for at, *batch in self._watch]  # All by as much: it stays a heap.
+
     def watch_at(self) -> float:
         """When `suspects` is to be called next."""
         return self._watch[0][0] if self._watch else math.inf

@@ -37,6 +37,7 @@ from symphony_serve.messages import (
     Request,
     RequestArrived,
     Server,
+    StoodStill,
     Suspect,
     Tick,
     WakeAt,
@@ -51,6 +52,12 @@ logger = logging.getLogger(__name__)
 #: A batch that was not answered this many seconds after it was sent makes its device suspect, if it also took three
 #: times its time: a loaded machine, or Python's garbage collector, lets processes stand still for some 100 ms.
 LEAST_PATIENCE_S = 1.0
+#: A loop that wakes this many seconds too late has stood still. While requests are open, it wakes at least that often.
+#: Judgement: a tenth of `LEAST_PATIENCE_S`.
+STALL_S = 0.1
+#: How long a batch took is not learned if the loop stood still for more than this part of it. Judgement: batches vary by
+#: as much.
+STALLED = 0.1
 #: A device that had no batch for this many seconds is looked at, by one call.
 IDLE_S = 1.0
 
@@ -138,12 +145,13 @@ class AsyncServer:
     Each request is answered or refused exactly once. What waits is refused before its deadline, so that no queue is
     longer than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A
     batch that takes three times its time, and `LEAST_PATIENCE_S`, is given up: its device is lost until `Device.run`
-    returns. An error that `run` raises is its batch's answer: each of the requests gets it. With `DeviceLost` the
-    device is lost until the error's ``back`` returns True. The batch's requests go to another device, or are refused;
-    one that has lost two devices is refused. ``watch`` is called with each batch after its requests were answered. A
-    device that had no batch for `IDLE_S` is asked `Device.check`. Devices come and go by `join` and `leave`, models by
-    `add` and `remove`. Use it as an async context manager, or `close` it. It belongs to the event loop that runs when
-    it is made. Raises ServeError if a device lacks a model that it is to have.
+    returns. Seconds in which the loop stood still do not count. An error that `run` raises is its batch's answer: each
+    of the requests gets it. With `DeviceLost` the device is lost until the error's ``back`` returns True. The batch's
+    requests go to another device, or are refused; one that has lost two devices is refused. ``watch`` is called with
+    each batch after its requests were answered. A device that had no batch for `IDLE_S` is asked `Device.check`.
+    Devices come and go by `join` and `leave`, models by `add` and `remove`. Use it as an async context manager, or
+    `close` it. It belongs to the event loop that runs when it is made. Raises ServeError if a device lacks a model that
+    it is to have.
 
     One thing: callers, timers and devices share the scheduler and its open requests.
     """
@@ -173,6 +181,8 @@ class AsyncServer:
         #: When the scheduler wants to be woken, and when the timer will.
         self._wake = self._sleeps_until = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        #: When the loop was last seen to have stood still, and for how many seconds at the least.
+        self._stalled = -math.inf, 0.0
         self._numbers = itertools.count()
         #: By number, what is neither answered nor refused.
         self._open: dict[int, Answer] = {}
@@ -368,7 +378,15 @@ class AsyncServer:
             self._refuse_all(waiting_only=False)
         self._set_timer()
 
+    def _note_stall(self, now: float) -> None:
+        """If the loop has stood still, devices have answered and nobody has heard it."""
+        late = now - self._sleeps_until
+        if late > STALL_S and not self._closed:
+            self._stalled, self._sleeps_until = (now, late), now
+            self._carry_out(StoodStill(late), now)
+
     def _catch_up(self, now: float) -> None:
+        self._note_stall(now)
         while self._wake <= now and not self._closed:
             due, self._wake = self._wake, math.inf
             moment = told_moment(due, now, self._jitter)
@@ -395,17 +413,21 @@ class AsyncServer:
                     self._refuse(answer.number, Reason.LOST_TWICE)
 
     def _set_timer(self) -> None:
-        """Wake when the scheduler wants it. A timer that wakes sooner stays."""
-        if self._wake < self._sleeps_until and not self._closed:
+        """Wake when the scheduler wants it, and often enough to see a stall. A timer that wakes sooner stays."""
+        now = time.monotonic()
+        wake = min(self._wake, now + STALL_S) if self._open else self._wake
+        if wake < self._sleeps_until and not self._closed:
             if self._timer is not None:
                 self._timer.cancel()
-            self._sleeps_until = self._wake
-            self._timer = self._loop.call_later(max(0.0, self._wake - time.monotonic()), self._due)
+            self._sleeps_until = wake
+            self._timer = self._loop.call_later(max(0.0, wake - now), self._due)
 
     def _due(self) -> None:
-        self._timer, self._sleeps_until = None, math.inf
+        self._timer, now = None, time.monotonic()
         try:
-            self._catch_up(time.monotonic())
+            self._note_stall(now)
+            self._sleeps_until = math.inf
+            self._catch_up(now)
         except Exception:
             logger.exception("The scheduler has failed; the server is closed")
             self._refuse_all(waiting_only=False)
@@ -528,7 +550,10 @@ class AsyncServer:
         except DeviceLost as lost:
             await self._wait_for(slot, batch.token, answers, lost)
             return
-        seconds = time.monotonic() - sent - waited
+        now = time.monotonic()
+        seconds = now - sent - waited
+        self._note_stall(now)
+        stalled = self._stalled[1] if self._stalled[0] >= sent else 0.0
         if batch.token == slot.token:
             for answer, output in zip(answers, outputs, strict=True):
                 if self._drop(answer.number) is not None:
@@ -538,7 +563,7 @@ class AsyncServer:
                 self._handle(BatchDone(batch.gpu, batch.token, batch.plan))
         else:
             self._join_again(slot)
-        if error is None and answers and not self._closed:
+        if error is None and answers and not self._closed and stalled <= STALLED * seconds:
             self._learn(batch, seconds, waited)
         if self._watch is not None and answers:
             sent += waited
