@@ -180,7 +180,8 @@ class GpuTable:
 
     def wait_longer(self, seconds: float) -> None:
         """No answer could be heard for so long."""
-        self._watch = [(at + seconds, *batch) for at, *batch in self._watch]  # All by as much: it stays a heap.
+        # All by as much, so it stays a heap.
+        self._watch = [(at + seconds, gpu, token, plan) for at, gpu, token, plan in self._watch]
 
     def watch_at(self) -> float:
         """When `suspects` is to be called next."""

@@ -14,6 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from symphony_serve.backlog import Backlog
@@ -55,8 +56,8 @@ LEAST_PATIENCE_S = 1.0
 #: A loop that wakes this many seconds too late has stood still. While requests are open, it wakes at least that often.
 #: Judgement: a tenth of `LEAST_PATIENCE_S`.
 STALL_S = 0.1
-#: How long a batch took is not learned if the loop stood still for more than this part of it. Judgement: batches vary by
-#: as much.
+#: How long a batch took is not learned if the loop stood still for more than this part of it. Judgement: the times of
+#: batches vary by as much.
 STALLED = 0.1
 #: A device that had no batch for this many seconds is looked at, by one call.
 IDLE_S = 1.0
@@ -175,6 +176,7 @@ class AsyncServer:
         self._scheduler = self._decides(models)
         #: By model, its profile as it was known after the last batch.
         self._profiles = {model.name: model.profile for model in models}
+        self._delays = models[0].delays
         self._jitter = max(model.delays.jitter for model in models)
         #: How many batches a device can run at once: more than one if it is a pipeline of stages.
         self._depth = max(model.profile.depth for model in models)
@@ -213,7 +215,8 @@ class AsyncServer:
         """Ask ``model`` about one input, and await the answer. What is refused raises `Refused` there, and not here.
 
         within: seconds that are left for the request, if fewer than the model's SLO; the others were spent elsewhere.
-        source: requests of one source take times of one distribution, where times vary.
+        source: requests of one source take times of one distribution, where times vary. Raises ServeError if ``within``
+        is no number of seconds.
         """
         arrival = time.monotonic()
         number = next(self._numbers)
@@ -223,7 +226,11 @@ class AsyncServer:
             self._refuse(number, Reason.CLOSED)
         else:
             deadline = arrival + min(within, self._slos.get(model, 0.0))
-            self._handle(RequestArrived(Request(number, model, arrival, deadline, source)))
+            try:
+                self._handle(RequestArrived(Request(number, model, arrival, deadline, source)))
+            except ServeError:
+                self._drop(number)
+                raise
         return answer
 
     def hopeless(self, model: str, within: float = math.inf) -> Reason | None:
@@ -291,16 +298,21 @@ class AsyncServer:
             slot.end()
 
     def add(self, model: Model) -> None:
-        """One more model takes requests. Raises ServeError if a device lacks it, or one of its name is there."""
+        """One more model takes requests. Its delays are those of the models that are there: all have one event loop.
+
+        Raises ServeError if a device lacks it, if one of its name is there, or if a batch of 1 with these delays takes
+        longer than its SLO.
+        """
+        model = replace(model, delays=self._delays)
         if model.name in self._slos:
             raise ServeError(f"model {model.name} is served already, expected another name")
         lacking = sorted(slot.number for slot in self._slots.values() if model.name not in slot.device.models)
         if lacking:
             raise ServeError(f"device {lacking[0]} has not the model {model.name}: every device has each model")
+        self._handle(ModelAdded(model))
         self._slos[model.name], self._budgets[model.name] = model.slo, model.budget
         self._profiles[model.name] = model.profile
         self._backlog.add(model.name, model.profile, model.budget)
-        self._handle(ModelAdded(model))
 
     async def remove(self, model: str) -> None:
         """A model takes no request any more. Returns when those that it has are answered or refused."""
@@ -367,16 +379,24 @@ class AsyncServer:
     # The scheduler.
 
     def _handle(self, event: Event) -> None:
-        """Let the scheduler handle what was due before the event, the event, and what it makes due at once."""
-        now = time.monotonic()
+        """Let the scheduler handle what was due before the event, the event, and what it makes due at once.
+
+        Raises ServeError if the event cannot be. Nothing has happened then.
+        """
+        now, wrong = time.monotonic(), None
         try:
             self._catch_up(now)
-            self._carry_out(event, now)
+            try:
+                self._carry_out(event, now)
+            except ServeError as error:
+                wrong = error
             self._catch_up(now)
         except Exception:
             logger.exception("The scheduler has failed; the server is closed")
             self._refuse_all(waiting_only=False)
         self._set_timer()
+        if wrong is not None:
+            raise wrong
 
     def _note_stall(self, now: float) -> None:
         """If the loop has stood still, devices have answered and nobody has heard it."""

@@ -141,6 +141,22 @@ def quick(name, delays):
     return Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, Fifo, EAGER, delays)
 
 
+def test_a_model_that_was_measured_later_has_the_delays_of_the_server():
+    async def run():
+        device = LocalDevice({"a": list, "b": list, "c": list})
+        async with AsyncServer([quick("a", Delays(jitter=30.0))], [device]) as server:
+            server.add(quick("b", Delays(response=0.1, jitter=20.0)))
+            too_short = Model("c", Profile.linear(0.0, 1e-3, 4), 29.0, Fifo, EAGER, Delays())
+            with pytest.raises(ServeError, match="model c has an SLO of 29"):
+                server.add(too_short)
+            assert [await server.ask(name, 1) for name in "ab"] == [1, 1]
+            with pytest.raises(Refused, match="no model of that name"):
+                await server.ask("c", 1)
+        device.close()
+
+    asyncio.run(run())
+
+
 def test_a_server_takes_a_model_and_lets_it_go_when_its_requests_are_answered():
     async def run():
         delays, release = Delays(jitter=30.0), asyncio.Event()
