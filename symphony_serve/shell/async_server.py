@@ -315,11 +315,19 @@ class AsyncServer:
         self._backlog.add(model.name, model.profile, model.budget)
 
     async def remove(self, model: str) -> None:
-        """A model takes no request any more. Returns when those that it has are answered or refused."""
-        if not self._closed:
+        """A model takes no request any more. Returns when those that it has are answered or refused.
+
+        Raises ServeError if no model of that name is served.
+        """
+        if self._closed:
+            return
+        if model not in self._slos:
+            raise ServeError(f"no model {model} is served, expected one of {', '.join(sorted(self._slos))}")
+        gone = self._going.get(model)
+        if gone is None:
             gone = self._going[model] = self._loop.create_future()
             self._handle(ModelRemoved(model))
-            await gone
+        await asyncio.shield(gone)  # Somebody else may wait for it as well.
 
     @property
     def devices(self) -> frozenset[int]:
