@@ -25,8 +25,10 @@ class Backlog:
         self.waiting: dict[str, int] = {}
         #: By model, the seconds of a request in the batches that take the fewest for each.
         self._each: dict[str, float] = {}
-        #: By model, the seconds of a batch of 1.
+        #: By model, the fewest seconds of a batch of 1. Those of the first profile are always possible: the model is
+        #: tried with them (`model_side.ModelSide`), and only the requests that come can bring that about.
         self.alone: dict[str, float] = {}
+        self._first: dict[str, float] = {}
         #: By device, when it can start the next batch by the profile of the latest one.
         self._busy: dict[int, float] = {}
         for model, profile in profiles.items():
@@ -34,18 +36,19 @@ class Backlog:
 
     def add(self, model: str, profile: Profile, budget: float) -> None:
         """One more model. Nothing waits for it yet."""
-        self._budgets[model], self.waiting[model] = budget, 0
+        self._budgets[model], self.waiting[model], self._first[model] = budget, 0, profile.seconds(1)
         self.set_profile(model, profile)
 
     def remove(self, model: str) -> None:
         """Nothing waits for the model any more, and nothing will."""
-        del self._budgets[model], self.waiting[model], self._each[model], self.alone[model]
+        for known in (self._budgets, self.waiting, self._each, self.alone, self._first):
+            del known[model]  # type: ignore[attr-defined]
 
     def set_profile(self, model: str, profile: Profile) -> None:
         """Batches of the model take other times from now on."""
         most = max(1, profile.largest(self._budgets[model]))
         self._each[model] = min([profile.seconds(size) * profile.part(size) / size for size in range(1, most + 1)])
-        self.alone[model] = profile.seconds(1)
+        self.alone[model] = min(self._first[model], profile.seconds(1))
 
     def waits(self, model: str) -> None:
         if model in self.waiting:
@@ -74,4 +77,5 @@ class Backlog:
         if not given:
             return math.inf
         busy = sum([max(0.0, self._busy.get(device, now) - now) for device in given])
-        return (busy + (self.waiting[model] + 1) * self._each[model]) / len(given)
+        each = self._each[model]
+        return (busy + self.waiting[model] * each + min(each, self.alone[model])) / len(given)

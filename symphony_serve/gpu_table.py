@@ -178,6 +178,11 @@ class GpuTable:
                 found.append(record)
         return found
 
+    def wait_longer(self, seconds: float) -> None:
+        """No answer could be heard for so long."""
+        # All by as much, so it stays a heap.
+        self._watch = [(at + seconds, gpu, token, plan) for at, gpu, token, plan in self._watch]
+
     def watch_at(self) -> float:
         """When `suspects` is to be called next."""
         return self._watch[0][0] if self._watch else math.inf

@@ -161,6 +161,13 @@ class BatchDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StoodStill(Event):
+    """The process heard nothing for ``seconds`` until now, so a GPU that should have answered then may have done so."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick(Event):
     """The moment of a `WakeAt` has come. All other events of that moment were handled before."""
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from symphony_serve.batching import BatchFormer, Candidate
 from symphony_serve.batching.orloj import Orloj
@@ -25,9 +26,12 @@ from symphony_serve.seen_times import ENOUGH_TO_VARY, EVERY, RECENT, SeenTimes
 #: A model's rate is the mean of this many samples of this many seconds. Source: the public code's rps meter.
 SAMPLES, SAMPLE_S = 100, 0.05
 
-#: A model is tried as long as a batch of 1 is said to take this part of its SLO, delays apart. The rest is
-#: the time from a request's arrival to a decision about it.
+#: A batch of 1 is said to take this part of the SLO at most, delays apart. So a request that has its whole SLO is
+#: always tried. The rest is the time from its arrival to a decision about it.
 TRIED = 0.9
+#: A model that had no batch for this many seconds is tried for a request that has less than its whole SLO, too.
+#: Judgement: short beside the time for which people wait for a model, long beside a batch.
+TRY_AGAIN_S = 1.0
 #: The times of a model vary if `SeenTimes.variation` is above the first value, and do not any more if it is below the
 #: second. Judgement: log-normal times of 1 to 10 ms have 1.5 to 2, constant ones 1.01 (`benchmarks.serve_varying`).
 VARY, STEADY = 1.5, 1.25
@@ -116,6 +120,10 @@ class RateMeter:
 class ModelSide:
     """The waiting requests of a model, and its offers.
 
+    What was seen of batches may say that a request comes too late for any batch. If no batch runs because of that,
+    nothing corrects it. So after `TRY_AGAIN_S` without a batch, a batch of 1 is taken to need what the first profile
+    says, until one batch is sent. What was seen before that batch is forgotten when it has run.
+
     A moment is that of the decision, on the scheduler's clock. What is sent at ``now`` begins to fetch its inputs at
     ``now + delays.control``; that is the moment of start of the formers.
     """
@@ -124,6 +132,10 @@ class ModelSide:
         self.model = model
         self._times = SeenTimes(model.profile, TRIED * model.budget)
         self._learned: LearnedTimes | None = None
+        #: When the latest batch that was sent ends, by what was seen.
+        self._ends = -math.inf
+        #: Whether the next batch is such a try, and whether one was sent that has not run.
+        self._tries = self._tried = False
         #: Of the latest batches, the source of each request.
         self._sources: deque[list[str]] = deque(maxlen=RECENT)
         self._batches = 0
@@ -144,10 +156,40 @@ class ModelSide:
             self._last_rate = rate
             self.former.set_rate(rate)
         self.former.add(request)
+        self._try(self._comes_too_late(request, now))
+
+    def _comes_too_late(self, request: Request, now: float) -> bool:
+        """Whether a request can be in time by the first profile only, and nothing was seen lately."""
+        if now < self._ends + TRY_AGAIN_S:
+            return False
+        known = self._times.profile.seconds(1) if self._learned is None else self._learned.alone(request.source)
+        left = request.deadline - self.model.delays.margin - self._data - self._control - now
+        return self.model.profile.seconds(1) <= left < known
+
+    def _try(self, tries: bool) -> None:
+        if tries != self._tries:
+            self._tries = tries
+            self.former.set_profile(self._known)
+
+    @property
+    def _known(self) -> Any:
+        """What the former has to know of the times of batches."""
+        if self._learned is None:
+            return self._times.tried if self._tries else self._times.profile
+        return self._learned.tried if self._tries else self._learned.made
+
+    def _forget(self) -> None:
+        self._tried = False
+        self._times = SeenTimes(self.model.profile, TRIED * self.model.budget)
+        self._sources.clear()
+        if self._learned is not None:
+            self._learned = LearnedTimes(self.model.profile, TRIED * self.model.budget)
 
     def took(self, requests: Sequence[Request], seconds: float, waited: float) -> bool:
         """A batch took ``seconds``. Returns whether the next batches are formed in another way because of that."""
-        sources = [request.source for request in requests]
+        sources, tried = [request.source for request in requests], self._tried
+        if tried:
+            self._forget()
         corrected = self._times.add(len(sources), seconds, waited)
         self._sources.append(sources)
         self._batches += 1
@@ -155,13 +197,14 @@ class ModelSide:
             self._change_over()
             return True
         if self._learned is None:
-            if corrected is not None:
-                self.former.set_profile(corrected)
-            return corrected is not None
-        self._learned.add(sources, self._times.latest[-1][1])
-        due = self._learned.due(seconds)
+            due = tried or corrected is not None
+        else:
+            self._learned.add(sources, self._times.latest[-1][1])
+            due = self._learned.due(seconds) or tried
+            if due:
+                self._learned.profiles(self._times.wait)
         if due:
-            self.former.set_profile(self._learned.profiles(self._times.wait))
+            self.former.set_profile(self._known)
         return due
 
     def _wants_other(self) -> bool:
@@ -185,7 +228,7 @@ class ModelSide:
 
     def _window(self) -> BatchFormer:
         self._learned = None
-        former = Window(self._times.profile, self.model.slo, self.model.delays)
+        former = Window(self._known, self.model.slo, self.model.delays)
         if self._last_rate is not None:
             former.set_rate(self._last_rate)
         return former
@@ -196,7 +239,8 @@ class ModelSide:
         self._learned = LearnedTimes(self.model.profile, TRIED * self.model.budget)
         for sources, (_, stretch) in zip(self._sources, self._times.latest, strict=True):
             self._learned.add(sources, stretch)
-        return Orloj(self._learned.profiles(self._times.wait), self.model.delays)
+        self._learned.profiles(self._times.wait)
+        return Orloj(self._known, self.model.delays)
 
     @property
     def batching(self) -> Batching:
@@ -245,5 +289,11 @@ class ModelSide:
             if behind > candidate.deadline - candidate.seconds + data:
                 return None  # It is smaller than its offer was, and stands behind a larger batch for too long.
             begin = behind
-        longest = max(0.0, candidate.longest - data)
-        return self.former.take(), begin, candidate.seconds - data, longest, candidate.overlap
+        seen, longest = self.profile.seconds(candidate.size), max(0.0, candidate.longest - data)
+        self._ends = begin + max(candidate.seconds - data, seen)
+        taken = self.former.take()
+        if self._tries:
+            longest = max(longest, seen)  # It may be as long still, and its GPU is not lost then.
+            self._tried = True
+            self._try(False)
+        return taken, begin, candidate.seconds - data, longest, candidate.overlap

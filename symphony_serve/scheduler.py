@@ -29,6 +29,7 @@ from symphony_serve.messages import (
     Reason,
     Refuse,
     RequestArrived,
+    StoodStill,
     Suspect,
     Tick,
     WakeAt,
@@ -77,6 +78,7 @@ class Scheduler:
             GpuLost: self._gpu_lost,
             BatchDone: self._batch_done,
             BatchTook: self._batch_took,
+            StoodStill: self._stood_still,
             Tick: self._tick,
         }
 
@@ -175,6 +177,9 @@ class Scheduler:
         side = self._sides.get(event.model)
         if side is not None and event.requests and side.took(event.requests, event.seconds, event.waited):
             self._offer(side, side.offer(now), now, out)
+
+    def _stood_still(self, event: StoodStill, now: float, out: list[Instruction]) -> None:
+        self._gpus.wait_longer(event.seconds)
 
     def _tick(self, event: Tick, now: float, out: list[Instruction]) -> None:
         self._wake = math.inf  # A tick that came a little too early uses its WakeAt up as well: ask for it again.

@@ -13,6 +13,7 @@ The stretches also say by how much the times of batches of about one size vary, 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from symphony_serve.profiles import Profile
 
@@ -44,7 +45,7 @@ class SeenTimes:
 
     first: the profile that was measured at load. slowest: the longest seconds of a batch of 1 that the profile may say.
     Without that limit, a model that was too slow for a while would refuse all requests, run no batch, and so never
-    find out that it has become faster.
+    find out that it has become faster. For requests that have less time than that, there is `tried`.
     """
 
     def __init__(self, first: Profile, slowest: float):
@@ -84,6 +85,12 @@ class SeenTimes:
             seconds = self._first.seconds(size) * known.get(size.bit_length(), of_all) + wait
             table.append(max(seconds, table[-1]) if size > 1 else min(seconds, self._slowest))
         return Profile((*table, float("inf")), self._first.parts)
+
+    @property
+    def tried(self) -> Profile:
+        """The profile with a batch of 1 that takes what the first one says, if that is less."""
+        alone = min(self.profile.table[1], self._first.table[1])
+        return replace(self.profile, table=(0.0, alone, *self.profile.table[2:]))
 
     def _ranges(self) -> dict[int, list[float]]:
         """By range of sizes from one power of two to the next, its stretches."""

@@ -15,6 +15,7 @@ from symphony_serve.messages import (
     Reason,
     Refuse,
     RequestArrived,
+    StoodStill,
     Tick,
     WakeAt,
 )
@@ -41,7 +42,7 @@ class ServeBatch(CentralServer):
     def handle(self, event: Event, now: float) -> list[Instruction]:
         if isinstance(event, RequestArrived) and len(self._queues[event.request.model]) == self._most:
             return [Refuse(event.request, Reason.MAKES_WAY)]
-        if isinstance(event, BatchTook):
+        if isinstance(event, BatchTook | StoodStill):
             return []  # No decision depends on how long a batch takes.
         out = super().handle(event, now)
         if isinstance(event, Tick) and self._idle:

@@ -142,6 +142,7 @@ class Front:
             return self._shown(name, asked)
         version = asked.version if asked is not None else ""
         key = self._key(name, version, number)
+        until = whole = arrival + self._setting.slo_of(name)
         try:
             until = arrival + timeout_s(request.headers.get(TIMEOUT), self._setting.slo_of(name))
             with self._intake.one() as holding:
@@ -167,14 +168,14 @@ class Front:
         except Refused as error:
             there = self._server is not None and key in self.rollouts.answering
             said = of_server(error, self._server.wait(key) if there else self._setting.slo)  # type: ignore[union-attr]
-            self._count(key, said)
+            self._count(key, said, until < whole)
             raise said from None
         except ServeError as error:
             said = bad(error)
-            self._count(key, said)
+            self._count(key, said, until < whole)
             raise said from None
         except Said as said:
-            self._count(key, said)
+            self._count(key, said, until < whole)
             raise
 
     def _key(self, name: str, version: str, number: str) -> str:
@@ -251,7 +252,7 @@ class Front:
             self._books.count(name, "cancelled", len(values))
             raise Said(400, "disconnected", "the client has gone")
         why = why or Refused(name, Reason.OVERDUE)
-        self._count(name, of_server(why, 0.0), len(values) - 1)
+        self._count(name, of_server(why, 0.0), until < arrival + self._setting.slo_of(name), len(values) - 1)
         raise why
 
     def _outcome(self, name: str, answer: asyncio.Future[tuple[int, str]], arrival: float) -> tuple[int, str]:
@@ -295,10 +296,11 @@ class Front:
         if not able:
             raise refused("no_model_process", "no model process answers")
 
-    def _count(self, name: str, said: Said, times: int = 1) -> None:
+    def _count(self, name: str, said: Said, hurried: bool, times: int = 1) -> None:
+        """hurried: the client wanted its answer sooner than within the SLO."""
         if said.code != "disconnected":
             became = "late" if said.code == "overdue" else f"refused: {said.code}"
-            self._books.count(name, became if said.status == 503 else "bad", times)
+            self._books.count(name, became if said.status == 503 else "bad", times, hurried)
 
     def _shown(self, name: str, asked: Route | None) -> Response:
         """What needs no model: a state, a description, or counts. Raises `Said`."""

@@ -169,11 +169,15 @@ class RemoteDevice:
 
     async def measure(self, model: str, inputs: list[Any]) -> Waited:
         """As `run`, but what fails raises."""
+        processes = self._processes
         try:
             return Waited(*await fetched(self._ask("measure", model, inputs), HUNG_S))
         except RayTaskError as error:
             self._plainly(error)  # the next attempt has plain processes
             raise
+        except RayError as error:
+            self._replace(said_of(error), processes)
+            raise DeviceLost(said_of(error), self._back) from None
 
     async def place(self) -> Place:
         """Where its process is. Raises ServeError if it does not answer."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS
 from fluidtune.serving.model_layers import Stage
 from fluidtune.serving.model_process import Loading, Place, Samples
-from fluidtune.serving.remote_devices import LOOK_S, RemoteDevice
+from fluidtune.serving.remote_devices import LOAD_S, LOOK_S, RemoteDevice
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import Reason
 from symphony_serve.shell.device import Waited
@@ -193,9 +192,15 @@ class VersionedDevice:
             return Waited(outcomes, seconds + waited)
 
     async def first_run(self, model: str, inputs: list[Any]) -> float:
-        """The seconds of a batch that takes no turn, so that one that takes too long holds nobody up."""
+        """The seconds of a batch that takes no turn, so that one that takes too long holds nobody up.
+
+        Raises ServeError if the process is lost.
+        """
         began = time.monotonic()
-        await self._measure(model, inputs)
+        try:
+            await self._measure(model, inputs)
+        except DeviceLost as lost:
+            raise ServeError(f"its process has ended, or hangs, while it was measured ({lost})") from None
         return time.monotonic() - began
 
     async def _measure(self, model: str, inputs: list[Any]) -> Waited:
@@ -204,10 +209,23 @@ class VersionedDevice:
             raise ServeError("its process was ended while it was measured")
         try:
             return await process.measure(model, inputs)
-        except RayTaskError:
-            raise
-        except RayError:
-            raise ServeError("its process has ended, or hangs, while it was measured") from None
+        except DeviceLost as lost:
+            raise DeviceLost(str(lost), self._measures_again(process, lost)) from None
+
+    def _measures_again(self, process: RemoteDevice, lost: DeviceLost) -> Callable[[], Awaitable[bool]]:
+        """As ``lost.back``, which raises ServeError if the process is not to come back, or takes too long."""
+        until = time.monotonic() + LOAD_S
+
+        async def back() -> bool:
+            if self.over or process not in (self._main, self._aside):
+                raise ServeError("its process was ended while it was measured")
+            if time.monotonic() > until:
+                raise ServeError(
+                    f"its process has ended while it was measured ({lost}), and no other one has loaded it"
+                )
+            return await lost.back()
+
+        return back
 
     async def check(self) -> None:
         """Ask the processes, which are idle, whether they are there. Raises DeviceLost if the serving one is not."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,11 @@ LOOK_S, LOOKS = 1.0, 10
 MINUTE_S, MOST = 60.0, 100_000
 #: Answers of a version whose times are kept for its 99th percentile: so many that one in a hundred is known to a tenth.
 MOST_ANSWERS = 10_000
-#: What became of requests for which a device came too late: more devices would have helped.
-TOO_LATE = (
-    *("late", "refused: late", "refused: makes_way", "refused: late_on_arrival", "refused: gpu_lost"),
-    "refused: queue_full",
-    "refused: no_lease",
-)
+#: What became of requests for which a device came too late: more devices would have helped. But if a client wanted its
+#: answer sooner than within the SLO, that is no load, and it may ask for what no device can do.
+TOO_LATE = ("late", "refused: late", "refused: makes_way", "refused: gpu_lost", "refused: queue_full")
+#: That of those for which there was no device at all, however long they would have waited.
+NO_DEVICE = "refused: no_lease"
 
 
 @dataclass
@@ -49,6 +48,7 @@ class Span:
 
     requests: by what became of them. batches: by size. waited: seconds that requests waited for their batch, added up.
     busy: seconds of batches, all devices together; a batch counts where it ends, and once where two overlap.
+    hurried: of the requests that were `TOO_LATE`, how many had less than the SLO because their client wanted it so.
     """
 
     seconds: float
@@ -56,6 +56,7 @@ class Span:
     batches: dict[str, Counter[int]]
     waited: dict[str, float]
     busy: float = 0.0
+    hurried: Counter[str] = field(default_factory=Counter)
 
     @property
     def empty(self) -> bool:
@@ -69,6 +70,7 @@ class Span:
             {name: counts - before.batches.get(name, Counter()) for name, counts in self.batches.items()},
             {name: seconds - before.waited.get(name, 0.0) for name, seconds in self.waited.items()},
             self.busy - before.busy,
+            self.hurried - before.hurried,
         )
 
 
@@ -100,7 +102,8 @@ class Books:
         """It is not counted for any more, and what was counted is gone."""
         with self._lock:
             self._add_up()
-            for counts in (self._sums.requests, self._sums.batches, self._sums.waited, self._answers):
+            sums = self._sums
+            for counts in (sums.requests, sums.batches, sums.waited, sums.hurried, self._answers):
                 counts.pop(key, None)  # type: ignore[attr-defined]
 
     def answered(self, key: str, seconds: float) -> None:
@@ -119,10 +122,15 @@ class Books:
         rate = len(recent) / max(1.0, min(MINUTE_S, now - since))
         return rate, recent[int(0.99 * (len(recent) - 1))] if recent else None
 
-    def count(self, trial: str, became: str, times: int = 1) -> None:
-        """Inputs to this trial got this outcome, ``times`` of them. A name that is no trial does not count."""
+    def count(self, trial: str, became: str, times: int = 1, hurried: bool = False) -> None:
+        """Inputs to this trial got this outcome, ``times`` of them. A name that is no trial does not count.
+
+        hurried: their client wanted the answer sooner than within the SLO.
+        """
         if trial in self._sums.requests and times:
             self._sums.requests[trial][became] += times
+            if hurried and became in TOO_LATE:
+                self._sums.hurried[trial] += times
 
     def batch(self, seen: BatchSeen) -> None:
         self._fresh.append(seen)
@@ -148,7 +156,7 @@ class Books:
             sums = self._sums
             requests = {name: Counter(dict(counts)) for name, counts in sums.requests.items()}
             batches = {name: Counter(counts) for name, counts in sums.batches.items()}
-            return Span(self._clock(), requests, batches, dict(sums.waited), sums.busy)
+            return Span(self._clock(), requests, batches, dict(sums.waited), sums.busy, Counter(sums.hurried))
 
     def _add_up(self) -> None:
         while self._fresh:
@@ -360,7 +368,8 @@ class Watch:
 def sample(span: Span, devices: int) -> Sample:
     """The span as the autoscaler sees it. Only requests that devices answered, or were too few for, count."""
     good = {name: counts["answered"] for name, counts in span.requests.items()}
-    offered = {name: good[name] + sum(span.requests[name][what] for what in TOO_LATE) for name in good}
+    short = {name: sum(counts[what] for what in (*TOO_LATE, NO_DEVICE)) for name, counts in span.requests.items()}
+    offered = {name: good[name] + max(0, short[name] - span.hurried[name]) for name in good}
     return Sample(span.seconds, devices, span.busy, offered, sum(good.values()))
 
 

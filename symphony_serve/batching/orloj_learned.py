@@ -58,7 +58,8 @@ class LearnedTimes:
     """How long batches of each source took.
 
     first: the profile that was measured at load. slowest: as of `SeenTimes`: the longest that a batch of 1 is said to
-    take, so that a source that was too slow for a while is tried again.
+    take, so that a source that was too slow for a while is tried again by requests that have more time than that. For
+    the others, there is `tried`.
     """
 
     def __init__(self, first: Profile, slowest: float):
@@ -75,6 +76,8 @@ class LearnedTimes:
         self._before, self._seconds = 1, 0.0
         #: The seconds that batches of all sources are expected to take, since `profiles` was called last.
         self.expected = first
+        #: What `profiles` returned last.
+        self.made: list[SeenProfile] = []
 
     def add(self, sources: Sequence[str], stretch: float) -> None:
         """A batch of requests of these sources took ``stretch`` times as long as the first profile says."""
@@ -126,8 +129,22 @@ class LearnedTimes:
         table = [0.0]
         for size, time in made[-1].times.items():  # A size that is not formed takes as long as the next larger one.
             table += [max(time.mean, table[-1])] * (size + 1 - len(table))
-        self.expected = Profile((*table, math.inf))
+        self.expected, self.made = Profile((*table, math.inf)), made
         return made
+
+    def alone(self, source: str) -> float:
+        """The seconds of a batch of 1 with a request of this source, as of the last `profiles`."""
+        classes = [one for one in self.made if one is self.made[-1] or source in one.sources]
+        return min(one.times[1].mean for one in classes)
+
+    @property
+    def tried(self) -> list[SeenProfile]:
+        """The last `profiles`, with a batch of 1 that takes what the first profile says, if that is less."""
+        first = _always(self._first.seconds(1))
+        return [
+            one._replace(times={**one.times, 1: min(one.times[1], first, key=lambda time: time.mean)})
+            for one in self.made
+        ]
 
     def _fit(self) -> None:
         """Find levels and factors: each is the median of what the others leave."""

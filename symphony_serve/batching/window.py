@@ -84,6 +84,7 @@ class Window(BatchFormer):
 
     def form(self, start: float) -> Candidate | None:
         self._size = size = self._gather(start)
+        self._cut()
         if size == 0:
             self._latest = math.inf
             return None
@@ -117,6 +118,12 @@ class Window(BatchFormer):
             size += 1
         return size
 
+    def _cut(self) -> None:
+        if self._head > SPARE_HEADS and 2 * self._head > len(self._queue):
+            del self._queue[: self._head]
+            self._fits = max(0, self._fits - self._head)
+            self._head = 0
+
     def _give_up_head(self, start: float) -> None:
         latest_end, _, request = self._queue[self._head]
         alone = start <= latest_end - self._table[1]
@@ -130,10 +137,7 @@ class Window(BatchFormer):
         begin, self._head = self._head, self._head + self._size
         taken = tuple([entry[2] for entry in self._queue[begin : self._head]])
         self._size = 0
-        if self._head > SPARE_HEADS and 2 * self._head > len(self._queue):
-            del self._queue[: self._head]
-            self._fits = max(0, self._fits - self._head)
-            self._head = 0
+        self._cut()
         return taken
 
     def refused(self) -> list[Refuse]:

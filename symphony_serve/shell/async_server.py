@@ -14,6 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from symphony_serve.backlog import Backlog
@@ -37,6 +38,7 @@ from symphony_serve.messages import (
     Request,
     RequestArrived,
     Server,
+    StoodStill,
     Suspect,
     Tick,
     WakeAt,
@@ -51,6 +53,12 @@ logger = logging.getLogger(__name__)
 #: A batch that was not answered this many seconds after it was sent makes its device suspect, if it also took three
 #: times its time: a loaded machine, or Python's garbage collector, lets processes stand still for some 100 ms.
 LEAST_PATIENCE_S = 1.0
+#: A loop that wakes this many seconds too late has stood still. While requests are open, it wakes at least that often.
+#: Judgement: a tenth of `LEAST_PATIENCE_S`.
+STALL_S = 0.1
+#: How long a batch took is not learned if the loop stood still for more than this part of it. Judgement: the times of
+#: batches vary by as much.
+STALLED = 0.1
 #: A device that had no batch for this many seconds is looked at, by one call.
 IDLE_S = 1.0
 
@@ -138,12 +146,13 @@ class AsyncServer:
     Each request is answered or refused exactly once. What waits is refused before its deadline, so that no queue is
     longer than what comes within an SLO. An answer is late if its batch takes longer than any of the latest ones. A
     batch that takes three times its time, and `LEAST_PATIENCE_S`, is given up: its device is lost until `Device.run`
-    returns. An error that `run` raises is its batch's answer: each of the requests gets it. With `DeviceLost` the
-    device is lost until the error's ``back`` returns True. The batch's requests go to another device, or are refused;
-    one that has lost two devices is refused. ``watch`` is called with each batch after its requests were answered. A
-    device that had no batch for `IDLE_S` is asked `Device.check`. Devices come and go by `join` and `leave`, models by
-    `add` and `remove`. Use it as an async context manager, or `close` it. It belongs to the event loop that runs when
-    it is made. Raises ServeError if a device lacks a model that it is to have.
+    returns. Seconds in which the loop stood still do not count. An error that `run` raises is its batch's answer: each
+    of the requests gets it. With `DeviceLost` the device is lost until the error's ``back`` returns True. The batch's
+    requests go to another device, or are refused; one that has lost two devices is refused. ``watch`` is called with
+    each batch after its requests were answered. A device that had no batch for `IDLE_S` is asked `Device.check`.
+    Devices come and go by `join` and `leave`, models by `add` and `remove`. Use it as an async context manager, or
+    `close` it. It belongs to the event loop that runs when it is made. Raises ServeError if a device lacks a model that
+    it is to have.
 
     One thing: callers, timers and devices share the scheduler and its open requests.
     """
@@ -167,12 +176,15 @@ class AsyncServer:
         self._scheduler = self._decides(models)
         #: By model, its profile as it was known after the last batch.
         self._profiles = {model.name: model.profile for model in models}
+        self._delays = models[0].delays
         self._jitter = max(model.delays.jitter for model in models)
         #: How many batches a device can run at once: more than one if it is a pipeline of stages.
         self._depth = max(model.profile.depth for model in models)
         #: When the scheduler wants to be woken, and when the timer will.
         self._wake = self._sleeps_until = math.inf
         self._timer: asyncio.TimerHandle | None = None
+        #: When the loop was last seen to have stood still, and for how many seconds at the least.
+        self._stalled = -math.inf, 0.0
         self._numbers = itertools.count()
         #: By number, what is neither answered nor refused.
         self._open: dict[int, Answer] = {}
@@ -203,7 +215,8 @@ class AsyncServer:
         """Ask ``model`` about one input, and await the answer. What is refused raises `Refused` there, and not here.
 
         within: seconds that are left for the request, if fewer than the model's SLO; the others were spent elsewhere.
-        source: requests of one source take times of one distribution, where times vary.
+        source: requests of one source take times of one distribution, where times vary. Raises ServeError if ``within``
+        is no number of seconds.
         """
         arrival = time.monotonic()
         number = next(self._numbers)
@@ -213,7 +226,11 @@ class AsyncServer:
             self._refuse(number, Reason.CLOSED)
         else:
             deadline = arrival + min(within, self._slos.get(model, 0.0))
-            self._handle(RequestArrived(Request(number, model, arrival, deadline, source)))
+            try:
+                self._handle(RequestArrived(Request(number, model, arrival, deadline, source)))
+            except ServeError:
+                self._drop(number)
+                raise
         return answer
 
     def hopeless(self, model: str, within: float = math.inf) -> Reason | None:
@@ -281,23 +298,36 @@ class AsyncServer:
             slot.end()
 
     def add(self, model: Model) -> None:
-        """One more model takes requests. Raises ServeError if a device lacks it, or one of its name is there."""
+        """One more model takes requests. Its delays are those of the models that are there: all have one event loop.
+
+        Raises ServeError if a device lacks it, if one of its name is there, or if a batch of 1 with these delays takes
+        longer than its SLO.
+        """
+        model = replace(model, delays=self._delays)
         if model.name in self._slos:
             raise ServeError(f"model {model.name} is served already, expected another name")
         lacking = sorted(slot.number for slot in self._slots.values() if model.name not in slot.device.models)
         if lacking:
             raise ServeError(f"device {lacking[0]} has not the model {model.name}: every device has each model")
+        self._handle(ModelAdded(model))
         self._slos[model.name], self._budgets[model.name] = model.slo, model.budget
         self._profiles[model.name] = model.profile
         self._backlog.add(model.name, model.profile, model.budget)
-        self._handle(ModelAdded(model))
 
     async def remove(self, model: str) -> None:
-        """A model takes no request any more. Returns when those that it has are answered or refused."""
-        if not self._closed:
+        """A model takes no request any more. Returns when those that it has are answered or refused.
+
+        Raises ServeError if no model of that name is served.
+        """
+        if self._closed:
+            return
+        if model not in self._slos:
+            raise ServeError(f"no model {model} is served, expected one of {', '.join(sorted(self._slos))}")
+        gone = self._going.get(model)
+        if gone is None:
             gone = self._going[model] = self._loop.create_future()
             self._handle(ModelRemoved(model))
-            await gone
+        await asyncio.shield(gone)  # Somebody else may wait for it as well.
 
     @property
     def devices(self) -> frozenset[int]:
@@ -357,18 +387,34 @@ class AsyncServer:
     # The scheduler.
 
     def _handle(self, event: Event) -> None:
-        """Let the scheduler handle what was due before the event, the event, and what it makes due at once."""
-        now = time.monotonic()
+        """Let the scheduler handle what was due before the event, the event, and what it makes due at once.
+
+        Raises ServeError if the event cannot be. Nothing has happened then.
+        """
+        now, wrong = time.monotonic(), None
         try:
             self._catch_up(now)
-            self._carry_out(event, now)
+            try:
+                self._carry_out(event, now)
+            except ServeError as error:
+                wrong = error
             self._catch_up(now)
         except Exception:
             logger.exception("The scheduler has failed; the server is closed")
             self._refuse_all(waiting_only=False)
         self._set_timer()
+        if wrong is not None:
+            raise wrong
+
+    def _note_stall(self, now: float) -> None:
+        """If the loop has stood still, devices have answered and nobody has heard it."""
+        late = now - self._sleeps_until
+        if late > STALL_S and not self._closed:
+            self._stalled, self._sleeps_until = (now, late), now
+            self._carry_out(StoodStill(late), now)
 
     def _catch_up(self, now: float) -> None:
+        self._note_stall(now)
         while self._wake <= now and not self._closed:
             due, self._wake = self._wake, math.inf
             moment = told_moment(due, now, self._jitter)
@@ -395,17 +441,21 @@ class AsyncServer:
                     self._refuse(answer.number, Reason.LOST_TWICE)
 
     def _set_timer(self) -> None:
-        """Wake when the scheduler wants it. A timer that wakes sooner stays."""
-        if self._wake < self._sleeps_until and not self._closed:
+        """Wake when the scheduler wants it, and often enough to see a stall. A timer that wakes sooner stays."""
+        now = time.monotonic()
+        wake = min(self._wake, now + STALL_S) if self._open else self._wake
+        if wake < self._sleeps_until and not self._closed:
             if self._timer is not None:
                 self._timer.cancel()
-            self._sleeps_until = self._wake
-            self._timer = self._loop.call_later(max(0.0, self._wake - time.monotonic()), self._due)
+            self._sleeps_until = wake
+            self._timer = self._loop.call_later(max(0.0, wake - now), self._due)
 
     def _due(self) -> None:
-        self._timer, self._sleeps_until = None, math.inf
+        self._timer, now = None, time.monotonic()
         try:
-            self._catch_up(time.monotonic())
+            self._note_stall(now)
+            self._sleeps_until = math.inf
+            self._catch_up(now)
         except Exception:
             logger.exception("The scheduler has failed; the server is closed")
             self._refuse_all(waiting_only=False)
@@ -528,7 +578,10 @@ class AsyncServer:
         except DeviceLost as lost:
             await self._wait_for(slot, batch.token, answers, lost)
             return
-        seconds = time.monotonic() - sent - waited
+        now = time.monotonic()
+        seconds = now - sent - waited
+        self._note_stall(now)
+        stalled = self._stalled[1] if self._stalled[0] >= sent else 0.0
         if batch.token == slot.token:
             for answer, output in zip(answers, outputs, strict=True):
                 if self._drop(answer.number) is not None:
@@ -538,7 +591,7 @@ class AsyncServer:
                 self._handle(BatchDone(batch.gpu, batch.token, batch.plan))
         else:
             self._join_again(slot)
-        if error is None and answers and not self._closed:
+        if error is None and answers and not self._closed and stalled <= STALLED * seconds:
             self._learn(batch, seconds, waited)
         if self._watch is not None and answers:
             sent += waited

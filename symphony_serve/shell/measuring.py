@@ -8,10 +8,10 @@ import logging
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from symphony_serve.delays import Delays
-from symphony_serve.errors import ServeError
+from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.model_side import DEFERRED, Batching, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.device import Device, Waited, as_waited
@@ -28,6 +28,7 @@ WAKES, SLEEP_S = 100, 0.001
 DELAY_QUANTILE = 0.99
 
 
+_T = TypeVar("_T")
 #: Runs one batch; what a device does with a model.
 _Run = Callable[[list[Any]], Awaitable[Sequence[Any] | Waited]]
 
@@ -79,20 +80,28 @@ async def measure_profile(
     """The profile of a model, of which ``runs`` has a function for each device; the slowest device counts.
 
     Sizes are doubled until ``max_batch``, or until a batch takes longer than ``slo`` seconds or fails, as one does that
-    the memory cannot hold. Sizes in between are interpolated. Of a pipeline of ``stages``, the seconds from answer to
-    answer are measured as well.
+    the memory cannot hold. If a device is lost, that may have nothing to do with the size. So the size is measured
+    again when the device is back, once for each device, because all may be lost at once. Sizes in between are
+    interpolated. Of a pipeline of ``stages``, the seconds from answer to answer are measured as well.
     """
     known: dict[int, float] = {}
     gaps: dict[int, float] = {}
-    size = 1
+    size, again = 1, len(runs)
     while size <= max_batch:
         inputs = [samples[place % len(samples)] for place in range(size)]
         try:
-            alone = max(await asyncio.gather(*[_seconds(run, inputs) for run in runs]))
+            alone = max(await _all([_seconds(run, inputs) for run in runs]))
             if stages > 1:
-                gaps[size] = max(await asyncio.gather(*[_gap(run, inputs, alone, stages) for run in runs]))
+                gaps[size] = max(await _all([_gap(run, inputs, alone, stages) for run in runs]))
             known[size] = alone
         except Exception as error:
+            if isinstance(error, DeviceLost):
+                while not await error.back():
+                    pass
+                if again:
+                    logger.warning("A device was lost (%s) in a batch of %d, which is measured again", error, size)
+                    again -= 1
+                    continue
             if size == 1:
                 said = f"a batch of 1 cannot be measured: {error!r}; check the model's function"
                 raise ServeError(said) from error
@@ -101,12 +110,40 @@ async def measure_profile(
             break
         if known[size] > slo or size == max_batch:
             break
-        size = min(2 * size, max_batch)
+        size, again = min(2 * size, max_batch), len(runs)
     profile = Profile.from_seconds(_interpolated(known))
     if stages == 1:
         return profile
     gap = zip(_interpolated({size: gaps[size] for size in known}), profile.table[1:-1], strict=True)
     return profile.in_stages([min(1.0, between / seconds) for between, seconds in gap])
+
+
+async def _all(measured: Sequence[Awaitable[_T]]) -> list[_T]:
+    """What all of these return. If one fails, none of the others runs on beside what is measured next.
+
+    A DeviceLost waits for all devices that were lost.
+    """
+    tasks = [asyncio.ensure_future(one) for one in measured]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    failed = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    lost = [error for error in failed if isinstance(error, DeviceLost)]
+
+    async def back() -> bool:
+        for one in lost:
+            while not await one.back():
+                pass
+        return True
+
+    if lost:
+        raise DeviceLost(str(lost[0]), back)
+    if failed:
+        raise failed[0]
+    return [task.result() for task in tasks]
 
 
 async def _gap(run: _Run, inputs: list[Any], alone: float, stages: int) -> float:
@@ -115,7 +152,7 @@ async def _gap(run: _Run, inputs: list[Any], alone: float, stages: int) -> float
     It is at least half of what stages of equal length would need: less is an error of the measurement.
     """
     begin = time.monotonic()
-    await asyncio.gather(*[run(list(inputs)) for _ in range(2 * stages + 1)])
+    await _all([run(list(inputs)) for _ in range(2 * stages + 1)])
     return max((time.monotonic() - begin - alone) / (2 * stages), alone / (2 * stages))
 
 

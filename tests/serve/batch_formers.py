@@ -27,10 +27,25 @@ def request(number: int, deadline: float, arrival: float = 0.0) -> Request:
     return Request(number, "m", arrival, deadline)
 
 
+def entries(one: object, seen: set[int] | None = None) -> int:
+    """How many entries the lists, dicts and sets have that a former is made of."""
+    seen = set[int]() if seen is None else seen
+    if id(one) in seen or isinstance(one, Request):
+        return 0
+    seen.add(id(one))
+    if isinstance(one, dict):
+        return len(one) + sum(entries(value, seen) for value in one.values())
+    if isinstance(one, list | tuple | set):
+        return len(one) + sum(entries(value, seen) for value in one)
+    return sum(entries(value, seen) for value in vars(one).values()) if hasattr(one, "__dict__") else 0
+
+
 class BatchFormerContract:
     """Set ``by_deadline`` to False if a batch need not have the earliest of the deadlines that are feasible."""
 
     by_deadline = True
+    #: Set it to False for a former of benchmarks that lets go of refused requests when a batch is taken.
+    frugal = True
 
     def test_nothing_waits_at_first(self, make: MakeFormer) -> None:
         former = make(SECONDS)
@@ -131,6 +146,22 @@ class BatchFormerContract:
         assert former.form(10.0) is None
         (told,) = former.refused()
         assert told.request.id == 1 and told.reason in (Reason.LATE, Reason.LATE_ON_ARRIVAL)
+
+    def test_what_was_refused_is_not_kept_though_no_batch_is_taken(self, make: MakeFormer) -> None:
+        """A thousandth of the requests wait at a time."""
+        former, now = make(SECONDS), 0.0
+        for number in range(10_000):
+            now += 1.0
+            former.add(request(number, now + 12.0, now))
+            former.form(now)
+            former.refused()
+        assert 0 < len(former) < 20
+        check_former(former)
+        assert entries(former) < 1000 or not self.frugal
+        former.form(now + 100.0)
+        assert len(former) == 0 and len(former.refused()) > 0
+        check_former(former)
+        assert entries(former) < 1000 or not self.frugal
 
     def test_a_batch_is_never_larger_than_was_measured(self, make: MakeFormer) -> None:
         former = make(SECONDS[:3])

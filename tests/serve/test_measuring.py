@@ -9,7 +9,7 @@ import time
 import pytest
 
 from symphony_serve import seen_times
-from symphony_serve.errors import ServeError
+from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.profiles import Profile, profiles_from_json, profiles_to_json
 from symphony_serve.seen_times import ENOUGH, EVERY, RECENT, SeenTimes
 from symphony_serve.shell import measuring
@@ -70,6 +70,62 @@ def test_sizes_end_where_a_batch_fails_or_takes_longer_than_the_slo(short, caplo
     assert measure_profile([Sizes(fails_from=8)], [1], 10.0, 64).max_batch == 4
     assert "A batch of 8 failed with MemoryError" in caplog.text
     assert measure_profile([Sizes()], [1], 1e-12, 64).max_batch == 1
+
+
+class Mortal:
+    """A device that is lost in its next batches of 16, so many times, and comes back when it is asked a second time."""
+
+    models = frozenset("m")
+
+    def __init__(self, deaths=0):
+        self.deaths, self.backs, self.there, self.runs = deaths, [], True, 0
+
+    async def run(self, model, inputs):
+        assert self.there, "it is used while it is lost"
+        if len(inputs) == 16 and self.deaths:
+            self.deaths, self.there, self.backs = self.deaths - 1, False, [False, True]
+            raise DeviceLost("killed", self._back)
+        self.runs += 1
+        try:
+            await asyncio.sleep(0.001)
+        finally:
+            self.runs -= 1
+        return inputs
+
+    async def _back(self):
+        self.there = self.backs.pop(0)
+        return self.there
+
+    async def check(self):
+        """It is not asked."""
+
+
+@pytest.mark.parametrize(("deaths", "most"), [((0, 1), 64), ((1, 1), 64), ((0, 3), 8)])
+def test_a_device_that_is_lost_while_a_size_is_measured_is_waited_for(short, deaths, most):
+    devices = [Mortal(one) for one in deaths]
+    (model,) = asyncio.run(measuring.measure_models(devices, {"m": [1]}, {"m": 5.0}))
+    assert model.profile.max_batch == most
+    assert all(one.there for one in devices)
+
+
+def test_a_measurement_that_failed_on_one_device_goes_on_on_none(short):
+    devices, seen = [Mortal(), Mortal()], []
+
+    class Fails(Mortal):
+        async def run(self, model, inputs):
+            seen.append(sum(one.runs for one in devices))
+            if len(inputs) == 4:
+                await asyncio.sleep(0)
+                raise MemoryError
+            return inputs
+
+    runs = [lambda inputs, one=one: one.run("m", inputs) for one in (*devices, Fails())]
+
+    async def run():
+        assert (await measuring.measure_profile(runs, [1], 5.0, 64)).max_batch == 2
+        assert [one.runs for one in devices] == [0, 0]
+
+    asyncio.run(run())
 
 
 def test_sizes_between_measured_ones_are_interpolated():

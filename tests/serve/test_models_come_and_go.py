@@ -29,7 +29,7 @@ from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import LocalDevice
-from tests.serve.driving import Driver
+from tests.serve.driving import PATIENCE_S, Driver
 from tests.serve.invariants import unanswered
 
 SLO_S = 14.0
@@ -139,6 +139,48 @@ def test_a_model_that_cannot_be_added_changes_nothing(added, said):
 
 def quick(name, delays):
     return Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, Fifo, EAGER, delays)
+
+
+def test_a_model_that_was_measured_later_has_the_delays_of_the_server():
+    async def run():
+        device = LocalDevice({"a": list, "b": list, "c": list})
+        async with AsyncServer([quick("a", Delays(jitter=30.0))], [device]) as server:
+            server.add(quick("b", Delays(response=0.1, jitter=20.0)))
+            too_short = Model("c", Profile.linear(0.0, 1e-3, 4), 29.0, Fifo, EAGER, Delays())
+            with pytest.raises(ServeError, match="model c has an SLO of 29"):
+                server.add(too_short)
+            assert [await server.ask(name, 1) for name in "ab"] == [1, 1]
+            with pytest.raises(Refused, match="no model of that name"):
+                await server.ask("c", 1)
+        device.close()
+
+    asyncio.run(run())
+
+
+def test_a_model_is_removed_once_whoever_asks_and_one_that_is_not_there_is_named():
+    async def run():
+        release = asyncio.Event()
+
+        class Slow(LocalDevice):
+            async def run(self, name, inputs):
+                await release.wait()
+                return inputs
+
+        delays = Delays(jitter=30.0)
+        server = AsyncServer([quick("a", delays), quick("b", delays)], [Slow({"a": list, "b": list})])
+        with pytest.raises(ServeError, match="no model unknown is served, expected one of a, b"):
+            await asyncio.wait_for(server.remove("unknown"), PATIENCE_S)
+        answer = server.ask("b", 1)
+        first, second, third = (asyncio.ensure_future(server.remove("b")) for _ in range(3))
+        await asyncio.sleep(0)
+        first.cancel()
+        release.set()
+        await asyncio.wait_for(asyncio.gather(second, third), PATIENCE_S)
+        assert await answer == 1
+        await asyncio.wait_for(server.close(), PATIENCE_S)
+        await asyncio.wait_for(server.remove("a"), PATIENCE_S)
+
+    asyncio.run(run())
 
 
 def test_a_server_takes_a_model_and_lets_it_go_when_its_requests_are_answered():

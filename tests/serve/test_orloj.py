@@ -46,6 +46,8 @@ class OnTheHull(Orloj):
 
 @pytest.mark.slow
 class TestOnTheHull(TestLargest):
+    frugal = False
+
     def orloj(self, profile: VaryingProfile) -> Orloj:
         return OnTheHull([profile])
 

@@ -22,6 +22,7 @@ from symphony_serve.messages import (
     GpuLost,
     Request,
     RequestArrived,
+    StoodStill,
     Suspect,
     Tick,
     WakeAt,
@@ -199,6 +200,14 @@ class TestGpus:
         run.requests([Request(1, "m", 0.0, 100.0)])
         assert run.run(until=29.0).others == []
         assert run.run(until=30.0).others == [Suspect(1, 1)]
+
+    def test_a_gpu_that_nobody_could_hear_has_as_much_more_time(self):
+        run = Driver(Scheduler([Model("m", FIGURE, 100.0, Fifo, EAGER)], least_patience=30.0), answers=False)
+        run.joins(0.0)
+        run.requests([Request(1, "m", 0.0, 100.0)])
+        run.at(30.0, StoodStill(12.0))
+        assert run.run(until=41.0).others == []
+        assert run.run(until=42.0).others == [Suspect(1, 1)]
 
     def test_the_requests_of_a_lost_gpu_wait_again_or_are_refused(self):
         run = driver(figure(policy=EAGER), answers=False)

@@ -290,6 +290,15 @@ def test_a_request_names_itself_and_its_own_deadline(made):
     assert status == 400 and "Request-Timeout-Ms is 'soon'" in said["error"]
 
 
+@pytest.mark.parametrize(("timeout", "hurried"), [(b"10", 1), (b"600000", 0)])
+@pytest.mark.parametrize("hopeless", [None, Reason.QUEUE_FULL])
+def test_what_a_client_wants_sooner_than_the_slo_is_counted_as_hurried(made, hopeless, timeout, hurried):
+    front = made(Server(hopeless=hopeless), slo=0.02)
+    assert answered(front, headers=[(b"request-timeout-ms", timeout)])[0] == 503
+    total = front._books.total()
+    assert (total.requests["t"].total(), total.hurried["t"]) == (1, hurried)
+
+
 def test_whoever_has_not_the_token_is_told_so_and_probes_need_none(made):
     front = made(Server(), token="secret-token", slo=0.01)
     status, said, headers = answered(front, body=None)

@@ -102,11 +102,12 @@ def test_a_batch_says_how_long_it_has_waited_for_its_turn(device):
 
 
 @pytest.mark.parametrize("error", [RayActorError(), GetTimeoutError()], ids=["dies", "hangs"])
-def test_a_process_that_dies_or_hangs_is_told_and_replaced(device, error):
-    made, cluster, told = device(ready=[(7, SAMPLES), (8, SAMPLES)], run=[error])
+@pytest.mark.parametrize("what", ["run", "measure"])
+def test_a_process_that_dies_or_hangs_is_told_and_replaced(device, error, what):
+    made, cluster, told = device(ready=[(7, SAMPLES), (8, SAMPLES)], **{what: [error]})
     assert run(made.look()) == SAMPLES
     with pytest.raises(DeviceLost) as lost:
-        run(made.run("t", [1]))
+        run(getattr(made, what)("t", [1]))
     assert (made.pid, cluster.started, cluster.killed) == (None, 2, 1)
     assert run(lost.value.back())
     assert made.pid == 8

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS
+from fluidtune.serving import versioned_device
 from fluidtune.serving.model_process import Loading, Place, Samples
 from fluidtune.serving.versioned_device import VersionedDevice
 from fluidtune.serving.winners import Winner
@@ -193,6 +194,40 @@ def test_a_device_that_still_loads_when_another_version_takes_over_loads_that_on
         assert (one._main.models, one._main.started) == ({"b@2"}, 2)
         assert await one.look() == {"b@2": Samples([1], [2])}
         assert one.models == {"a", "b@2"}
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("ends", ["nothing", "the version", "the device"])
+def test_a_process_that_is_lost_while_it_is_measured_is_waited_for_unless_it_was_ended(device, ends):
+    async def run():
+        one, (_, beside) = await device()
+        beside.lost = True
+        with pytest.raises(DeviceLost, match="killed") as lost:
+            await one.measure("b@2", [1])
+        with pytest.raises(ServeError, match=r"its process has ended, or hangs, while it was measured \(killed\)"):
+            await one.first_run("b@2", [1])
+        beside.back.set()
+        if ends == "nothing":
+            assert await lost.value.back()
+            assert (await one.measure("b@2", [1])).outputs == ["b@21"]
+            return
+        one.end_beside() if ends == "the version" else one.stop()
+        with pytest.raises(ServeError, match="its process was ended while it was measured"):
+            await lost.value.back()
+
+    asyncio.run(run())
+
+
+def test_a_process_that_does_not_come_back_is_waited_for_no_longer_than_for_a_load(device, monkeypatch):
+    async def run():
+        monkeypatch.setattr(versioned_device, "LOAD_S", -1.0)
+        one, (first,) = await device(beside=False)
+        first.lost = True
+        with pytest.raises(DeviceLost) as lost:
+            await one.measure("a", [1])
+        with pytest.raises(ServeError, match=r"has ended while it was measured \(killed\), and no other"):
+            await lost.value.back()
 
     asyncio.run(run())
 

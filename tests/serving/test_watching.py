@@ -15,7 +15,7 @@ from fluidtune.report.serving_report import (
     serving_png,
     summarise_serving,
 )
-from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch
+from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch, sample
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import BatchSeen
@@ -140,6 +140,22 @@ def test_devices_that_come_and_go_keep_what_is_wanted_until_more_is_known(tmp_pa
     served = [event for event in read_events(log.directory / "fluid_events.jsonl") if event["event"] == "served"]
     assert [event["devices"] for event in served] == [2, 3, 3, 0, 0]
     log.close()
+
+
+@pytest.mark.parametrize("what", ["late", "late_on_arrival", "queue_full", "makes_way", "gpu_lost"])
+def test_what_clients_want_sooner_than_the_slo_is_no_load(what):
+    clock = Clock()
+    books, before = Books(["a"], clock), Books(["a"], clock).total()
+    for _ in range(100):
+        books.answered("a", 0.05)
+        books.count("a", f"refused: {what}", 2, hurried=True)
+    clock.now += 10.0
+    seen = sample(books.total().since(before), 4)
+    assert (seen.offered, seen.good) == ({"a": 100}, 100)
+    assert Autoscaler({"a": (Profile.from_seconds([0.01]), 0.1)}).add(seen) == 4
+    books.count("a", "refused: late", 30)
+    books.count("a", "refused: no_lease", 20, hurried=True)
+    assert sample(books.total().since(before), 4).offered == {"a": 150}
 
 
 def test_nothing_is_logged_where_nothing_happens(watched):

@@ -1,0 +1,88 @@
+"""A model that was slow once is tried again, also if each request has less time than a batch took then."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from symphony_serve.backlog import Backlog
+from symphony_serve.delays import Delays
+from symphony_serve.messages import BatchDone, BatchTook, Dispatch, Request, RequestArrived, Suspect
+from symphony_serve.model_side import TRY_AGAIN_S, Batching, Model
+from symphony_serve.profiles import Profile
+from symphony_serve.scheduler import Scheduler
+from tests.serve.driving import Driver
+
+#: A batch of 1 takes 10 ms. Requests come each 0.1 s, and have half of the SLO.
+FIRST, SLO, GAP, LEFT = Profile.linear(0.001, 0.009, 64), 1.0, 0.1, 0.5
+
+
+class Truly(Driver):
+    """Batches truly take what the first profile says, and ``slow(start)`` seconds more."""
+
+    def __init__(self, model, slow):
+        super().__init__(Scheduler([model], least_patience=1.0), answers=False)
+        self._slow, self._ends = slow, 0.0
+        self.joins(0.0)
+
+    def _carry_out(self, instruction):
+        super()._carry_out(instruction)
+        if isinstance(instruction, Dispatch):
+            seconds = FIRST.seconds(len(instruction.requests)) + self._slow(instruction.start)
+            end = self._ends = max(self._ends, instruction.start) + seconds
+            self.at(end, BatchDone(instruction.gpu, instruction.token, instruction.plan))
+            self.at(end, BatchTook(instruction.model, instruction.requests, seconds))
+
+
+def asked(model, slow, seconds=20.0):
+    run = Truly(model, slow)
+    arrivals = [GAP * number for number in range(int(seconds / GAP))]
+    run.requests(Request(number, "m", arrival, arrival + LEFT) for number, arrival in enumerate(arrivals))
+    return run.run()
+
+
+@pytest.mark.parametrize("batching", Batching)
+@pytest.mark.parametrize("delays", [Delays(), Delays(0.001, 0.0001, 0.001, 0.001)])
+@pytest.mark.parametrize("slow_at", [0.0, 15.0])
+def test_after_a_slow_batch_requests_are_refused_for_a_second_or_two(batching, delays, slow_at):
+    ended = []
+    run = asked(
+        Model("m", FIRST, SLO, batching, delays=delays),
+        lambda start: 0.7 if start >= slow_at and not ended and not ended.append(start) else 0.0,
+        40.0,
+    )
+    assert ended and 399 in run.batches[-1][2], "the newest request is served"
+    assert len(run.refused) <= 3 * TRY_AGAIN_S / GAP
+    assert run.scheduler.profile("m").seconds(1) < LEFT / 5
+
+
+@pytest.mark.parametrize("batching", [Batching.WINDOW, Batching.ORLOJ])
+def test_a_model_that_stays_slow_is_tried_once_a_second_and_its_device_is_not_lost(batching):
+    """Its batches of more than a second take more than `AsyncServer` waits for one of 10 ms."""
+    run = asked(Model("m", FIRST, 3 * SLO, batching), lambda start: 1.5 if start > 1.0 else 0.9)
+    assert not [one for one in run.others if isinstance(one, Suspect)]
+    starts = [start for start, _, _ in run.batches]
+    assert len(starts) >= 20.0 / 3 and all(len(ids) == 1 for _, _, ids in run.batches[1:])
+    assert all(after - before > TRY_AGAIN_S for before, after in itertools.pairwise(starts))
+
+
+def test_a_request_that_is_too_late_by_the_first_profile_too_is_no_try():
+    run = Truly(Model("m", FIRST, SLO, Batching.WINDOW), lambda start: 0.0)
+    first = Request(1, "m", 0.0, SLO)
+    run.at(0.0, RequestArrived(first))
+    run.at(2.0, BatchTook("m", (first,), 0.7))
+    run.at(9.0, RequestArrived(Request(2, "m", 9.0, 9.005)))
+    run.run()
+    assert run.refused == {2: "LATE_ON_ARRIVAL"} and run.scheduler.profile("m").seconds(1) == pytest.approx(0.7)
+
+
+def test_the_bound_before_a_request_is_read_leaves_room_for_a_try():
+    backlog = Backlog({"m": FIRST}, {"m": SLO})
+    backlog.set_profile("m", Profile.linear(0.6, 0.1, 64))
+    assert backlog.alone["m"] == pytest.approx(0.01)
+    assert backlog.seconds("m", [0], 0.0) == pytest.approx(0.01)
+    backlog.waits("m")
+    assert backlog.seconds("m", [0], 0.0) == pytest.approx(0.71)
+    assert backlog.seconds("m", [], 0.0) == math.inf
