@@ -150,14 +150,14 @@ def profiles_from_json(text: str) -> tuple[dict[str, Profile], dict[str, float]]
     if not isinstance(kept, dict) or kept.get("format") != FORMAT or not isinstance(kept.get("seconds"), dict):
         found = kept.get("format") if isinstance(kept, dict) else type(kept).__name__
         raise ServeError(f"the kept profiles have format {found}, expected {FORMAT}; measure them again")
-    if not kept["seconds"]:
-        raise ServeError("the kept profiles are of no model; measure them again")
     delays = kept.get("delays") or {}
     longest = sys.float_info.max
     if not isinstance(delays, dict) or not all(
         isinstance(one, int | float) and 0 <= one <= longest for one in delays.values()
     ):
         raise ServeError(f"the kept delays are {delays!r}, expected seconds by model; measure them again")
+    if not kept["seconds"]:
+        raise ServeError("the kept profiles are of no model; measure them again")
     try:
         profiles = {name: Profile.from_seconds(seconds) for name, seconds in kept["seconds"].items()}
         for name, parts in (kept.get("parts") or {}).items():
