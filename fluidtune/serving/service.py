@@ -321,11 +321,9 @@ def _in_stages(stages: int, memory: float | None, former: Batching, **others: An
 def _start(setting: Setting, host: str, port: int) -> None:
     """Start the front, and wait until it serves. Raises FluidTuneError if it cannot; nothing is left then."""
     from fluidtune.serving.front_actor import FrontActor
-    from themis_bridge.shell.control import ALLOCATION
 
     options = {"name": APP, "namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1}
     placed = {"num_cpus": 0, "resources": HEAD, "max_concurrency": CALLS}
-    placed["runtime_env"] = {"env_vars": ALLOCATION}  # it, too, lives for weeks
     kept = f"setting-{secrets.token_hex(8)}"
     kept_state.keep(kept, cloudpickle.dumps(setting))
     try:
