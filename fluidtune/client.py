@@ -62,7 +62,8 @@ class AsyncClient:
 
     A request is sent again after a 503 of the service that says when (`Retry-After`), and when nobody listens: five
     times at most, and within the time-out and the deadline. It is never sent again where a model may have seen the
-    input: after "overdue", "gpu_lost", "lost_twice" and "model_failed", after a lost connection and a time-out.
+    input: after "overdue", "gpu_lost", "lost_twice", "cut_off" and "model_failed", after a lost connection and a
+    time-out.
     """
 
     def __init__(self, url: str, *, token: str | None = None, timeout: float = 60.0):

@@ -28,7 +28,7 @@ class Reason(str, Enum):
     OVERDUE = "its answer was not there at its deadline"
     #: It was not even read: what waits before it takes too long.
     QUEUE_FULL = "too many requests wait before it"
-    #: Its GPU was lost, and it was too late for another one.
+    #: Its GPU was lost, and no other one could run it in time.
     GPU_LOST = "its GPU was lost and its deadline was too near for another one"
     #: It may be what ends the process of its GPU, so it gets no third one.
     LOST_TWICE = "two GPUs were lost while they ran it"
@@ -38,6 +38,12 @@ class Reason(str, Enum):
     UNKNOWN_MODEL = "no model of that name is served"
     #: The server was closed before its batch was sent.
     CLOSED = "the server was closed"
+    #: The server was closed after its batch was sent.
+    CUT_OFF = "the server was closed when a model may have had it"
+
+
+#: The reasons of requests that a model may have seen. One that was sent to a GPU is refused for no other reason.
+MAY_HAVE_RUN = frozenset({Reason.OVERDUE, Reason.GPU_LOST, Reason.LOST_TWICE, Reason.CANCELLED, Reason.CUT_OFF})
 
 
 @dataclass(frozen=True, slots=True)

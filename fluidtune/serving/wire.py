@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from symphony_serve.errors import ServeError
-from symphony_serve.messages import Reason
+from symphony_serve.messages import MAY_HAVE_RUN, Reason
 
 #: Whole milliseconds in which the client wants the answer, from the moment at which the request has come. A duration,
 #: so that the two clocks need not agree. HTTP defines no such header: this is the form of Connect's
@@ -31,11 +31,8 @@ class Code(NamedTuple):
     may_have_run: bool = False
 
 
-#: The reasons of the scheduler that are told over HTTP -> whether a model may have seen the input.
-_REASONS = {
-    **dict.fromkeys((Reason.LATE, Reason.MAKES_WAY, Reason.LATE_ON_ARRIVAL, Reason.QUEUE_FULL, Reason.CLOSED), False),
-    **dict.fromkeys((Reason.OVERDUE, Reason.GPU_LOST, Reason.LOST_TWICE), True),
-}
+#: The reasons of the scheduler that are told over HTTP.
+_REASONS = [reason for reason in Reason if reason not in (Reason.CANCELLED, Reason.UNKNOWN_MODEL)]
 CODES: dict[str, Code] = {
     "bad_input": Code(400, "the body is no JSON, or has another form than the samples; the text names the place"),
     "unauthorized": Code(401, "the bearer token is missing or wrong"),
@@ -44,7 +41,7 @@ CODES: dict[str, Code] = {
     "too_large": Code(413, "the body has too many bytes"),
     "content_encoding": Code(415, "the body is compressed; send it as it is"),
     "model_failed": Code(500, "the model raised an error with this input", True),
-    **{reason.name.lower(): Code(503, reason.value, ran) for reason, ran in _REASONS.items()},
+    **{reason.name.lower(): Code(503, reason.value, reason in MAY_HAVE_RUN) for reason in _REASONS},
     "body_late": Code(503, "the body was not there and read at its deadline"),
     "too_many": Code(503, "too many requests are open"),
     "too_many_connections": Code(503, "too many connections are open"),

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from symphony_serve.backlog import Backlog
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import (
+    MAY_HAVE_RUN,
     SAME_MOMENT_S,
     BatchDone,
     BatchTook,
@@ -475,8 +476,12 @@ class AsyncServer:
 
     def _refuse(self, number: int, reason: Reason) -> None:
         answer = self._drop(number)
-        if answer is not None:
-            answer.set_exception(Refused(answer.model, reason))
+        if answer is None:
+            return
+        if answer.sent and reason not in MAY_HAVE_RUN:
+            # Whoever asks again must know that a model may have seen it.
+            reason = Reason.CUT_OFF if reason is Reason.CLOSED else Reason.GPU_LOST
+        answer.set_exception(Refused(answer.model, reason))
 
     def _drop(self, number: int) -> Answer | None:
         """The request is answered, refused or cancelled. None: it was so already."""

@@ -231,6 +231,29 @@ def test_a_batch_that_takes_too_long_is_given_up_and_its_device_comes_back(monke
         until(lambda: finished([server.submit("m", 3)]) == [6])
 
 
+def test_what_ran_on_a_lost_device_is_refused_as_that_however_long_it_waits_for_another():
+    """docs/bugs.md, 630."""
+
+    def is_lost(values):
+        raise DeviceLost("gone", never_back)
+
+    gate = Gate(is_lost)
+    with ServedByThread([model(slo=1.0)], [{"m": gate}]) as server:
+        first, (behind,) = behind_a_gate(server, gate, 1)
+        gate.open.set()
+        assert finished([first]) == ["GPU_LOST"]
+        assert finished([behind])[0] in ("LATE", "MAKES_WAY")
+
+
+def test_what_runs_when_a_server_closes_is_refused_as_that():
+    gate = Gate()
+    with ServedByThread([model(max_batch=1)], [{"m": gate}]) as server:
+        first, (waiting,) = behind_a_gate(server, gate, 1)
+        server.thread.run(server.server.close(0.01))
+        assert finished([first, waiting]) == ["CUT_OFF", "CLOSED"]
+        gate.open.set()
+
+
 def test_a_device_s_task_that_fails_begins_anew(monkeypatch):
     """Whatever is wrong in the server itself: the requests of that batch wait again."""
     real, failures = async_server._call, iter([RuntimeError("broken"), None])
@@ -253,7 +276,7 @@ def test_a_scheduler_that_fails_leaves_nobody_waiting(monkeypatch, arrivals_befo
         first, others = behind_a_gate(server, gate, arrivals_before)
         monkeypatch.setattr(Scheduler, "handle", lambda self, event, now: 1 // 0)
         others.append(server.submit("m", 7))
-        assert finished([first, *others]) == ["CLOSED"] * (2 + arrivals_before)
+        assert finished([first, *others]) == ["CUT_OFF"] + ["CLOSED"] * (1 + arrivals_before)
         gate.open.set()
         assert finished([server.submit("m", 8)]) == ["CLOSED"]
 
@@ -395,7 +418,7 @@ def test_a_server_ends_whose_device_does_not_come_back():
     answer = server.submit("m", 0)
     assert device.waits.wait(PATIENCE_S)
     server.close()
-    assert finished([answer]) == ["CLOSED"]
+    assert finished([answer]) == ["CUT_OFF"]
     assert server.look("closed")
 
 

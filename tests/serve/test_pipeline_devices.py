@@ -155,7 +155,7 @@ def test_a_server_that_is_closed_leaves_no_batch_in_a_pipeline():
         await server.close(timeout=0.01)
         assert not device.there
         found = await asyncio.gather(*answers, return_exceptions=True)
-        assert [one.reason for one in found] == [Reason.CLOSED] * 4
+        assert [one.reason for one in found] == [Reason.CUT_OFF] * 3 + [Reason.CLOSED]
 
     asyncio.run(main())
 
