@@ -11,9 +11,11 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -92,11 +94,14 @@ def report(run_dir: str, html: str | None) -> None:
         _write(lambda: [write_page(log, html)])
 
 
-def _write(files: Callable[[], Iterable[Path]]) -> None:
-    """Write files beside what was printed, and say where they are. Exit status 1 where that cannot be done."""
+def _write(files: Callable[[], Iterable[Path]], apart: bool = False) -> None:
+    """Write files beside what was printed, and say where they are. Exit status 1 where that cannot be done.
+
+    apart: say so on stderr, because what was printed is for a program.
+    """
     try:
         for path in files():
-            click.echo(f"wrote {path}")
+            click.echo(f"wrote {path}", err=apart)
     except OSError as error:
         click.echo(f"fluidtune: not all files of this command could be written: {error}", err=True)
         sys.exit(1)
@@ -326,21 +331,33 @@ def start(
         "reserves": _numbers("--reserve", "JOB", reserves, int),
     }
     changes |= {name: numbers for name, numbers in given.items() if numbers}
-    _connect(address)
-    from themis_bridge import ThemisError
-    from themis_bridge.shell import control
-
-    try:
+    with _control(address) as control:
         running = control.find() is not None
         if running:
             control.change(unit, changes)
         else:
             control.start(unit, **changes)
-    except ThemisError as error:
-        # Ray wraps an actor's exception in its own, whose text contains the traceback. `cause` is the original.
-        raise FluidTuneError(str(getattr(error, "cause", error)))
     new = "; it has the new settings" if changes else ""
     click.echo(f"the arbiter was running{new}" if running else "the arbiter runs")
+
+
+@contextmanager
+def _control(address: str) -> Iterator[ModuleType]:
+    """`themis_bridge.shell.control` for the cluster at ``address``. What the arbiter or Ray refuses is one line."""
+    _connect(address)
+    from ray.exceptions import RayError
+
+    from themis_bridge import ThemisError
+    from themis_bridge.shell import control
+
+    try:
+        yield control
+    except ThemisError as error:
+        # Ray wraps an actor's exception in its own, whose text contains the traceback. `cause` is the original.
+        raise FluidTuneError(str(getattr(error, "cause", error))) from None
+    except RayError as error:
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise FluidTuneError(f"the arbiter does not answer ({type(error).__name__}: {said}); try again") from None
 
 
 def _numbers(option: str, of: str, pairs: Iterable[str], read: Callable[[str], float]) -> dict[str, float | None]:
@@ -363,15 +380,10 @@ def status(address: str, as_json: bool) -> None:
     """Show apps, their rho and their leases."""
     import json
 
-    _connect(address)
     from fluidtune.report.terminal_text import printable
-    from themis_bridge import ThemisError
-    from themis_bridge.shell import control
 
-    try:
+    with _control(address) as control:
         found = control.status()
-    except ThemisError as error:
-        raise FluidTuneError(str(error))
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -401,10 +413,9 @@ def _app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:
 @click.pass_obj
 def stop(address: str) -> None:
     """End all leases and the arbiter. Jobs that share the cluster start a new one."""
-    _connect(address)
-    from themis_bridge.shell import control
-
-    click.echo("stopped" if control.stop() else "there was none")
+    with _control(address) as control:
+        stopped = control.stop()
+    click.echo("stopped" if stopped else "there was none")
 
 
 @cli.group()
@@ -486,7 +497,7 @@ def serve_status(address: str, as_json: bool, picture: str | None) -> None:
     found = service.status()
     click.echo(json.dumps(found) if as_json else service.status_text(found))
     if picture is not None:
-        click.echo(f"wrote {service.picture(picture)}", err=as_json)
+        _write(lambda: [service.picture(picture)], apart=as_json)
 
 
 def _share(context: Any, option: Any, text: str) -> float:

@@ -16,6 +16,7 @@ from fluidtune.cli import _counts, cli
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune import launcher
 from tests.report.makers import random_run, written
+from themis_bridge import ThemisError
 from themis_bridge.settings import Settings
 from themis_bridge.shell import control
 
@@ -168,6 +169,38 @@ def test_a_cluster_that_cannot_be_joined_is_one_line(error: Exception, monkeypat
     assert str(found) == f"the Ray cluster at 'head:6379:1' cannot be joined: {text}"
     monkeypatch.setenv("RAY_ADDRESS", "other")
     assert "at 'auto' (RAY_ADDRESS is 'other') cannot be joined" in str(_invoke(monkeypatch, "status", connect=connect))
+
+
+@pytest.mark.parametrize("command", ["start", "status", "stop"])
+def test_an_arbiter_that_does_not_answer(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/bugs.md, 631."""
+    from ray.exceptions import GetTimeoutError
+
+    def fails(*_: Any, **settings: Any) -> Any:
+        raise GetTimeoutError("not ready after 30 s")
+
+    for name in ("find", "start", "status", "stop"):
+        monkeypatch.setattr(control, name, fails)
+    raised = _invoke(monkeypatch, command)
+    assert isinstance(raised, FluidTuneError)
+    assert str(raised) == "the arbiter does not answer (GetTimeoutError: not ready after 30 s); try again"
+    monkeypatch.setattr(control, "stop", lambda: (_ for _ in ()).throw(ThemisError("1 reservation is left")))
+    assert command != "stop" or str(_invoke(monkeypatch, command)) == "1 reservation is left"
+
+
+def test_a_picture_of_a_service_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from fluidtune.serving import service
+
+    def cannot(path: str) -> Any:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(ray, "init", lambda **settings: None)
+    monkeypatch.setattr(service, "status", dict)
+    monkeypatch.setattr(service, "picture", cannot)
+    done = CliRunner().invoke(cli, ["serve", "status", "--json", "--picture", "/x.png"])
+    assert done.exit_code == 1 and "could be written: [Errno 13] Permission denied: '/x.png'" in done.output
 
 
 @pytest.mark.parametrize("group, command", [("arbiter", "start"), ("arbiter", "status"), ("serve", "status")])

@@ -24,10 +24,12 @@ class GpuTelemetry:
         self._job = job
         self._log = log
         self._utilisation = Gauge(
-            "fluidtune_gpu_utilisation", "Part of the time that a GPU computes", ("job", "device")
+            "fluidtune_gpu_utilisation", "Part of the time that a GPU computes", ("experiment", "device")
         )
-        self._memory = Gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", ("job", "device"))
-        self._worker_memory = Gauge("fluidtune_worker_gpu_memory", "Bytes that a worker holds", ("job", "worker"))
+        self._memory = Gauge("fluidtune_gpu_memory_used", "Bytes in use on a GPU", ("experiment", "device"))
+        self._worker_memory = Gauge(
+            "fluidtune_worker_gpu_memory", "Bytes that a worker holds", ("experiment", "worker")
+        )
         #: Device -> when a sample of it was last recorded (monotonic clock). Every trial of a device brings samples.
         self._recorded: dict[int, float] = {}
         #: Device -> the product name of its GPU; None: a warning has named several kinds.
@@ -42,13 +44,13 @@ class GpuTelemetry:
             return
         self._recorded[device] = now
         self._log.write("device_sample", device=device, **sample.as_fields())
-        tags = {"job": self._job, "device": str(device)}
+        tags = {"experiment": self._job, "device": str(device)}
         self._memory.set(sample.memory_used, tags)
         if sample.utilisation is not None:
             self._utilisation.set(sample.utilisation, tags)
         for worker in workers:
             if worker.pid in sample.processes:
-                self._worker_memory.set(sample.processes[worker.pid], {"job": self._job, "worker": worker.name})
+                self._worker_memory.set(sample.processes[worker.pid], {"experiment": self._job, "worker": worker.name})
 
     def warn_time_slices(self, why: str) -> None:
         """A worker that shares its GPU is no client of MPS: warn the user, once for every reason."""

@@ -61,11 +61,11 @@ class JobLog:
         self._events.open(directory, clock)
         self._report = FinalReport(directory / EVENT_LOG_NAME)
         self._picture = picture_here()
-        self._devices_busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("job",))
-        self._trials_waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("job",))
-        self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("job",))
-        self._resizes = Counter("fluidtune_resizes", "Resizes done", ("job",))
-        self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("job",))
+        self._devices_busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("experiment",))
+        self._trials_waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("experiment",))
+        self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("experiment",))
+        self._resizes = Counter("fluidtune_resizes", "Resizes done", ("experiment",))
+        self._losses = Counter("fluidtune_workers_lost", "Workers that died", ("experiment",))
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event. What cannot be written is lost, and one line says so: no trial depends on it."""
@@ -73,7 +73,7 @@ class JobLog:
             self._events.write("trial_result", **line)
         self._events.write(event, **fields)
         if event == "resized":
-            self._resizes.inc(1, {"job": self._job})
+            self._resizes.inc(1, {"experiment": self._job})
 
     # --- the run
 
@@ -168,8 +168,8 @@ class JobLog:
                     resumed=isinstance(instruction, m.Resume),
                     **instruction.why.as_fields(),
                 )
-        self._trials_waiting.set(self._engine.waiting_count, {"job": self._job})
-        self._devices_busy.set(self._engine.held_count, {"job": self._job})
+        self._trials_waiting.set(self._engine.waiting_count, {"experiment": self._job})
+        self._devices_busy.set(self._engine.held_count, {"experiment": self._job})
 
     def status_line(self, there: Collection[int], kind: str, trials: Collection[str], silent: Iterable[str]) -> str:
         """One line for Tune's display, and a picture where a notebook shows it.
@@ -208,7 +208,7 @@ class JobLog:
         }
         for due in self._iteration_lines.iteration(line, self._clock()):
             self._events.write("trial_result", **due)
-        self._iterations.inc(1, {"job": self._job})
+        self._iterations.inc(1, {"experiment": self._job})
         self._report.prepare()  # the first processes have started by now, and the driver mostly waits
 
     def silent(self, silent: SilentTrial, waits_for: list[dict[str, float]]) -> None:
@@ -245,7 +245,7 @@ class JobLog:
     def worker_lost(self, worker: PooledWorker, reason: str) -> None:
         """A process has died."""
         self.write("worker_lost", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
-        self._losses.inc(1, {"job": self._job})
+        self._losses.inc(1, {"experiment": self._job})
 
 
 def _plain_setting(setting: Any) -> Any:

@@ -92,6 +92,8 @@ def test_the_dashboard_has_each_metric_of_the_code_with_the_labels_that_it_has()
         | (by_trial if "by_trial" in rest else set())
         for name, (kind, rest) in code.items()
     }
+    # Prometheus has these labels itself, and renames ours.
+    assert not {"job", "instance"} & set().union(*labels.values())
     shown = []
     for panel in json.loads(page("operations/grafana.json"))["panels"]:
         for target in panel.get("targets", ()):
