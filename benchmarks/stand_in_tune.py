@@ -49,7 +49,7 @@ def standing_alone(
         _iteration=0,
         get_trials=lambda: [],
         _pending_trials=[],
-        update_max_pending_trials=lambda count: None,
+        update_max_pending_trials=lambda count=None: None,
         checkpoint=lambda force: None,
     )
     scheduler = SimpleNamespace(

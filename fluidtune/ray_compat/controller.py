@@ -80,7 +80,11 @@ def run_stopper(controller: TuneController) -> Any:
 
 
 def max_pending_trials(controller: TuneController) -> int:
-    """Return how many trials Tune lets be pending at a time."""
+    """Return how many trials Tune lets be pending at a time by itself.
+
+    What it has now is not that in a restored run: Tune saves the number, and FluidTune may have raised it.
+    """
+    controller.update_max_pending_trials()
     return controller._max_pending_trials
 
 

@@ -16,6 +16,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from fluidtune.ray_compat.whole_files import copy_whole
 logger = logging.getLogger(__name__)
 
 _HERE = pyarrow.fs.LocalFileSystem()
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 def upload(trial: Trial) -> None:
@@ -58,7 +60,8 @@ def take_over(trial: Trial, reported: int) -> None:
         except Exception as error:
             unread = True
             _warn(trial, f"{name} could not be read from", error)
-        found = [keep(text.splitlines(keepends=True), reported) for text in texts if text is not None]
+        # Only "\n" ends a line: `splitlines` knows nine more characters, which a value may hold.
+        found = [keep(_LINE.findall(text), reported) for text in texts if text is not None]
         if not found:
             continue
         kept = max(found, key=len)
@@ -88,10 +91,14 @@ def _json_lines(lines: list[str], reported: int) -> list[str]:
 
 
 def _csv_rows(lines: list[str], reported: int) -> list[str]:
-    if not lines:
-        return []
-    # There is one row for each result, from the first on. Rows are counted because values may hold quoted commas.
-    return [line for line in lines[: reported + 1] if line.endswith("\n")]
+    # There is one row for each result, from the first on, below the names. A quoted value may hold commas and line
+    # breaks, and a quote as two: so a row has an even number of them.
+    rows = whole = quotes = 0
+    for number, line in enumerate(lines, 1):
+        quotes += line.count('"')
+        if quotes % 2 == 0 and line.endswith("\n") and rows <= reported:
+            rows, whole = rows + 1, number
+    return lines[:whole]
 
 
 def _remote(trial: Trial, name: str) -> str:

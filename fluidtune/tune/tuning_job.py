@@ -289,13 +289,16 @@ class TuningJob:
     # --- the end
 
     def trial_ended(self, trial: Trial, ending: m.Ending) -> None:
-        """Tune let go of the trial. If that is for good, its commits go once Tune has saved that it ended."""
-        if ending != "paused" and trial.trial_id not in self._ended:
-            self._ended.add(trial.trial_id)
+        """Tune let go of the trial. If it has ended well, its commits go once Tune has saved that.
+
+        A failed one keeps them: `Tuner.restore` with ``resume_errored`` goes on from there.
+        """
+        if ending != "paused":
             self.stall_detector.forget(trial.trial_id)
+        if ending == "stopped" and trial.trial_id not in self._ended:
+            self._ended.add(trial.trial_id)
             self._commit_cleanup.trial_ended(trial)
-            if ending == "stopped":
-                self.log.stopped_for_good(trial.trial_id)
+            self.log.stopped_for_good(trial.trial_id)
 
     def _has_commits(self, trial: Trial) -> bool:
         return self.trials.kind_of(trial) == "elastic"
@@ -306,7 +309,7 @@ class TuningJob:
         ``saved``: Tune has saved its final state.
         """
         for trial in trials:
-            if trial.is_finished():
+            if trial.status == Trial.TERMINATED:
                 self.trial_ended(trial, "stopped")  # a stopper may have ended paused trials together with all others
         self._commit_cleanup.run_ended(saved)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import os
 import shutil
 import sys
@@ -31,6 +32,13 @@ from salus_share.seat_table import home
 from tests.contracts.processes import peer_processes, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
+
+
+@pytest.mark.parametrize("said", [0, -1.0, math.nan, math.inf, "fast", None, True])
+def test_an_iteration_takes_time_whatever_its_result_says(said):
+    """docs/bugs.md, 633"""
+    assert 0 < leader_host.seconds_of({"time_this_iter_s": said}) <= 1
+    assert (leader_host.seconds_of({"time_this_iter_s": 2.5}), leader_host.seconds_of({})) == (2.5, 1e-6)
 
 
 class Storage:

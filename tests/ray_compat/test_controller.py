@@ -40,6 +40,14 @@ def test_the_controller_still_uses_an_actor_manager() -> None:
     assert "update_max_pending_trials" in attributes_of(compat.TuneController)
 
 
+def test_how_many_trials_tune_lets_be_pending_is_its_own_number_after_a_restore(monkeypatch) -> None:
+    """docs/bugs.md, 640"""
+    monkeypatch.setattr(tune_controller, "_get_max_pending_trials", lambda search_alg: 1)
+    made = compat.TuneController.__new__(compat.TuneController)
+    made._search_alg, made._max_pending_trials = None, 28  # as it was saved
+    assert compat.max_pending_trials(made) == 1 == made._max_pending_trials
+
+
 @pytest.mark.parametrize("name, call", USES, ids=[f"{i}-{name}" for i, (name, _) in enumerate(USES)])
 def test_our_manager_has_all_that_the_controller_uses(name: str, call: ast.Call | None) -> None:
     assert name in attributes_of(FluidActorManager), (

@@ -109,7 +109,7 @@ def test_paused_trials_that_are_stopped_end_once() -> None:
     told: list[Any] = []
     scheduler = FluidScheduler()
     scheduler._manager = SimpleNamespace(trial_removed=told.append)
-    trial: Any = SimpleNamespace(trial_id="a", is_finished=lambda: True)
+    trial: Any = SimpleNamespace(trial_id="a", status="TERMINATED")
     scheduler.on_trial_remove(None, trial)
     assert told == [trial]
     added: list[Any] = []
@@ -118,10 +118,12 @@ def test_paused_trials_that_are_stopped_end_once() -> None:
     job.log = SimpleNamespace(stopped_for_good=lambda trial: None)
     job.stall_detector = SimpleNamespace(forget=lambda trial: None)
     job._commit_cleanup = SimpleNamespace(trial_ended=added.append, run_ended=lambda saved: None)
-    other = SimpleNamespace(trial_id="b", is_finished=lambda: True)
-    goes_on = SimpleNamespace(trial_id="c", is_finished=lambda: False)
+    other = SimpleNamespace(trial_id="b", status="TERMINATED")
+    goes_on = SimpleNamespace(trial_id="c", status="RUNNING")
+    failed: Any = SimpleNamespace(trial_id="d", status="ERROR")  # resume_errored: docs/bugs.md, 637
     job.trial_ended(trial, "stopped")
-    job.run_ended([trial, other, goes_on], saved=True)
+    job.trial_ended(failed, "failed")
+    job.run_ended([trial, other, goes_on, failed], saved=True)
     assert added == [trial, other]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +77,29 @@ def test_the_log_of_a_trial_with_numbers_of_its_own_and_a_retry_keeps_every_resu
     result_logs.take_over(trial, 6)
     kept = Path(trial.local_path, "result.json").read_text().splitlines()
     assert [json.loads(line)["training_iteration"] for line in kept] == numbers[:6]
+
+
+@pytest.mark.parametrize("torn", ["", '6,"one', '6,"one\r\n', "6,on"])
+def test_values_with_line_breaks_and_quotes_are_kept_whole(trial: SimpleNamespace, torn: str) -> None:
+    """docs/bugs.md, 638"""
+    values = ["one\ntwo\r\n\nthree", 'a "b"\n"', "x\x0b\x0c\x85\u2028y", '"', "plain", "later\n" * 3, "last"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ["training_iteration", "report"])
+    writer.writeheader()
+    lengths = []
+    for number, value in enumerate(values, 1):
+        writer.writerow({"training_iteration": number, "report": value})
+        lengths.append(len(text.getvalue()))
+    Path(trial.local_path).mkdir()
+    file = Path(trial.local_path, "progress.csv")
+    for reported in (1, 3, 5, 6):
+        file.write_bytes(text.getvalue().encode())
+        result_logs.take_over(trial, reported)
+        assert file.read_bytes().decode() == text.getvalue()[: lengths[reported - 1]]
+        Path(trial.storage.trial_fs_path, "progress.csv").unlink()
+    file.write_bytes((text.getvalue()[: lengths[4]] + torn).encode())
+    result_logs.take_over(trial, 6)
+    assert file.read_bytes().decode() == text.getvalue()[: lengths[4]]
 
 
 class Away:

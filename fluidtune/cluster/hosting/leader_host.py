@@ -7,9 +7,12 @@ already seen, without reporting it again (`result_replay`). And an elastic loop 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from ray.tune import Trainable
@@ -83,6 +86,8 @@ class KeptTrainable:
 
 
 #: The gate of a device that is not shared by lanes.
+#: Seconds of an iteration that says none. Judgement: less than any has.
+_LEAST_S = 1e-6
 _NO_GATE = contextlib.nullcontext()
 
 
@@ -167,7 +172,7 @@ class LeaderHost:
             session.direct(reform)
         missed = reports.next_missed()
         if missed is not None:
-            return IterationReply(missed, self._kind(), missed["time_this_iter_s"], reports.reported)
+            return IterationReply(missed, self._kind(), seconds_of(missed), reports.reported)
         lack = self.lane.settle(ticket) if self.lane is not None else None
         if lack is not None:
             return IterationReply({}, self._kind(), 0.0, lack=lack)
@@ -331,6 +336,13 @@ class LeaderHost:
         else:
             with contextlib.suppress(Left, GroupLost):
                 session.boundary(trainable.iteration)
+
+
+def seconds_of(result: Mapping[str, Any]) -> float:
+    """The seconds of an iteration, by its result. A user's own ``time_this_iter_s`` may be anything."""
+    seconds = result.get("time_this_iter_s")
+    known = float(seconds) if isinstance(seconds, Real) else 0.0
+    return known if math.isfinite(known) and known > 0 else _LEAST_S
 
 
 def end_runs(error: BaseException | None) -> None:
