@@ -142,6 +142,7 @@ def test_another_pipeline_answers_what_a_lost_one_had():
         for value in range(3):
             await other.ends(value, value)
         assert await asyncio.gather(*answers) == [0, 1, 2]
+        lost.back.set()  # else the server waits for it at its end
 
     with_server(test, 2)
 
