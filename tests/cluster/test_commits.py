@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import subprocess
 import sys
 from dataclasses import make_dataclass
 from pathlib import Path
@@ -10,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 
 import numpy
 import pytest
+import torch
 from pyarrow.fs import LocalFileSystem
 from ray.tune.utils.serialization import TuneFunctionDecoder, TuneFunctionEncoder
 
@@ -41,6 +45,42 @@ def test_a_fingerprint_outlives_the_driver() -> None:
     assert fingerprint(config) == fingerprint(after_a_restore(config))
     assert fingerprint(config) == fingerprint({**config, "__trial_info__": None})
     assert fingerprint(config) == fingerprint(dict(reversed(config.items())))
+
+
+MARK = """
+import pickle, sys
+from fluidtune.cluster.hosting.commit_stores import fingerprint
+print(fingerprint(pickle.load(open(sys.argv[1], "rb"))))
+"""
+
+
+def test_a_fingerprint_is_the_same_in_each_process(tmp_path: Path) -> None:
+    """docs/bugs.md, 634"""
+    config = {
+        "weights": torch.tensor([[0.1, 0.2]]).t(),
+        "half": torch.tensor(2.5, dtype=torch.bfloat16),
+        "sparse": torch.eye(3).to_sparse(),
+        "loss": torch.nn.CrossEntropyLoss(weight=torch.ones(3)),
+        "model": torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.3)),
+        "words": {"alpha", "beta", "gamma"},
+        "deep": [{"names": frozenset("abc")}],
+        0: "a key that is no text",
+    }
+    (tmp_path / "config").write_bytes(pickle.dumps(config))
+    found = {fingerprint(config), fingerprint(after_a_restore(config) | {0: config[0]})}
+    for seed in "12":
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", MARK, str(tmp_path / "config")]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+        found.add(done.stdout.strip())
+    assert len(found) == 1, done.stderr
+    for name, other in [
+        ("weights", torch.tensor([[0.1], [0.3]])),
+        ("loss", torch.nn.CrossEntropyLoss(weight=torch.zeros(3))),
+        ("model", torch.nn.Sequential(config["model"][0], torch.nn.Dropout(0.4))),
+        ("words", {"alpha"}),
+    ]:
+        assert fingerprint({**config, name: other}) not in found
 
 
 def test_another_configuration_has_another_fingerprint() -> None:

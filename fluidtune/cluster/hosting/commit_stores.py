@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import json
 import os
+import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType
@@ -55,14 +57,30 @@ def delete_commits(storage: Any) -> None:
         storage.storage_filesystem.delete_dir(commit_path(storage))
 
 
+class _Encoder(TuneFunctionEncoder):
+    """As Tune's, but what has another pickle in each process is written as what it holds: tensors, modules and sets."""
+
+    def default(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if isinstance(obj, set | frozenset):
+            return {"set": sorted(json.dumps(each, cls=_Encoder, sort_keys=True) for each in obj)}
+        if torch is not None and isinstance(obj, torch.nn.Module):
+            said = re.sub(" at 0x[0-9a-f]+", "", repr(obj))
+            return {"module": f"{type(obj).__module__} {said}", "state": dict(obj.state_dict())}
+        if torch is not None and isinstance(obj, torch.Tensor):
+            plain = obj.detach().to_dense().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            return {"tensor": [str(obj.dtype), list(obj.shape), hashlib.sha1(plain.tobytes()).hexdigest()]}
+        return super().default(obj)
+
+
 def fingerprint(config: dict[str, Any]) -> str:
     """Names a trial's configuration: a trial that was given another one must not go on from the commits of this one.
 
-    It is the same before and after Tune has written the configuration as JSON and read it back.
+    It is the same before and after Tune has written the configuration as JSON and read it back, and in all processes.
     """
-    plain = {key: value for key, value in config.items() if not key.startswith("__")}
+    plain = {str(key): value for key, value in config.items() if not str(key).startswith("__")}
     try:
-        written = json.loads(json.dumps(plain, cls=TuneFunctionEncoder))
+        written = json.loads(json.dumps(plain, cls=_Encoder))
         data = json.dumps(written, sort_keys=True).encode()
     except Exception:
         data = repr(sorted(plain)).encode()
