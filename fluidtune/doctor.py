@@ -34,17 +34,31 @@ def checks() -> Iterator[Check]:
     """All checks, in the order of the command's lines."""
     version = ".".join(map(str, sys.version_info[:3]))
     yield "python", (3, 10) <= sys.version_info[:2] <= (3, 13), f"{version} (3.10 to 3.13 are supported)"
-    yield _ray()
-    yield _cluster()
-    yield disk_check("Ray", os.environ.get("RAY_TMPDIR", "/tmp"))
-    yield disk_check("results", "~/ray_results")
-    yield memory_check(shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None)
-    yield _torch()
-    yield _forks()
-    yield _horovod()
-    yield _serve()
-    yield from _gpus()
-    yield _mps()
+    yield from looked("ray", _ray)
+    yield from looked("cluster", _cluster)
+    yield from looked("disk", lambda: disk_check("Ray", os.environ.get("RAY_TMPDIR", "/tmp")))
+    yield from looked("disk", lambda: disk_check("results", "~/ray_results"))
+    yield from looked("memory", lambda: memory_check(_shared_memory()))
+    yield from looked("torch", _torch)
+    yield from looked("fork server", _forks)
+    yield from looked("horovod", _horovod)
+    yield from looked("serve", _serve)
+    yield from looked("gpu", _gpus)
+    yield from looked("mps", _mps)
+
+
+def looked(name: str, look: Callable[[], Check | Iterator[Check]]) -> Iterator[Check]:
+    """What ``look`` finds. What it raises is a line, too: doctor is asked where something is broken."""
+    try:
+        found = look()
+        yield from [found] if isinstance(found, tuple) else found
+    except Exception as error:
+        said = (str(error).strip().splitlines() or ["no more is said"])[0]
+        yield name, False, f"cannot be checked, as something raises {type(error).__name__}: {said}"
+
+
+def _shared_memory() -> int | None:
+    return shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None
 
 
 def _ray() -> Check:
@@ -164,7 +178,8 @@ def _horovod() -> Check:
 
         built = [name for name in ("gloo", "nccl", "mpi") if getattr(hvd, f"{name}_built")()]
     except Exception as error:  # a Horovod that was built for another torch may raise anything
-        return "horovod", False, f"does not load ({str(error).splitlines()[0]}): {INSTALL_HINT}"
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        return "horovod", False, f"does not load ({said}): {INSTALL_HINT}"
     found = f"{horovod.__version__}, collectives: {', '.join(built) or 'none'}"
     if "fluidtune" not in version("horovod"):
         found += f"; as released, where a worker that dies at the wrong moment takes the others with it: {INSTALL_HINT}"
@@ -186,7 +201,7 @@ def _gpus() -> Iterator[Check]:
         yield "gpu", True, f"{pynvml.nvmlDeviceGetCount()} on this machine"
         try:
             import torch
-        except ImportError:
+        except (ImportError, OSError):  # OSError: a library of CUDA's is missing
             torch = None  # type: ignore[assignment]
         yield from gpu_checks(pynvml, torch)
     finally:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,25 @@ from fluidtune import doctor
 from fluidtune.cli import cli
 
 Usage = namedtuple("Usage", "total used free")
+
+
+def test_what_a_check_raises_is_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/bugs.md, 643"""
+
+    def broken() -> doctor.Check:
+        raise OSError("libcudart.so.12: cannot open shared object file")
+
+    def lost() -> Iterator[doctor.Check]:
+        yield "gpu", True, "2 on this machine"
+        raise RuntimeError
+
+    torch = "cannot be checked, as something raises OSError: libcudart.so.12: cannot open shared object file"
+    assert list(doctor.looked("torch", broken)) == [("torch", False, torch)]
+    gpu = "cannot be checked, as something raises RuntimeError: no more is said"
+    assert list(doctor.looked("gpu", lost)) == [("gpu", True, "2 on this machine"), ("gpu", False, gpu)]
+    for name in ("_torch", "_gpus", "_forks"):
+        monkeypatch.setattr(doctor, name, broken)
+    assert [found for name, found, _ in doctor.checks() if name in ("torch", "gpu", "fork server")] == [False] * 3
 
 
 @pytest.mark.parametrize("free, well", [(100, True), (51, True), (50, False), (0, False)])
