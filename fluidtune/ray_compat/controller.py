@@ -225,6 +225,10 @@ class ActorManager(abc.ABC):
         """Tune is not interested any more in what it has called of this trial's trainable."""
 
     @abc.abstractmethod
+    def drop_failure(self, tracked: TrackedActor) -> None:
+        """Tune lets go of an actor that has failed. It knows no trial of it any more, so nobody may tell it so."""
+
+    @abc.abstractmethod
     def answer_call(self, future: Any) -> None:
         """Wait for a future that `call_trainable` returned, and tell Tune the result now."""
 
@@ -281,7 +285,10 @@ class ActorManager(abc.ABC):
     def remove_actor(self, tracked_actor: TrackedActor, kill: bool = False, stop_future: Any = None) -> bool:
         if self._is_by_ray(tracked_actor):
             return self._rays.remove_actor(tracked_actor, kill=kill, stop_future=stop_future)
-        return False if self.is_actor_failed(tracked_actor) else self.release_trial(tracked_actor)
+        if self.is_actor_failed(tracked_actor):
+            self.drop_failure(tracked_actor)
+            return False
+        return self.release_trial(tracked_actor)
 
     def is_actor_started(self, tracked_actor: TrackedActor) -> bool:
         if self._is_by_ray(tracked_actor):

@@ -196,6 +196,9 @@ class FluidActorManager(ActorManager):
         if run is not None:
             self._shell.tell(run, life.CallsDropped())
 
+    def drop_failure(self, tracked: TrackedActor) -> None:
+        self._callbacks.drop_failure(tracked)
+
     def resources_in_use(self) -> dict[str, float]:
         return self._job.resources_in_use()
 

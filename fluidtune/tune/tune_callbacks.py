@@ -20,10 +20,15 @@ from fluidtune.tune.trial_run import Task
 
 @dataclass(frozen=True)
 class _Due:
-    """A callback. ``answers``: the actor one of whose tasks it answers; None: it tells of something else."""
+    """A callback.
+
+    ``answers``: the actor one of whose tasks it answers; None: it tells of something else. ``fails``: the actor that
+    failed, if it tells of that.
+    """
 
     call: Callable[[], None]
     answers: TrackedActor | None = None
+    fails: TrackedActor | None = None
 
 
 class TuneCallbacks:
@@ -46,6 +51,10 @@ class TuneCallbacks:
     def drop_answers(self, tracked: TrackedActor) -> None:
         """Tune does not wait for the actor's tasks any more."""
         self._due = deque(due for due in self._due if due.answers is not tracked)
+
+    def drop_failure(self, tracked: TrackedActor) -> None:
+        """Tune has let go of the actor, and knows no trial of it any more."""
+        self._due = deque(due for due in self._due if due.fails is not tracked)
 
     def tell_started(self, tracked: TrackedActor) -> None:
         """The trial's actor runs."""
@@ -84,7 +93,7 @@ class TuneCallbacks:
             for task in tasks:
                 _call(task.on_error, tracked, error)
 
-        self._due.append(_Due(tell))
+        self._due.append(_Due(tell, fails=tracked))
 
 
 def _call(callback: Callable[..., None] | None, *args: Any) -> None:

@@ -40,6 +40,9 @@ class Hosting(compat.ActorManager):
     def drop_calls(self, tracked: Any) -> None:
         self.heard.append("drop")
 
+    def drop_failure(self, tracked: Any) -> None:
+        self.heard.append("forget")
+
     def answer_call(self, future: Any) -> None:
         self.heard.append(future)
 

@@ -21,6 +21,7 @@ from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.speed import TRIALS_REMEMBERED
 from fluidtune.engine.wait_queue import WaitQueue
+from fluidtune.errors import FluidTuneError
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME
@@ -49,6 +50,24 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     assert (known.kind, known.done, known.speed.by_width()) == ("checkpointing", 1, {1.0: 2.0})
     assert not tried.job.stall_detector.silent
     assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
+
+
+def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(tried: Tried) -> None:
+    """With fail_fast, the first refused trial ends the run, and Tune stops the second. docs/bugs.md, 641"""
+    told: list[str] = []
+    trials = {name: SimpleNamespace(trial_id=name, status="PENDING") for name in "ab"}
+    tried.manager._trials.update(trials)  # type: ignore[arg-type]
+    tried.manager._refused.update({name: FluidTuneError("refused") for name in trials})
+    _, second = [
+        tried.manager.add_actor(
+            None, {"config": {TRIAL_INFO: trial}}, None, on_error=lambda tracked, error, name=name: told.append(name)
+        )
+        for name, trial in trials.items()
+    ]
+    tried.manager.step(0.0)
+    assert not tried.manager.remove_actor(second)
+    tried.manager.step(0.0)
+    assert told == ["a"]
 
 
 def reported(tried: Tried, saved: Any) -> tuple[TrialRun, list[Any]]:
