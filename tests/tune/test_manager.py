@@ -52,18 +52,24 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
 
 
-def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(tried: Tried) -> None:
+def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With fail_fast, the first refused trial ends the run, and Tune stops the second. docs/bugs.md, 641"""
     told: list[str] = []
-    trials = {name: SimpleNamespace(trial_id=name, status="PENDING") for name in "ab"}
-    tried.manager._trials.update(trials)  # type: ignore[arg-type]
-    tried.manager._refused.update({name: FluidTuneError("refused") for name in trials})
-    _, second = [
-        tried.manager.add_actor(
-            None, {"config": {TRIAL_INFO: trial}}, None, on_error=lambda tracked, error, name=name: told.append(name)
-        )
-        for name, trial in trials.items()
-    ]
+
+    def refuse(trial: Any) -> None:
+        raise FluidTuneError("it asks for what the first trial did not")
+
+    monkeypatch.setattr(tried.job.trials, "check_request", refuse)
+
+    def added(name: str) -> Any:
+        trial: Any = SimpleNamespace(trial_id=name, status="PENDING")
+        tried.manager.note_trial(trial)
+        config = {"config": {TRIAL_INFO: trial}}
+        return tried.manager.add_actor(None, config, None, on_error=lambda *_: told.append(name))
+
+    _, second = added("a"), added("b")
     tried.manager.step(0.0)
     assert not tried.manager.remove_actor(second)
     tried.manager.step(0.0)
