@@ -87,6 +87,6 @@ def test_the_overlay_is_the_installed_ray_with_the_checkouts_tests(tmp_path) -> 
     ray_suite.overlay(checkout(tmp_path / "checkout"), tmp_path)
     place = tmp_path / "ray"
     assert (place / "tune" / "tests" / "test_api.py").is_file()
-    installed = Path(ray.__file__).parent
+    installed = Path(ray.__file__).resolve().parent
     assert (place / "tune" / "tuner.py").resolve() == installed / "tune" / "tuner.py"
     assert (place / "__init__.py").resolve() == installed / "__init__.py"
