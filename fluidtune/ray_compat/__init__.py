@@ -33,6 +33,8 @@ Tune's controller (`controller`):
   public method ``update_max_pending_trials``, while processes start and while promoted trials are pending.
 - ``TuneController._process_trial_save``, ``TuneController._cached_trial_decisions``: a checkpoint that Tune has not
   asked for is registered by Tune's own step, and what Tune has decided to do after a ``save`` of its own stays.
+- ``serialization.log_once``: replaced, because by it the encoder of Tune's states remembers the result of each
+  checkpoint.
 - ``TrialRunnerWrapper._tune_controller``: some callbacks hand a scheduler this wrapper instead of the controller.
 - ``TrackedActor``: the object by which the controller knows a trial's actor.
 - ``TrackedActor._on_start``, ``TrackedActor._on_stop``, ``TrackedActor._on_error``: the controller's callbacks. Tune

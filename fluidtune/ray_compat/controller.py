@@ -12,6 +12,7 @@ from typing import Any
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
+from ray.tune.utils import serialization
 
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO, TrainingResult
 
@@ -102,6 +103,15 @@ def pending_again(controller: TuneController) -> int:
 def make_pending(controller: Any, trial: Trial) -> None:
     """Set a paused trial to PENDING. ``controller``: as a scheduler is handed it."""
     controller._set_trial_status(trial, Trial.PENDING)
+
+
+def note_no_encoded_objects() -> None:
+    """Have Tune's encoder of states keep nothing of what it has encoded.
+
+    For a line of its log at the level of debug it keeps the text of each object that JSON does not know, as long as the
+    process lives: one for each checkpoint, which has that iteration's result and its configuration.
+    """
+    serialization.log_once = lambda key: False
 
 
 def save_state(controller: TuneController) -> None:

@@ -29,6 +29,7 @@ from fluidtune.ray_compat.controller import (
     asked_reuse,
     keep_checkpoint,
     max_pending_trials,
+    note_no_encoded_objects,
     pending_again,
     pending_trials_said,
     save_state,
@@ -115,6 +116,7 @@ class TuningJob:
         self.pool = WorkerPool(
             self.setup.layout, self.devices, self.name, self.setup.mps, fresh, fork=settings.fork_server
         )
+        note_no_encoded_objects()
         store_whole_files(controller)
         self._folder = ExperimentFolder(storage(controller), was_restored(controller))
         self.log = JobLog(self.name, self._folder.path, self.engine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 import ray
 from ray.tune.execution import tune_controller
+from ray.tune.experiment import Trial
+from ray.tune.utils import serialization
+from ray.util import debug
 
 from fluidtune.ray_compat import controller as compat
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRIAL_INFO
@@ -184,3 +188,15 @@ def test_a_checkpoint_that_tune_has_not_asked_for_is_kept_as_one_that_it_has() -
     compat.keep_checkpoint(controller, trial, saved)
     assert controller.heard == ["its files", saved, trial] and controller._trials_to_cache == {trial}
     assert controller._cached_trial_decisions == {"a": "PAUSE"} and trial.temporary_state.saving_to == "a save"
+
+
+def test_tunes_encoder_keeps_nothing_of_what_it_has_encoded(monkeypatch) -> None:
+    """docs/bugs.md, 658"""
+    noted: set[str] = set()
+    monkeypatch.setattr(debug, "_logged", noted)
+    monkeypatch.setattr(serialization, "log_once", debug.log_once)
+    json.dumps(Trial, cls=serialization.TuneFunctionEncoder)
+    assert len(noted) == 1
+    compat.note_no_encoded_objects()
+    json.dumps([Trial, compat.ActorManager], cls=serialization.TuneFunctionEncoder)
+    assert len(noted) == 1

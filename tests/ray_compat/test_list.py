@@ -38,6 +38,7 @@ from ray.tune.schedulers import (
 from ray.tune.schedulers.hyperband import _Bracket
 from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
 from ray.tune.trainable import FunctionTrainable, trainable
+from ray.tune.utils import serialization
 
 from fluidtune import ray_compat
 from fluidtune.tune.api import Tuner as FluidTuner
@@ -84,6 +85,7 @@ MODULES: dict[str, Any] = {
     "core_worker_pb2": core_worker_pb2,
     "registry": registry,
     "result": result,
+    "serialization": serialization,
     "state": state.state,
     "trainable": trainable,
     "worker": worker,
