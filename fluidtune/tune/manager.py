@@ -78,8 +78,6 @@ class FluidActorManager(ActorManager):
         self._job = job
         #: Every trial that Tune has made.
         self._trials: dict[str, Trial] = {}
-        #: Trials that the job's workers cannot host, and why. Each fails when Tune wants it to run; the job goes on.
-        self._refused: dict[str, FluidTuneError] = {}
         #: Trials that Ray runs, because only Ray can place them. No event names them.
         self._left_to_ray: set[str] = set()
         #: Events for the next batch.
@@ -111,18 +109,10 @@ class FluidActorManager(ActorManager):
         return self._job
 
     def note_trial(self, trial: Trial) -> None:
-        """Tune has made the trial, and may ask for its actor.
-
-        If the job's workers cannot host the trial, Ray runs it, or it fails then.
-        """
+        """Tune has made the trial, and may ask for its actor, which the job's workers or Ray will host."""
         self._trials[trial.trial_id] = trial
         if self.stands_before_ray and self._job.trials.is_left_to_ray(trial):
             self._left_to_ray.add(trial.trial_id)
-            return
-        try:
-            self._job.trials.check_request(trial)
-        except FluidTuneError as error:
-            self._refused[trial.trial_id] = error
 
     def budget_changed(self, trial_id: str, target: float | None, group: str) -> None:
         """The algorithm lets a trial that runs go on in ``group`` until iteration ``target``; None: not known."""
@@ -150,10 +140,12 @@ class FluidActorManager(ActorManager):
 
     def add_trial(self, tracked: TrackedActor, trial_id: str, kwargs: dict[str, Any]) -> None:
         trial, trials = self._trials[trial_id], self._job.trials
-        if trial_id in self._refused:
+        try:
+            trials.check_request(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
+        except FluidTuneError as error:  # the trial fails; the job goes on
             trial.max_failures = 0  # another attempt would fail, too
             self.set_failed(tracked)
-            self._callbacks.tell_failed(tracked, [], self._refused[trial_id])
+            self._callbacks.tell_failed(tracked, [], error)
             return
         run = new_run(self._job, tracked, trial, kwargs)
         # The same trial may still be on its way out (paused and promoted in one step): say so first.

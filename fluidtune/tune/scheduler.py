@@ -59,6 +59,8 @@ class FluidScheduler(TrialScheduler):
         self._manager: Any = None
         #: True: the job runs as under stock Tune; see `TuningJob.for_controller`.
         self._left_to_ray = False
+        #: Why the run cannot begin; `choose_trial_to_run` raises it.
+        self._refusal: Exception | None = None
         self._mode: str | None = None
         #: Trial that has not ended -> the iteration at which its budget ends, as the engine knows it.
         self._targets: dict[str, float | None] = {}
@@ -70,7 +72,7 @@ class FluidScheduler(TrialScheduler):
     def __getstate__(self) -> dict[str, Any]:
         # Tuner pickles its configuration before the run, for a later restore. The running manager is not part of it.
         state = dict(self.__dict__)
-        state.update(_manager=None, _left_to_ray=False, _targets={})
+        state.update(_manager=None, _left_to_ray=False, _refusal=None, _targets={})
         return state
 
     @property
@@ -99,7 +101,7 @@ class FluidScheduler(TrialScheduler):
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         # Tune says this at the beginning of each run, and a Tuner may run again.
-        self._manager, self._left_to_ray, self._targets = None, False, {}
+        self._manager, self._left_to_ray, self._refusal, self._targets = None, False, None, {}
         if self._make_base is not None:
             self.base_scheduler = self._make_base()
             self._adapter = adapter_for(self.base_scheduler)
@@ -107,19 +109,27 @@ class FluidScheduler(TrialScheduler):
         return self.base_scheduler.set_search_properties(metric, mode, **spec)
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        from fluidtune.tune.manager import install
-
         # A restored experiment adds its finished trials, too.
-        if not trial.is_finished() and not self._left_to_ray:
+        if not trial.is_finished() and not self._left_to_ray and self._refusal is None:
             behind = controller.controller_behind(tune_controller)
             self._stopper_target = stopper_iteration(controller.run_stopper(behind))
-            self._manager = install(behind, self, trial)
-            self._left_to_ray = self._manager is None
-            if self._manager is not None:
-                self._steered.begin(self._manager.job, self.executor.steer)
+            try:
+                self._execute(behind, trial)
+            except Exception as error:
+                # Raised here, Tune would take it for a fault of the state that it restores, and begin the run anew.
+                self._refusal = error
         self._steered.add(controller.controller_behind(tune_controller), trial)
         if not self._steered.goes_on_alone(trial):
             self.base_scheduler.on_trial_add(tune_controller, trial)
+
+    def _execute(self, behind: Any, trial: Trial) -> None:
+        """Have FluidTune run the trial, and with the first one the job."""
+        from fluidtune.tune.manager import install
+
+        self._manager = install(behind, self, trial)
+        self._left_to_ray = self._manager is None
+        if self._manager is not None:
+            self._steered.begin(self._manager.job, self.executor.steer)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         self._targets.pop(trial.trial_id, None)
@@ -163,6 +173,8 @@ class FluidScheduler(TrialScheduler):
         return not self._steered.goes_on_alone(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        if self._refusal is not None:
+            raise self._refusal
         self._steered.serve(tune_controller)
         self._adapter.catch_up(tune_controller)
         for trial in self._adapter.overlooked():

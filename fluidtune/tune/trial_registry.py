@@ -94,8 +94,8 @@ class TrialRegistry:
         Workers are made for the first trial's request.
 
         Raises:
-            FluidTuneError: the trial asks for a resource that its worker would not have, or for more leased devices at
-                once than are leased together.
+            FluidTuneError: the trial asks for a resource that its worker would not have, for more devices than the job
+                may have or than are leased together, or for part of one besides whole ones.
         """
         request = trial.placement_group_factory
         if not is_one_bundle(request):
@@ -117,7 +117,16 @@ class TrialRegistry:
                     f"workers are made for that one; let the first one ask for {amount:g}, too{remedy}"
                 )
 
-        share, gang = self.share_of(trial), max(1.0, self._setup.layout.share)
+        share, gang, most = self.share_of(trial), max(1.0, self._setup.layout.share), self._setup.layout.most
+        if 1 < share != int(share):
+            raise FluidTuneError(
+                f"trial {trial.trial_id} asks for {share:g} GPUs; ask for a whole number or for 1 or less"
+            )
+        if most is not None and share > most:
+            raise FluidTuneError(
+                f"trial {trial.trial_id} asks for {share:g} devices, and the job may have {most}; "
+                "ask for less, or give the job more devices"
+            )
         if self._setup.leased and share > gang:
             raise FluidTuneError(
                 f"trial {trial.trial_id} asks for {share:g} devices, the first trial of the job for {gang:g}, which "

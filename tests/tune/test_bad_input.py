@@ -17,6 +17,7 @@ from ray.tune.schedulers import ASHAScheduler
 
 import fluidtune
 from fluidtune import FluidExecutor, FluidScheduler, FluidTuneError
+from fluidtune.tune import tuning_job
 from tests.tune.running import fit
 from tests.tune.trainables import without_checkpoints
 
@@ -165,6 +166,37 @@ class TestWhatOnlyTheClusterKnows:
             *("devices='gpu:1'", "has none, 2 CPUs", "no autoscaler", "leave devices out"),
         )
         assert not list(tmp_path.glob("*/*/result.json"))
+
+    def test_a_restored_run_that_is_refused_once_is_not_begun_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """docs/bugs.md, 660"""
+
+        def fails(config: dict[str, Any]) -> None:
+            tune.report({"score": 1})
+            if not (tmp_path / "repaired").exists():
+                raise ValueError("it has failed")
+
+        def restored() -> fluidtune.Tuner:
+            return fluidtune.Tuner.restore(str(tmp_path / "run"), fails, param_space={"x": 1}, resume_errored=True)
+
+        def trials() -> list[str]:
+            return sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir())
+
+        fit("fluid", fails, {"x": 1}, tmp_path, run={"name": "run"}, executor=FluidExecutor())
+        (tmp_path / "repaired").touch()
+        before = trials()
+        with monkeypatch.context() as patched:
+            refusals = [FluidTuneError("no device now")]
+            set_up = tuning_job.set_up_devices
+            patched.setattr(
+                tuning_job,
+                "set_up_devices",
+                lambda *asked: set_up(*asked) if not refusals else (_ for _ in ()).throw(refusals.pop()),
+            )
+            refused(lambda: restored().fit(), "no device now")
+        (result,) = restored().fit()
+        assert trials() == before and not result.error
 
     def test_the_same_from_a_stock_tuner(self, tmp_path: Path) -> None:
         tuner = tune.Tuner(
