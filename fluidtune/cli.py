@@ -211,13 +211,16 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
     """Predict a job at other numbers of devices. SOURCE is the directory of a run, or a profile's file."""
     from rich.console import Console
 
-    from fluidtune.plan_command import job_of, plan_png, render_plan
+    from fluidtune.plan_command import counts_held, job_of, plan_png, render_plan
     from fluidtune.twin import forecast
 
-    counts = _counts(sizes)
+    counts = sorted(set(_counts(sizes)))
     job = job_of(source, trials, iterations)
-    found = [forecast(job, count) for count in sorted(set(counts))]
+    held = counts_held(job, counts)
+    found = [forecast(job, count) for count in held]
     Console().print(render_plan(job, found))
+    if held != counts:
+        click.echo(f"left out, as a trial needs more: {', '.join(str(each) for each in counts if each not in held)}")
     _write(lambda: [plan_png(job, found, out)])
 
 

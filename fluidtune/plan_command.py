@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,21 @@ def job_of(source: str, trials: int | None = None, iterations: int | None = None
     if count < 1 or length < 1:
         raise FluidTuneError(f"{count} trials of {length} iterations are no job; give 1 or more of each")
     return grid(count, length, Profile.load(path))
+
+
+def counts_held(job: RecordedJob, counts: Sequence[int]) -> list[int]:
+    """Those of the numbers of devices on which each trial can run.
+
+    Raises FluidTuneError if none is: a trial needs more devices than any of them.
+    """
+    needed = max(math.ceil(stage.share) for trial in job.trials for stage in trial.stages)
+    held = [count for count in counts if count >= needed]
+    if not held:
+        given = ", ".join(map(str, counts))
+        raise FluidTuneError(
+            f"a trial of this run needs {needed} devices, and --devices is {given}; give {needed} or more"
+        )
+    return held
 
 
 def render_plan(job: RecordedJob, found: Sequence[Forecast]) -> RenderableType:

@@ -314,6 +314,18 @@ def test_a_mistyped_option_is_not_taken_for_the_script(words: list[str], nearest
     refused(*words, str(script), mentions=f"there is no option {wrong}; did you mean {nearest}?")
 
 
+def test_a_plan_leaves_out_what_cannot_hold_a_trial(tmp_path: Path) -> None:
+    """docs/bugs.md, 661"""
+    events = [
+        {**event, "share": 2.0} if event["event"] == "trial_added" else event
+        for event in random_run(0, devices=2, trials=3, iterations=3)
+    ]
+    written(tmp_path, events)
+    done = fluidtune("plan", ".", "--devices", "1,2,4", cwd=tmp_path)
+    assert "left out, as a trial needs more: 1\n" in done.stdout and done.returncode == 0
+    refused("plan", ".", "--devices", "1", mentions="needs 2 devices, and --devices is 1; give 2 or more", cwd=tmp_path)
+
+
 @pytest.mark.parametrize(
     "command, shown, file",
     [

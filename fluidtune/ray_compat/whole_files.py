@@ -26,7 +26,8 @@ from ray.tune.execution.tune_controller import TuneController
 _BEFORE, _AFTER = ".", ".partial"
 #: What the name of a run's state begins with, in the folder that Tune copies.
 _STATE = "experiment_state-"
-#: Files that are copied at a time. Judgement: what hides the way to a distant storage, as pyarrow's own copying does.
+#: Files that are copied at a time to a storage that is not here. Judgement: what hides the way there, as pyarrow's own
+#: copying does.
 _AT_ONCE = 8
 
 
@@ -108,8 +109,13 @@ class _WholeFiles(_FilesystemSyncer):
                 copy_whole(local, files, path)
                 self._stored[local] = mark
 
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(copy, self._found(folder, to, below=state is not None)))
+        found = self._found(folder, to, below=state is not None)
+        if is_here(files):
+            for each in found:
+                copy(each)
+        else:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                list(pool.map(copy, found))
         if state is None:
             return
         for name in sorted(state, key=lambda name: name.startswith(_STATE)):

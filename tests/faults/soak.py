@@ -15,8 +15,9 @@ What is looked at:
 - Leaks. When all jobs have ended and service and arbiter are stopped, no placement group, actor or reservation is left,
   and when the cluster has ended, no process that was started in the soak, and no temporary file of ours but those of
   killed drivers that the next job removes.
-- Curves: the memory (PSS) and the file descriptors of the lasting driver, the arbiter and the front; all processes,
-  actors' processes and placement groups of the cluster. In the second half the arbiter and the front are left alone, so
+- Curves: the memory and the file descriptors of the lasting driver, the arbiter and the front; all processes,
+  actors' processes and placement groups of the cluster. Memory is a process's share of what is in no file (``Pss_Anon``
+  and ``Pss_Shmem`` of the kernel): how much of a library counts for one process depends on how many others use it. In the second half the arbiter and the front are left alone, so
   that one process of each has a curve. A curve begins when its process has lived for ten minutes (in a shorter soak:
   for a sixth of it). It is *flat* if the line through it (Theil and Sen: the median of the slopes between any two
   points) grows by at most 5 % of its median within an hour, or by at most 1 (MiB, descriptor, process) over the curve.
@@ -86,6 +87,13 @@ SUMS = ("lost", "twice", "wrong", "past_commit")
 FLAT, LEAST = 0.05, 1.0
 
 
+def own_memory(pid: int) -> int:
+    """Bytes of a process that are in no file. Raises OSError: it has ended."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    sizes = {name: int(kib) * 1024 for name, kib, _ in lines}
+    return sizes["Pss_Anon:"] + sizes["Pss_Shmem:"]
+
+
 class Asking(serving.Clients):
     """Few requests: the soak is no measurement of the service."""
 
@@ -108,13 +116,13 @@ class Samples:
         for name, pid in pids.items():
             if self._pids.get(name) != pid:
                 self._pids[name] = pid
-                self.curves.pop(f"{name}: PSS, MiB", None)
+                self.curves.pop(f"{name}: memory, MiB", None)
                 self.curves.pop(f"{name}: descriptors", None)
             try:
                 process = psutil.Process(pid)
-                self.curves[f"{name}: PSS, MiB"].append((now, process.memory_full_info().pss / 2**20))
+                self.curves[f"{name}: memory, MiB"].append((now, own_memory(pid) / 2**20))
                 self.curves[f"{name}: descriptors"].append((now, process.num_fds()))
-            except psutil.Error:
+            except (psutil.Error, OSError):
                 continue
         commands = processes_of(Path(os.environ["TMPDIR"])).values()
         self.curves["processes"].append((now, len(commands)))
