@@ -68,7 +68,7 @@ def standing_alone(
             (tuning_job, "hold_devices", lambda *args, **named: devices),
             (tuning_job, "WorkerPool", pool),
             (tuning_job, "ExperimentFolder", lambda storage, restored: folder),
-            (tuning_job, "store_whole_files", lambda controller: None),
+            (tuning_job, "store_whole_files", lambda *asked: None),
             (result_logs, "take_over", take_over),
         ):
             stack.enter_context(patch.object(target, name, stand_in))

@@ -114,6 +114,11 @@ def note_no_encoded_objects() -> None:
     serialization.log_once = lambda key: False
 
 
+def begin_to_save_state(controller: TuneController) -> None:
+    """Have Tune write its state now. It gets into the run's storage meanwhile; Tune logs what prevents that."""
+    controller.checkpoint(force=True)
+
+
 def save_state(controller: TuneController) -> None:
     """Have Tune save its state, and wait until that is in the run's storage.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -67,11 +67,14 @@ def remove_partial(folder: Path) -> None:
                 left.unlink()
 
 
-def store_whole_files(controller: TuneController) -> None:
-    """Let Tune bring the run's files into its storage as the module says."""
+def store_whole_files(controller: TuneController, on_state: Callable[[], None] = lambda: None) -> None:
+    """Let Tune bring the run's files into its storage as the module says.
+
+    ``on_state``: called when Tune has written its state, before that is brought there.
+    """
     storage = controller._storage
     storage.syncer.wait()
-    storage.syncer = _WholeFiles(storage.syncer)
+    storage.syncer = _WholeFiles(storage.syncer, on_state)
 
 
 def _partial(path: str) -> str:
@@ -82,8 +85,9 @@ def _partial(path: str) -> str:
 class _WholeFiles(_FilesystemSyncer):
     """Takes the place of ``syncer``, Tune's own."""
 
-    def __init__(self, syncer: _FilesystemSyncer) -> None:
+    def __init__(self, syncer: _FilesystemSyncer, on_state: Callable[[], None]) -> None:
         super().__init__(syncer.storage_filesystem, sync_period=syncer.sync_period, sync_timeout=syncer.sync_timeout)
+        self._on_state: Callable[[], None] | None = on_state
         #: By its path here, the time and the size of each file that the storage has; and the folders that it has.
         self._stored: dict[str, tuple[int, int]] = {}
         self._folders: set[str] = set()
@@ -95,6 +99,8 @@ class _WholeFiles(_FilesystemSyncer):
         names = [each.name for each in os.scandir(local_path) if each.is_file()]
         if not any(name.startswith(_STATE) for name in names):
             return self._store, {"folder": local_path, "to": uri, "state": None}
+        if self._on_state is not None:
+            self._on_state()
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
         state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
         return self._store, {"folder": local_path, "to": uri, "state": state}
@@ -149,4 +155,4 @@ class _WholeFiles(_FilesystemSyncer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to other processes, and into the run's own state, knows nothing of what was stored."""
-        return {**super().__getstate__(), "_current_cmd": None, "_stored": {}, "_folders": set()}
+        return {**super().__getstate__(), "_current_cmd": None, "_on_state": None, "_stored": {}, "_folders": set()}

@@ -27,6 +27,7 @@ from fluidtune.engine import messages as m
 from fluidtune.ray_compat.cluster_state import in_local_mode
 from fluidtune.ray_compat.controller import (
     asked_reuse,
+    begin_to_save_state,
     keep_checkpoint,
     max_pending_trials,
     note_no_encoded_objects,
@@ -45,6 +46,7 @@ from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_u
 from fluidtune.tune.experiment_folder import ExperimentFolder
 from fluidtune.tune.gpu_telemetry import GpuTelemetry
 from fluidtune.tune.job_log import JobLog
+from fluidtune.tune.snapshot_pace import SnapshotPace
 from fluidtune.tune.stall_detector import StallDetector
 from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
 from fluidtune.tune.trial_run import TrialRun
@@ -117,7 +119,8 @@ class TuningJob:
             self.setup.layout, self.devices, self.name, self.setup.mps, fresh, fork=settings.fork_server
         )
         note_no_encoded_objects()
-        store_whole_files(controller)
+        self._snapshot_pace = SnapshotPace()
+        store_whole_files(controller, self._snapshot_pace.state_written)
         self._folder = ExperimentFolder(storage(controller), was_restored(controller))
         self.log = JobLog(self.name, self._folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
@@ -245,6 +248,8 @@ class TuningJob:
     def iteration_reported(self, run: TrialRun, reply: IterationReply) -> None:
         """Write down an iteration that Tune has not seen before. (The engine gets it as `messages.Result`.)"""
         self.stall_detector.iteration_done(run.id, reply.seconds)
+        if self._has_commits(run.trial):
+            self._snapshot_pace.result_reported(run.id)
         metric = self._scheduler.metric
         value = value_of(reply.result, metric) if metric else None
         lanes = self.setup.lanes is not None
@@ -281,11 +286,13 @@ class TuningJob:
             self._controller.update_max_pending_trials(self._pending + ahead)
 
     def do_periodic_work(self, cleaning: bool) -> None:
-        """Name trials that fell silent, and clean up commits. ``cleaning``: a worker still cleans up after a trial."""
+        """Name trials that fell silent, have Tune save, clean up commits. ``cleaning``: a worker cleans up after one."""
         for silent in self.stall_detector.newly_silent(time.monotonic()):
             devices = self.engine.held_devices().get(silent.trial, ())
             workers = [worker for worker in self.pool.workers.values() if worker.device in devices and worker.busy]
             self.log.silent(silent, [bundle for worker in workers for bundle in waits_for(worker.actor)])
+        if self._snapshot_pace.is_due():
+            begin_to_save_state(self._controller)
         self._commit_cleanup.save_and_delete(cleaning)
 
     # --- the end

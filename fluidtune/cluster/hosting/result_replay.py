@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from fluidtune.elastic import Commit, CommitStore
 
 #: A commit keeps at most this many results, of at most this many seconds, for a driver that dies before Tune has saved
-#: them.
-RESULTS_KEPT = 512
+#: them. `fluidtune.tune.snapshot_pace` has Tune save them before. Judgement: a result has some hundred bytes.
+RESULTS_KEPT = 1024
 RESULTS_KEPT_S = 90.0
 
 
