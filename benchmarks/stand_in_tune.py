@@ -61,7 +61,7 @@ def standing_alone(
         mode="max",
         membership=lambda trial: Membership("g", True, 10.0),
     )
-    folder = SimpleNamespace(path=directory, upload=lambda: None)
+    folder = SimpleNamespace(path=directory, upload=lambda: None, hash_seed=None)
     with ExitStack() as stack:
         for target, name, stand_in in (
             (tuning_job, "set_up_devices", lambda *args, **named: setup),
@@ -73,4 +73,5 @@ def standing_alone(
         ):
             stack.enter_context(patch.object(target, name, stand_in))
         stack.enter_context(patch("ray.put", lambda value: value))
+        stack.enter_context(patch("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env={})))
         yield FluidActorManager(TuningJob(controller, scheduler, {"GPU": 1.0}))

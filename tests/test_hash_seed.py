@@ -77,24 +77,49 @@ from ray import tune
 
 def train(config):
     tune.report({"hash": hash("word"), "pid": os.getpid()})
+    if not os.path.exists(os.path.join(config["storage"], "repaired")):
+        raise ValueError("the run goes on in another process")
+    tune.report({"hash": hash("word"), "pid": os.getpid()})
 
-results = fluidtune.Tuner(
-    train,
-    param_space={"x": tune.grid_search([1, 2])},
-    run_config=tune.RunConfig(storage_path=sys.argv[1]),
-    executor=fluidtune.FluidExecutor(devices="cpu:2", fresh_workers=True),
-).fit()
-print("found", [(result.metrics["pid"], result.metrics["hash"]) for result in results])
+if sys.argv[2] == "fails":
+    tuner = fluidtune.Tuner(
+        train,
+        param_space={"x": tune.grid_search([1, 2]), "storage": sys.argv[1]},
+        run_config=tune.RunConfig(name="run", storage_path=sys.argv[1]),
+        executor=fluidtune.FluidExecutor(devices="cpu:2", fresh_workers=True),
+    )
+else:
+    tuner = fluidtune.Tuner.restore(os.path.join(sys.argv[1], "run"), train, resume_errored=True)
+print("found", [(result.metrics["pid"], result.metrics["hash"]) for result in tuner.fit()])
 """
 
 
-@pytest.mark.ray
-def test_two_worker_processes_of_a_job_hash_a_word_alike(no_ray, tmp_path):
+def found(storage, how):
     environment = {k: v for k, v in os.environ.items() if k != hash_seed.VARIABLE}
-    given = [sys.executable, "-c", SEARCH, str(tmp_path)]
+    given = [sys.executable, "-c", SEARCH, str(storage), how]
     answer = subprocess.run(given, env=environment, capture_output=True, text=True, timeout=300)
     line = next((line for line in answer.stdout.splitlines() if line.startswith("found ")), None)
     assert line is not None, answer.stdout + answer.stderr
-    (pid, word), (other_pid, other_word) = ast.literal_eval(line.removeprefix("found "))
-    assert pid != other_pid
-    assert word == other_word
+    return ast.literal_eval(line.removeprefix("found "))
+
+
+@pytest.mark.ray
+def test_all_worker_processes_of_a_run_hash_a_word_alike(no_ray, tmp_path):
+    """Also those of a driver that goes on with it. docs/bugs.md, 663"""
+    pairs = found(tmp_path, "fails")
+    (tmp_path / "repaired").touch()
+    pairs += found(tmp_path, "goes on")
+    assert len({pid for pid, _ in pairs}) == 4
+    assert len({word for _, word in pairs}) == 1
+
+
+def test_a_restored_run_has_the_value_of_its_run_and_the_users_holds(monkeypatch):
+    monkeypatch.delenv(hash_seed.VARIABLE, raising=False)
+    monkeypatch.setattr(hash_seed, "_drawn", False)
+    drawn = hash_seed.of_workers({})
+    hash_seed.go_on_with("7")
+    assert hash_seed.of_workers({}) == "7" != drawn
+    assert hash_seed.of_workers({"env_vars": {hash_seed.VARIABLE: "3"}}) == "3"
+    monkeypatch.setattr(hash_seed, "_drawn", False)  # as if the user had said 7
+    hash_seed.go_on_with("8")
+    assert hash_seed.of_workers({}) == "7"

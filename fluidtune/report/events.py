@@ -51,7 +51,9 @@ class EventSchema(NamedTuple):
 #: Every event. docs/events.md says what each one and its fields mean, in which units; a test holds the names equal.
 #: What readers rely on is in readable.py.
 SCHEMA = {
-    "run_started": EventSchema.of("run ray fluidtune python machine kind devices settings algorithm metric mode"),
+    "run_started": EventSchema.of(
+        "run ray fluidtune python machine kind devices settings algorithm metric mode", "hash_seed"
+    ),
     "device_gained": EventSchema.of("device node"),
     "device_lost": EventSchema.of("device", "reason"),
     "device_returned": EventSchema.of("device"),

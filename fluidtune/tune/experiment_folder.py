@@ -6,6 +6,7 @@ driver that Tune uploads. Tune uploads it for the last time before the job ends,
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,16 @@ class ExperimentFolder:
                     self._remote,
                     error,
                 )
+
+    @property
+    def hash_seed(self) -> str | None:
+        """The `PYTHONHASHSEED` that the log keeps of the run that goes on; None: of none."""
+        try:
+            with open(self.path / EVENT_LOG_NAME, "rb") as log:
+                began = json.loads(log.readline())
+            return str(began["hash_seed"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None  # there is no log, or one of an older version
 
     def upload(self) -> None:
         """The files are complete: bring them into the experiment's storage. If that fails, a warning says so."""

@@ -77,8 +77,8 @@ class JobLog:
 
     # --- the run
 
-    def run_started(self, run: str, scheduler: Any, kind: str, devices: Mapping[int, str]) -> None:
-        """Begin the log. ``devices``: those that are there, each with its node."""
+    def run_started(self, run: str, scheduler: Any, kind: str, devices: Mapping[int, str], hash_seed: str) -> None:
+        """Begin the log. ``devices``: those that are there, each with its node. ``hash_seed``: see `hash_seed`."""
         settings = scheduler.executor
         self.write(
             "run_started",
@@ -93,6 +93,7 @@ class JobLog:
             algorithm=type(scheduler.base_scheduler).__name__,
             metric=scheduler.metric,
             mode=scheduler.mode,
+            hash_seed=hash_seed,
         )
 
     def run_ended(self, trials: Sequence[Trial], metric: str | None, mode: str | None) -> None:

@@ -13,9 +13,11 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
+from fluidtune import hash_seed
 from fluidtune.cluster.hosting.commit_stores import delete_commits
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.hosting.train_workers import TrainRoom
@@ -114,14 +116,16 @@ class TuningJob:
         self.keeps_trainables = reuse is True and not settings.fresh_workers
         #: The algorithm may wait for the future of a trial's checkpoint.
         self.waits_for_checkpoints = scheduler.waits_for_checkpoints
-        fresh = _why_fresh(settings, reuse)
-        self.pool = WorkerPool(
-            self.setup.layout, self.devices, self.name, self.setup.mps, fresh, fork=settings.fork_server
-        )
         note_no_encoded_objects()
         self._snapshot_pace = SnapshotPace()
         store_whole_files(controller, self._snapshot_pace.state_written)
         self._folder = ExperimentFolder(storage(controller), was_restored(controller))
+        if self._folder.hash_seed is not None:
+            hash_seed.go_on_with(self._folder.hash_seed)
+        fresh = _why_fresh(settings, reuse)
+        self.pool = WorkerPool(
+            self.setup.layout, self.devices, self.name, self.setup.mps, fresh, fork=settings.fork_server
+        )
         self.log = JobLog(self.name, self._folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
         self.stall_detector = StallDetector()
@@ -144,7 +148,8 @@ class TuningJob:
         """Wait up to ``wait_s`` seconds for a first device, begin the event log, and return the devices that came."""
         came = self.setup.shown_nodes(self.devices.poll(wait_s)[0])
         name = storage(self._controller).experiment_dir_name
-        self.log.run_started(name, self._scheduler, self.setup.layout.kind, came)
+        seed = hash_seed.of_workers(dict(ray.get_runtime_context().runtime_env))
+        self.log.run_started(name, self._scheduler, self.setup.layout.kind, came, seed)
         return [m.DeviceGained(device, node) for device, node in came.items()]
 
     @property
@@ -286,7 +291,7 @@ class TuningJob:
             self._controller.update_max_pending_trials(self._pending + ahead)
 
     def do_periodic_work(self, cleaning: bool) -> None:
-        """Name trials that fell silent, have Tune save, clean up commits. ``cleaning``: a worker cleans up after one."""
+        """Name silent trials, have Tune save, clean up commits. ``cleaning``: a worker cleans up after a trial."""
         for silent in self.stall_detector.newly_silent(time.monotonic()):
             devices = self.engine.held_devices().get(silent.trial, ())
             workers = [worker for worker in self.pool.workers.values() if worker.device in devices and worker.busy]

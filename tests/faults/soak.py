@@ -17,11 +17,11 @@ What is looked at:
   killed drivers that the next job removes.
 - Curves: the memory and the file descriptors of the lasting driver, the arbiter and the front; all processes,
   actors' processes and placement groups of the cluster. Memory is a process's share of what is in no file (``Pss_Anon``
-  and ``Pss_Shmem`` of the kernel): how much of a library counts for one process depends on how many others use it. In the second half the arbiter and the front are left alone, so
-  that one process of each has a curve. A curve begins when its process has lived for ten minutes (in a shorter soak:
-  for a sixth of it). It is *flat* if the line through it (Theil and Sen: the median of the slopes between any two
-  points) grows by at most 5 % of its median within an hour, or by at most 1 (MiB, descriptor, process) over the curve.
-  A curve of less than ten minutes is not judged.
+  and ``Pss_Shmem`` of the kernel): how much of a library counts for a process depends on how many others use it. In
+  the second half the arbiter and the front are left alone, so that one process of each has a curve. A curve begins when
+  its process has lived for ten minutes (in a shorter soak: for a sixth of it). It is *flat* if the line through it
+  (Theil and Sen: the median of the slopes between any two points) grows by at most 5 % of its median within an hour, or
+  by at most 1 (MiB, descriptor, process) over the curve. A curve of less than ten minutes is not judged.
 
 Prints a table on stderr, and on stdout one JSON object. The file of ``--out`` has all samples of the curves, too. Exit
 status 0: nothing was lost, twice, wrong, past a commit or left, and every curve is flat.

@@ -24,7 +24,7 @@ HERE = pyarrow.fs.LocalFileSystem()
 
 
 def stored(folder: Path, files: Any = HERE, **more: Any) -> Any:
-    """A run's storage, whose syncer is ours. ``folder`` has what the driver writes. ``more``: for `store_whole_files`."""
+    """A run's storage, whose syncer is ours. ``folder``: what the driver writes. ``more``: for `store_whole_files`."""
     storage = TrialStorage(folder)
     storage.syncer = _FilesystemSyncer(files)
     whole_files.store_whole_files(SimpleNamespace(_storage=storage), **more)  # type: ignore[arg-type]
