@@ -12,6 +12,7 @@ TWO := -n 2 --dist loadgroup --no-loadscope-reorder --reruns 1
 # What `python -m tools.durations` reads.
 REPORT := --junitxml=.pytest_cache
 STAMP := $(VENV)/.installed
+EXTRAS := $(VENV)/.extras
 
 .PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks rivals-installed gpu ray-suite docs release-check soak clean
 
@@ -20,6 +21,11 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	# torch first and pinned: an unpinned torch pulls gigabytes of CUDA libraries.
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) torch
 	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[dev,serve,client]"
+	touch $@
+
+# What site and release need besides. Not while tests run: pip takes the package out and in again.
+$(EXTRAS): $(STAMP)
+	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[docs,release]"
 	touch $@
 
 demo: $(STAMP)
@@ -31,11 +37,11 @@ test: lint fast core
 # All tests, the documentation site and the release's files: the rest on the newest Ray; on the oldest those of tune,
 # ray_compat and serving that depend on Ray's version. Where Horovod can be compiled, its tests, too, except those on
 # Ray, which take five minutes.
-test-all: test docs release-check
-	# The oldest Ray is installed meanwhile: the tests wait for half of their time.
-	$(MAKE) -s oldest-installed & \
+test-all: test $(EXTRAS)
+	# Meanwhile the oldest Ray is installed, and site and release are built: the tests wait for half of their time.
+	$(MAKE) -s oldest-installed release-check docs & \
 	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" --kills 2 $(TWO) $(REPORT)/rest.xml; \
-	status=$$?; wait; exit $$status
+	status=$$?; wait $$! || status=$$?; exit $$status
 	$(MAKE) oldest
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
 	else echo "left out: all tests of Horovod"; fi
@@ -100,14 +106,11 @@ ray-suite: $(STAMP)
 	$(BIN)/python -m tools.ray_suite $(RAY) $(FILES)
 
 # The documentation site, strictly: docs/_build/html/index.html, and llms.txt beside it.
-docs: $(STAMP)
-	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[docs]"
+docs: $(EXTRAS)
 	$(BIN)/python -m sphinx -W --keep-going -n -E -q docs docs/_build/html
 
 # The sdist and the wheel in dist/, and the README's commands with the wheel alone. TAG: that of the release.
-# 1,122 s on two cores that other work kept busy, 661 s of them in pip; not measured on a quiet machine.
-release-check: $(STAMP)
-	$(BIN)/python -m pip install -q -c $(CONSTRAINTS) -e ".[release]"
+release-check: $(EXTRAS)
 	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG))
 
 # Four tenants and a service for an hour, while everything is killed.
