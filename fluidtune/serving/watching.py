@@ -36,7 +36,7 @@ MINUTE_S, MOST = 60.0, 100_000
 #: Answers of a version whose times are kept for its 99th percentile: so many that one in a hundred is known to a tenth.
 MOST_ANSWERS = 10_000
 #: What became of requests for which a device came too late: more devices would have helped. But if a client wanted its
-#: answer sooner than within the SLO, that is no load, and it may ask for what no device can do.
+#: answer sooner than within the SLO, or its body came slowly, that is no load: it may ask for what no device can do.
 TOO_LATE = ("late", "refused: late", "refused: makes_way", "refused: gpu_lost", "refused: queue_full")
 #: That of those for which there was no device at all, however long they would have waited.
 NO_DEVICE = "refused: no_lease"
@@ -48,7 +48,7 @@ class Span:
 
     requests: by what became of them. batches: by size. waited: seconds that requests waited for their batch, added up.
     busy: seconds of batches, all devices together; a batch counts where it ends, and once where two overlap.
-    hurried: of the requests that were `TOO_LATE`, how many had less than the SLO because their client wanted it so.
+    hurried: of the requests that were `TOO_LATE`, to how many their client left less than the SLO.
     """
 
     seconds: float
@@ -125,7 +125,7 @@ class Books:
     def count(self, trial: str, became: str, times: int = 1, hurried: bool = False) -> None:
         """Inputs to this trial got this outcome, ``times`` of them. A name that is no trial does not count.
 
-        hurried: their client wanted the answer sooner than within the SLO.
+        hurried: their client left less than the SLO.
         """
         if trial in self._sums.requests and times:
             self._sums.requests[trial][became] += times
