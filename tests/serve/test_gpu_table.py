@@ -129,7 +129,7 @@ STEPS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2), st.lists(STEPS, min_size=20, max_size=40))
 def test_the_table_finds_the_gpu_that_a_plain_list_finds(ahead, steps):
     """docs/bugs.md, 655."""
