@@ -75,6 +75,7 @@ def report(run_dir: str, html: str | None) -> None:
 
     from fluidtune.report import find_log, read_events, render, summarise, write_report
     from fluidtune.report.serving_report import is_serving, render_serving, serving_png, summarise_serving
+    from fluidtune.report.summary import left_out
 
     log = find_log(run_dir)
     console = Console()
@@ -83,6 +84,8 @@ def report(run_dir: str, html: str | None) -> None:
         if html is not None:
             raise FluidTuneError(f"--html {html}: {run_dir} is the log of a service; give the run that it serves")
         console.print(render_serving(summarise_serving(events)))
+        if events.dropped:
+            console.print(f"event log: {left_out(events.dropped)}")
         _write(lambda: [serving_png(events, log.parent / "serving.png")])
         return
     console.print(render(summarise(events)))
@@ -194,11 +197,14 @@ def why(run_dir: str, trial: str) -> None:
     """
     from fluidtune.report import read_events
     from fluidtune.report.story import story_of
+    from fluidtune.report.summary import left_out
     from fluidtune.report.terminal_text import printable
     from fluidtune.report.trial_lookup import find_trial, log_of_run
 
     events = read_events(log_of_run(run_dir))
     click.echo("\n".join(map(printable, story_of(events, find_trial(events, trial)).lines())))
+    if events.dropped:
+        click.echo(f"event log: {left_out(events.dropped)}")
 
 
 @cli.command()
