@@ -75,6 +75,7 @@ def report(run_dir: str, html: str | None) -> None:
 
     from fluidtune.report import find_log, read_events, render, summarise, write_report
     from fluidtune.report.serving_report import is_serving, render_serving, serving_png, summarise_serving
+    from fluidtune.report.summary import left_out
 
     log = find_log(run_dir)
     console = Console()
@@ -83,6 +84,8 @@ def report(run_dir: str, html: str | None) -> None:
         if html is not None:
             raise FluidTuneError(f"--html {html}: {run_dir} is the log of a service; give the run that it serves")
         console.print(render_serving(summarise_serving(events)))
+        if events.dropped:
+            console.print(f"event log: {left_out(events.dropped)}")
         _write(lambda: [serving_png(events, log.parent / "serving.png")])
         return
     console.print(render(summarise(events)))
@@ -194,11 +197,14 @@ def why(run_dir: str, trial: str) -> None:
     """
     from fluidtune.report import read_events
     from fluidtune.report.story import story_of
+    from fluidtune.report.summary import left_out
     from fluidtune.report.terminal_text import printable
     from fluidtune.report.trial_lookup import find_trial, log_of_run
 
     events = read_events(log_of_run(run_dir))
     click.echo("\n".join(map(printable, story_of(events, find_trial(events, trial)).lines())))
+    if events.dropped:
+        click.echo(f"event log: {left_out(events.dropped)}")
 
 
 @cli.command()
@@ -471,15 +477,17 @@ def serve_start(
         settings["devices"] = f"gpu:{gpus}"
     sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
     _connect(address)
+    from fluidtune.report.terminal_text import printable
     from fluidtune.serving.service import loader, serve
 
     secret = token.read().strip() if token is not None else None
     found = loader(load) if load is not None else None
     served = serve(run_dir, found, arbiter="auto" if shared else None, token=secret, **settings)
+    names = printable(", ".join(served.trials))
     if settings["models"] is not None:
-        click.echo(f"models {', '.join(served.trials)}: POST an input to {served.url}MODEL")
+        click.echo(f"models {names}: POST an input to {served.url}MODEL")
     else:
-        click.echo(f"trial {', '.join(served.trials)}: POST an input to {served.url}, or to {served.url}TRIAL")
+        click.echo(f"trial {names}: POST an input to {served.url}, or to {served.url}TRIAL")
     log = served.status()["log"]
     click.echo(
         f"events and profiles: {log}" if log else "events are kept nowhere: the head node has not this directory"
@@ -524,13 +532,15 @@ def _share(context: Any, option: Any, text: str) -> float:
 def serve_deploy(address: str, run_dir: str, **asked: Any) -> None:
     """Load another checkpoint beside the one that serves, measure it, and move the requests over to it."""
     _connect(address)
+    from fluidtune.report.terminal_text import printable
     from fluidtune.serving.service import deploy
 
     found = deploy(run_dir, **asked)
     said = "all requests go to it; the version before is kept"
     if found["state"] == "canary":
         said = f"{100 * found['share']:g} % of the requests go to it; all with: fluidtune serve promote"
-    click.echo(f"version {found['version']} (trial {found['trial']}): {said}; back with: fluidtune serve rollback")
+    name = printable(found["trial"])
+    click.echo(f"version {found['version']} (trial {name}): {said}; back with: fluidtune serve rollback")
 
 
 @serve.command("promote")
@@ -549,11 +559,12 @@ def serve_promote(address: str) -> None:
 def serve_rollback(address: str) -> None:
     """Put the version before the last deploy back, also while that one loads, or is a canary."""
     _connect(address)
+    from fluidtune.report.terminal_text import printable
     from fluidtune.serving import service
 
     service.rollback()
     found = service.status()["trials"][0]
-    click.echo(f"version {found['version']} (trial {found['trial']}) answers all requests")
+    click.echo(f"version {found['version']} (trial {printable(found['trial'])}) answers all requests")
 
 
 @serve.command("plan")

@@ -155,6 +155,7 @@ class GpuTable:
         record = self.gpus.get(gpu)
         if record is None or record.token != token or plan not in [one.plan for one in record.sent]:
             return []
+        full = len(record.sent) > self._ahead  # It is in no heap then, and will be in one: there is room for a batch.
         over = [record.sent.popleft()]
         while over[-1].plan != plan:
             over.append(record.sent.popleft())
@@ -163,7 +164,7 @@ class GpuTable:
             ends = max(waiting.start + waiting.seconds, ends + (waiting.seconds - waiting.overlap))
             free = ends - waiting.overlap
         record.ends = ends
-        if free != record.free or (not record.idle and len(record.sent) == self._ahead):
+        if full or free != record.free:
             self._set_free(record, free)
         return over
 

@@ -301,8 +301,13 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
             text += f", {summary.metric or 'metric'} {summary.best_metric:.6g}"
         rows.append(("best trial", text))
     if summary.dropped_lines:
-        rows.append(("event log", f"{plural(summary.dropped_lines, 'line')} left out: broken, or of another version"))
+        rows.append(("event log", left_out(summary.dropped_lines)))
     return rows
+
+
+def left_out(lines: int) -> str:
+    """What is said of lines of the log that cannot be read."""
+    return f"{plural(lines, 'line')} left out: broken, or of another version"
 
 
 def _use_rows(summary: Summary) -> list[tuple[str, str]]:

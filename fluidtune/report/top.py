@@ -21,7 +21,7 @@ from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.live import LiveRun, LiveTrial, LogTail, seconds_since, wall_clock
 from fluidtune.report.occupancy import busy_over_time
 from fluidtune.report.serving_report import ServingSummary, is_serving, render_serving, summarise_serving
-from fluidtune.report.summary import duration, plural
+from fluidtune.report.summary import duration, left_out, plural
 from fluidtune.report.terminal_text import cell, printable
 
 #: Devices are busy, and iterations are counted, over this many seconds: several iterations of most trials.
@@ -46,7 +46,7 @@ def watch(log: Path, console: Console, now: Callable[[], float] = time.time) -> 
         if console.is_terminal:
             with Live(console=console, screen=True, auto_refresh=False) as display:
                 while True:
-                    display.update(followed.screen.draw(now(), console.height), refresh=True)
+                    display.update(followed.draw(now(), console.height), refresh=True)
                     if followed.screen.over:
                         break
                     time.sleep(LOOK_S)
@@ -56,7 +56,7 @@ def watch(log: Path, console: Console, now: Callable[[], float] = time.time) -> 
     finally:
         followed.close()
     # The alternate screen is gone by now: the last picture stays.
-    console.print(followed.screen.draw(now(), console.height if console.is_terminal else 1000))
+    console.print(followed.draw(now(), console.height if console.is_terminal else 1000))
 
 
 class _Followed:
@@ -78,6 +78,13 @@ class _Followed:
         if is_serving(events) and isinstance(self.screen, RunScreen):
             self.screen = ServiceScreen()
         self.screen.hear(events)
+
+    def draw(self, now: float, height: int) -> RenderableType:
+        """The screen, and below it how much of the log it lacks."""
+        if not self._tail.dropped:
+            return self.screen.draw(now, height)
+        said = f"event log: {left_out(self._tail.dropped)}"
+        return Group(self.screen.draw(now, height - 1), Text(said, style="yellow", no_wrap=True, overflow="ellipsis"))
 
     def close(self) -> None:
         self._tail.close()

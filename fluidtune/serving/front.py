@@ -48,7 +48,7 @@ from fluidtune.serving.answers import (
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
 from fluidtune.serving.following import follow
 from fluidtune.serving.inference_protocol import Asked, server_metadata
-from fluidtune.serving.intake import Intake, collect_seldom
+from fluidtune.serving.intake import Holding, Intake, collect_seldom
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import labels
 from fluidtune.serving.openapi import DOCUMENT, Described, document, page
@@ -64,6 +64,7 @@ from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, t
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
 from symphony_serve.messages import Reason
+from symphony_serve.model_side import TRIED
 from symphony_serve.profiles import profiles_to_json
 from symphony_serve.reading import PIECE
 from symphony_serve.shell.async_server import AsyncServer
@@ -73,6 +74,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that a stop waits for what runs. A batch that takes longer is late anyhow.
 STOP_S = 1.0
+#: A body for which the front has waited longer than this part of the SLO came slowly. Source: the part of the SLO that
+#: the times of a model's batches leave for all that is before a decision.
+SLOW = 1 - TRIED
 #: Characters of a request's id and of its source that are kept, and inputs of one request. Judgement: an id of any
 #: tracer, and several of the largest batches.
 MOST_ID, MOST_INPUTS = 128, 1024
@@ -142,10 +146,10 @@ class Front:
             return self._shown(name, asked)
         version = asked.version if asked is not None else ""
         key = self._key(name, version, number)
-        until = whole = arrival + self._setting.slo_of(name)
+        until, holding = arrival + self._setting.slo_of(name), Holding()
         try:
             until = arrival + timeout_s(request.headers.get(TIMEOUT), self._setting.slo_of(name))
-            with self._intake.one() as holding:
+            with self._intake.one(holding):
                 server = self._check_there()
                 self._check_loaded(name)
                 if (why := server.hopeless(key, until - arrival)) is not None:
@@ -154,7 +158,7 @@ class Front:
                 if asked is None:
                     value = await self._intake.read(request, about.interface.form, about.most, until, holding)
                     key = self._key(name, version, number)  # It may be another one by now. All have one form.
-                    ((status, text),) = await self._ask(server, request, key, [value], arrival, until)
+                    ((status, text),) = await self._ask(server, request, key, [value], arrival, until, holding)
                     if status != 200:
                         logger.warning("Request %s: %s", number[:MOST_ID], text)
                     response = Response(text, status, media_type="application/json")
@@ -162,20 +166,20 @@ class Front:
                     body = await self._intake.read_tensors(request, about.most, until, holding)
                     batch, until = await self._decoded(about, request, body, until)
                     key = self._key(name, version, number)
-                    response = await self._infer(server, request, key, asked, batch, arrival, until)
+                    response = await self._infer(server, request, key, asked, batch, arrival, until, holding)
                 response.headers[MODEL_VERSION] = labels(key)[1]
                 return response
         except Refused as error:
             there = self._server is not None and key in self.rollouts.answering
             said = of_server(error, self._server.wait(key) if there else self._setting.slo)  # type: ignore[union-attr]
-            self._count(key, said, until < whole)
+            self._count(key, said, self._hurried(name, arrival, until, holding))
             raise said from None
         except ServeError as error:
             said = bad(error)
-            self._count(key, said, until < whole)
+            self._count(key, said, self._hurried(name, arrival, until, holding))
             raise said from None
         except Said as said:
-            self._count(key, said, until < whole)
+            self._count(key, said, self._hurried(name, arrival, until, holding))
             raise
 
     def _key(self, name: str, version: str, number: str) -> str:
@@ -216,10 +220,11 @@ class Front:
         batch: Asked,
         arrival: float,
         until: float,
+        holding: Holding,
     ) -> Response:
         """The answer to a batch of inputs as tensors. Raises `Said`, ServeError and Refused."""
         interface = self.rollouts.answering[key].interface
-        outcomes = await self._ask(server, request, key, batch.inputs, arrival, until)
+        outcomes = await self._ask(server, request, key, batch.inputs, arrival, until, holding)
         for status, text in outcomes:
             if status != 200:
                 return Response(text, status, media_type="application/json")
@@ -228,7 +233,14 @@ class Front:
         return Response(answer, 200, described)
 
     async def _ask(
-        self, server: AsyncServer, request: Request, name: str, values: Sequence[Any], arrival: float, until: float
+        self,
+        server: AsyncServer,
+        request: Request,
+        name: str,
+        values: Sequence[Any],
+        arrival: float,
+        until: float,
+        holding: Holding,
     ) -> list[tuple[int, str]]:
         """The status and the text of each answer of the model ``name`` of the server. Raises `Said` and Refused."""
         source = request.headers.get(SOURCE, "")[:MOST_ID]
@@ -252,7 +264,8 @@ class Front:
             self._books.count(name, "cancelled", len(values))
             raise Said(400, "disconnected", "the client has gone")
         why = why or Refused(name, Reason.OVERDUE)
-        self._count(name, of_server(why, 0.0), until < arrival + self._setting.slo_of(name), len(values) - 1)
+        hurried = self._hurried(name, arrival, until, holding)
+        self._count(name, of_server(why, 0.0), hurried, len(values) - 1)
         raise why
 
     def _outcome(self, name: str, answer: asyncio.Future[tuple[int, str]], arrival: float) -> tuple[int, str]:
@@ -296,8 +309,13 @@ class Front:
         if not able:
             raise refused("no_model_process", "no model process answers")
 
+    def _hurried(self, name: str, arrival: float, until: float, holding: Holding) -> bool:
+        """Whether the client left less than the SLO: it wanted its answer sooner, or its body came slowly."""
+        slo = self._setting.slo_of(name)
+        return until < arrival + slo or holding.waited > SLOW * slo
+
     def _count(self, name: str, said: Said, hurried: bool, times: int = 1) -> None:
-        """hurried: the client wanted its answer sooner than within the SLO."""
+        """hurried: as `_hurried`."""
         if said.code != "disconnected":
             became = "late" if said.code == "overdue" else f"refused: {said.code}"
             self._books.count(name, became if said.status == 503 else "bad", times, hurried)

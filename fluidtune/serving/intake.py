@@ -11,7 +11,7 @@ import contextlib
 import gc
 import json
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -55,10 +55,10 @@ def largest_body(samples: Sequence[Any]) -> int:
 
 
 class Holding:
-    """What an open request holds: bytes of its body."""
+    """What an open request holds: bytes of its body. waited: seconds in which its client let the front wait for it."""
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes, self.waited = 0, 0.0
 
 
 class Intake:
@@ -72,14 +72,13 @@ class Intake:
         self._turn = asyncio.Lock()
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[Holding]:
+    def one(self, holding: Holding) -> Iterator[None]:
         """A request is open. Raises `Said` if there are too many."""
         if self.open >= MOST_OPEN:
             raise refused("too_many", f"{MOST_OPEN} requests are open already", self._slo)
-        holding = Holding()
         self.open += 1
         try:
-            yield holding
+            yield
         finally:
             self.open -= 1
             self.bytes -= holding.bytes
@@ -144,7 +143,7 @@ class Intake:
 
     async def _gather(self, request: Request, most: int, holding: Holding) -> bytes:
         body = bytearray()
-        async for chunk in request.stream():
+        async for chunk in _waited_for(request, holding):
             body += chunk
             if len(body) > most:
                 raise _too_large(most)
@@ -154,7 +153,7 @@ class Intake:
 
     async def _read(self, request: Request, form: Form, most: int, holding: Holding) -> Any:
         reading, fresh, size = Reading(form), bytearray(), 0
-        async for chunk in request.stream():
+        async for chunk in _waited_for(request, holding):
             size += len(chunk)
             fresh += chunk
             if size > most:
@@ -185,6 +184,20 @@ class Intake:
         holding.bytes = size
         if self.bytes > MOST_BYTES and self.bytes > size:
             raise refused("too_many_bytes", f"bodies of {MOST_BYTES} bytes are being answered already", self._slo)
+
+
+async def _waited_for(request: Request, holding: Holding) -> AsyncIterator[bytes]:
+    """The parts of the body. What each is waited for is added to ``holding``."""
+    parts = request.stream()
+    while True:
+        began = time.monotonic()
+        try:
+            part = await anext(parts)
+        except StopAsyncIteration:
+            return
+        finally:
+            holding.waited += time.monotonic() - began
+        yield part
 
 
 def _too_large(most: int) -> Said:

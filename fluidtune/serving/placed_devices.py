@@ -121,8 +121,7 @@ class PlacedDevices:
         devices = {number: Device(device.models) for number, device in self._devices.items()}
         sizes = {one.name: one.cuts[ALONE].bytes for one in self._models}
         self._state = Standing(sizes, self._placing.memory, devices, LEAST_PATIENCE_S, rates)
-        for number, device in self._devices.items():
-            device.lost = functools.partial(self._lost, number)
+        self._heed_losses()
         loaded = time.monotonic()
         self._tell(Found(self._state.searches, await self._found(rates, tuple(devices))))
         while self._state.phase in ("searching", "moving") and not (self._failed and self._profiles is None):
@@ -136,6 +135,8 @@ class PlacedDevices:
         self._state = replace(self._state, patience=patience)
         held = {number: one.held for number, one in self._state.devices.items()}
         profiles = {name: one for name, one in (self._profiles or {}).items() if name in missing}
+        for device in self._devices.values():
+            device.lost = lambda: None  # Until `serve` its models are measured, and loaded again if it is lost.
         return First(self._devices, self._samples, held, profiles)
 
     @property
@@ -185,6 +186,7 @@ class PlacedDevices:
 
     def serve(self, server: AsyncServer, wanted: Callable[[], int]) -> None:
         self._server = server
+        self._heed_losses()
         self._watching = asyncio.create_task(self._watch(), name="serve-placement")
         if self._profiles is None:
             self._profiles = {name: server.profile(name) for name in self._asked}
@@ -325,6 +327,10 @@ class PlacedDevices:
                     last, counted = now, offered
             except Exception:
                 logger.exception("A look at the placement has failed")
+
+    def _heed_losses(self) -> None:
+        for number, device in self._devices.items():
+            device.lost = functools.partial(self._lost, number)
 
     def _lost(self, number: int) -> None:
         """The process of the device is gone, with its models: the server must know before the next one is there."""

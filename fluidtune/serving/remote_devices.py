@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -173,8 +173,10 @@ class RemoteDevice:
         try:
             return Waited(*await fetched(self._ask("measure", model, inputs), HUNG_S))
         except RayTaskError as error:
-            self._plainly(error)  # the next attempt has plain processes
-            raise
+            if not self._plainly(error):
+                raise
+            self._replace(said_of(error), processes)
+            raise DeviceLost(said_of(error), self._back) from None
         except RayError as error:
             self._replace(said_of(error), processes)
             raise DeviceLost(said_of(error), self._back) from None
@@ -280,6 +282,27 @@ class PlacedDevice(RemoteDevice):
             self.loading = replace(self.loading, trials=())
             self.lost()
         super().again()
+
+    async def measure(self, model: str, inputs: list[Any]) -> Waited:
+        """As `RemoteDevice.measure`. A device that is lost is back when it has loaded again what it had."""
+        trials = self.loading.trials
+        try:
+            return await super().measure(model, inputs)
+        except DeviceLost as lost:
+            raise DeviceLost(str(lost), self._loaded_again(trials, lost)) from None
+
+    def _loaded_again(self, trials: Sequence[Winner], lost: DeviceLost) -> Callable[[], Awaitable[bool]]:
+        """As ``lost.back``, with these models. It raises ServeError if one does not load."""
+
+        async def back() -> bool:
+            if not await lost.back():
+                return False
+            for trial in trials:
+                if trial.name not in self.models:
+                    await self.load(trial)
+            return True
+
+        return back
 
     async def load(self, trial: Winner) -> Held:
         """Have it load one more model beside the batches. Raises ServeError if it cannot; it has nothing of it then.

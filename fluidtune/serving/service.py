@@ -27,6 +27,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
+from fluidtune.report.terminal_text import printable
 from fluidtune.serving.address import listening, url_of
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
@@ -432,6 +433,7 @@ def stop() -> bool:
 
 
 def status_text(found: dict[str, Any]) -> str:
+    """The status for a terminal. Names and errors in it come from elsewhere."""
     why = f" ({found['why']})" if found["why"] else ""
     leased = " leased" if found["app"] else ""
     groups = found.get("stages", [])
@@ -468,7 +470,7 @@ def status_text(found: dict[str, Any]) -> str:
             f"    last minute: {trial['goodput']:.1f} requests/s answered{p99}",
             *([f"    {trial['why']}"] if trial.get("why") else []),
         ]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def loader(text: str) -> Callable[..., Any]:

@@ -36,7 +36,7 @@ MINUTE_S, MOST = 60.0, 100_000
 #: Answers of a version whose times are kept for its 99th percentile: so many that one in a hundred is known to a tenth.
 MOST_ANSWERS = 10_000
 #: What became of requests for which a device came too late: more devices would have helped. But if a client wanted its
-#: answer sooner than within the SLO, that is no load, and it may ask for what no device can do.
+#: answer sooner than within the SLO, or its body came slowly, that is no load: it may ask for what no device can do.
 TOO_LATE = ("late", "refused: late", "refused: makes_way", "refused: gpu_lost", "refused: queue_full")
 #: That of those for which there was no device at all, however long they would have waited.
 NO_DEVICE = "refused: no_lease"
@@ -48,7 +48,8 @@ class Span:
 
     requests: by what became of them. batches: by size. waited: seconds that requests waited for their batch, added up.
     busy: seconds of batches, all devices together; a batch counts where it ends, and once where two overlap.
-    hurried: of the requests that were `TOO_LATE`, how many had less than the SLO because their client wanted it so.
+    hurried: of the requests that were late or refused, what became of those to which their client left less than the
+    SLO.
     """
 
     seconds: float
@@ -56,7 +57,7 @@ class Span:
     batches: dict[str, Counter[int]]
     waited: dict[str, float]
     busy: float = 0.0
-    hurried: Counter[str] = field(default_factory=Counter)
+    hurried: dict[str, Counter[str]] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -70,7 +71,7 @@ class Span:
             {name: counts - before.batches.get(name, Counter()) for name, counts in self.batches.items()},
             {name: seconds - before.waited.get(name, 0.0) for name, seconds in self.waited.items()},
             self.busy - before.busy,
-            self.hurried - before.hurried,
+            {name: counts - before.hurried.get(name, Counter()) for name, counts in self.hurried.items()},
         )
 
 
@@ -96,6 +97,7 @@ class Books:
             if key in self._answers:
                 return
             self._sums.requests[key], self._sums.batches[key], self._sums.waited[key] = Counter(), Counter(), 0.0
+            self._sums.hurried[key] = Counter()
             self._answers[key] = self._clock(), deque(maxlen=MOST_ANSWERS)
 
     def forget(self, key: str) -> None:
@@ -125,12 +127,12 @@ class Books:
     def count(self, trial: str, became: str, times: int = 1, hurried: bool = False) -> None:
         """Inputs to this trial got this outcome, ``times`` of them. A name that is no trial does not count.
 
-        hurried: their client wanted the answer sooner than within the SLO.
+        hurried: their client left less than the SLO.
         """
         if trial in self._sums.requests and times:
             self._sums.requests[trial][became] += times
-            if hurried and became in TOO_LATE:
-                self._sums.hurried[trial] += times
+            if hurried and (became == "late" or became.startswith("refused")):
+                self._sums.hurried[trial][became] += times
 
     def batch(self, seen: BatchSeen) -> None:
         self._fresh.append(seen)
@@ -155,8 +157,9 @@ class Books:
             self._add_up()
             sums = self._sums
             requests = {name: Counter(dict(counts)) for name, counts in sums.requests.items()}
+            hurried = {name: Counter(dict(counts)) for name, counts in sums.hurried.items()}
             batches = {name: Counter(counts) for name, counts in sums.batches.items()}
-            return Span(self._clock(), requests, batches, dict(sums.waited), sums.busy, Counter(sums.hurried))
+            return Span(self._clock(), requests, batches, dict(sums.waited), sums.busy, hurried)
 
     def _add_up(self) -> None:
         while self._fresh:
@@ -368,13 +371,20 @@ class Watch:
 def sample(span: Span, devices: int) -> Sample:
     """The span as the autoscaler sees it. Only requests that devices answered, or were too few for, count."""
     good = {name: counts["answered"] for name, counts in span.requests.items()}
-    short = {name: sum(counts[what] for what in (*TOO_LATE, NO_DEVICE)) for name, counts in span.requests.items()}
-    offered = {name: good[name] + max(0, short[name] - span.hurried[name]) for name in good}
+    offered = {}
+    for name, counts in span.requests.items():
+        hurried = span.hurried.get(name, Counter())
+        # The front counts meanwhile, so that one of the two may be ahead.
+        short = sum(max(0, counts[what] - hurried[what]) for what in TOO_LATE)
+        offered[name] = good[name] + short + counts[NO_DEVICE]
     return Sample(span.seconds, devices, span.busy, offered, sum(good.values()))
 
 
 def is_calm(span: Span) -> bool:
-    """Whether requests were answered, and at most `BAD_RATE` of them refused or late. Else times say what load does."""
+    """Whether requests were answered, and at most `BAD_RATE` of them refused or late. Else times say what load does.
+
+    What is so because of its client says nothing of the load.
+    """
     answered = sum(counts["answered"] for counts in span.requests.values())
     bad = sum(
         count
@@ -382,6 +392,7 @@ def is_calm(span: Span) -> bool:
         for what, count in counts.items()
         if what == "late" or what.startswith("refused")
     )
+    bad -= sum(counts.total() for counts in span.hurried.values())
     return answered > 0 and bad <= BAD_RATE * (answered + bad)
 
 

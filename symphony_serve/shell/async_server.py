@@ -237,18 +237,28 @@ class AsyncServer:
     def hopeless(self, model: str, within: float = math.inf) -> Reason | None:
         """Why a request that comes now is certain to be refused: a batch of 1, or what waits before it, takes too long.
 
-        within: as for `ask`. Who asks this first need not read a request that is refused. See `backlog`.
+        Or no such model is served. Who asks this first need not read a request that is refused. See `backlog`.
+        within: as for `ask`.
         """
+        if self._closed:
+            return None  # `ask` says why.
+        if model not in self._slos or model in self._going:
+            return Reason.UNKNOWN_MODEL
         there = self._with(model)
-        if self._closed or not there:
-            return None  # `ask` says why, or waits for a device.
+        if not there:
+            return None  # `ask` waits for a device.
         left = self._budgets[model] - max(0.0, self._slos[model] - within)
         if self._backlog.alone[model] > left:
             return Reason.LATE_ON_ARRIVAL
         return Reason.QUEUE_FULL if self._backlog.seconds(model, there, time.monotonic()) > left else None
 
     def wait(self, model: str) -> float:
-        """Seconds at the least until a request to ``model`` that came now would be answered; its SLO if none can be."""
+        """Seconds at the least until a request to ``model`` that came now would be answered; its SLO if none can be.
+
+        0 if no such model is served: the request would be refused at once.
+        """
+        if model not in self._slos:
+            return 0.0
         return min(self._slos[model], self._backlog.seconds(model, self._with(model), time.monotonic()))
 
     def _with(self, model: str) -> list[int]:
@@ -322,8 +332,7 @@ class AsyncServer:
         """
         if self._closed:
             return
-        if model not in self._slos:
-            raise ServeError(f"no model {model} is served, expected one of {', '.join(sorted(self._slos))}")
+        self._check_served(model)
         gone = self._going.get(model)
         if gone is None:
             gone = self._going[model] = self._loop.create_future()
@@ -345,12 +354,21 @@ class AsyncServer:
         return any(not self._slots[number].lost for number in self._with(model))
 
     def profile(self, model: str) -> Profile:
-        """The model's profile as it is known now."""
+        """The model's profile as it is known now. Raises ServeError if no model of that name is served."""
+        self._check_served(model)
         return self._profiles[model]
 
     def batching(self, model: str) -> str:
-        """The former that has the model's requests now: "window" or "orloj"."""
+        """The former that has the model's requests now: "window" or "orloj".
+
+        Raises ServeError if no model of that name is served.
+        """
+        self._check_served(model)
         return self._scheduler.batching(model).value if isinstance(self._scheduler, Scheduler) else "window"
+
+    def _check_served(self, model: str) -> None:
+        if model not in self._slos:
+            raise ServeError(f"no model {model} is served, expected one of {', '.join(sorted(self._slos))}")
 
     @property
     def unanswered(self) -> int:

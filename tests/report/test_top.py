@@ -36,6 +36,25 @@ from tests.report.makers import (
 from tests.report.test_summary import by_hand
 
 
+@pytest.mark.parametrize("name", ["run_started", "serving_started"])
+def test_how_many_lines_of_the_log_are_left_out_is_said(name: str, tmp_path: Path) -> None:
+    """docs/bugs.md, 656."""
+    events = [begin(0, 1)] if name == "run_started" else [ev(0, name, devices=1, **dict.fromkeys(OF_START, "x"))]
+    log, shown = written(tmp_path, events), []
+    for broken in ("", '{"t": 5.0, "event": "tri\n', "{\n"):
+        with log.open("a") as file:
+            file.write(broken)
+        out = io.StringIO()
+        top.watch(log, Console(file=out, width=100), now=lambda: 7.0)
+        shown.append([line for line in out.getvalue().splitlines() if "left out" in line])
+    said = "left out: broken, or of another version"
+    assert shown == [[], [f"event log: 1 line {said}"], [f"event log: 2 lines {said}"]]
+
+
+#: Fields of a service's first event.
+OF_START = ("run", "ray", "fluidtune", "python", "machine", "kind", "slo", "starts", "trials")
+
+
 def screen_of(events: list[EventDict]) -> top.RunScreen:
     screen = top.RunScreen()
     screen.hear(events)

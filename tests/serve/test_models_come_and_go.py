@@ -183,6 +183,38 @@ def test_a_model_is_removed_once_whoever_asks_and_one_that_is_not_there_is_named
     asyncio.run(run())
 
 
+def test_what_is_asked_of_a_server_about_a_model_that_is_not_served():
+    """docs/bugs.md, 653."""
+
+    async def run():
+        release, delays = asyncio.Event(), Delays(jitter=30.0)
+
+        class Slow(LocalDevice):
+            async def run(self, name, inputs):
+                await release.wait()
+                return inputs
+
+        async with AsyncServer([quick("a", delays), quick("b", delays)], [Slow({"a": list, "b": list})]) as server:
+            answer = server.ask("b", 1)
+            going = asyncio.ensure_future(server.remove("b"))
+            await asyncio.sleep(0)
+            for name in ("unknown", "b"):  # It answers still, and takes no request any more.
+                assert server.hopeless(name) is server.hopeless(name, 0.1) is Reason.UNKNOWN_MODEL
+                with pytest.raises(Refused, match="no model of that name is served"):
+                    await server.ask(name, 1)
+            release.set()
+            await asyncio.wait_for(going, PATIENCE_S)
+            assert await answer == 1
+            for name in ("unknown", "b"):
+                assert server.hopeless(name) is Reason.UNKNOWN_MODEL and server.wait(name) == 0.0
+                for asked in (server.profile, server.batching):
+                    with pytest.raises(ServeError, match=f"no model {name} is served, expected one of a$"):
+                        asked(name)
+            assert server.hopeless("a") is None
+
+    asyncio.run(run())
+
+
 def test_a_server_takes_a_model_and_lets_it_go_when_its_requests_are_answered():
     async def run():
         delays, release = Delays(jitter=30.0), asyncio.Event()

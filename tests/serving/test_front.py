@@ -79,8 +79,11 @@ def made():
     return make
 
 
-async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, gone=None, headers=()):
-    """The status, the value and the headers of an answer. gone: an event; the client hangs up when it is set."""
+async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, gone=None, headers=(), takes=0.0):
+    """The status, the value and the headers of an answer.
+
+    gone: an event; the client hangs up when it is set. takes: seconds after which the body is there.
+    """
     asked, sent = [], []
 
     async def receive():
@@ -91,6 +94,8 @@ async def ask(front, method="POST", path="/", body=b"1", half=False, read=None, 
         assert read is not None or body is not None, "nothing is to be read"
         if read is not None:
             read.append(True)
+        if takes:
+            await asyncio.sleep(takes)
         return {"type": "http.request", "body": body, "more_body": half}
 
     async def send(message):
@@ -296,7 +301,20 @@ def test_what_a_client_wants_sooner_than_the_slo_is_counted_as_hurried(made, hop
     front = made(Server(hopeless=hopeless), slo=0.02)
     assert answered(front, headers=[(b"request-timeout-ms", timeout)])[0] == 503
     total = front._books.total()
-    assert (total.requests["t"].total(), total.hurried["t"]) == (1, hurried)
+    assert (total.requests["t"].total(), total.hurried["t"].total()) == (1, hurried)
+
+
+TENSOR = json.dumps({"inputs": [{"name": "input", "shape": [1], "datatype": "INT64", "data": [1]}]}).encode()
+
+
+@pytest.mark.parametrize("given", [{}, {"path": "/v2/models/t/infer", "body": TENSOR}])
+@pytest.mark.parametrize(("takes", "slow"), [(0.0, 0), (0.3, 1)])
+def test_what_a_client_took_to_send_its_body_is_no_load(made, given, takes, slow):
+    """docs/bugs.md, 651."""
+    front = made(Server(), slo=0.5)
+    assert answered(front, takes=takes, **given)[1]["error"]
+    total = front._books.total()
+    assert (total.requests["t"], total.hurried["t"].total()) == ({"late": 1}, slow)
 
 
 def test_whoever_has_not_the_token_is_told_so_and_probes_need_none(made):

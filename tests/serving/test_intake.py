@@ -49,9 +49,11 @@ def intake(slo=0.5):
 async def read(one, body, form=NUMBERS, most=math.inf, within=PATIENCE_S, holds=False):
     """The input, or what is said instead."""
     from fluidtune.serving.answers import Said
+    from fluidtune.serving.intake import Holding
 
     try:
-        with one.one() as holding:
+        holding = Holding()
+        with one.one(holding):
             value = await one.read(body.request(), form, most, time.monotonic() + within, holding)
             if holds:
                 await asyncio.Event().wait()

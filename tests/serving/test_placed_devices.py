@@ -184,6 +184,7 @@ def test_a_device_that_dies_is_replaced_by_the_other_if_all_models_fit_there(mon
     async def run():
         service = Service(monkeypatch, size=size, a=MANY, b=1.0, c=1.0)
         await service.placed.first()
+        service.placed.serve(Server(), lambda: 1)
         gone = next(number for number, models in enumerate(service.stands()) if "b" in models)
         service.log.clear()
         service.devices[gone].dies()
@@ -196,6 +197,23 @@ def test_a_device_that_dies_is_replaced_by_the_other_if_all_models_fit_there(mon
         await service.until_settled()
         assert f"the process of device {gone} is back" in service.said("models_placed")[-1]["reason"]
         assert {model for models in service.stands() for model in models} == set("abc")
+        await service.placed.close()
+
+    asyncio.run(run())
+
+
+def test_a_device_that_is_lost_while_its_models_are_measured_keeps_its_place(monkeypatch):
+    """It loads them again itself (`PlacedDevice.measure`). docs/bugs.md, 652."""
+
+    async def run():
+        service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
+        first = await service.placed.first()
+        service.devices[0].lost()
+        assert service.placed.placement()["phase"] == "settled"
+        service.placed.serve(Server(), lambda: 1)
+        assert {int(one): set(models) for one, models in service.placed.placement()["devices"].items()} == first.held
+        service.devices[0].lost()
+        assert service.placed.placement()["phase"] == "searching"
         await service.placed.close()
 
     asyncio.run(run())

@@ -15,6 +15,7 @@ from fluidtune.serving.model_process import Loading
 from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice
 from fluidtune.serving.served_devices import Measured
 from symphony_serve.errors import DeviceLost, ServeError
+from symphony_serve.shell.measuring import measure_models
 
 SAMPLES = {"t": [1]}
 
@@ -221,6 +222,62 @@ def test_the_next_process_of_models_that_come_and_go_has_none(device):
     assert len(lost) == 1
 
 
+class Processes(Cluster):
+    """Has processes with the models that they were told to hold. The batches of these sizes end theirs once each."""
+
+    def __init__(self, *ends):
+        super().__init__()
+        self.ends, self.models, self.seen = list(ends), set(), []
+
+    def options(self, **given):
+        def start(loading):
+            self.started, self.models = self.started + 1, set()
+            names = ("ready", "measure", "hold", "held")
+            asked = {name: SimpleNamespace(remote=lambda *given, name=name: (name, *given)) for name in names}
+            return SimpleNamespace(**asked)
+
+        return SimpleNamespace(remote=start)
+
+    async def fetched(self, asked, wait_s):
+        what, *given = asked
+        await asyncio.sleep(0)
+        if what == "ready":
+            return self.started, {}
+        if what == "hold":
+            self.models.add(given[0].name)
+        if what == "measure":
+            model, inputs = given
+            if model not in self.models:
+                raise RayTaskError("measure", f"KeyError: {model!r}", KeyError(model))
+            self.seen.append(len(inputs))
+            if len(inputs) in self.ends:
+                self.ends.remove(len(inputs))
+                raise RayActorError
+            return [(200, "1")] * len(inputs), 0.0
+        return "found"
+
+
+@pytest.mark.parametrize(("ends", "most"), [((), 64), ((1,), 64), ((16,), 64), ((4, 16), 64), ((16, 16), 8)])
+def test_a_process_of_models_that_come_and_go_which_is_lost_while_one_is_measured_loads_them_again(
+    monkeypatch, ends, most
+):
+    """A loss is no measurement, unless the size brings it about each time. docs/bugs.md, 652."""
+
+    async def test():
+        cluster = Processes(*ends)
+        monkeypatch.setattr(remote_devices, "ray", cluster)
+        monkeypatch.setattr(remote_devices, "fetched", cluster.fetched)
+        device = PlacedDevice(1, Loading(b"", (), ()), {}, lambda event, **fields: None)
+        for name in "ab":
+            await device.load(SimpleNamespace(name=name))
+        (model, _) = await measure_models([Measured(device)], {"a": [1], "b": [1]}, {"a": 60.0, "b": 60.0})
+        assert model.profile.max_batch == most
+        assert cluster.models == device.models == {"a", "b"} and cluster.started == 1 + len(ends)
+        assert [trial.name for trial in device.loading.trials] == ["a", "b"]
+
+    run(test())
+
+
 def test_a_load_that_ends_its_process_is_told_and_the_next_model_loads_in_the_next_process(device):
     async def test():
         made, cluster, told, _ = placed(device, hold=[None, None], held=[RayActorError(), "found"])
@@ -233,6 +290,17 @@ def test_a_load_that_ends_its_process_is_told_and_the_next_model_loads_in_the_ne
 
 
 PLAIN = RayTaskError("hold", f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess.__qualname__}: reads X", None)
+
+
+@pytest.mark.parametrize("what", ["run", "measure"])
+def test_a_batch_that_must_be_in_a_plain_process_gets_one(device, what):
+    """Else a size that is measured would be taken to be too large. docs/bugs.md, 652."""
+    made, cluster, told = device(ready=[(7, SAMPLES)], **{what: [PLAIN]})
+    made._forks = SimpleNamespace(turn_off=lambda why: None, runtime_env=lambda: {})
+    with pytest.raises(DeviceLost, match="reads X") as lost:
+        run(getattr(made, what)("t", [1]))
+    assert run(lost.value.back())
+    assert (made.pid, cluster.started, told[0]) == (7, 2, ("worker_lost", "models-1-1"))
 
 
 def test_a_load_that_must_be_in_a_plain_process_gets_one(device):

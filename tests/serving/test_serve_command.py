@@ -143,6 +143,41 @@ def test_the_status_in_words():
     assert status_text(leased) == "serving: SLO 200 ms, 1 of 2 leased devices, 1 requests wait, 9 s"
 
 
+NAME, SHOWN = "[/x] \x1b[2J \x9b2J \n  it is fine \ud83d", r"[/x] \x1b[2J \x9b2J \n  it is fine \ud83d"
+
+
+@pytest.mark.parametrize("command", ["status", "deploy", "rollback", "start"])
+def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, command):
+    """docs/bugs.md, 657."""
+    counts = {"requests": {NAME: 1}, "batches": {}, "batching": NAME, "batch_1_s": None, "goodput": 0.0, "p99_s": None}
+    trial = {"trial": NAME, "version": 1, "state": NAME, "why": NAME, **counts}
+    found = {
+        "state": NAME,
+        "why": NAME,
+        "slo_s": 0.2,
+        "device_pids": [7],
+        "devices": 2,
+        "unanswered": 0,
+        "devices_wanted": 2,
+        "app": None,
+        "seconds": 9.0,
+        "placement": {"devices": {"0": [NAME]}, "phase": NAME, "why": NAME},
+        "trials": [trial],
+        "log": None,
+    }
+    served = SimpleNamespace(trials=[NAME], url="http://127.0.0.1:8000/", status=lambda: found)
+    monkeypatch.setattr(cli, "_connect", lambda address: None)
+    monkeypatch.setattr(service, "status", lambda: found)
+    monkeypatch.setattr(service, "deploy", lambda run, **asked: trial)
+    monkeypatch.setattr(service, "rollback", lambda: None)
+    monkeypatch.setattr(service, "serve", lambda *given, **named: served)
+    words = {"deploy": ["run"], "start": ["run", "--load", f"{HERE}:load", "--slo", "1"]}.get(command, [])
+    done = CliRunner().invoke(cli.cli, ["serve", command, *words])
+    assert done.exit_code == 0, done.exception
+    assert SHOWN in done.stdout and not set("\x1b\x9b\ud83d") & set(done.stdout)
+    assert not any(line.startswith("  it is fine") for line in done.stdout.splitlines())
+
+
 @pytest.fixture
 def cluster(monkeypatch):
     """A cluster of four CPUs and two GPUs. ``unit``: what its arbiter leases; None: there is none."""
