@@ -11,7 +11,8 @@ import json
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ray.exceptions import RayError
@@ -68,29 +69,43 @@ class StagedDevice(RemoteDevice):
 
     async def run(self, model: str, inputs: list[Any]) -> Waited:
         """An `Outcome` for each input, and the seconds that the batch has stood before stages."""
-        passed, waited = await self._through(inputs)
-        if passed.failed is None:
-            return Waited(passed.value, waited)
-        if len(inputs) == 1:
-            return Waited([passed.failed], waited)
-        outcomes: list[Outcome] = []
-        for value in inputs:
-            alone = (await self._through([value]))[0]
-            outcomes += [alone.failed] if alone.failed is not None else alone.value
-        return Waited(outcomes, waited)
+        async with self._in_order() as before:
+            passed, waited = await self._through(inputs, before)
+            if passed.failed is None:
+                return Waited(passed.value, waited)
+            if len(inputs) == 1:
+                return Waited([passed.failed], waited)
+            outcomes: list[Outcome] = []
+            for value in inputs:
+                alone = (await self._through([value], before))[0]
+                outcomes += [alone.failed] if alone.failed is not None else alone.value
+            return Waited(outcomes, waited)
 
     async def measure(self, model: str, inputs: list[Any]) -> Waited:
         """As `run`, but what fails raises."""
-        passed = (await self._through(inputs))[0]
+        async with self._in_order() as before:
+            passed = (await self._through(inputs, before))[0]
         if passed.failed is not None:
             raise ServeError(json.loads(passed.failed[1])["error"])
         return Waited(passed.value, 0.0)
 
-    async def _through(self, inputs: list[Any]) -> tuple[Passed, float]:
-        """The batch after all stages, and the seconds that it has stood before them. Raises DeviceLost."""
+    @asynccontextmanager
+    async def _in_order(self) -> AsyncIterator[asyncio.Event]:
+        """What is set when the batch before this one is not in the group any more; this one is within the context."""
+        before, self._latest = self._latest, asyncio.Event()
+        ended = self._latest
+        try:
+            yield before
+        finally:
+            ended.set()
+
+    async def _through(self, inputs: list[Any], before: asyncio.Event) -> tuple[Passed, float]:
+        """The batch after all stages, and the seconds that it has stood before them. Raises DeviceLost.
+
+        ``before``: see `_in_order`.
+        """
         began, empty, process = time.monotonic(), not self._flying, self._processes
-        before, ended = self._latest, asyncio.Event()
-        self._flying, self._latest = self._flying + 1, ended
+        self._flying += 1
         try:
             try:
                 passed: Passed = await fetched(self._ask("run", Passed(inputs, len(inputs))), HUNG_S)
@@ -104,7 +119,6 @@ class StagedDevice(RemoteDevice):
             await before.wait()
         finally:
             self._flying -= 1
-            ended.set()
         if not empty:
             return passed, max(0.0, besides - statistics.median(self._hops))
         if passed.failed is None:

@@ -147,6 +147,28 @@ def test_if_a_batch_fails_each_of_its_inputs_is_tried_alone(in_group):
     in_group(test)
 
 
+def test_a_batch_whose_inputs_are_tried_alone_still_returns_before_the_next_one(in_group):
+    """docs/bugs.md, 664"""
+
+    async def test(group, cluster, told):
+        fails, alone = (asyncio.get_running_loop().create_future() for _ in range(2))
+        cluster.answers = [fails, passed(9), alone, passed(5)]
+        ended = []
+        for name, inputs in (("first", [2, 3]), ("next", [4])):
+            task = asyncio.create_task(group.run("t", inputs))
+            task.add_done_callback(lambda task, name=name: ended.append((name, task.result().outputs)))
+        await asyncio.sleep(0.01)
+        fails.set_result(Passed(None, 2, (), (500, '{"error": "the model failed: no"}')))
+        await asyncio.sleep(0.01)
+        assert ended == []
+        alone.set_result(passed(4))
+        while len(ended) < 2:
+            await asyncio.sleep(0.001)
+        assert ended == [("first", [(200, "4"), (200, "5")]), ("next", [(200, "9")])]
+
+    in_group(test)
+
+
 def test_what_a_batch_has_stood_before_stages_is_told(in_group, monkeypatch):
     """The clock stands: the seconds that the stages tell are taken from it."""
 
