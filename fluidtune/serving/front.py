@@ -423,7 +423,7 @@ class Front:
 
     def _figures(self, key: str) -> dict[str, Any]:
         """What has become of the requests to a version, and how it answers."""
-        there = self._server is not None and key in self.rollouts.answering
+        there = self._server is not None and self._server.serves(key)
         goodput, p99 = self._books.pace(key)
         return {
             **self._own_slo(key),

@@ -353,6 +353,10 @@ class AsyncServer:
         """Whether a device can be given a batch of this model."""
         return any(not self._slots[number].lost for number in self._with(model))
 
+    def serves(self, model: str) -> bool:
+        """Whether a model of that name is served, or was until the last of its requests is answered."""
+        return model in self._slos
+
     def profile(self, model: str) -> Profile:
         """The model's profile as it is known now. Raises ServeError if no model of that name is served."""
         self._check_served(model)
