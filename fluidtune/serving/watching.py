@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from ray.util import metrics
 
+from fluidtune.memory_trim import MemoryTrim
 from fluidtune.report import EventLog, EventLogError
 from fluidtune.serving.model_versions import labels
 from symphony_serve.autoscale import BAD_RATE, Autoscaler, Sample
@@ -298,7 +299,7 @@ class Watch:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Look once a second from now on."""
+        """Look once a second from now on, and give freed memory back once a minute."""
         threading.Thread(target=self._run, name="serve-watch", daemon=True).start()
 
     def stop(self) -> None:
@@ -334,9 +335,11 @@ class Watch:
             self._scaler.forget(key)
 
     def _run(self) -> None:
+        memory = MemoryTrim()
         while not self._ends.wait(LOOK_S):
             try:
                 self.look()
+                memory.now_and_then()
             except Exception:
                 logger.exception("A look at the service has failed")
 

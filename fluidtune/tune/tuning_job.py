@@ -26,6 +26,7 @@ from fluidtune.cluster.sharing.lanes import LaneTicket
 from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
+from fluidtune.memory_trim import MemoryTrim
 from fluidtune.ray_compat.cluster_state import in_local_mode
 from fluidtune.ray_compat.controller import (
     asked_reuse,
@@ -129,6 +130,7 @@ class TuningJob:
         self.log = JobLog(self.name, self._folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
         self.stall_detector = StallDetector()
+        self._memory_trim = MemoryTrim()
         self._commit_cleanup = CommitCleanup(
             lambda: save_state(controller), self._has_commits, lambda trial: delete_commits(trial.storage)
         )
@@ -291,7 +293,10 @@ class TuningJob:
             self._controller.update_max_pending_trials(self._pending + ahead)
 
     def do_periodic_work(self, cleaning: bool) -> None:
-        """Name silent trials, have Tune save, clean up commits. ``cleaning``: a worker cleans up after a trial."""
+        """Name silent trials, have Tune save, clean up commits, and give memory back.
+
+        ``cleaning``: a worker still cleans up after a trial.
+        """
         for silent in self.stall_detector.newly_silent(time.monotonic()):
             devices = self.engine.held_devices().get(silent.trial, ())
             workers = [worker for worker in self.pool.workers.values() if worker.device in devices and worker.busy]
@@ -299,6 +304,7 @@ class TuningJob:
         if self._snapshot_pace.is_due():
             begin_to_save_state(self._controller)
         self._commit_cleanup.save_and_delete(cleaning)
+        self._memory_trim.now_and_then()
 
     # --- the end
 
