@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 TWO := -n 2 --dist loadgroup --no-loadscope-reorder --reruns 1
 # What `python -m tools.durations` reads.
 REPORT := --junitxml=.pytest_cache
+# Make runs a line with its own variable even under `make -n`.
+AGAIN := $(MAKE)
 STAMP := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 
@@ -39,7 +41,7 @@ test: lint fast core
 # Ray, which take five minutes.
 test-all: test $(EXTRAS)
 	# Meanwhile the oldest Ray is installed, and site and release are built: the tests wait for half of their time.
-	$(MAKE) -s oldest-installed release-check docs & \
+	$(AGAIN) -s oldest-installed release-check docs & \
 	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" --kills 2 $(TWO) $(REPORT)/rest.xml; \
 	status=$$?; wait $$! || status=$$?; exit $$status
 	$(MAKE) oldest
