@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow.fs
 from ray.train._internal.storage import _FilesystemSyncer
@@ -67,14 +67,21 @@ def remove_partial(folder: Path) -> None:
                 left.unlink()
 
 
-def store_whole_files(controller: TuneController, on_state: Callable[[], None] = lambda: None) -> None:
-    """Let Tune bring the run's files into its storage as the module says.
+class States(Protocol):
+    """Who hears of the run's states."""
 
-    ``on_state``: called when Tune has written its state, before that is brought there.
-    """
+    def state_written(self) -> None:
+        """Tune has written its state, and begins to bring it into the run's storage."""
+
+    def state_stored(self) -> None:
+        """The storage has the state, or cannot take it. Called in another thread."""
+
+
+def store_whole_files(controller: TuneController, states: States | None = None) -> None:
+    """Let Tune bring the run's files into its storage as the module says. ``states`` hears of each state."""
     storage = controller._storage
     storage.syncer.wait()
-    storage.syncer = _WholeFiles(storage.syncer, on_state)
+    storage.syncer = _WholeFiles(storage.syncer, states)
 
 
 def _partial(path: str) -> str:
@@ -85,9 +92,9 @@ def _partial(path: str) -> str:
 class _WholeFiles(_FilesystemSyncer):
     """Takes the place of ``syncer``, Tune's own."""
 
-    def __init__(self, syncer: _FilesystemSyncer, on_state: Callable[[], None]) -> None:
+    def __init__(self, syncer: _FilesystemSyncer, states: States | None) -> None:
         super().__init__(syncer.storage_filesystem, sync_period=syncer.sync_period, sync_timeout=syncer.sync_timeout)
-        self._on_state: Callable[[], None] | None = on_state
+        self._states = states
         #: By its path here, the time and the size of each file that the storage has; and the folders that it has.
         self._stored: dict[str, tuple[int, int]] = {}
         self._folders: set[str] = set()
@@ -99,14 +106,28 @@ class _WholeFiles(_FilesystemSyncer):
         names = [each.name for each in os.scandir(local_path) if each.is_file()]
         if not any(name.startswith(_STATE) for name in names):
             return self._store, {"folder": local_path, "to": uri, "state": None}
-        if self._on_state is not None:
-            self._on_state()
+        if self._states is not None:
+            self._states.state_written()
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
         state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
         return self._store, {"folder": local_path, "to": uri, "state": state}
 
     def _store(self, folder: str, to: str, state: dict[str, tuple[tuple[int, int], bytes]] | None) -> None:
         """``state``: what has changed in a run's folder itself, as it was, and comes last; None: it is no run's."""
+        try:
+            self._copy_changed(folder, to, below=state is not None)
+            for name in sorted(state or (), key=lambda name: name.startswith(_STATE)):
+                mark, content = state[name]  # type: ignore[index]
+                write_whole(content, self.storage_filesystem, os.path.join(to, name))
+                self._stored[os.path.join(folder, name)] = mark
+        finally:
+            if state is not None:
+                state.clear()  # the syncer keeps what it was given until the next time
+                if self._states is not None:
+                    self._states.state_stored()
+
+    def _copy_changed(self, folder: str, to: str, *, below: bool) -> None:
+        """``below``: see `_found`."""
         files = self.storage_filesystem
 
         def copy(found: tuple[str, str, tuple[int, int]]) -> None:
@@ -115,20 +136,13 @@ class _WholeFiles(_FilesystemSyncer):
                 copy_whole(local, files, path)
                 self._stored[local] = mark
 
-        found = self._found(folder, to, below=state is not None)
+        found = self._found(folder, to, below=below)
         if is_here(files):
             for each in found:
                 copy(each)
         else:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 list(pool.map(copy, found))
-        if state is None:
-            return
-        for name in sorted(state, key=lambda name: name.startswith(_STATE)):
-            mark, content = state[name]
-            write_whole(content, files, os.path.join(to, name))
-            self._stored[os.path.join(folder, name)] = mark
-        state.clear()  # the syncer keeps what it was given until the next time
 
     def _found(self, folder: str, to: str, *, below: bool) -> Iterator[tuple[str, str, tuple[int, int]]]:
         """The files that have changed: path here, path there, time and size. Their folders are made.
@@ -155,4 +169,4 @@ class _WholeFiles(_FilesystemSyncer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to other processes, and into the run's own state, knows nothing of what was stored."""
-        return {**super().__getstate__(), "_current_cmd": None, "_on_state": None, "_stored": {}, "_folders": set()}
+        return {**super().__getstate__(), "_current_cmd": None, "_states": None, "_stored": {}, "_folders": set()}

@@ -24,6 +24,8 @@ class SnapshotPace:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._saved_at = clock()
+        #: A state is on its way into the storage. Tune would wait for it before it saves another one.
+        self._on_its_way = False
         #: By trial, its results since then.
         self._since: Counter[str] = Counter()
 
@@ -33,10 +35,15 @@ class SnapshotPace:
 
     def state_written(self) -> None:
         """Tune has written its state, and begins to bring it into the run's storage."""
-        self._saved_at = self._clock()
+        self._saved_at, self._on_its_way = self._clock(), True
         self._since.clear()
+
+    def state_stored(self) -> None:
+        """The storage has the state, or cannot take it. Called in another thread."""
+        self._on_its_way = False
 
     def is_due(self) -> bool:
         """Whether Tune is to save its state now."""
         waited = self._clock() - self._saved_at
-        return bool(self._since) and (waited >= MOST_S or max(self._since.values()) >= MOST_RESULTS)
+        overdue = self._since and (waited >= MOST_S or max(self._since.values()) >= MOST_RESULTS)
+        return bool(overdue) and not self._on_its_way

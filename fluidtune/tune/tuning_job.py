@@ -119,7 +119,7 @@ class TuningJob:
         self.waits_for_checkpoints = scheduler.waits_for_checkpoints
         note_no_encoded_objects()
         self._snapshot_pace = SnapshotPace()
-        store_whole_files(controller, self._snapshot_pace.state_written)
+        store_whole_files(controller, self._snapshot_pace)
         self._folder = ExperimentFolder(storage(controller), was_restored(controller))
         if self._folder.hash_seed is not None:
             hash_seed.go_on_with(self._folder.hash_seed)
