@@ -49,7 +49,7 @@ def parameters_of(trial: Trial) -> dict[str, Any]:
 
 
 class TrialRegistry:
-    """The trials of one job. ``request``: the resources that its first trial asks for.
+    """The trials of one job. ``request``: what the run's first trial asks for, as in `ray_compat.request_of_run`.
 
     One thing: what one trial shows, its kind or its gang, holds for the others of its trainable.
 
