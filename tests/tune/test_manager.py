@@ -64,7 +64,7 @@ def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(
     monkeypatch.setattr(tried.job.trials, "check_request", refuse)
 
     def added(name: str) -> Any:
-        trial: Any = SimpleNamespace(trial_id=name, status="PENDING")
+        trial: Any = SimpleNamespace(trial_id=name, status="PENDING", max_failures=0)
         tried.manager.note_trial(trial)
         config = {"config": {TRIAL_INFO: trial}}
         return tried.manager.add_actor(None, config, None, on_error=lambda *_: told.append(name))
@@ -273,10 +273,13 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
     tried.manager.note_trial(trial)
     trial.placement_group_factory = SimpleNamespace(bundles=bundles, head_bundle_is_empty=False)
     tracked = tried.manager.add_actor(
-        None, {"config": {TRIAL_INFO: trial}}, None, on_error=lambda tracked, error: tried.told.append(str(error))
+        None,
+        {"config": {TRIAL_INFO: trial}},
+        None,
+        on_error=lambda tracked, error: tried.told.extend([str(error), trial.max_failures]),
     )
-    assert tried.manager.step(0.0) and trial.max_failures == 0
-    assert mentions in tried.told[0] and tried.manager.is_actor_failed(tracked)
+    assert tried.manager.step(0.0) and mentions in tried.told[0] and tried.manager.is_actor_failed(tracked)
+    assert tried.told[1] == 0 and trial.max_failures == -1, "a restored run may give it room. docs/bugs.md, 648"
     assert not tried.manager.remove_actor(tracked)
 
 
