@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +45,7 @@ def counts_held(job: RecordedJob, counts: Sequence[int]) -> list[int]:
 
     Raises FluidTuneError if none is: a trial needs more devices than any of them.
     """
-    needed = max(math.ceil(stage.share) for trial in job.trials for stage in trial.stages)
+    needed = job.widest
     held = [count for count in counts if count >= needed]
     if not held:
         given = ", ".join(map(str, counts))

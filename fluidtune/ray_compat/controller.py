@@ -41,6 +41,16 @@ def was_restored(controller: TuneController) -> bool:
     return bool(controller._iteration) or any(trial.relative_logdir for trial in controller.get_trials())
 
 
+def request_of_run(controller: TuneController, first: dict[str, float] | None) -> dict[str, float] | None:
+    """Return what the run's first trial asks for: ``first``, or in a restored run what this has returned before.
+
+    Tune saves the controller's attributes with the trials, as JSON. It adds those of a restored run in another order,
+    and without those that have ended.
+    """
+    request: dict[str, float] | None = vars(controller).setdefault("_fluidtune_request", first)
+    return request
+
+
 def replace_actor_manager(controller: TuneController, manager: ActorManager) -> None:
     """Let the controller run its trials by ``manager``, one actor for each trial run."""
     controller._reuse_actors = False

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,6 +66,8 @@ class DeviceSetup:
     one_node: bool = False
     #: The devices are leases of the arbiter.
     leased: bool = False
+    #: The most devices that a trial can get, which are those of one node; see `devices_of_one_node`.
+    on_one_node: int | None = None
 
     @property
     def torch_device(self) -> str:
@@ -165,7 +167,20 @@ def set_up_devices(
         emulation=_emulation(settings, plan.most or 0) if plan.kind == "emulated" else None,
         one_node=len(nodes) == 1,
         leased=settings.arbiter is not None,
+        on_one_node=devices_of_one_node(settings, plan, nodes),
     )
+
+
+def devices_of_one_node(settings: FluidExecutor, plan: Layout, nodes: Sequence[Mapping[str, float]]) -> int | None:
+    """How many of a job's devices one node has at most; None: nodes may come, or the arbiter knows.
+
+    ``nodes``: the total resources of every node.
+    """
+    if settings.on_demand or settings.arbiter is not None:
+        return None
+    if plan.kind == "emulated":
+        return DEVICES_PER_NODE  # see `DeviceSetup.shown_nodes`
+    return max(devices_held(plan.bundle, node) for node in nodes)
 
 
 def _refuse_hopeless(setting: str | None, plan: Layout) -> None:

@@ -143,9 +143,8 @@ class FluidActorManager(ActorManager):
         try:
             trials.check_request(trial)  # now, as a ResourceChangingScheduler changes what a paused trial asks for
         except FluidTuneError as error:  # the trial fails; the job goes on
-            trial.max_failures = 0  # another attempt would fail, too
             self.set_failed(tracked)
-            self._callbacks.tell_failed(tracked, [], error)
+            self._callbacks.tell_refused(tracked, trial, error)
             return
         run = new_run(self._job, tracked, trial, kwargs)
         # The same trial may still be on its way out (paused and promoted in one step): say so first.

@@ -49,7 +49,7 @@ def parameters_of(trial: Trial) -> dict[str, Any]:
 
 
 class TrialRegistry:
-    """The trials of one job. ``request``: the resources that its first trial asks for.
+    """The trials of one job. ``request``: what the run's first trial asks for, as in `ray_compat.request_of_run`.
 
     One thing: what one trial shows, its kind or its gang, holds for the others of its trainable.
 
@@ -95,13 +95,15 @@ class TrialRegistry:
 
         Raises:
             FluidTuneError: the trial asks for a resource that its worker would not have, for more devices than the job
-                may have or than are leased together, or for part of one besides whole ones.
+                or one node may have or than are leased together, or for part of one besides whole ones.
         """
         request = trial.placement_group_factory
         if not is_one_bundle(request):
+            # With devices on demand, it asked for one when Tune made it: otherwise Ray runs it.
+            demand = "" if self._scheduler.executor.on_demand else ", or let the job have its devices on demand"
             raise FluidTuneError(
                 f"trial {trial.trial_id} asks for several bundles ({request.bundles}), the job's first trial for one; "
-                "ask for one bundle in all of them, or let the job have its devices on demand"
+                f"ask for one bundle in all of them{demand}"
             )
         for name, amount in request.bundles[0].items():
             first = self._request.get(name, 0.0)
@@ -126,6 +128,12 @@ class TrialRegistry:
             raise FluidTuneError(
                 f"trial {trial.trial_id} asks for {share:g} devices, and the job may have {most}; "
                 "ask for less, or give the job more devices"
+            )
+        on_one_node = self._setup.on_one_node
+        if on_one_node is not None and share > max(1, on_one_node):
+            raise FluidTuneError(
+                f"trial {trial.trial_id} asks for {share:g} devices of one node, and no node of the job has more than "
+                f"{on_one_node}; ask for less"
             )
         if self._setup.leased and share > gang:
             raise FluidTuneError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray.exceptions import RayActorError
+from ray.tune.experiment import Trial
 
 from fluidtune.ray_compat import controller
 from fluidtune.ray_compat.controller import TrackedActor
@@ -92,6 +93,18 @@ class TuneCallbacks:
             controller.tell_failed(tracked, error)
             for task in tasks:
                 _call(task.on_error, tracked, error)
+
+        self._due.append(_Due(tell, fails=tracked))
+
+    def tell_refused(self, tracked: TrackedActor, trial: Trial, error: Exception) -> None:
+        """The trial fails without another attempt, which would fail, too. In a restored run it has its attempts."""
+
+        def tell() -> None:
+            attempts, trial.max_failures = trial.max_failures, 0
+            try:
+                controller.tell_failed(tracked, error)
+            finally:
+                trial.max_failures = attempts  # Tune saves it
 
         self._due.append(_Due(tell, fails=tracked))
 

@@ -36,6 +36,7 @@ from fluidtune.ray_compat.controller import (
     note_no_encoded_objects,
     pending_again,
     pending_trials_said,
+    request_of_run,
     save_state,
     storage,
     was_restored,
@@ -70,22 +71,21 @@ class TuningJob:
     def for_controller(cls, controller: Any, scheduler: Any, trial: Trial) -> TuningJob | None:
         """The job of the controller's first trial; None when the job is left to Ray.
 
+        A restored run is laid out as it was, whatever trial comes first now.
+
         Raises:
-            FluidTuneError: the cluster cannot hold what the trial asks for, or the arbiter refuses the job.
+            FluidTuneError: the cluster cannot hold what the run's first trial asks for, or the arbiter refuses the job.
         """
-        request = trial.placement_group_factory
+        asked = trial.placement_group_factory
+        request = request_of_run(controller, dict(asked.bundles[0]) if is_one_bundle(asked) else None)
         if in_local_mode():
             # A worker would take the script's own process for one that it may clean, replace and end.
             logger.warning("FluidTune: with ray.init(local_mode=True) the job runs as under stock Ray Tune")
             return None
-        if not is_one_bundle(request):
-            logger.warning(
-                "FluidTune: trials of this job ask for %d bundles (%s); their placement is left to Ray Tune",
-                len(request.bundles),
-                request.bundles,
-            )
+        if request is None:
+            logger.warning("FluidTune: trials of this job ask for several bundles; their placement is left to Ray Tune")
             return None
-        return cls(controller, scheduler, dict(request.bundles[0]))
+        return cls(controller, scheduler, request)
 
     def __init__(self, controller: Any, scheduler: Any, request: dict[str, float]):
         settings = scheduler.executor

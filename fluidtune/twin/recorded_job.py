@@ -84,6 +84,11 @@ class RecordedJob:
     concurrent_packing: int = 1
     max_workers: int | None = None
 
+    @property
+    def widest(self) -> int:
+        """The most devices of one node that a trial asks for."""
+        return max((math.ceil(stage.share) for trial in self.trials for stage in trial.stages), default=1)
+
 
 def grid(trials: int, iterations: int, profile: Profile, **settings: Any) -> RecordedJob:
     """A job of ``trials`` equal trials in one synchronous group; ``settings``: further fields of `RecordedJob`."""

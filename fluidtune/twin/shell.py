@@ -126,6 +126,8 @@ class Twin:
             concurrent_packing=job.concurrent_packing,
             max_workers=job.max_workers,
         )
+        #: Devices of one node: as common machines have, or as the run's had for its widest trial.
+        self._per_node = max(DEVICES_PER_NODE, job.widest)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._events: list[m.Event] = []
@@ -151,7 +153,7 @@ class Twin:
         """Runs the job. Returns seconds from its begin to the end of its last trial."""
         self.now = self.job.costs.begin
         for device in range(self.devices):
-            self._events.append(m.DeviceGained(device, f"node{device // DEVICES_PER_NODE}"))
+            self._events.append(m.DeviceGained(device, f"node{device // self._per_node}"))
         self._offer_trials()
         self._advance()
         while self._heap:
@@ -309,7 +311,7 @@ class Twin:
 
     def _seconds(self, run: _Run) -> float:
         """What a whole iteration takes with the neighbours of this moment."""
-        nodes = tuple(sorted(Counter(device // DEVICES_PER_NODE for device in run.devices).values()))
+        nodes = tuple(sorted(Counter(device // self._per_node for device in run.devices).values()))
         trials = len(self._training[run.devices[0]])
         return self.job.profile.iteration(nodes, trials) * self._trials[run.trial].trial.cost
 

@@ -52,6 +52,19 @@ def test_how_many_trials_tune_lets_be_pending_is_its_own_number_after_a_restore(
     assert compat.max_pending_trials(made) == 1 == made._max_pending_trials
 
 
+def test_what_the_first_trial_asked_for_is_saved_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/bugs.md, 647"""
+    first, next_ = {"CPU": 2.0}, {"CPU": 1.5}
+    made, restored = (compat.TuneController.__new__(compat.TuneController) for _ in range(2))
+    own = attributes_of(compat.TuneController) - set(dir(compat.TuneController))
+    vars(made).update(dict.fromkeys(own))
+    assert compat.request_of_run(made, first) == first == compat.request_of_run(made, next_)
+    saved = json.dumps(made.__getstate__(), cls=serialization.TuneFunctionEncoder)
+    monkeypatch.setattr(compat.TuneController, "_create_checkpoint_manager", lambda self: None)
+    restored.__setstate__(json.loads(saved, cls=serialization.TuneFunctionDecoder))
+    assert compat.request_of_run(restored, next_) == first
+
+
 @pytest.mark.parametrize("name, call", USES, ids=[f"{i}-{name}" for i, (name, _) in enumerate(USES)])
 def test_our_manager_has_all_that_the_controller_uses(name: str, call: ast.Call | None) -> None:
     assert name in attributes_of(FluidActorManager), (

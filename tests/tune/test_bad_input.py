@@ -198,6 +198,21 @@ class TestWhatOnlyTheClusterKnows:
         (result,) = restored().fit()
         assert trials() == before and not result.error
 
+    def test_a_restored_run_has_the_devices_that_its_first_trial_asked_for(self, tmp_path: Path) -> None:
+        """Tune adds the trial with the latest result first: two cores on devices of 1.5. docs/bugs.md, 647"""
+
+        def fails(config: dict[str, Any]) -> None:
+            tune.report({"score": 1})
+            if not (tmp_path / "repaired").exists():
+                raise ValueError("it has failed")
+
+        sized = tune.with_resources(fails, lambda config: {"cpu": config["cores"]})
+        space = {"cores": tune.grid_search([2, 1.5])}
+        fit("fluid", sized, space, tmp_path, run={"name": "run"}, executor=FluidExecutor(devices="cpu:2"))
+        (tmp_path / "repaired").touch()
+        again = fluidtune.Tuner.restore(str(tmp_path / "run"), sized, param_space=space, resume_errored=True)
+        assert not again.fit().errors
+
     def test_the_same_from_a_stock_tuner(self, tmp_path: Path) -> None:
         tuner = tune.Tuner(
             without_checkpoints,

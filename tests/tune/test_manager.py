@@ -29,7 +29,7 @@ from fluidtune.trials import TrialLife
 from fluidtune.trials import messages as life
 from fluidtune.trials.life import SeenResults
 from fluidtune.tune import final_report, tuning_job
-from fluidtune.tune.device_setup import DeviceSetup
+from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.trial_shell import CHECK, LATE_S, TrialShell
 from fluidtune.tune.tuning_job import TuningJob
@@ -64,7 +64,7 @@ def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(
     monkeypatch.setattr(tried.job.trials, "check_request", refuse)
 
     def added(name: str) -> Any:
-        trial: Any = SimpleNamespace(trial_id=name, status="PENDING")
+        trial: Any = SimpleNamespace(trial_id=name, status="PENDING", max_failures=0)
         tried.manager.note_trial(trial)
         config = {"config": {TRIAL_INFO: trial}}
         return tried.manager.add_actor(None, config, None, on_error=lambda *_: told.append(name))
@@ -273,11 +273,39 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
     tried.manager.note_trial(trial)
     trial.placement_group_factory = SimpleNamespace(bundles=bundles, head_bundle_is_empty=False)
     tracked = tried.manager.add_actor(
-        None, {"config": {TRIAL_INFO: trial}}, None, on_error=lambda tracked, error: tried.told.append(str(error))
+        None,
+        {"config": {TRIAL_INFO: trial}},
+        None,
+        on_error=lambda tracked, error: tried.told.extend([str(error), trial.max_failures]),
     )
-    assert tried.manager.step(0.0) and trial.max_failures == 0
-    assert mentions in tried.told[0] and tried.manager.is_actor_failed(tracked)
+    assert tried.manager.step(0.0) and mentions in tried.told[0] and tried.manager.is_actor_failed(tracked)
+    assert tried.told[1] == 0 and trial.max_failures == -1, "a restored run may give it room. docs/bugs.md, 648"
     assert not tried.manager.remove_actor(tracked)
+
+
+def test_a_later_trial_that_no_node_can_hold_is_refused(tried: Tried) -> None:
+    """Devices that are held from the start to the end, one on each of two nodes. docs/bugs.md, 650"""
+    request = SimpleNamespace(bundles=[{"GPU": 2.0}], head_bundle_is_empty=False)
+    trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, trainable_name="t")
+    tried.job.trials.check_request(trial)
+    tried.job.trials._setup = replace(tried.job.setup, on_one_node=1)
+    with pytest.raises(FluidTuneError, match="asks for 2 devices of one node, and no node of the job has more than 1"):
+        tried.job.trials.check_request(trial)
+
+
+@pytest.mark.parametrize(
+    "settings, kind, expected",
+    [
+        (FluidExecutor(reserve=True), "gpu", 2),
+        (FluidExecutor(devices="emulated:20"), "emulated", 8),
+        (FluidExecutor(), "gpu", None),
+    ],
+)
+def test_how_many_devices_one_node_has_is_known_where_none_come(
+    settings: FluidExecutor, kind: str, expected: int | None
+) -> None:
+    plan = Layout(kind, 20, {"GPU": 1.0}, 1.0, 1, {"GPU": 1.0})
+    assert devices_of_one_node(settings, plan, [{"GPU": 2.0, "CPU": 4.0}, {"GPU": 1.0}]) == expected
 
 
 def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:

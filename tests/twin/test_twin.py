@@ -165,6 +165,14 @@ def test_the_share_that_a_script_asked_for_is_read_off_a_log():
     assert twin.resizes == 0
 
 
+def test_a_trial_of_more_devices_than_a_common_node_has_is_planned():
+    """Cores of one large machine, beside a first trial of one core. docs/bugs.md, 649"""
+    stage = Stage("all", 2, 2.0, share=16.0)
+    two = RecordedTrial("a", (stage,)), RecordedTrial("b", (stage,))
+    job = RecordedJob(two, DEFAULT, {"all": True}, kind="plain")
+    assert forecast(job, 16).makespan > forecast(job, 32).makespan
+
+
 def test_no_worker_of_a_wide_start_is_lost():
     """They are asked for after the trial's first iteration. Those that come too late for it serve other trials."""
     rung0, rung1 = Stage("rung0", 1, 1.0), Stage("rung1", 2, 2.0)
