@@ -67,11 +67,12 @@ def remove_partial(folder: Path) -> None:
                 left.unlink()
 
 
-def store_whole_files(controller: TuneController, on_state: Callable[[], None] = lambda: None) -> None:
-    """Let Tune bring the run's files into its storage as the module says.
+#: Called when Tune has written its state. What it returns is called, in another thread, when the storage has that.
+OnState = Callable[[], Callable[[], None]]
 
-    ``on_state``: called when Tune has written its state, before that is brought there.
-    """
+
+def store_whole_files(controller: TuneController, on_state: OnState | None = None) -> None:
+    """Let Tune bring the run's files into its storage as the module says."""
     storage = controller._storage
     storage.syncer.wait()
     storage.syncer = _WholeFiles(storage.syncer, on_state)
@@ -85,9 +86,9 @@ def _partial(path: str) -> str:
 class _WholeFiles(_FilesystemSyncer):
     """Takes the place of ``syncer``, Tune's own."""
 
-    def __init__(self, syncer: _FilesystemSyncer, on_state: Callable[[], None]) -> None:
+    def __init__(self, syncer: _FilesystemSyncer, on_state: OnState | None) -> None:
         super().__init__(syncer.storage_filesystem, sync_period=syncer.sync_period, sync_timeout=syncer.sync_timeout)
-        self._on_state: Callable[[], None] | None = on_state
+        self._on_state = on_state
         #: By its path here, the time and the size of each file that the storage has; and the folders that it has.
         self._stored: dict[str, tuple[int, int]] = {}
         self._folders: set[str] = set()
@@ -99,14 +100,22 @@ class _WholeFiles(_FilesystemSyncer):
         names = [each.name for each in os.scandir(local_path) if each.is_file()]
         if not any(name.startswith(_STATE) for name in names):
             return self._store, {"folder": local_path, "to": uri, "state": None}
-        if self._on_state is not None:
-            self._on_state()
+        stored = None if self._on_state is None else self._on_state()
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
         state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
-        return self._store, {"folder": local_path, "to": uri, "state": state}
+        return self._store, {"folder": local_path, "to": uri, "state": state, "stored": stored}
 
-    def _store(self, folder: str, to: str, state: dict[str, tuple[tuple[int, int], bytes]] | None) -> None:
-        """``state``: what has changed in a run's folder itself, as it was, and comes last; None: it is no run's."""
+    def _store(
+        self,
+        folder: str,
+        to: str,
+        state: dict[str, tuple[tuple[int, int], bytes]] | None,
+        stored: Callable[[], None] | None = None,
+    ) -> None:
+        """``state``: what has changed in a run's folder itself, as it was, and comes last; None: it is no run's.
+
+        ``stored``: called when it is there.
+        """
         files = self.storage_filesystem
 
         def copy(found: tuple[str, str, tuple[int, int]]) -> None:
@@ -129,6 +138,8 @@ class _WholeFiles(_FilesystemSyncer):
             write_whole(content, files, os.path.join(to, name))
             self._stored[os.path.join(folder, name)] = mark
         state.clear()  # the syncer keeps what it was given until the next time
+        if stored is not None:
+            stored()
 
     def _found(self, folder: str, to: str, *, below: bool) -> Iterator[tuple[str, str, tuple[int, int]]]:
         """The files that have changed: path here, path there, time and size. Their folders are made.
