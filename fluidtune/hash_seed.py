@@ -24,8 +24,8 @@ from contextlib import suppress
 from typing import Any
 
 VARIABLE = "PYTHONHASHSEED"
-#: Whether this process has drawn the value itself.
-_drawn = False
+#: The value that FluidTune has set, in the environment that child processes inherit: another one is the user's.
+OURS = "FLUIDTUNE_DREW_PYTHONHASHSEED"
 
 
 def provide() -> None:
@@ -33,20 +33,21 @@ def provide() -> None:
     ray = sys.modules.get("ray")
     in_a_worker = "RAY_RAYLET_PID" in os.environ  # Ray sets it for the processes that it starts
     if VARIABLE not in os.environ and not in_a_worker and (ray is None or not ray.is_initialized()):
-        _set()
+        _draw()
 
 
 def go_on_with(value: str) -> None:
     """Let workers from now on have the value of an earlier driver's run, unless the user has given one."""
-    if _drawn or not _is_given():
-        os.environ[VARIABLE] = value
+    ours = os.environ.get(VARIABLE) == os.environ.get(OURS) or not _is_set()
+    if ours and value.isdecimal() and int(value) < 2**32:
+        _set(value)
 
 
 def of_workers(job: Mapping[str, Any]) -> str:
     """The value that the job's workers have, drawn if there was none. ``job``: the job's own ``runtime_env``."""
     said = job.get("env_vars", {}).get(VARIABLE)
-    if said is None and not _is_given():
-        _set()
+    if said is None and not _is_set():
+        _draw()
     return str(said or os.environ[VARIABLE])
 
 
@@ -60,14 +61,16 @@ def runtime_env(nodes: int, job: dict[str, Any]) -> dict[str, Any] | None:
     return {"env_vars": {VARIABLE: of_workers(job)}}
 
 
-def _is_given() -> bool:
+def _is_set() -> bool:
     return os.environ.get(VARIABLE, "random") != "random"
 
 
-def _set() -> None:
-    global _drawn
-    _drawn = True
-    os.environ[VARIABLE] = str(random.SystemRandom().randrange(2**32))
+def _draw() -> None:
+    _set(str(random.SystemRandom().randrange(2**32)))
+
+
+def _set(value: str) -> None:
+    os.environ[VARIABLE] = os.environ[OURS] = value
 
 
 def _nodes_with_variable() -> int:

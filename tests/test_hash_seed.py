@@ -115,11 +115,23 @@ def test_all_worker_processes_of_a_run_hash_a_word_alike(no_ray, tmp_path):
 
 def test_a_restored_run_has_the_value_of_its_run_and_the_users_holds(monkeypatch):
     monkeypatch.delenv(hash_seed.VARIABLE, raising=False)
-    monkeypatch.setattr(hash_seed, "_drawn", False)
+    monkeypatch.delenv(hash_seed.OURS, raising=False)
     drawn = hash_seed.of_workers({})
-    hash_seed.go_on_with("7")
-    assert hash_seed.of_workers({}) == "7" != drawn
+    for of_run in ("7", "22"):  # this process restores one run after another
+        hash_seed.go_on_with(of_run)
+        assert hash_seed.of_workers({}) == of_run != drawn
+    for odd in ("None", str(2**32), "-1", "7\0"):  # a log that is damaged
+        hash_seed.go_on_with(odd)
+    assert hash_seed.of_workers({}) == "22"
     assert hash_seed.of_workers({"env_vars": {hash_seed.VARIABLE: "3"}}) == "3"
-    monkeypatch.setattr(hash_seed, "_drawn", False)  # as if the user had said 7
+    monkeypatch.setenv(hash_seed.VARIABLE, "7")  # the user's
     hash_seed.go_on_with("8")
     assert hash_seed.of_workers({}) == "7"
+
+
+def test_a_value_that_a_parent_process_has_drawn_is_not_the_users(monkeypatch):
+    monkeypatch.delenv(hash_seed.VARIABLE, raising=False)
+    hash_seed.of_workers({})
+    code = "import os; from fluidtune import hash_seed; hash_seed.go_on_with('9'); print(hash_seed.of_workers({}))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "9"

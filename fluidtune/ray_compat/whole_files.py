@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow.fs
 from ray.train._internal.storage import _FilesystemSyncer
@@ -67,21 +67,16 @@ def remove_partial(folder: Path) -> None:
                 left.unlink()
 
 
-class States(Protocol):
-    """Who hears of the run's states."""
-
-    def state_written(self) -> None:
-        """Tune has written its state, and begins to bring it into the run's storage."""
-
-    def state_stored(self) -> None:
-        """The storage has the state, or cannot take it. Called in another thread."""
+#: Called when Tune has written its state. What it returns is called, in another thread, when that is stored (True), or
+#: the storage could not take it.
+OnState = Callable[[], Callable[[bool], None]]
 
 
-def store_whole_files(controller: TuneController, states: States | None = None) -> None:
-    """Let Tune bring the run's files into its storage as the module says. ``states`` hears of each state."""
+def store_whole_files(controller: TuneController, on_state: OnState | None = None) -> None:
+    """Let Tune bring the run's files into its storage as the module says."""
     storage = controller._storage
     storage.syncer.wait()
-    storage.syncer = _WholeFiles(storage.syncer, states)
+    storage.syncer = _WholeFiles(storage.syncer, on_state)
 
 
 def _partial(path: str) -> str:
@@ -92,9 +87,9 @@ def _partial(path: str) -> str:
 class _WholeFiles(_FilesystemSyncer):
     """Takes the place of ``syncer``, Tune's own."""
 
-    def __init__(self, syncer: _FilesystemSyncer, states: States | None) -> None:
+    def __init__(self, syncer: _FilesystemSyncer, on_state: OnState | None) -> None:
         super().__init__(syncer.storage_filesystem, sync_period=syncer.sync_period, sync_timeout=syncer.sync_timeout)
-        self._states = states
+        self._on_state = on_state
         #: By its path here, the time and the size of each file that the storage has; and the folders that it has.
         self._stored: dict[str, tuple[int, int]] = {}
         self._folders: set[str] = set()
@@ -106,25 +101,35 @@ class _WholeFiles(_FilesystemSyncer):
         names = [each.name for each in os.scandir(local_path) if each.is_file()]
         if not any(name.startswith(_STATE) for name in names):
             return self._store, {"folder": local_path, "to": uri, "state": None}
-        if self._states is not None:
-            self._states.state_written()
+        stored = None if self._on_state is None else self._on_state()
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
         state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
-        return self._store, {"folder": local_path, "to": uri, "state": state}
+        return self._store, {"folder": local_path, "to": uri, "state": state, "stored": stored}
 
-    def _store(self, folder: str, to: str, state: dict[str, tuple[tuple[int, int], bytes]] | None) -> None:
-        """``state``: what has changed in a run's folder itself, as it was, and comes last; None: it is no run's."""
+    def _store(
+        self,
+        folder: str,
+        to: str,
+        state: dict[str, tuple[tuple[int, int], bytes]] | None,
+        stored: Callable[[bool], None] | None = None,
+    ) -> None:
+        """``state``: what has changed in a run's folder itself, as it was, and comes last; None: it is no run's.
+
+        ``stored``: as `OnState` says.
+        """
+        done = False
         try:
             self._copy_changed(folder, to, below=state is not None)
             for name in sorted(state or (), key=lambda name: name.startswith(_STATE)):
                 mark, content = state[name]  # type: ignore[index]
                 write_whole(content, self.storage_filesystem, os.path.join(to, name))
                 self._stored[os.path.join(folder, name)] = mark
+            done = True
         finally:
             if state is not None:
                 state.clear()  # the syncer keeps what it was given until the next time
-                if self._states is not None:
-                    self._states.state_stored()
+            if stored is not None:
+                stored(done)
 
     def _copy_changed(self, folder: str, to: str, *, below: bool) -> None:
         """``below``: see `_found`."""
@@ -169,4 +174,4 @@ class _WholeFiles(_FilesystemSyncer):
 
     def __getstate__(self) -> dict[str, Any]:
         """What goes to other processes, and into the run's own state, knows nothing of what was stored."""
-        return {**super().__getstate__(), "_current_cmd": None, "_states": None, "_stored": {}, "_folders": set()}
+        return {**super().__getstate__(), "_current_cmd": None, "_on_state": None, "_stored": {}, "_folders": set()}

@@ -100,9 +100,9 @@ class StagedDevice(RemoteDevice):
             ended.set()
 
     async def _through(self, inputs: list[Any], before: asyncio.Event) -> tuple[Passed, float]:
-        """The batch after all stages, and the seconds that it has stood before them. Raises DeviceLost.
+        """The batch after all stages, and the seconds that it has stood before them, or behind the batch before it.
 
-        ``before``: see `_in_order`.
+        Raises DeviceLost. ``before``: see `_in_order`.
         """
         began, empty, process = time.monotonic(), not self._flying, self._processes
         self._flying += 1
@@ -116,11 +116,13 @@ class StagedDevice(RemoteDevice):
                     self._replace(said_of(error), process)
                 await before.wait()
                 raise DeviceLost(said_of(error), self._back) from None
+            there = time.monotonic()
             await before.wait()
+            stood = time.monotonic() - there
         finally:
             self._flying -= 1
         if not empty:
-            return passed, max(0.0, besides - statistics.median(self._hops))
+            return passed, max(0.0, besides - statistics.median(self._hops)) + stood
         if passed.failed is None:
             self._hops.append(besides)
         return passed, 0.0

@@ -6,8 +6,8 @@ driver that Tune uploads. Tune uploads it for the last time before the job ends,
 
 from __future__ import annotations
 
-import json
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow.fs
 
 from fluidtune.ray_compat.whole_files import remove_partial, write_whole
 from fluidtune.report import EVENT_LOG_NAME
+from fluidtune.report.events import record_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,8 @@ _HERE = pyarrow.fs.LocalFileSystem()
 _FILES = (EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png")
 #: The event log of a run, and that of its service (`fluidtune.serving.capacity.DIRECTORY`).
 _LOGS = (EVENT_LOG_NAME, f"serving/{EVENT_LOG_NAME}")
+#: In the line of the event with which each driver's part of a log begins.
+_STARTED = b'"run_started"'
 
 
 class ExperimentFolder:
@@ -33,6 +36,7 @@ class ExperimentFolder:
     """
 
     def __init__(self, storage: Any, restored: bool) -> None:
+        self._restored = restored
         self._files = storage.storage_filesystem
         self._remote = str(storage.experiment_fs_path)
         # A filesystem within another one has type "subtree", also if that is a local one: its paths begin elsewhere.
@@ -60,13 +64,17 @@ class ExperimentFolder:
 
     @property
     def hash_seed(self) -> str | None:
-        """The `PYTHONHASHSEED` that the log keeps of the run that goes on; None: of none."""
-        try:
-            with open(self.path / EVENT_LOG_NAME, "rb") as log:
-                began = json.loads(log.readline())
-            return str(began["hash_seed"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return None  # there is no log, or one of an older version
+        """The `PYTHONHASHSEED` that the log keeps of the last driver of the run that goes on; None: of none."""
+        found, path = None, self.path / EVENT_LOG_NAME
+        if not self._restored or not path.is_file():  # a device or a pipe may have no end
+            return None
+        with suppress(OSError), path.open("rb") as log:
+            for line in log:
+                if _STARTED in line:  # of a log of many events, few are read
+                    event = record_of(line) or {}
+                    if event.get("event") == "run_started" and "hash_seed" in event:
+                        found = str(event["hash_seed"])
+        return found
 
     def upload(self) -> None:
         """The files are complete: bring them into the experiment's storage. If that fails, a warning says so."""

@@ -1,46 +1,67 @@
-"""When Tune is to save its state besides its own times: before commits drop results that the last state has not.
+"""Which results Tune's state in the run's storage has, and when Tune is to save it besides its own times.
 
-A commit has the latest results of its trial, `RESULTS_KEPT` of at most `RESULTS_KEPT_S`. A driver that dies has told
-nobody of those since Tune's last state; without one of them the commit cannot be used, and the trial begins anew. Tune
-saves once in 10 s, or as seldom as the user says, as a large run or a slow storage has it. A trial may report hundreds
-of results meanwhile.
+A driver that dies has told nobody of a trial's results since that state. A commit without one of them cannot be used,
+and the trial begins anew. So commits keep all of them, and each call for an iteration tells the worker which ones it
+may drop. Tune saves once in 10 s, or as seldom as the user says, as a large run or a slow storage has it. A trial may
+report hundreds of results meanwhile, so Tune is asked to save before these make its commits large.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from fluidtune.cluster.hosting.result_replay import RESULTS_KEPT, RESULTS_KEPT_S
-
-#: Half of what commits keep: the other half is for the time that the storage takes.
-MOST_RESULTS, MOST_S = RESULTS_KEPT // 2, RESULTS_KEPT_S / 2
+#: Results of one trial, and seconds, after which Tune is asked to save. Judgement: a commit of some hundred KB; and a
+#: save costs nothing that shows once in so many seconds.
+MOST_RESULTS, MOST_S = 512, 45.0
 
 
 class SnapshotPace:
-    """How old Tune's last state is, by the results of trials that have commits. ``clock``: seconds."""
+    """Up to where Tune's state goes, by the results of trials.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
+    ``known``: up to which iteration the state that Tune has just written has the results of each trial. ``clock``:
+    seconds.
+    """
+
+    def __init__(self, known: Callable[[], Mapping[str, int]], clock: Callable[[], float] = time.monotonic):
+        self._known, self._clock = known, clock
         self._saved_at = clock()
         #: A state is on its way into the storage. Tune would wait for it before it saves another one.
         self._on_its_way = False
         #: By trial, its results since then.
         self._since: Counter[str] = Counter()
+        #: What was known in the state that the storage has, and in the one that Tune has written last.
+        self._stored: Mapping[str, int] = {}
+        self._written: Mapping[str, int] = {}
 
     def result_reported(self, trial: str) -> None:
         """A trial that has commits has reported a result."""
         self._since[trial] += 1
 
-    def state_written(self) -> None:
-        """Tune has written its state, and begins to bring it into the run's storage."""
+    def state_written(self) -> Callable[[bool], None]:
+        """Tune has written its state, and begins to bring it into the run's storage.
+
+        Call the result when it is there, or with False when the storage cannot take it. Another thread may do so.
+        """
         self._saved_at, self._on_its_way = self._clock(), True
         self._since.clear()
+        written = self._written = self._known()
 
-    def state_stored(self) -> None:
-        """The storage has the state, or cannot take it. Called in another thread."""
-        self._on_its_way = False
+        def stored(done: bool) -> None:
+            if done:
+                self._stored = written
+            self._on_its_way = False
+
+        return stored
+
+    def results_stored(self, trial: str) -> int:
+        """Up to which iteration neither the state in the storage nor the one on its way misses the trial's results.
+
+        The one on its way has fewer of them where the trial got another one's state meanwhile (PBT), or began again
+        after a failure. One that is written later has all that the trial's worker has reported by now.
+        """
+        return min(self._stored.get(trial, 0), self._written.get(trial, 0))
 
     def is_due(self) -> bool:
         """Whether Tune is to save its state now."""

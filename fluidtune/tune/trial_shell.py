@@ -126,8 +126,8 @@ class TrialShell:
         method = getattr(_pooled(sent.worker).actor, call.method)
         if call.method == "train":
             self._job.stall_detector.iteration_asked(run.id, time.monotonic())
-            group, ticket = sent.group, self._job.lane_ticket(run)
-            task.future = method.remote(group, ticket) if group or ticket else method.remote()
+            group, ticket, stored = sent.group, self._job.lane_ticket(run), self._job.results_stored(run.id)
+            task.future = method.remote(group, ticket, stored) if group or ticket or stored else method.remote()
         else:
             task.future = method.remote(*task.args, **task.kwargs)
         self._calls.track_call(task.future, partial(self.leader_answered, run, call))

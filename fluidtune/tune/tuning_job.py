@@ -53,7 +53,7 @@ from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.snapshot_pace import SnapshotPace
 from fluidtune.tune.stall_detector import StallDetector
 from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
-from fluidtune.tune.trial_run import TrialRun
+from fluidtune.tune.trial_run import TrialRun, results_seen
 
 if TYPE_CHECKING:
     from fluidtune.tune.executor import FluidExecutor
@@ -118,8 +118,8 @@ class TuningJob:
         #: The algorithm may wait for the future of a trial's checkpoint.
         self.waits_for_checkpoints = scheduler.waits_for_checkpoints
         note_no_encoded_objects()
-        self._snapshot_pace = SnapshotPace()
-        store_whole_files(controller, self._snapshot_pace)
+        self._snapshot_pace = SnapshotPace(self._results_known)
+        store_whole_files(controller, self._snapshot_pace.state_written)
         self._folder = ExperimentFolder(storage(controller), was_restored(controller))
         if self._folder.hash_seed is not None:
             hash_seed.go_on_with(self._folder.hash_seed)
@@ -263,6 +263,14 @@ class TuningJob:
         self.log.iteration(run.id, run.life.seen.delivered, self._width(run), reply, value, memory=lanes)
         if reply.gpu is not None:
             self.gpu_telemetry.record_sample(run.life.crew.devices[0], reply.gpu, self.pool.workers.values())
+
+    def results_stored(self, trial: str) -> int:
+        """Up to which iteration of the trial no commit needs the results any more."""
+        return self._snapshot_pace.results_stored(trial)
+
+    def _results_known(self) -> dict[str, int]:
+        """Up to which iteration the state that Tune writes now has each trial's results, as a restored run reads it."""
+        return {trial.trial_id: results_seen(trial).delivered for trial in self._controller.get_trials()}
 
     def _width(self, run: TrialRun) -> float:
         """The width of the iteration: workers, or the trial's share of one device beside those that are there."""

@@ -93,3 +93,16 @@ def test_a_function_that_does_not_come_to_the_loop_of_its_commit_has_not_ended()
     worker.session = SimpleNamespace(facts=GroupFacts, ended=ended)
     worker.trainable.train = lambda: {RESULT_DUPLICATE: True}
     assert worker.train().lost == "the commit is of another loop"
+
+
+def test_a_leader_drops_the_results_that_the_storage_has() -> None:
+    worker = Hosting()
+    worker.session = SimpleNamespace(facts=GroupFacts)
+    assert worker.reports is not None
+    for iteration in (14, 15, 16):
+        set_progress(worker.trainable, iteration, 0.0)
+        worker.reports.keep_result({})
+    worker.reports._missed = [(17, {})]
+    worker._has_checkpoint = True
+    assert worker.train(stored=15).iteration == 17
+    assert [iteration for iteration, _ in worker.reports.note().results] == [16, 17]

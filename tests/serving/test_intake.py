@@ -218,3 +218,31 @@ def test_a_large_body_of_another_form_is_refused_at_its_first_chunk():
     body = Body(chunks)
     found = said(body, form=Form.of([1]))
     assert (found.status, found.text, body.asked) == (400, "the input is a list, expected number", 1)
+
+
+def test_a_part_that_the_fronts_own_loop_reads_late_is_not_waited_for(monkeypatch):
+    """docs/bugs.md, 667. On a clock that each part moves."""
+    from types import SimpleNamespace
+
+    from fluidtune.serving import intake as module
+
+    now = 0.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def waited(seconds):
+        async def stream():
+            nonlocal now
+            for _ in range(10):
+                now += seconds
+                yield b"1"
+
+        async def main():
+            holding = module.Holding()
+            async for _ in module._waited_for(SimpleNamespace(stream=stream), holding):
+                pass
+            return holding.waited
+
+        return asyncio.run(main())
+
+    assert waited(0.9 * module.TURN_S) == 0.0
+    assert waited(1.0) == pytest.approx(10 * (1.0 - module.TURN_S))

@@ -169,6 +169,22 @@ def test_a_batch_whose_inputs_are_tried_alone_still_returns_before_the_next_one(
     in_group(test)
 
 
+def test_what_a_batch_stands_behind_the_inputs_of_another_is_no_time_of_its_own(in_group):
+    """docs/bugs.md, 666. The profile learns seconds less those that a batch has stood."""
+
+    async def test(group, cluster, told):
+        fails, alone = (asyncio.get_running_loop().create_future() for _ in range(2))
+        cluster.answers = [fails, passed(9), alone, passed(5)]
+        _, other = (asyncio.create_task(group.run("t", inputs)) for inputs in ([2, 3], [4]))
+        await asyncio.sleep(0.01)
+        fails.set_result(Passed(None, 2, (), (500, '{"error": "the model failed: no"}')))
+        await asyncio.sleep(0.2)
+        alone.set_result(passed(4))
+        assert (await other).seconds >= 0.2
+
+    in_group(test)
+
+
 def test_what_a_batch_has_stood_before_stages_is_told(in_group, monkeypatch):
     """The clock stands: the seconds that the stages tell are taken from it."""
 

@@ -632,7 +632,7 @@ class Play:
             "broken": Lack("its GPU is lost", broken=0),
         }.get(over)
 
-    def _answer_train(self, worker: PlayedWorker, reform: Any = None, ticket: Any = None) -> Any:
+    def _answer_train(self, worker: PlayedWorker, reform: Any = None, ticket: Any = None, stored: int = 0) -> Any:
         trial = worker.trial
         if trial is None:
             return RuntimeError("the trial was unloaded")

@@ -52,6 +52,29 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
 
 
+def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Tried) -> None:
+    run, pace = tried.placed(1.0), tried.job._snapshot_pace
+    tried.job._controller.get_trials = lambda: [run.trial]
+    assert tried.manager.step(0.0)
+    states = []
+    for iteration in (1, 2, 3):
+        tried.manager.schedule_actor_task(run.tracked, "train", on_result=lambda tracked, result: None)
+        reply = IterationReply({"training_iteration": iteration}, "elastic", 1.0, iteration)
+        if iteration == 3:
+            tried.answered(run, reply)
+            states.append(pace.state_written())  # Tune has not got the result yet
+            assert tried.manager.step(0.0)
+        else:
+            tried.answered(run, reply)
+            assert tried.manager.step(0.0)
+            states.append(pace.state_written())
+    for there in states:
+        there(True)
+    tried.manager.schedule_actor_task(run.tracked, "train")
+    leader: Any = leader_of(run)
+    assert leader.actor.args[-4:] == [(), (), (), (None, None, 2)]
+
+
 def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(
     tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,9 @@
-"""Tune saves its state before commits drop results that it has not."""
+"""No commit drops a result that Tune's state in the run's storage has not, and Tune is asked to save in time."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,78 +12,151 @@ import pytest
 
 from fluidtune.cluster.hosting import result_replay
 from fluidtune.cluster.hosting.result_replay import ReportedResults
-from fluidtune.tune.snapshot_pace import SnapshotPace
+from fluidtune.tune.snapshot_pace import MOST_RESULTS, SnapshotPace
 from tests.ray_compat.test_whole_files import brought, stored, written
 
 
+class Driver:
+    """A trial whose every iteration is committed, and a driver that may die after each. ``seconds``: of an iteration.
+
+    ``storing``: how long the storage takes for a state that is written now; None: it refuses that. Tune saves nothing
+    by itself, and brings no state there before the one before is done.
+    """
+
+    def __init__(self, seconds: float, storing: Callable[[float], float | None], monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(result_replay, "time_total", lambda trainable: 0.0)
+        self.now, self.delivered, self.saves = 0.0, 0, 0
+        self.in_storage = 0
+        self._seconds, self._storing = seconds, storing
+        self._on_its_way: tuple[float, int, Callable[[bool], None]] | None = None
+        self.pace = SnapshotPace(lambda: {"trial": self.delivered}, lambda: self.now)
+        self.trainable: Any = SimpleNamespace(iteration=0)
+        self.reports = ReportedResults(0, "mark")
+        self.reports.trainable = self.trainable
+
+    def iterate(self) -> ReportedResults:
+        """One iteration. Returns what a restored run's worker has, which can go on from the commit."""
+        self.reports.drop_stored(self.pace.results_stored("trial"))
+        self.now += self._seconds
+        self.trainable.iteration += 1
+        self.reports.keep_result({"loss": self.trainable.iteration})
+        commit: Any = SimpleNamespace(fingerprint="mark", note=self.reports.note(), iteration=self.trainable.iteration)
+        if self._on_its_way is not None and self._on_its_way[0] <= self.now:
+            self._bring()
+        after = ReportedResults(self.in_storage, "mark")
+        assert after.choose_commit([SimpleNamespace(load=lambda: commit)]) is commit  # type: ignore[list-item]
+        self.delivered = self.trainable.iteration
+        self.pace.result_reported("trial")
+        if self.pace.is_due():
+            self.save()
+        return after
+
+    def save(self) -> None:
+        """Tune saves its state."""
+        if self._on_its_way is not None:
+            self.now = max(self.now, self._on_its_way[0])
+            self._bring()
+        self.saves += 1
+        stored, seconds = self.pace.state_written(), self._storing(self.now)
+        if seconds is None:
+            stored(False)
+        else:
+            self._on_its_way = self.now + seconds, self.delivered, stored
+
+    def _bring(self) -> None:
+        assert self._on_its_way is not None
+        _, self.in_storage, stored = self._on_its_way
+        self._on_its_way = None
+        stored(True)
+
+
+@pytest.mark.parametrize("storing", [0.1, 9.0, 60.0, 300.0])
 @pytest.mark.parametrize("seconds", [0.015, 1.0, 40.0])
-def test_a_commit_has_each_result_that_tunes_state_has_not(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 662. Storing the state takes ten iterations, at most 40 s, and Tune saves nothing by itself."""
-    now = 1e9
-    monkeypatch.setattr(result_replay.time, "time", lambda: now)
-    monkeypatch.setattr(result_replay, "time_total", lambda trainable: 0.0)
-    reports, pace = ReportedResults(0, "mark"), SnapshotPace(lambda: now)
-    reports.trainable = SimpleNamespace(iteration=0)  # type: ignore[assignment]
-    in_storage, on_their_way, saves = 0, list[tuple[float, int]](), 0
-    for iteration in range(1, 3000):
-        now += seconds
-        reports.trainable.iteration = iteration  # type: ignore[union-attr]
-        reports.keep_result({"loss": iteration})
-        pace.result_reported("trial")
-        if pace.is_due():
-            pace.state_written()
-            on_their_way.append((now + min(40.0, 10 * seconds), iteration))
-            saves += 1
-        if on_their_way and on_their_way[-1][0] <= now:
-            pace.state_stored()
-        in_storage = max([in_storage, *(known for there, known in on_their_way if there <= now)])
-        commit: Any = SimpleNamespace(fingerprint="mark", note=reports.note())
-        assert ReportedResults(in_storage, "mark")._usable(commit)
-    assert saves < 3000 * seconds / 40 + 3000 / 500
+def test_a_commit_has_each_result_that_tunes_state_has_not(
+    seconds: float, storing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/bugs.md, 644 and 662."""
+    driver = Driver(seconds, lambda now: storing, monkeypatch)
+    for _ in range(3000):
+        driver.iterate()
+    assert driver.saves < 3000 * seconds / 40 + 3000 / 500
+    assert len(driver.reports.note().results) <= 2 * MOST_RESULTS + storing / seconds
 
 
-def test_a_job_without_commits_asks_for_nothing() -> None:
-    now = 0.0
-    pace = SnapshotPace(lambda: now)
-    now = 1e6
-    assert not pace.is_due()
+def test_a_storage_that_takes_no_state_for_an_hour_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(1.0, lambda now: None if 100 < now < 3700 else 1.0, monkeypatch)
+    for _ in range(4000):
+        driver.iterate()
+    assert driver.in_storage > 3900
+    assert len(driver.reports.note().results) < 100
+
+
+@pytest.mark.parametrize("age", [0, 5, 15])
+def test_a_trial_that_goes_back_keeps_what_a_later_state_has_not(age: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets another trial's state of iteration 10, where Tune's state in the storage has 20 results of it.
+
+    ``age``: iterations after which Tune saves. The state is in the storage ten iterations later.
+    """
+    driver = Driver(1.0, lambda now: 10.0, monkeypatch)
+    for _ in range(20):
+        driver.iterate()
+    driver.save()
+    for _ in range(11):
+        driver.iterate()
+    assert driver.in_storage == 20
+    driver.delivered = driver.trainable.iteration = 10
+    for _ in range(age):
+        driver.iterate()
+    driver.save()
+    for _ in range(30):
+        driver.iterate()
+    assert driver.in_storage == 10 + age
 
 
 def test_no_further_state_is_asked_for_while_one_is_on_its_way() -> None:
     """Tune would wait for that one, and no trial would go on."""
     now = 0.0
-    pace = SnapshotPace(lambda: now)
-    pace.state_written()
+    pace = SnapshotPace(lambda: {"trial": 1}, lambda: now)
+    stored = pace.state_written()
     pace.result_reported("trial")
     now = 1000.0
     assert not pace.is_due()
-    pace.state_stored()
-    assert pace.is_due()
+    stored(False)
+    assert pace.is_due() and pace.results_stored("trial") == 0
 
 
-class States:
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def state_written(self) -> None:
-        self.heard.append("written")
-
-    def state_stored(self) -> None:
-        self.heard.append("stored")
+def test_a_job_without_commits_asks_for_nothing() -> None:
+    now = 0.0
+    pace = SnapshotPace(dict, lambda: now)
+    now = 1e6
+    assert not pace.is_due()
 
 
-def test_the_storage_says_when_tune_has_written_its_state(tmp_path: Path) -> None:
-    states = States()
-    storage = stored(tmp_path, states=states)
+def test_the_storage_says_when_tune_has_written_its_state_and_when_it_has_that(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    def stored_now(done: bool) -> None:
+        heard.append("there" if done and list((tmp_path / "there").glob("experiment_state-*")) else "missing")
+
+    def on_state() -> Callable[[bool], None]:
+        heard.append("written")
+        return stored_now
+
+    storage = stored(tmp_path, on_state=on_state)
     written(tmp_path / "here", "result")
     brought(storage.syncer, tmp_path / "here", str(tmp_path / "there"))
-    assert not states.heard, "there are files of trials only"
+    assert not heard, "there are files of trials only"
     written(tmp_path / "here", "result", state="{}")
     brought(storage.syncer, tmp_path / "here", str(tmp_path / "there"))
-    assert states.heard == ["written", "stored"]
-    (tmp_path / "full").touch()
-    written(tmp_path / "here", "result", state="{} ")
-    with pytest.raises(Exception):  # noqa: B017
-        brought(storage.syncer, tmp_path / "here", str(tmp_path / "full"))
-    assert states.heard == ["written", "stored"] * 2, "a storage that takes nothing is asked again"
-    assert pickle.loads(pickle.dumps(storage.syncer))._states is None
+    assert heard == ["written", "there"]
+    assert pickle.loads(pickle.dumps(storage.syncer))._on_state is None
+
+
+def test_a_state_that_does_not_get_into_the_storage_is_not_taken_for_stored(tmp_path: Path) -> None:
+    heard: list[bool] = []
+    storage = stored(tmp_path, on_state=lambda: heard.append)
+    written(tmp_path / "here", "result", state="{}")
+    (tmp_path / "there").write_text("no folder")
+    with pytest.raises(OSError):
+        brought(storage.syncer, tmp_path / "here", str(tmp_path / "there"))
+    assert heard == [False]

@@ -161,15 +161,17 @@ class LeaderHost:
         reports.begin()
         return None
 
-    def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None) -> IterationReply:
+    def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
         """Run up to the next iteration that Tune has not seen, and return its result.
 
-        ``reform``: the group to form at the next boundary. ``ticket``: set if the device is shared now.
+        ``reform``: the group to form at the next boundary. ``ticket``: set if the device is shared now. ``stored``: see
+        `ReportedResults.drop_stored`.
         """
         reports, session, trainable = self.reports, self.session, self.trainable
         assert reports is not None and session is not None and trainable is not None, "the trial was not loaded"
         if reform is not None:
             session.direct(reform)
+        reports.drop_stored(stored)
         missed = reports.next_missed()
         if missed is not None:
             return IterationReply(missed, self._kind(), seconds_of(missed), reports.reported)

@@ -8,7 +8,6 @@ without reporting them again.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
 
     from fluidtune.elastic import Commit, CommitStore
 
-#: A commit keeps at most this many results, of at most this many seconds, for a driver that dies before Tune has saved
-#: them. `fluidtune.tune.snapshot_pace` has Tune save them before. Judgement: a result has some hundred bytes.
-RESULTS_KEPT = 1024
-RESULTS_KEPT_S = 90.0
+#: A commit keeps the results that Tune's state in the run's storage has not, for a driver that dies; at most this many,
+#: for a storage that takes no state. Else there are some hundred (`fluidtune.tune.snapshot_pace`). Judgement: some MB.
+RESULTS_KEPT = 8192
 
 
 #: (module, name) of `CommitNote` in commits that older versions have written, to its (module, name) now.
@@ -71,9 +69,8 @@ class ReportedResults:
         self.resume: Commit | None = None
         self._delivered, self._mark = delivered, mark
         self._repeats, self._own_numbers = repeats, own_numbers
-        #: The latest (iteration, result), each iteration once, and before each when this worker got it (`time.time`).
-        #: The result's own ``timestamp`` may be the user's, and anything.
-        self._recent: deque[tuple[float, tuple[int, dict[str, Any]]]] = deque(maxlen=RESULTS_KEPT)
+        #: The latest (iteration, result), each iteration once.
+        self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
         #: Results that the commit has and Tune has missed, to be given to Tune first.
         self._missed: list[tuple[int, dict[str, Any]]] = []
 
@@ -85,10 +82,14 @@ class ReportedResults:
         self._keep(self.trainable.iteration, result)
 
     def _keep(self, iteration: int, result: dict[str, Any]) -> None:
-        while self._recent and self._recent[-1][1][0] >= iteration:
+        while self._recent and self._recent[-1][0] >= iteration:
             self._recent.pop()
-        kept = iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}
-        self._recent.append((time.time(), kept))
+        self._recent.append((iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}))
+
+    def drop_stored(self, stored: int) -> None:
+        """Tune's state in the run's storage has the results up to iteration ``stored``: no commit needs them."""
+        while self._recent and self._recent[0][0] <= stored:
+            self._recent.popleft()
 
     def was_seen(self, result: dict[str, Any]) -> bool:
         """Whether Tune has seen this iteration before. If not, it counts as reported from now on."""
@@ -103,10 +104,7 @@ class ReportedResults:
     def note(self) -> CommitNote:
         """What every commit contains of the results."""
         assert self.trainable is not None
-        since = time.time() - RESULTS_KEPT_S
-        while self._recent and self._recent[0][0] < since:
-            self._recent.popleft()
-        return CommitNote(self.trainable.iteration, time_total(self.trainable), [kept for _, kept in self._recent])
+        return CommitNote(self.trainable.iteration, time_total(self.trainable), list(self._recent))
 
     def rewind(self, note: CommitNote) -> None:
         """The loop has gone back to the iteration of this note; results that it repeats are not reported again."""
@@ -132,8 +130,7 @@ class ReportedResults:
         """Called when the trainable is constructed: go on with the results of the commit, if there is one."""
         if self.resume is not None:
             self._number_on()
-            now = time.time()
-            self._recent.extend((now, kept) for kept in self.resume.note.results if kept[0] <= self._delivered)
+            self._recent.extend(kept for kept in self.resume.note.results if kept[0] <= self._delivered)
         if self._repeats:
             self._report_from_here()
 

@@ -91,8 +91,8 @@ class Worker:
         self._leader = LeaderHost(spec, self._name, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
 
-    def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None) -> IterationReply:
-        return self._hosted().train(reform, ticket)
+    def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
+        return self._hosted().train(reform, ticket, stored)
 
     def save(self, *args: Any) -> Any:
         return self._hosted().save(*args)
