@@ -76,7 +76,7 @@ class ForkServer:
         self._folder = self._given or new_folder()
         path = socket_in(self._folder)
         if len(path.encode()) > _LONGEST:
-            shutil.rmtree(self._folder)
+            shutil.rmtree(self._folder, ignore_errors=True)  # it may be a link of somebody else's
             raise OSError(f"the path {path} is too long for a socket; set TMPDIR to a shorter one")
         with hold(self._folder, _LOCK) as lock, open_in(self._folder, "log") as log:
             self._process = subprocess.Popen(
