@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import platform
 import threading
 
 import psutil
-import pytest
 
 from fluidtune import memory_trim
 from fluidtune.memory_trim import EVERY_S, PAUSE, MemoryTrim
@@ -34,7 +32,6 @@ def test_it_trims_once_a_minute_and_at_most_a_thousandth_of_the_time() -> None:
     assert len(trims) == before + 2 and trims[-1] - trims[-2] >= PAUSE, "the next one waits for a thousand seconds"
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps what threads have freed in this way")
 def test_what_threads_have_freed_is_given_back() -> None:
     """Blocks below the size that is mapped by itself, freed but for the last of each thread."""
     libc = ctypes.CDLL(None)
@@ -57,6 +54,7 @@ def test_what_threads_have_freed_is_given_back() -> None:
     gc.collect()
     before = psutil.Process().memory_info().rss
     memory_trim._trim()
-    assert before - psutil.Process().memory_info().rss > 10 * 2**20
+    # Where the C library has no such call, it does nothing.
+    assert before - psutil.Process().memory_info().rss > 10 * 2**20 or not hasattr(libc, "malloc_trim")
     for block in kept:
         libc.free(block)

@@ -101,9 +101,9 @@ class _WholeFiles(_FilesystemSyncer):
         names = [each.name for each in os.scandir(local_path) if each.is_file()]
         if not any(name.startswith(_STATE) for name in names):
             return self._store, {"folder": local_path, "to": uri, "state": None}
-        stored = None if self._on_state is None else self._on_state()
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
         state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
+        stored = None if self._on_state is None else self._on_state()
         return self._store, {"folder": local_path, "to": uri, "state": state, "stored": stored}
 
     def _store(
@@ -117,17 +117,19 @@ class _WholeFiles(_FilesystemSyncer):
 
         ``stored``: as `OnState` says.
         """
+        if state is None:
+            self._copy_changed(folder, to, below=False)
+            return
         done = False
         try:
-            self._copy_changed(folder, to, below=state is not None)
-            for name in sorted(state or (), key=lambda name: name.startswith(_STATE)):
-                mark, content = state[name]  # type: ignore[index]
+            self._copy_changed(folder, to, below=True)
+            for name in sorted(state, key=lambda name: name.startswith(_STATE)):
+                mark, content = state[name]
                 write_whole(content, self.storage_filesystem, os.path.join(to, name))
                 self._stored[os.path.join(folder, name)] = mark
             done = True
         finally:
-            if state is not None:
-                state.clear()  # the syncer keeps what it was given until the next time
+            state.clear()  # the syncer keeps what it was given until the next time
             if stored is not None:
                 stored(done)
 

@@ -11,8 +11,8 @@ import json
 import statistics
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ray.exceptions import RayError
@@ -69,7 +69,7 @@ class StagedDevice(RemoteDevice):
 
     async def run(self, model: str, inputs: list[Any]) -> Waited:
         """An `Outcome` for each input, and the seconds that the batch has stood before stages."""
-        async with self._in_order() as before:
+        with self._in_order() as before:
             passed, waited = await self._through(inputs, before)
             if passed.failed is None:
                 return Waited(passed.value, waited)
@@ -83,17 +83,17 @@ class StagedDevice(RemoteDevice):
 
     async def measure(self, model: str, inputs: list[Any]) -> Waited:
         """As `run`, but what fails raises."""
-        async with self._in_order() as before:
+        with self._in_order() as before:
             passed = (await self._through(inputs, before))[0]
         if passed.failed is not None:
             raise ServeError(json.loads(passed.failed[1])["error"])
         return Waited(passed.value, 0.0)
 
-    @asynccontextmanager
-    async def _in_order(self) -> AsyncIterator[asyncio.Event]:
+    @contextmanager
+    def _in_order(self) -> Iterator[asyncio.Event]:
         """What is set when the batch before this one is not in the group any more; this one is within the context."""
-        before, self._latest = self._latest, asyncio.Event()
-        ended = self._latest
+        before, ended = self._latest, asyncio.Event()
+        self._latest = ended
         try:
             yield before
         finally:

@@ -62,9 +62,11 @@ class ExperimentFolder:
                     error,
                 )
 
-    @property
     def hash_seed(self) -> str | None:
-        """The `PYTHONHASHSEED` that the log keeps of the last driver of the run that goes on; None: of none."""
+        """The `PYTHONHASHSEED` that the log keeps of the last driver of the run that goes on; None: of none.
+
+        Reads the whole log.
+        """
         found, path = None, self.path / EVENT_LOG_NAME
         if not self._restored or not path.is_file():  # a device or a pipe may have no end
             return None

@@ -65,6 +65,6 @@ class SnapshotPace:
 
     def is_due(self) -> bool:
         """Whether Tune is to save its state now."""
-        waited = self._clock() - self._saved_at
-        overdue = self._since and (waited >= MOST_S or max(self._since.values()) >= MOST_RESULTS)
-        return bool(overdue) and not self._on_its_way
+        if not self._since or self._on_its_way:
+            return False
+        return self._clock() - self._saved_at >= MOST_S or max(self._since.values()) >= MOST_RESULTS

@@ -16,6 +16,7 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Trial
 from ray.tune.trainable import FunctionTrainable
 
+from fluidtune.cluster.devices.layout import odd_gpus
 from fluidtune.cluster.emulated.paced_trainable import paced
 from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
 from fluidtune.engine import messages as m
@@ -120,10 +121,8 @@ class TrialRegistry:
                 )
 
         share, gang, most = self.share_of(trial), max(1.0, self._setup.layout.share), self._setup.layout.most
-        if 1 < share != int(share):
-            raise FluidTuneError(
-                f"trial {trial.trial_id} asks for {share:g} GPUs; ask for a whole number or for 1 or less"
-            )
+        if (odd := odd_gpus(share)) is not None:
+            raise FluidTuneError(f"trial {trial.trial_id} {odd}")
         if most is not None and share > most:
             raise FluidTuneError(
                 f"trial {trial.trial_id} asks for {share:g} devices, and the job may have {most}; "

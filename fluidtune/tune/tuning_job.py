@@ -121,8 +121,8 @@ class TuningJob:
         self._snapshot_pace = SnapshotPace(self._results_known)
         store_whole_files(controller, self._snapshot_pace.state_written)
         self._folder = ExperimentFolder(storage(controller), was_restored(controller))
-        if self._folder.hash_seed is not None:
-            hash_seed.go_on_with(self._folder.hash_seed)
+        if (seed := self._folder.hash_seed()) is not None:
+            hash_seed.go_on_with(seed)
         fresh = _why_fresh(settings, reuse)
         self.pool = WorkerPool(
             self.setup.layout, self.devices, self.name, self.setup.mps, fresh, fork=settings.fork_server

@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_the_hash_seed_of_its_last_driver(
 ) -> None:
     """docs/bugs.md, 645"""
     (tmp_path / "root" / "bucket" / "run" / EVENT_LOG_NAME).write_text(log)
-    assert ExperimentFolder(storage, restored=True).hash_seed == value
+    assert ExperimentFolder(storage, restored=True).hash_seed() == value
 
 
 @pytest.mark.timeout(20)
@@ -169,8 +169,8 @@ def test_no_hash_seed_is_read_of_what_is_no_file_or_of_another_runs_log(
     (tmp_path / "staging").mkdir()
     log = tmp_path / "staging" / EVENT_LOG_NAME
     os.mkfifo(log)
-    assert ExperimentFolder(storage, restored=True).hash_seed is None
+    assert ExperimentFolder(storage, restored=True).hash_seed() is None
     log.unlink()
     log.write_text(STARTED % ', "hash_seed": "7"')
-    assert ExperimentFolder(storage, restored=True).hash_seed == "7"
-    assert ExperimentFolder(storage, restored=False).hash_seed is None
+    assert ExperimentFolder(storage, restored=True).hash_seed() == "7"
+    assert ExperimentFolder(storage, restored=False).hash_seed() is None

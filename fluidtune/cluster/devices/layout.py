@@ -202,6 +202,11 @@ def _check_custom_resources(extra: Mapping[str, float], cluster: Mapping[str, fl
             )
 
 
+def odd_gpus(gpus: float) -> str | None:
+    """Say what is wrong with a trial that asks for this number of GPUs; None: nothing."""
+    return f"asks for {gpus:g} GPUs; ask for a whole number or for 1 or less" if 1 < gpus != int(gpus) else None
+
+
 def _gpu_devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -> tuple[float, float]:
     """The most GPU or emulated devices, and how many of them (or what part of one) a trial asks for.
 
@@ -209,8 +214,8 @@ def _gpu_devices(spec: DeviceSpec, request: Mapping[str, float], there: float) -
     """
     _check_enough(spec, there, "GPU")
     gpus = float(request.get("GPU", 0.0))
-    if 1 < gpus != int(gpus):
-        raise FluidTuneError(f"a trial asks for {gpus:g} GPUs; ask for a whole number or for 1 or less")
+    if (odd := odd_gpus(gpus)) is not None:
+        raise FluidTuneError(f"a trial {odd}")
     share = gpus or 1.0
     count = spec.count or there
     if share > count:
