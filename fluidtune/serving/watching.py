@@ -83,7 +83,7 @@ class Books:
         self._clock = clock
         #: All that was added up. Its seconds are not used.
         self._sums = Span(0.0, {}, {}, {})
-        #: By key, since when it counts, and when it has answered the latest requests, with the seconds that each took.
+        #: By key, since when it counts, and when it answered requests of the last minute, with the seconds of each.
         self._answers: dict[str, tuple[float, deque[tuple[float, float]]]] = {}
         #: Batches that are not added up yet, and those of the last minute.
         self._fresh: deque[BatchSeen] = deque()
@@ -113,7 +113,10 @@ class Books:
         """A request was answered, ``seconds`` after it came."""
         self.count(key, "answered")
         if key in self._answers:
-            self._answers[key][1].append((self._clock(), seconds))
+            now, (_, latest) = self._clock(), self._answers[key]
+            latest.append((now, seconds))
+            while latest[0][0] < now - MINUTE_S:
+                latest.popleft()
 
     def pace(self, key: str) -> tuple[float, float | None]:
         """Of the last minute: requests answered per second, and the seconds that 99 % of them took at most."""

@@ -14,7 +14,7 @@ from ray.tune.schedulers import HyperBandScheduler
 
 import fluidtune
 
-pytestmark = [pytest.mark.ray, pytest.mark.keras, pytest.mark.usefixtures("no_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.keras, pytest.mark.usefixtures("ray2")]
 
 os.environ.setdefault("KERAS_BACKEND", "torch")
 

@@ -186,6 +186,17 @@ def test_the_last_minute_of_batches_is_kept():
     assert books.sizes("a") == {1: 1, 2: 1, 3: 1}
 
 
+def test_only_the_answers_of_the_last_minute_are_kept():
+    # docs/bugs.md, 669
+    clock = Clock()
+    books = Books(["a"], clock)
+    for number in range(10 * int(MINUTE_S)):
+        books.answered("a", 0.1 if number < 9 * MINUTE_S else 0.2)
+        clock.now += 1.0
+    assert len(books._answers["a"][1]) == MINUTE_S + 1, "a rate that stays takes memory that stays"
+    assert books.pace("a") == (1.0, 0.2)
+
+
 def test_a_log_that_cannot_be_written_is_said_once(tmp_path, caplog):
     log = ServingLog(tmp_path / "nowhere" / "serving")
     log.write("serving_ended", seconds=1.0)

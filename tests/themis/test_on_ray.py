@@ -15,7 +15,7 @@ from themis_bridge import JobInfo, ThemisError
 from themis_bridge.agent import Gained, Lost
 from themis_bridge.bids import Valuation
 
-pytestmark = [pytest.mark.ray, pytest.mark.core]
+pytestmark = pytest.mark.ray
 PATIENCE_S = 60.0
 
 
@@ -65,6 +65,7 @@ def where(tenant, lease, patience=PATIENCE_S):
         ray.kill(actor)
 
 
+@pytest.mark.core
 def test_leases_of_one_tenant(control):
     from themis_bridge.shell import reservations
     from themis_bridge.shell.tenant import Tenant

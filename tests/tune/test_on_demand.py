@@ -83,7 +83,6 @@ def tune_in_a_task(path: str, name: str) -> list[Any]:
 
 @pytest.mark.usefixtures("ray4")
 class TestBesideTrials:
-    @pytest.mark.core
     def test_tasks_of_a_trial_find_the_cores_that_trials_do_not_use(self, tmp_path: Path) -> None:
         results = fit("fluid", nesting, {"x": tune.grid_search([0, 1])}, tmp_path, executor=ON_DEMAND)
         assert [result.metrics["score"] for result in results] == [2.0, 6.0]

@@ -104,13 +104,11 @@ class TestCPUs:
         assert {r.metrics["groups"] for r in results} == {2}
         assert all(r.metrics["free"].get("CPU", 0) == 0 for r in results), "other jobs must see the cores taken"
 
-    @pytest.mark.core
     def test_half_a_core_each(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 0.5}, trials=4, devices="cpu:1", meeting=True)
         assert together(results) == 2
         assert all(r.metrics["free"].get("CPU", 0) == 3 for r in results)
 
-    @pytest.mark.core
     @pytest.mark.newest
     @pytest.mark.parametrize("packing, share", [(None, 0.5), (1, 1.0)])
     def test_more_at_once_than_cores_are_packed_unless_that_is_forbidden(
@@ -125,7 +123,6 @@ class TestCPUs:
         assert together(results) <= 2, "there are two licences"
         assert min(r.metrics["free"].get("licence", 0) for r in results) == 0
 
-    @pytest.mark.core
     def test_trials_that_ask_for_no_core_run_beside_those_that_hold_all(self, tmp_path: Path) -> None:
         @ray.remote(num_cpus=4)
         class Other:
@@ -183,7 +180,6 @@ class TestGPUs:
         assert together(results) == 2
         assert len({r.metrics["gpus"] for r in results}) == 1
 
-    @pytest.mark.core
     def test_a_trial_over_two_gpus_is_one_process_that_sees_both(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 2, "gpu": 2}, trials=2)
         assert {r.metrics["gpus"] for r in results} == {"0,1"}

@@ -78,7 +78,6 @@ def one(lines: list[str], *parts: str) -> None:
     assert sum(all(part in line for part in parts) for line in lines) == 1, (parts, lines)
 
 
-@pytest.mark.core
 def test_the_stories_of_trials_that_were_shrunk_and_tried_again(ray2: None, tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     run = tmp_path / "fluid"
