@@ -7,8 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
+from ray import tune
+
+import fluidtune
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
@@ -151,3 +156,34 @@ def test_with_reuse_actors_the_processes_are_used_again_as_under_stock(tmp_path:
     errors, rows = fit(tmp_path, "reuse")
     assert errors == [] and len({row["pid"] for row in rows}) == 1
     assert [row["registered"] for row in rows] == list(range(6))
+
+
+class BothNodesFork(tune.Stopper):
+    """Ends the run when a forked process of each of two nodes has reported."""
+
+    def __init__(self) -> None:
+        self.nodes: set[str] = set()
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        self.nodes.update([result["node"]] if result["forked"] else [])
+        return False
+
+    def stop_all(self) -> bool:
+        return len(self.nodes) == 2
+
+
+def test_the_drivers_node_forks_in_a_cluster_that_others_have_started_and_so_does_another_node(
+    one_node: Any, tmp_path: Path
+) -> None:
+    # docs/bugs.md, 670
+    one_node.add_node(num_cpus=1)
+
+    def train(config: dict[str, Any]) -> None:
+        forked = any(type(each).__name__ == "Shelf" for each in sys.meta_path)
+        tune.report({"node": ray.get_runtime_context().get_node_id(), "forked": forked})
+
+    ends = BothNodesFork()
+    run_config = tune.RunConfig(name="job", storage_path=str(tmp_path), verbose=0, stop=ends)
+    tuned = tune.TuneConfig(num_samples=80)
+    fluidtune.Tuner(train, run_config=run_config, tune_config=tuned, param_space={"x": tune.uniform(0, 1)}).fit()
+    assert len(ends.nodes) == 2

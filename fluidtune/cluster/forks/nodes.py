@@ -258,7 +258,8 @@ class ForkServers:
         if self.off is not None or node in self._nodes:
             return
         user = {**self._runtime_env.get("env_vars", {}), **runtime_env.get("env_vars", {})}
-        own = of_own_node() if ray.get_runtime_context().get_node_id().startswith(node) else None
+        here = ray.get_runtime_context().get_node_id().startswith(node)
+        own = of_own_node() if here else None
         if own is not None:
             self._nodes[node] = _finish_here({**self._unless_set, **own, **user, **self._environment})
             return
@@ -270,7 +271,8 @@ class ForkServers:
             found = {name: value for name, value in found.items() if name not in rays_own}
             return {**unless_set, **found, **environment}
 
-        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env, data=f"{self._data}-{node}")
+        data = None if here else f"{self._data}-{node}"  # the driver keeps those of its own node
+        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env, data=data)
 
     def _on(self, node: str | None) -> _Here | There | None:
         return None if node is None or self.off is not None else self._nodes.get(node)
