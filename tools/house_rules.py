@@ -18,6 +18,11 @@ Python, in the packages that users install:
 - No function is called `_`: a traceback and a search must find it by its name.
 - No two modules of one package tree have the same name, except `__init__`, `__main__`, `messages` and `errors`.
 
+Python, in `tests`:
+
+- The marks `core`, `ray`, `faults` and `slow` stand in the files of tests (`test_*.py`): the Makefile finds the files to
+  run by these words.
+
 Prints one line per finding, "path:line: what is wrong", and exits with status 1 if there is any.
 """
 
@@ -52,6 +57,7 @@ REPEATED_NAMES = {"__init__", "__main__", "messages", "errors"}
 #: The first part of a path that must exist.
 ROOTS = (*PACKAGES, "benchmarks", "docs", "examples", "tests", "tools")
 
+_MARK = re.compile(r"\bmark\.(core|ray|faults|slow)\b")
 _URL = re.compile(r"<?https?://\S+|(?<=\])\([^)\s]+\)")
 _FENCE = re.compile(r" {0,3}(```|~~~)")
 _LINK = re.compile(r"\]\(([^)\s]+)")
@@ -247,6 +253,14 @@ def check_names(package: Path) -> Iterator[Finding]:
             yield Finding(path, 1, f"has the same name as {same}; name it by what it decides")
 
 
+def check_marks(path: Path, text: str) -> Iterator[Finding]:
+    """Marks of tests in a file that the Makefile does not look into."""
+    if not path.name.startswith("test_"):
+        for number, line in enumerate(text.splitlines(), 1):
+            if found := _MARK.search(line):
+                yield Finding(path, number, f"has {found[0]}, which make test finds in test_*.py alone; put it there")
+
+
 def check_tree(root: Path) -> list[Finding]:
     """All findings of the repository at ``root``, with paths relative to it."""
     findings: list[Finding] = []
@@ -259,6 +273,8 @@ def check_tree(root: Path) -> list[Finding]:
         for module in sorted((root / package).rglob("*.py")):
             findings += check_python(module, module.read_text())
         findings += check_names(root / package)
+    for module in sorted((root / "tests").rglob("*.py")):
+        findings += check_marks(module, module.read_text())
     return [finding._replace(path=finding.path.relative_to(root)) for finding in findings]
 
 

@@ -140,6 +140,14 @@ def test_two_modules_of_one_name_in_one_package(tree: Path) -> None:
     assert finding.path == Path("fluidtune/b/shared.py") and "fluidtune/a/shared.py" in finding.text
 
 
+def test_a_mark_that_the_makefile_does_not_find(tree: Path) -> None:
+    (tree / "tests").mkdir(exist_ok=True)
+    for name in ("contract.py", "test_contract.py"):
+        (tree / "tests" / name).write_text("import pytest\n\npytestmark = pytest.mark.ray\n")
+    (finding,) = check_tree(tree)
+    assert finding[:2] == (Path("tests/contract.py"), 3) and "mark.ray" in finding.text
+
+
 def test_findings_are_printed_with_their_place(tree: Path) -> None:
     (tree / "docs/page.md").write_text(f"# A page\n\n{LONG}\n")
     (tree / "salus_share/lanes.py").write_text("import os\n")
