@@ -5,10 +5,10 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 HOROVOD_TESTS ?= horovod
 BIN := $(VENV)/bin
-# Three processes on two cores for the tests with Ray: most of these tests wait for half of their time. A test goes to
-# the process that is free; those of a module that share what takes long to make stay together.
+# Two processes for the tests with Ray; three took as long on two cores. A test goes to the process that is free; those
+# of a module that share what takes long to make stay together.
 # One that fails runs once more, and the summary prints its first failure: CONTRIBUTING.md.
-THREE := -n 3 --dist loadgroup --no-loadscope-reorder --reruns 1
+TWO := -n 2 --dist loadgroup --no-loadscope-reorder --reruns 1
 # Files with tests of these marks: to import all others as well takes each process a quarter of a minute.
 marked = $(shell grep -rlE 'mark\.($(1))' tests --include='test_*.py' | sort)
 # What `python -m tools.durations` reads.
@@ -44,7 +44,7 @@ test: lint fast core
 test-all: test $(EXTRAS)
 	# Meanwhile the oldest Ray is installed, and site and release are built: the tests wait for half of their time.
 	$(AGAIN) -s oldest-installed release-check docs & \
-	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" $(call marked,ray|faults|slow) --kills 2 $(THREE) $(REPORT)/rest.xml; \
+	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" $(call marked,ray|faults|slow) --kills 2 $(TWO) $(REPORT)/rest.xml; \
 	status=$$?; wait $$! || status=$$?; exit $$status
 	$(MAKE) oldest
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
@@ -56,7 +56,7 @@ fast: $(STAMP)
 
 # Real Ray and processes: parity, resizes, restores, lanes, a lease, a service, and one kill of each kind.
 core: $(STAMP)
-	$(BIN)/python -m pytest -m "core and not horovod" $(call marked,core) --kills 1 $(THREE) $(REPORT)/core.xml
+	$(BIN)/python -m pytest -m "core and not horovod" $(call marked,core) --kills 1 $(TWO) $(REPORT)/core.xml
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -74,7 +74,7 @@ oldest-installed:
 	$(MAKE) .venv-oldest/.installed VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 oldest: oldest-installed
-	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat tests/serving -m "not faults and not newest" $(THREE) $(REPORT)/oldest.xml
+	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat tests/serving -m "not faults and not newest" $(TWO) $(REPORT)/oldest.xml
 
 # Horovod for backend="horovod": compiled once (two minutes; kept in ~/.cache/fluidtune), checked, installed here.
 horovod: $(STAMP)

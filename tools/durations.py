@@ -2,7 +2,7 @@
 
 ``python -m tools.durations`` reads the reports that those runs have left in ``.pytest_cache``, and writes
 ``tests/durations.csv``: the part of the run, the file, its number of tests, and their seconds, set-up and end included.
-Three processes run tests with Ray at a time, so a person waits for about a third of the seconds of a part.
+Two processes run tests with Ray at a time, so a person waits for about half of the seconds of a part.
 """
 
 from __future__ import annotations

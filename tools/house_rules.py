@@ -20,7 +20,7 @@ Python, in the packages that users install:
 
 Python, in `tests`:
 
-- The marks `core`, `ray`, `faults` and `slow` stand in the files of tests (`test_*.py`): the Makefile finds the files to
+- The marks `core`, `ray`, `faults` and `slow` stand in files of tests (`test_*.py`): the Makefile finds the files to
   run by these words.
 
 Prints one line per finding, "path:line: what is wrong", and exits with status 1 if there is any.
