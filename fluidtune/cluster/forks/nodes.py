@@ -143,7 +143,8 @@ class There:
         try:
             said = ray.get(self._awaited)
         except ray.exceptions.RayError as error:
-            said = f"its actor died: {str(error).splitlines()[0]}"
+            lines = str(error).strip().splitlines()  # what the actor raises is the last one, behind its traceback
+            said = f"its actor died: {lines[-1 if 'creation task' in lines[0] else 0]}"
         self._awaited = None
         self.state = said if isinstance(said, ServerState) else ServerState(None, said)
         if self.state.command is not None:
