@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # One that fails runs once more, and the summary prints its first failure: CONTRIBUTING.md.
 TWO := -n 2 --dist loadgroup --no-loadscope-reorder --reruns 1
 # Files with tests of these marks: to import all others as well takes each process a quarter of a minute.
-marked = $(shell grep -rlE 'mark\.($(1))' tests --include='test_*.py' | sort)
+marked = $$(grep -rlE 'mark\.($(1))' tests --include='test_*.py' | sort)
 # What `python -m tools.durations` reads.
 REPORT := --junitxml=.pytest_cache
 # Make runs a line with its own variable even under `make -n`.
