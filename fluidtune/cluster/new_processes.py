@@ -21,7 +21,7 @@ from fluidtune import hash_seed
 from fluidtune.cluster.data.data_keeper import VARIABLE, DataKeeper
 from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
-from fluidtune.cluster.forks.nodes import ForkServers
+from fluidtune.cluster.forks.nodes import ForkServers, is_here
 from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing.mps import MpsSettings
@@ -132,7 +132,7 @@ class NewProcesses:
         self._data = f"fluidtune-data-{secrets.token_hex(8)}"
         #: Keeps the data of the driver's own node; None: no process was started there.
         self._keeper: DataKeeper | None = None
-        self._forks = ForkServers(self.environment, beside, self._data) if forks else None
+        self._forks = ForkServers(self.environment, beside) if forks else None
         if plan.kind == "cpu":
             # A server has begun before it is known what the devices are. What is imported does not depend on it, except
             # where a package reads it at its import: the process imports that anew.
@@ -149,15 +149,20 @@ class NewProcesses:
         if node not in self._before_start:
             self._before_start[node] = self._needed_before_start()
         if self._forks is not None and node is not None:
-            self._forks.prepare(node, self._before_start[node])
+            # The driver keeps the data of its own node.
+            self._forks.prepare(node, self._before_start[node], None if is_here(node) else self._data_at(node))
         return node
+
+    def _data_at(self, node: str) -> str:
+        """The name of the socket at which the node's shared data are kept."""
+        return f"{self._data}-{node}"
 
     def _shared_data(self, node: str | None) -> dict[str, str]:
         """The variable by which a process finds the data that its node keeps; empty: the node keeps none."""
         if node is None or sys.platform != "linux":
             return {}
-        name = f"{self._data}-{node}"
-        if ray.get_runtime_context().get_node_id().startswith(node):
+        name = self._data_at(node)
+        if is_here(node):
             if self._keeper is None:
                 self._keeper = DataKeeper(name)
         elif self._forks is None or self._forks.off is not None:

@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
+from fluidtune.cluster.forks.nodes import is_here
 from fluidtune.cluster.new_processes import NewProcesses, PooledWorker, Use
 from fluidtune.cluster.sharing.mps import MpsSettings
 from fluidtune.ray_compat.descent import end_made_by
@@ -251,7 +252,7 @@ class WorkerPool:
     def _local_process(self, worker: PooledWorker) -> psutil.Process | None:
         """The worker's process, if it is known and on this machine."""
         node = self._devices.nodes.get(worker.device)
-        if worker.pid is None or not node or not ray.get_runtime_context().get_node_id().startswith(node):
+        if worker.pid is None or not node or not is_here(node):
             return None
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(worker.pid)

@@ -159,7 +159,7 @@ def forks_ready(seconds: float = 60.0) -> None:
     from fluidtune.cluster.new_processes import worker_environment
 
     context = ray.get_runtime_context()
-    servers, node = ForkServers(worker_environment(), ONE_THREAD, ""), context.get_node_id()
+    servers, node = ForkServers(worker_environment(), ONE_THREAD), context.get_node_id()
     servers.prepare(node, hash_seed.runtime_env(1, dict(context.runtime_env)) or {})
     until = time.monotonic() + seconds
     while servers.command(node) is None:

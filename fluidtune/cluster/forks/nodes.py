@@ -86,7 +86,8 @@ class _Here:
 class Holder:
     """The actor that holds a node's server. It asks for no resources and lives as long as the job.
 
-    ``data``: the name of the socket at which it also keeps the node's shared data (`fluidtune.cluster.data`).
+    ``data``: the name of the socket at which it also keeps the node's shared data (`fluidtune.cluster.data`); None:
+    somebody else does, or nobody.
     """
 
     def __init__(
@@ -199,6 +200,11 @@ def _finish_here(environment: Mapping[str, str]) -> _Here:
     return host
 
 
+def is_here(node: str) -> bool:
+    """Whether this process runs on the node. ``node``: the beginning of the node's id."""
+    return ray.get_runtime_context().get_node_id().startswith(node)
+
+
 def of_own_node() -> dict[str, str] | None:
     """The environment of workers of the Ray node that this process has started; None: it has started none."""
     with suppress(psutil.Error):
@@ -233,11 +239,10 @@ class ForkServers:
     """See the module.
 
     ``environment``: variables that the job's processes get after their start. ``unless_set``: those of them that Ray
-    gives a process which does not have them. ``data``: how the names of the sockets begin at which nodes keep data.
+    gives a process which does not have them.
     """
 
-    def __init__(self, environment: Mapping[str, str], unless_set: Mapping[str, str], data: str) -> None:
-        self._data = data
+    def __init__(self, environment: Mapping[str, str], unless_set: Mapping[str, str]) -> None:
         self._environment, self._unless_set = dict(environment), dict(unless_set)
         self._nodes: dict[str, _Here | There] = {}
         self._said: set[str] = set()
@@ -254,13 +259,15 @@ class ForkServers:
             self.off = why
             log.warning("FluidTune: each process of a trial is a plain new one, which takes longer: %s", why)
 
-    def prepare(self, node: str, runtime_env: Mapping[str, Any]) -> None:
-        """Start the node's server, unless it has one. ``node``: the beginning of the node's id."""
+    def prepare(self, node: str, runtime_env: Mapping[str, Any], data: str | None = None) -> None:
+        """Start the node's server, unless it has one.
+
+        ``node``: the beginning of the node's id. ``data``: see `Holder`.
+        """
         if self.off is not None or node in self._nodes:
             return
         user = {**self._runtime_env.get("env_vars", {}), **runtime_env.get("env_vars", {})}
-        here = ray.get_runtime_context().get_node_id().startswith(node)
-        own = of_own_node() if here else None
+        own = of_own_node() if is_here(node) else None
         if own is not None:
             self._nodes[node] = _finish_here({**self._unless_set, **own, **user, **self._environment})
             return
@@ -272,7 +279,6 @@ class ForkServers:
             found = {name: value for name, value in found.items() if name not in rays_own}
             return {**unless_set, **found, **environment}
 
-        data = None if here else f"{self._data}-{node}"  # the driver keeps those of its own node
         self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env, data=data)
 
     def _on(self, node: str | None) -> _Here | There | None:
