@@ -85,6 +85,8 @@ class Server:
         #: Processes that are to be killed: the child that ends what such a one computes under MPS -> that one.
         self._dying: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
+        #: The listener, while there is no descriptor for another connection. Who asks meanwhile waits in its queue.
+        self._full: socket.socket | None = None
 
     def serve(self, listener: socket.socket) -> dict[str, Any] | None:
         """Answer requests until standard input ends. Returns None then; in a child, what was asked for."""
@@ -120,8 +122,15 @@ class Server:
                         return request
 
     def _accept(self, listener: socket.socket) -> None:
-        with suppress(OSError):
+        try:
             connection = listener.accept()[0]
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:
+            self._selector.unregister(listener)
+            self._full = listener
+            return
+        with suppress(OSError):
             connection.setblocking(False)
             if struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] != os.geteuid():
                 connection.close()
@@ -196,6 +205,9 @@ class Server:
         with suppress(KeyError):
             self._selector.unregister(launcher.connection)
         launcher.close()
+        if self._full is not None:
+            self._selector.register(self._full, selectors.EVENT_READ)
+            self._full = None
         if launcher.pid is not None and self._launchers.pop(launcher.pid, None) is not None:
             try:
                 ending = os.fork()

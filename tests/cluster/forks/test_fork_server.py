@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -473,6 +475,24 @@ def test_a_process_is_killed_with_its_launcher_by_a_server_that_cannot_fork(full
     launcher.wait()
     assert until(lambda: not running(pid))
     path.unlink()
+    assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
+
+
+def test_a_server_without_descriptors_sleeps_until_a_connection_ends_and_forks_again(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    server = psutil.Process(served.state.pid)
+    room = 50
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (server.num_fds() + room, server.num_fds() + room))
+    with contextlib.ExitStack() as opened:
+        held = [opened.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(room + 1)]
+        for each in held:
+            each.connect(served.command[-1])
+        assert until(lambda: server.num_fds() == resource.prlimit(server.pid, resource.RLIMIT_NOFILE)[0])
+        # One connection waits in the queue, and the server does not ask for it again and again.
+        switches = server.num_ctx_switches()
+        time.sleep(0.5)
+        assert sum(server.num_ctx_switches()) - sum(switches) < 10
+        assert server.status() == psutil.STATUS_SLEEPING
     assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
 
 
