@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from fluidtune import startup
+from fluidtune.error_lines import failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.script_errors import show_from_the_script_on
 
@@ -365,8 +366,7 @@ def _control(address: str) -> Iterator[ModuleType]:
         # Ray wraps an actor's exception in its own, whose text contains the traceback. `cause` is the original.
         raise FluidTuneError(str(getattr(error, "cause", error))) from None
     except RayError as error:
-        said = (str(error).strip().splitlines() or [""])[0]
-        raise FluidTuneError(f"the arbiter does not answer ({type(error).__name__}: {said}); try again") from None
+        raise FluidTuneError(f"the arbiter does not answer ({failure(error)}); try again") from None
 
 
 def _numbers(option: str, of: str, pairs: Iterable[str], read: Callable[[str], float]) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import ActorPlacementGroupRemoved, ActorUnschedulableError, RayActorError, RayTaskError
+from ray.exceptions import ActorPlacementGroupRemoved, ActorUnschedulableError, RayActorError
 
 #: Tune's loop calls us again at least this often while no call is under way, seconds.
 IDLE_WAIT_S = 0.1
@@ -57,14 +57,3 @@ class RayCalls:
     def close(self) -> None:
         """Forget all calls."""
         self._handlers.clear()
-
-
-def failure(error: Exception) -> str:
-    """The error in one line, without the traceback that Ray adds: the name of its class, and its message."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    return f"{type(cause).__name__}: {first_line(cause)}" if str(cause).strip() else type(cause).__name__
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message; the name of its class where the message is empty."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -17,13 +17,14 @@ from typing import Any, Literal
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.engine import messages as engine
+from fluidtune.error_lines import failure, first_line
 from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.ray_compat.trainable import TrainingResult
 from fluidtune.trials import handle
 from fluidtune.trials import messages as m
 from fluidtune.tune import worker_answers
 from fluidtune.tune.job_log import REASON_LENGTH
-from fluidtune.tune.ray_calls import RayCalls, failure, first_line
+from fluidtune.tune.ray_calls import RayCalls
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_number, keep_progress, task_of
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob

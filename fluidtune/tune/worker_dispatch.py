@@ -22,8 +22,9 @@ from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
+from fluidtune.error_lines import first_line
 from fluidtune.tune.job_log import REASON_LENGTH
-from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls, first_line
+from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
 
 if TYPE_CHECKING:
     from fluidtune.tune.tuning_job import TuningJob

@@ -25,6 +25,7 @@ from fluidtune.cluster.data.data_keeper import DataKeeper
 from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, ServerState
 from fluidtune.cluster.forks.preload import modules_of_trials
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS
+from fluidtune.error_lines import first_line
 
 log = logging.getLogger(__name__)
 
@@ -144,8 +145,7 @@ class There:
         try:
             said = ray.get(self._awaited)
         except ray.exceptions.RayError as error:
-            lines = str(error).strip().splitlines()  # what the actor raises is the last one, behind its traceback
-            said = f"its actor died: {lines[-1 if 'creation task' in lines[0] else 0]}"
+            said = f"its actor died: {first_line(error)}"
         self._awaited = None
         self.state = said if isinstance(said, ServerState) else ServerState(None, said)
         if self.state.command is not None:

@@ -27,6 +27,8 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from fluidtune.error_lines import first_line
+
 from ..errors import CannotDivide, GroupLost
 from .forks import KeptOut, open_files, sockets
 from .liveness import FollowerConnections, LeaderConnection
@@ -460,6 +462,5 @@ class CollectiveBackend(ABC):
         except (RuntimeError, OSError) as error:  # torch's DistError is a RuntimeError
             if self._is_own(error):
                 raise
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            self._lost = f"{doing} failed in generation {self.generation}: {reason}"
+            self._lost = f"{doing} failed in generation {self.generation}: {first_line(error)}"
             raise GroupLost(self._lost) from error
