@@ -39,6 +39,8 @@ from salus_share.turns import INSIDE, PAUSED, Turns
 
 #: How often the service looks at the seat table by itself, and how long it stays without a trial; seconds.
 TICK_S, IDLE_S = 0.25, 30.0
+#: Seconds that it sleeps when there is no descriptor for another connection: its listener stays ready. Who asks waits.
+_FULL_S = 0.1
 #: The largest message, bytes; a message has a few hundred.
 PACKET = 1 << 16
 #: How long a trial waits for a service to come up, seconds.
@@ -162,7 +164,11 @@ class LaneService:
     # What visitors say
 
     def _accept(self) -> None:
-        link, _ = self._listener.accept()
+        try:
+            link, _ = self._listener.accept()
+        except OSError:
+            time.sleep(_FULL_S)
+            return
         try:
             check_peer(link)
         except SalusError:

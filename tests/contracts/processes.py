@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -90,6 +92,33 @@ def until(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
         assert time.monotonic() < deadline, f"not within {timeout} s: {condition}"
         time.sleep(0.005)
     return found
+
+
+def connected(path: str) -> socket.socket:
+    """A connection to the Unix socket at the path."""
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(path)
+    return made
+
+
+@contextmanager
+def without_descriptors(pid: int, connect: Callable[[], socket.socket]) -> Iterator[socket.socket]:
+    """A connection for which the process had no descriptor, until now. ``connect`` makes it.
+
+    AssertionError if the process has asked for it again and again meanwhile, instead of sleeping.
+    """
+    process = psutil.Process(pid)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    limit = max(map(int, os.listdir(f"/proc/{pid}/fd"))) + 1
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, before[1]))
+    with ExitStack() as connections:
+        for _ in range(limit + 1):
+            waiting = connections.enter_context(connect())
+        used = sum(process.cpu_times()[:2])
+        time.sleep(1)
+        assert sum(process.cpu_times()[:2]) - used < 0.3, "of a second on a core"
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        yield waiting
 
 
 def _serve(end: Connection) -> None:

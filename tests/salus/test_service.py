@@ -20,7 +20,7 @@ from benchmarks.salus_jobs import service_status
 from salus_share import Need, SalusError, StaleToken, policy, service
 from salus_share.client import LaneClient
 from salus_share.seat_table import FILE, FREE, OFFERED, RESIDENT, Seat, SeatTable
-from tests.contracts.processes import until
+from tests.contracts.processes import until, without_descriptors
 from tests.salus.processes import PATIENCE_S, Child, home, kill_service, remove, seat, trial
 
 
@@ -209,6 +209,14 @@ def test_what_is_no_number_does_not_end_the_service(directory) -> None:
         time.sleep(3 * service.TICK_S)
         assert service_status(directory)["pid"] == pid
         assert SeatTable(directory).seats()[0].remaining == 5.0
+
+
+def test_a_service_without_descriptors_sleeps_and_answers_later(directory) -> None:
+    with client(directory, "a") as a:
+        a.admit(Need(10, 10))
+        pid = service_status(directory)["pid"]
+        with without_descriptors(pid, lambda: service.connect(directory)):
+            assert service_status(directory)["pid"] == pid
 
 
 def _there(directory) -> bool:

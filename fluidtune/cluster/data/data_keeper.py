@@ -16,6 +16,7 @@ import selectors
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -27,6 +28,8 @@ VARIABLE = "FLUIDTUNE_DATA"
 NAME = "memfd:fluidtune-shared"
 #: What a message begins with: the length of the rest.
 HEAD = struct.Struct("Q")
+#: Seconds that it sleeps when there is no descriptor for another connection: its listener stays ready. Who asks waits.
+_FULL_S = 0.1
 #: The longest message, in bytes: a key is a SHA-256 in hexadecimal.
 _LONGEST = 1024
 
@@ -93,8 +96,12 @@ class DataKeeper:
         self._wake.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):
+        try:
             connection = self._listener.accept()[0]
+        except OSError:
+            time.sleep(_FULL_S)
+            return
+        with suppress(OSError):
             if peer(connection) != os.geteuid():
                 connection.close()
                 return

@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ _TAKEN_OVER = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYT
 #: Seconds that a child may take to try what other children have imported. Judgement: the imports of Lightning and
 #: Transformers take 3 s on two cores, and it then looks whether it can be forked, some 10 s at most.
 _TRY_S = 60
+#: Seconds that the server sleeps when it has no descriptor for another connection: the listener stays ready, and to ask
+#: it again at once would take a core. Who asks meanwhile waits.
+_FULL_S = 0.1
 #: The size of a request's head: the length of the rest.
 _HEAD = struct.calcsize("Q")
 
@@ -85,8 +89,6 @@ class Server:
         #: Processes that are to be killed: the child that ends what such a one computes under MPS -> that one.
         self._dying: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
-        #: The listener, while there is no descriptor for another connection. Who asks meanwhile waits in its queue.
-        self._full: socket.socket | None = None
 
     def serve(self, listener: socket.socket) -> dict[str, Any] | None:
         """Answer requests until standard input ends. Returns None then; in a child, what was asked for."""
@@ -124,11 +126,8 @@ class Server:
     def _accept(self, listener: socket.socket) -> None:
         try:
             connection = listener.accept()[0]
-        except (BlockingIOError, ConnectionError):
-            return
         except OSError:
-            self._selector.unregister(listener)
-            self._full = listener
+            time.sleep(_FULL_S)
             return
         with suppress(OSError):
             connection.setblocking(False)
@@ -205,9 +204,6 @@ class Server:
         with suppress(KeyError):
             self._selector.unregister(launcher.connection)
         launcher.close()
-        if self._full is not None:
-            self._selector.register(self._full, selectors.EVENT_READ)
-            self._full = None
         if launcher.pid is not None and self._launchers.pop(launcher.pid, None) is not None:
             try:
                 ending = os.fork()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import json
 import os
 import re
 import signal
@@ -27,6 +28,7 @@ import fluidtune
 from fluidtune.cluster.data import shared_data
 from fluidtune.cluster.data.data_keeper import HEAD, VARIABLE, DataKeeper
 from fluidtune.errors import FluidTuneError
+from tests.contracts.processes import connected, without_descriptors
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -95,6 +97,20 @@ def processes(keeper, tmp_path) -> Iterator[Callable[..., subprocess.Popen[str]]
     yield start
     for process in started:
         process.communicate()
+
+
+def test_a_keeper_without_descriptors_sleeps_and_answers_later():
+    name = f"fluidtune-data-test-{os.getpid()}-full"
+    program = f"from fluidtune.cluster.data.data_keeper import DataKeeper\nDataKeeper({name!r})\nprint()\ninput()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipes: Any = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes) as kept:
+        assert kept.stdout is not None and kept.stdout.readline()
+        with without_descriptors(kept.pid, lambda: connected(f"\0{name}")) as asker:
+            message = json.dumps({"data": "a"}).encode()
+            asker.sendall(HEAD.pack(len(message)) + message)
+            assert json.loads(asker.recv(4096)) == {"load": True}
+        kept.communicate("\n")
 
 
 def loads(folder: Path) -> list[int]:

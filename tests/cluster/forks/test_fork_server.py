@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import shlex
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -23,7 +21,7 @@ from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer
 from fluidtune.cluster.forks.forked import with_server_in
 from salus_share.seat_table import home
 from tests.cluster.forks.conftest import plainly
-from tests.contracts.processes import until
+from tests.contracts.processes import connected, until, without_descriptors
 from tests.salus.processes import mps_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
@@ -478,22 +476,11 @@ def test_a_process_is_killed_with_its_launcher_by_a_server_that_cannot_fork(full
     assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
 
 
-def test_a_server_without_descriptors_sleeps_until_a_connection_ends_and_forks_again(packages, serve, tmp_path):
+def test_a_server_without_descriptors_sleeps_and_forks_again_later(packages, serve, tmp_path):
     served = serve(packages(lib=""), "lib")
-    server = psutil.Process(served.state.pid)
-    room = 50
-    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (server.num_fds() + room, server.num_fds() + room))
-    with contextlib.ExitStack() as opened:
-        held = [opened.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(room + 1)]
-        for each in held:
-            each.connect(served.command[-1])
-        assert until(lambda: server.num_fds() == resource.prlimit(server.pid, resource.RLIMIT_NOFILE)[0])
-        # One connection waits in the queue, and the server does not ask for it again and again.
-        switches = server.num_ctx_switches()
-        time.sleep(0.5)
-        assert sum(server.num_ctx_switches()) - sum(switches) < 10
-        assert server.status() == psutil.STATUS_SLEEPING
     assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
+    with without_descriptors(served.state.pid, lambda: connected(served.command[-1])):
+        assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
 
 
 def test_a_server_that_cannot_fork_for_a_while_learns_later(full, tmp_path):
