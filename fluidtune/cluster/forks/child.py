@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -23,6 +24,14 @@ from fluidtune.ray_compat import worker_program
 
 #: Where installed packages are, in a path: CPython's and Debian's names.
 _SITES = re.compile(r"/(?:site|dist)-packages/(?!ray/)")
+
+
+def environment_at_start() -> dict[str, str]:
+    """The variables that this process was started with. Ray's worker sets others before the code of an actor runs."""
+    if isinstance(os.environ, _Environ):
+        return dict(os.environ.at_start)
+    with open("/proc/self/environ") as file:
+        return dict(each.split("=", 1) for each in file.read().split("\0") if "=" in each)
 
 
 def learned_in(path: str) -> str:
@@ -76,7 +85,7 @@ def become(request: dict[str, Any], shelf: Shelf, path: str) -> None:
     sys.path[:] = _search(program[0], search_before, environment.get("PYTHONPATH", ""))
     _begin_random_streams(shelf)
     shelf.in_server = False
-    _Environ.shelf = shelf
+    _Environ.shelf, _Environ.at_start = shelf, environment
     os.environ.__class__ = _Environ
     why = shelf.why_not(worker_program.MODULE) if program[0].endswith("default_worker.py") else None
     if why is not None:
@@ -103,6 +112,7 @@ class _Environ(os._Environ):  # type: ignore[type-arg]
     """`os.environ` in a forked process: it tells what the code of installed packages sets from what the user's sets."""
 
     shelf: Shelf
+    at_start: Mapping[str, str]
 
     def __setitem__(self, name, value):  # type: ignore[no-untyped-def]
         super().__setitem__(name, value)

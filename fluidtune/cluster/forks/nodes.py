@@ -22,6 +22,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fluidtune.cluster.data.data_keeper import DataKeeper
+from fluidtune.cluster.forks.child import environment_at_start
 from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, ServerState
 from fluidtune.cluster.forks.preload import modules_of_trials
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS
@@ -96,9 +97,8 @@ class Holder:
     ) -> None:
         self._keeper = None if data is None else DataKeeper(data)
         self._folder = folder
-        own = {**os.environ, "RAY_JOB_ID": ray.get_runtime_context().get_job_id()}
-        own.pop("CUDA_VISIBLE_DEVICES", None)
-        self._environment = variables(own)
+        job = ray.get_runtime_context().get_job_id()
+        self._environment = variables({**environment_at_start(), "RAY_JOB_ID": job})
         self._server: ForkServer | None = None
 
     def start(self, first: Sequence[str], then: Sequence[str]) -> ServerState:
@@ -271,12 +271,9 @@ class ForkServers:
         if own is not None:
             self._nodes[node] = _finish_here({**self._unless_set, **own, **user, **self._environment})
             return
-        # Ray sets some in the actor as well, unless they are set.
         unless_set, environment = self._unless_set, self._environment
-        rays_own = unless_set.keys() - os.environ.keys() - user.keys()
 
         def variables(found: Mapping[str, str]) -> dict[str, str]:
-            found = {name: value for name, value in found.items() if name not in rays_own}
             return {**unless_set, **found, **environment}
 
         self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env, data=data)

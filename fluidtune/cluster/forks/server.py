@@ -339,8 +339,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     # This process' environment before any import could change it.
-    with open("/proc/self/environ") as file:
-        before = dict(each.split("=", 1) for each in file.read().split("\0") if "=" in each)
+    before = child.environment_at_start()
     there = set(sys.modules)
     failed: dict[str, str] = {}
     notes = preload.Notes()

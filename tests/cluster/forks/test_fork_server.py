@@ -109,6 +109,18 @@ sys.exit(7)
     assert (here.stderr, here.returncode) == (plain.stderr, plain.returncode) == ("to stderr", 7)
 
 
+def test_a_process_knows_the_environment_that_it_was_started_with(packages, serve, tmp_path):
+    served = serve(packages(lib=""), "lib")
+    program = """
+import os
+from fluidtune.cluster.forks.child import environment_at_start
+os.environ["LATER"] = os.environ["A"] = "2"
+print(environment_at_start()["A"], "LATER" in environment_at_start())
+"""
+    environment = {**served.environment, "A": "1"}
+    assert served.run(program, tmp_path, A="1").stdout == plainly(program, tmp_path, environment) == "1 False\n"
+
+
 def test_random_streams_identifiers_and_temporary_names_differ_and_what_is_seeded_is_equal(packages, serve, tmp_path):
     lib = """
 import random, numpy
