@@ -118,9 +118,11 @@ What an actor has created (`descent`). Ray's public list needs the dashboard, an
 
 A run of Ray Train V2 inside a trial (`train_runs`, `ownership`):
 
-- ``WorkerGroupCallback.before_worker_group_start``: called in the process of the run's controller, before that makes a
+- ``WorkerGroupCallback.on_worker_group_start``: entered in the process of the run's controller, before that makes a
   placement group. The controller is an actor of the class ``TrainController``, whose arguments have ``scaling_policy``
   and ``callbacks``.
+- ``TrainController.__init__``: wrapped before Ray 2.50, where Tune has a trial's process be the controller itself
+  (RUN_CONTROLLER_AS_ACTOR_ENV_VAR in its function_trainable).
 - ``worker_group.placement_group``, ``worker_group.PlacementGroupSchedulingStrategy``: what the controller calls to make
   the group, and to place a worker in it.
 - ``ScalingConfig._resources_per_worker_not_none``: what each worker asks for, with Ray Train's defaults.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
 
 from fluidtune.ray_compat.descent import end_made_by
+from fluidtune.ray_compat.versions import trials_may_be_controllers
 
 if TYPE_CHECKING:
     from fluidtune.ray_compat.train_runs import Place
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The class of the actor that a run of Ray Train V2 begins with.
 _CONTROLLER = "TrainController"
+#: The environment variable that chooses V2, which is the default since Ray 2.51. Source: Ray Train's documentation.
+_V2 = "RAY_TRAIN_V2_ENABLED"
 #: What this process has created since `watch`, in words.
 _owned: set[str] = set()
 _watching = _over = False
@@ -43,8 +47,8 @@ def _noting(create: Any, words: str) -> Any:
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _over:
             raise RuntimeError(f"the trial is over, and creates {words} in Ray")
-        if _train_places is not None and isinstance(self, ActorClass):
-            _prepare_train_run(self, kwargs.get("kwargs"), _train_places)
+        if isinstance(self, ActorClass) and self.__ray_metadata__.class_name == _CONTROLLER:
+            _prepare_train_run(kwargs.get("kwargs"))
         _owned.add(words)
         return create(self, *args, **kwargs)
 
@@ -58,16 +62,21 @@ def place_train_runs(places: TrainPlaces | None) -> None:
     """
     global _train_places
     _train_places = places
+    if places is not None and _V2 in os.environ and trials_may_be_controllers():
+        from fluidtune.ray_compat.train_runs import notice_own_controllers
+
+        notice_own_controllers(_prepare_train_run)
 
 
-def _prepare_train_run(actor: ActorClass, arguments: Any, places: TrainPlaces) -> None:
-    if actor.__ray_metadata__.class_name != _CONTROLLER or "scaling_policy" not in arguments:
+def _prepare_train_run(arguments: Any) -> None:
+    """``arguments``: those of the controller's constructor."""
+    if _train_places is None or "scaling_policy" not in arguments:
         return
     # Not at the top: it imports Ray Train, which only such a trial has imported.
     from fluidtune.ray_compat.train_runs import asked_of, place_workers
 
     asked = asked_of(arguments)
-    found = None if asked is None else places(*asked)
+    found = None if asked is None else _train_places(*asked)
     if found is not None:
         place_workers(arguments, found)
 

@@ -1,15 +1,19 @@
 """Ray Train's workers get places in placement groups that exist: `place_workers`, for a run that is about to begin.
 
-Ray Train's controller is an actor of its own, which makes a placement group for the run's workers. A callback, which
-runs in that actor, hands it places instead.
+Ray Train's controller makes a placement group for the run's workers. A callback, which runs in the controller's
+process, hands it places instead. The controller is an actor of its own; before Ray 2.50 it is in the trial's process.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.worker_group import worker_group as ray_worker_group
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -33,11 +37,27 @@ def place_workers(controller: dict[str, Any], places: list[Place]) -> None:
     controller["callbacks"] = [*controller["callbacks"], _HandOver(places)]
 
 
+def notice_own_controllers(prepare: Callable[[dict[str, Any]], None]) -> None:
+    """Have ``prepare`` called with the arguments of each controller's constructor that this process calls itself."""
+    init = TrainController.__init__
+    if hasattr(init, "__wrapped__"):
+        return
+
+    @functools.wraps(init)
+    def noticed(self: Any, **arguments: Any) -> None:
+        prepare(arguments)
+        init(self, **arguments)
+
+    TrainController.__init__ = noticed  # type: ignore[method-assign]
+
+
 class _HandOver(WorkerGroupCallback):
     def __init__(self, places: list[Place]) -> None:
         self._places = places
 
-    def before_worker_group_start(self, worker_group_context: Any) -> None:
+    @contextmanager
+    def on_worker_group_start(self) -> Iterator[None]:
+        before = ray_worker_group.placement_group, ray_worker_group.PlacementGroupSchedulingStrategy
         held, places = _Held(), self._places
         ray_worker_group.placement_group = lambda **_: held
         ray_worker_group.PlacementGroupSchedulingStrategy = (
@@ -45,6 +65,10 @@ class _HandOver(WorkerGroupCallback):
                 *places[placement_group_bundle_index]
             )
         )
+        try:
+            yield
+        finally:
+            ray_worker_group.placement_group, ray_worker_group.PlacementGroupSchedulingStrategy = before
 
 
 class _Held(PlacementGroup):

@@ -22,6 +22,7 @@ from ray.remote_function import RemoteFunction
 from ray.train._internal import checkpoint_manager, session
 from ray.train._internal.storage import _FilesystemSyncer
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.worker_group import worker_group
 from ray.train.v2.api.config import ScalingConfig
 from ray.tune import Trainable, Tuner, registry, result
@@ -64,6 +65,7 @@ CLASSES: dict[str, type] = {
         ScalingConfig,
         Thread,
         TrackedActor,
+        TrainController,
         Trainable,
         Trial,
         TrialRunnerWrapper,
@@ -159,6 +161,7 @@ def test_nothing_is_used_that_is_not_listed() -> None:
         "ray.tune.execution.tune_controller.TuneController",
         "ray.remote_function.RemoteFunction",
         "ray.train.v2._internal.execution.callback.WorkerGroupCallback",
+        "ray.train.v2._internal.execution.controller.controller.TrainController",
         "ray.train.v2._internal.execution.worker_group.worker_group",
         "ray.tune.trainable.trainable",
     }
