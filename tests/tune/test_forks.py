@@ -145,7 +145,6 @@ def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, cores: str)
     assert not any(each["event"] == "worker_lost" for each in events)
 
 
-@pytest.mark.newest
 def test_all_trials_that_need_a_plain_process_get_one(tmp_path: Path) -> None:
     errors, rows = fit(tmp_path, text=SETS_THREADS)
     assert errors == [] and not any(row["forked"] for row in rows)
