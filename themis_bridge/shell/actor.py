@@ -72,7 +72,7 @@ class ArbiterActor:
         self._drivers = SilentDrivers(lambda life: reservations.is_gone(life), time.monotonic)
         self._round_seconds = 0.0
         self._round_began: tuple[int, float] = (0, 0.0)
-        gpus, self._ties = reservations.cluster_gpus(unit)
+        gpus, self._ties, self._left_out = reservations.cluster_gpus(unit)
         self._arbiter, out, self._bundles = restored(self._books, self._tasks, gpus, settings, time.time())
         # Some reservations may have been under way when the last arbiter died.
         for lease in self._arbiter.state.leases:
@@ -169,7 +169,9 @@ class ArbiterActor:
                 "tick_ms": self._tick_ms(),
                 "ticks": self._ticked,
                 "waiting": len(self._write_ahead.waiting) + self._tasks.owed(),
-                "trouble": [each for each in (self._books.trouble(), self._tasks.trouble()) if each],
+                "trouble": [
+                    each for each in (self._books.trouble(), self._tasks.trouble(), *self._left_out) if each
+                ],
                 "tally": asdict(auctioneer.tally),
                 "apps": arbiter_view.view(state),
                 "away": arbiter_view.away(state),
@@ -298,10 +300,10 @@ class ArbiterActor:
             self._write_ahead.unwritten = True
 
     def _look_at_nodes(self) -> None:
-        gpus, ties = reservations.cluster_gpus(self._unit)
+        gpus, ties, left_out = reservations.cluster_gpus(self._unit)
         there = {gpu.id: gpu for gpu in gpus}
         with self._lock:
-            self._ties = ties
+            self._ties, self._left_out = ties, left_out
             state = self._arbiter.state
             for gpu in state.gpus.keys() - there.keys():
                 lease = state.leases.get(gpu)

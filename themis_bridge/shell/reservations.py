@@ -52,28 +52,33 @@ def check_bundle(bundle: object) -> None:
             raise ThemisError(f"devices of {bundle!r}: expected Ray resources and their amounts, finite numbers >= 0")
 
 
-def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str]]:
-    """The GPUs of all nodes that are alive, and by machine the resource that ties a group to it.
+def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str], list[str]]:
+    """The GPUs of all nodes that are alive, by machine the resource that ties a group to it, and what is left out.
 
     A machine is a Ray node; its rack is the node's label "rack", if it has one; a GPU's kind is the accelerator type
-    that Ray found. Nodes are distinguished by address: of two nodes at one address only the first counts.
+    that Ray found. Nodes are distinguished by address: of two nodes at one address only the first that has GPUs counts,
+    and a line for the operator names the other.
 
     ``unit``: "GPU" or "CPU"; for "CPU", each core is a `Gpu`.
     """
     gpus: list[Gpu] = []
     ties: dict[str, str] = {}
+    left_out: list[str] = []
     for node in sorted(ray.nodes(), key=lambda node: str(node["NodeID"])):
         resources: Mapping[str, float] = node["Resources"]
         tie = f"node:{node['NodeManagerAddress']}"
-        if not node["Alive"] or tie not in resources or tie in ties.values():
+        machine, there = str(node["NodeID"])[:12], int(resources.get(unit, 0))
+        if not node["Alive"] or tie not in resources or not there:
             continue
-        machine = str(node["NodeID"])[:12]
+        if tie in ties.values():
+            left_out.append(f"{there} {unit}s of node {machine} are not leased: another has its address, {tie[5:]}")
+            continue
         ties[machine] = tie
         kinds = [name.split(":", 1)[1] for name in resources if name.startswith("accelerator_type:")]
         kind = kinds[0] if kinds and unit == "GPU" else unit
         rack = (node.get("Labels") or {}).get("rack", "rack")
-        gpus += [Gpu(f"{machine}-{i}", machine, rack, kind=kind) for i in range(int(resources.get(unit, 0)))]
-    return gpus, ties
+        gpus += [Gpu(f"{machine}-{i}", machine, rack, kind=kind) for i in range(there)]
+    return gpus, ties, left_out
 
 
 def taken() -> dict[str, float]:
