@@ -45,7 +45,7 @@ class Backlog:
             del known[model]  # type: ignore[attr-defined]
 
     def set_profile(self, model: str, profile: Profile) -> None:
-        """Batches of the model take other times from now on."""
+        """Batches of the model usually take other times from now on."""
         most = max(1, profile.largest(self._budgets[model]))
         self._each[model] = min([profile.seconds(size) * profile.part(size) / size for size in range(1, most + 1)])
         self.alone[model] = min(self._first[model], profile.seconds(1))

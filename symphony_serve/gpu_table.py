@@ -168,6 +168,17 @@ class GpuTable:
             self._set_free(record, free)
         return over
 
+    def passed(self, gpu: int, token: int, plan: int, now: float) -> None:
+        """A batch has left a pipeline's first stage. If it is the newest one, the GPU is free.
+
+        It was predicted to be so when the batch is as slow as few are. What is left of it is predicted still.
+        """
+        record = self.gpus.get(gpu)
+        if record is not None and record.token == token and record.sent and record.sent[-1].plan == plan:
+            record.ends = min(record.ends, now + record.sent[-1].overlap)
+            if record.free > now:
+                self._set_free(record, now)
+
     def suspects(self, now: float) -> list[Gpu]:
         """GPUs that should have answered long ago."""
         found = []

@@ -167,6 +167,15 @@ class BatchDone(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPassed(Event):
+    """The batch has left the first stage of a GPU that is a pipeline, so that the GPU can start the next one."""
+
+    gpu: int
+    token: int
+    plan: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoodStill(Event):
     """The process heard nothing for ``seconds`` until now, so a GPU that should have answered then may have done so."""
 

@@ -254,6 +254,11 @@ class ModelSide:
             return self._times.profile
         return self._learned.expected
 
+    @property
+    def usual(self) -> Profile:
+        """The seconds that batches take of which many follow each other."""
+        return self._times.usual if self._learned is None else self._learned.expected
+
     def offer(self, now: float) -> Offer | None:
         start = now + self._control
         return self._offer(self.former.form(start), start)

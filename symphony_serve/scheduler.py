@@ -14,6 +14,7 @@ from symphony_serve.gpu_table import GpuTable
 from symphony_serve.matching import Expired, Matching, Offer
 from symphony_serve.messages import (
     BatchDone,
+    BatchPassed,
     BatchTook,
     Cancelled,
     Dispatch,
@@ -77,6 +78,7 @@ class Scheduler:
             GpuLeaving: self._gpu_leaving,
             GpuLost: self._gpu_lost,
             BatchDone: self._batch_done,
+            BatchPassed: self._batch_passed,
             BatchTook: self._batch_took,
             StoodStill: self._stood_still,
             Tick: self._tick,
@@ -173,6 +175,9 @@ class Scheduler:
             self._open.difference_update([request.id for request in over[-1].requests])
             self._take_back(over[:-1], now, out)
 
+    def _batch_passed(self, event: BatchPassed, now: float, out: list[Instruction]) -> None:
+        self._gpus.passed(event.gpu, event.token, event.plan, now)
+
     def _batch_took(self, event: BatchTook, now: float, out: list[Instruction]) -> None:
         side = self._sides.get(event.model)
         if side is not None and event.requests and side.took(event.requests, event.seconds, event.waited):
@@ -235,6 +240,10 @@ class Scheduler:
     def batching(self, model: str) -> Batching:
         """The former that the model has now: `Batching.WINDOW` or `Batching.ORLOJ`."""
         return self._sides[model].batching
+
+    def usual(self, model: str) -> Profile:
+        """The seconds that the model's batches take of which many follow each other."""
+        return self._sides[model].usual
 
     def profile(self, model: str) -> Profile:
         """The seconds of the model's batches as they are known now; where times vary, the expected ones."""

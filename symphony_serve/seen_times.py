@@ -50,6 +50,9 @@ class SeenTimes:
 
     def __init__(self, first: Profile, slowest: float):
         self._first = self.profile = first
+        #: The seconds that half of the latest batches have taken at most, without waits: a row of batches takes their
+        #: sum, and not the sum of what few exceed. It is made anew with the profile.
+        self.usual = first
         self._slowest = slowest
         #: (size, stretch) of the latest batches.
         self.latest: deque[tuple[int, float]] = deque(maxlen=RECENT)
@@ -73,14 +76,22 @@ class SeenTimes:
         pairs = zip(made.table[1:-1], self.profile.table[1:-1], strict=True)
         if all(abs(new - old) <= CHANGE * old for new, old in pairs):
             return None
-        self.profile = made
+        usual = self._stretched(0.5, 0.0)
+        if made.parts is not None:  # Between two batches usual seconds are, and not those that few exceed.
+            sizes = range(1, made.max_batch + 1)
+            parts = [made.part(size) * min(1.0, usual.seconds(size) / made.seconds(size)) for size in sizes]
+            made = made.in_stages(parts)
+        self.profile, self.usual = made, usual
         return made
 
     def _corrected(self) -> Profile:
-        """The first profile, each range of sizes from one power of two to the next with its own stretch."""
-        of_all = high_quantile([stretch for _, stretch in self.latest], QUANTILE)
-        known = {bits: high_quantile(some, QUANTILE) for bits, some in self._ranges().items() if len(some) >= ENOUGH}
-        wait, table = self.wait, [0.0]
+        return self._stretched(QUANTILE, self.wait)
+
+    def _stretched(self, quantile: float, wait: float) -> Profile:
+        """The first profile, each range of sizes from one power of two to the next with its own stretch, and a wait."""
+        of_all = high_quantile([stretch for _, stretch in self.latest], quantile)
+        known = {bits: high_quantile(some, quantile) for bits, some in self._ranges().items() if len(some) >= ENOUGH}
+        table = [0.0]
         for size in range(1, self._first.max_batch + 1):
             seconds = self._first.seconds(size) * known.get(size.bit_length(), of_all) + wait
             table.append(max(seconds, table[-1]) if size > 1 else min(seconds, self._slowest))

@@ -153,7 +153,7 @@ class RemoteDevice:
         """Seconds after which a process that does not answer is replaced."""
         return HUNG_S
 
-    async def run(self, model: str, inputs: list[Any]) -> Waited:
+    async def run(self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
         """An `Outcome` for each input."""
         processes = self._processes
         try:

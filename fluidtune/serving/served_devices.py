@@ -42,7 +42,7 @@ class Measured(NamedTuple):
     def models(self) -> frozenset[str]:
         return self.device.models
 
-    async def run(self, model: str, inputs: list[Any]) -> Waited:
+    async def run(self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
         return await self.device.measure(model, inputs)
 
     async def check(self) -> None:

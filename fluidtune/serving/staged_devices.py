@@ -11,8 +11,8 @@ import json
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ray.exceptions import RayError
@@ -67,14 +67,14 @@ class StagedDevice(RemoteDevice):
     def pids(self) -> list[int]:
         return list(self._pids) if self.pid is not None else []
 
-    async def run(self, model: str, inputs: list[Any]) -> Waited:
+    async def run(self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
         """An `Outcome` for each input, and the seconds that the batch has stood before stages."""
         with self._in_order() as before:
-            passed, waited = await self._through(inputs, before)
-            if passed.failed is None:
-                return Waited(passed.value, waited)
+            whole, waited = await self._through(inputs, before, passed)
+            if whole.failed is None:
+                return Waited(whole.value, waited)
             if len(inputs) == 1:
-                return Waited([passed.failed], waited)
+                return Waited([whole.failed], waited)
             outcomes: list[Outcome] = []
             for value in inputs:
                 alone = (await self._through([value], before))[0]
@@ -99,17 +99,20 @@ class StagedDevice(RemoteDevice):
         finally:
             ended.set()
 
-    async def _through(self, inputs: list[Any], before: asyncio.Event) -> tuple[Passed, float]:
+    async def _through(
+        self, inputs: list[Any], before: asyncio.Event, passed: Callable[[], None] | None = None
+    ) -> tuple[Passed, float]:
         """The batch after all stages, and the seconds that it has stood before them, or behind the batch before it.
 
-        Raises DeviceLost. ``before``: see `_in_order`.
+        Raises DeviceLost. ``before``: see `_in_order`. ``passed``: is called when it has left the first stage.
         """
         began, empty, process = time.monotonic(), not self._flying, self._processes
         self._flying += 1
         try:
             try:
-                passed: Passed = await fetched(self._ask("run", Passed(inputs, len(inputs))), HUNG_S)
-                besides = time.monotonic() - began - sum(passed.seconds)
+                answer = self._answer(Passed(inputs, len(inputs)), passed)
+                batch: Passed = await fetched(answer, HUNG_S)
+                besides = time.monotonic() - began - sum(batch.seconds)
             except RayError as error:
                 if process == self._processes:  # Else the group was replaced because of another batch.
                     self._plainly(error)
@@ -122,7 +125,25 @@ class StagedDevice(RemoteDevice):
         finally:
             self._flying -= 1
         if not empty:
-            return passed, max(0.0, besides - statistics.median(self._hops)) + stood
-        if passed.failed is None:
+            return batch, max(0.0, besides - statistics.median(self._hops)) + stood
+        if batch.failed is None:
             self._hops.append(besides)
-        return passed, 0.0
+        return batch, 0.0
+
+    def _answer(self, batch: Passed, passed: Callable[[], None] | None) -> Any:
+        """Ray's reference to the batch after all stages. ``passed``: see `_through`."""
+        first, *others = self._actors
+        if passed is None or not others:
+            return self._ask("run", batch)
+        told, left = first.run_first.options(num_returns=2).remote(batch)
+        loop = asyncio.get_running_loop()
+
+        def hear(answer: Any) -> None:
+            if answer.exception() is None:
+                with suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(passed)
+
+        left.future().add_done_callback(hear)
+        for actor in others:
+            told = actor.run.remote(told)
+        return told

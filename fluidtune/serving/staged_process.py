@@ -116,6 +116,10 @@ class StageProcess:
                 return batch._replace(value=None, failed=failed(error, f" in stage {self._number}"))
         return batch._replace(value=value, seconds=(*batch.seconds, time.monotonic() - began))
 
+    def run_first(self, batch: Passed) -> tuple[Passed, None]:
+        """As `run`, in the first of several stages. What is returned besides says that the next batch can come."""
+        return self.run(batch), None
+
     def _run(self, batch: Passed) -> Any:
         value = self._layers.run(writable(batch.value) if self._number else self._layers.begin(batch.value))
         if self._number < self._count - 1:

@@ -162,13 +162,13 @@ class VersionedDevice:
 
     # Batches.
 
-    async def run(self, model: str, inputs: list[Any]) -> Waited:
+    async def run(self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
         """An `Outcome` for each input. Raises Refused if the process of another version than the serving is lost."""
         began, waits = time.monotonic(), self._turn.locked()
         async with self._turn:
             waited = time.monotonic() - began if waits else 0.0
             if model in self._main.models:
-                outcomes, seconds = await self._main.run(model, inputs)
+                outcomes, seconds = await self._main.run(model, inputs, passed)
             else:
                 outcomes, seconds = await self._run_beside(model, inputs)
             return Waited(outcomes, seconds + waited)

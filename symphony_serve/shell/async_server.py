@@ -8,6 +8,7 @@ runs on the loop.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import math
@@ -23,6 +24,7 @@ from symphony_serve.messages import (
     MAY_HAVE_RUN,
     SAME_MOMENT_S,
     BatchDone,
+    BatchPassed,
     BatchTook,
     Cancelled,
     Dispatch,
@@ -601,7 +603,8 @@ class AsyncServer:
         if batch.token != slot.token:
             return  # It was sent behind one that took too long, and given up with it.
         try:
-            outputs, error, waited = await _call(slot.device, batch.model, answers)
+            passed = None if self._depth == 1 else functools.partial(self._passed, slot, batch)
+            outputs, error, waited = await _call(slot.device, batch.model, answers, passed)
         except DeviceLost as lost:
             await self._wait_for(slot, batch.token, answers, lost)
             return
@@ -625,6 +628,12 @@ class AsyncServer:
             queueing = sum([sent - request.arrival for request in batch.requests])
             overlap = min(batch.overlap, seconds)
             self._watch(BatchSeen(slot.number, batch.model, len(answers), sent, seconds, queueing, overlap))
+
+    def _passed(self, slot: _Slot, batch: Dispatch) -> None:
+        """The batch has left the first stage of a pipeline."""
+        if batch.token == slot.token and not self._closed:
+            self._backlog.done(slot.number)
+            self._handle(BatchPassed(batch.gpu, batch.token, batch.plan))
 
     async def _wait_for(self, slot: _Slot, token: int, answers: list[Answer], lost: DeviceLost) -> None:
         """The device is gone with a batch of this token: give its requests back, and wait until it is there again.
@@ -663,7 +672,7 @@ class AsyncServer:
             profile = self._scheduler.profile(batch.model)
             if profile is not self._profiles[batch.model]:
                 self._profiles[batch.model] = profile
-                self._backlog.set_profile(batch.model, profile)
+                self._backlog.set_profile(batch.model, self._scheduler.usual(batch.model))
 
     def _lose(self, slot: _Slot, answers: list[Answer]) -> None:
         if not self._closed:
@@ -692,13 +701,16 @@ def told_moment(due: float, now: float, jitter: float) -> float:
     return max(due, now - jitter)
 
 
-async def _call(device: Device, model: str, answers: list[Answer]) -> tuple[Sequence[Any], Exception | None, float]:
+async def _call(
+    device: Device, model: str, answers: list[Answer], passed: Callable[[], None] | None
+) -> tuple[Sequence[Any], Exception | None, float]:
     """The outputs for the answers, or the error that all of them get; and the seconds of waiting for its turn."""
     nothing = [None] * len(answers)
     if not answers:
         return nothing, None, 0.0  # All were cancelled while the batch was on its way.
     try:
-        found, waited = as_waited(await device.run(model, [answer.value for answer in answers]))
+        inputs = [answer.value for answer in answers]
+        found, waited = as_waited(await (device.run(model, inputs, passed) if passed else device.run(model, inputs)))
         outputs = list(found)
     except DeviceLost:
         raise

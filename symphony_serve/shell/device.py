@@ -27,14 +27,17 @@ class Device(Protocol):
     """Runs batches. The server calls one method at a time, on its event loop.
 
     A pipeline of stages, whose profile has parts, is given a batch before the one before is over. It returns the
-    batches in their order, and the seconds that it calls waiting are those that a batch stood before stages.
+    batches in their order, and the seconds that it calls waiting are those that a batch stood before stages. It calls
+    ``passed`` when the batch has left its first stage; no other device is given that.
     """
 
     @property
     def models(self) -> frozenset[str]:
         """The names of the models that it can run."""
 
-    async def run(self, model: str, inputs: list[Any]) -> Sequence[Any] | Waited:
+    async def run(
+        self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None
+    ) -> Sequence[Any] | Waited:
         """An output for each input. Raises DeviceLost if the device is gone; any other error is the batch's answer."""
 
     async def check(self) -> None:
@@ -57,7 +60,9 @@ class LocalDevice:
         self._work: SimpleQueue[tuple[str, list[Any], asyncio.Future[Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def run(self, model: str, inputs: list[Any]) -> Sequence[Any] | Waited:
+    async def run(
+        self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None
+    ) -> Sequence[Any] | Waited:
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="serve-device", daemon=True)
             self._thread.start()

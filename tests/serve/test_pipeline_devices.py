@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -34,10 +35,12 @@ class Pipeline:
     def __init__(self):
         self.there: dict[int, asyncio.Future] = {}
         self.back, self.most, self.checked = asyncio.Event(), 0, 0
+        self.passed: dict[int, Callable[[], None]] = {}
 
-    async def run(self, model, inputs):
+    async def run(self, model, inputs, passed=None):
         (value,) = inputs
         gone = self.there[value] = asyncio.get_running_loop().create_future()
+        self.passed[value] = passed
         self.most = max(self.most, len(self.there))
         try:
             return Waited([await gone], 0.0)
@@ -77,7 +80,7 @@ def model():
     return Model("m", Profile.from_seconds([0.003]).in_stages([1 / 3]), SLO_S, Window, EAGER)
 
 
-def with_server(test, devices=1):
+def with_server(test, devices=1, model=model):
     async def main():
         made = [Pipeline() for _ in range(devices)]
         seen = []
@@ -100,6 +103,24 @@ def test_a_pipeline_has_as_many_batches_as_its_profile_says_and_no_more():
         assert device.most == 3
 
     with_server(test)
+
+
+def test_a_pipeline_whose_first_stage_is_free_gets_the_next_batch():
+    def slow():
+        return Model("m", Profile.from_seconds([20.0]).in_stages([1 / 3]), SLO_S, Window, EAGER)
+
+    async def test(server, device):
+        answers = [server.ask("m", value) for value in range(2)]
+        await device.has(0)
+        await asyncio.sleep(0.05)
+        assert device.there.keys() == {0}
+        device.passed[0]()
+        await device.has(0, 1)
+        for value in range(2):
+            await device.ends(value, value)
+            assert await answers[value] == value
+
+    with_server(test, model=slow)
 
 
 def test_all_that_a_lost_pipeline_had_is_answered_when_it_is_back():

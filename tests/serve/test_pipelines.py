@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from symphony_serve.autoscale import gpus_for
 from symphony_serve.batching.window import Window
 from symphony_serve.errors import ServeError
-from symphony_serve.messages import Dispatch, Request
+from symphony_serve.messages import BatchPassed, Dispatch, Request
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.placement.served_models import Cut, Group, ServedModel, Shape
 from symphony_serve.placement.simulator import Requests, Simulator
@@ -90,6 +90,16 @@ def test_a_group_gets_the_next_batch_when_its_largest_stage_is_free():
     assert [start for start, _, _ in driver.batches] == [0.0, 5.0, 10.0, 15.0]
 
 
+def test_a_group_that_says_so_gets_the_next_batch_before_it_was_predicted():
+    driver = Driver(pipeline([10.0], 0.5, 100.0))
+    driver.joins(0.0)
+    driver.requests(asked([0.0] * 3, 100.0))
+    driver.at(3.0, BatchPassed(1, 1, 0))
+    driver.at(4.0, BatchPassed(1, 1, 0))  # Another one was sent since then.
+    driver.run()
+    assert [start for start, _, _ in driver.batches] == [0.0, 3.0, 10.0], "it holds two at a time"
+
+
 @pytest.mark.parametrize(("slo", "gpus", "batches"), [
     (9.0, 1, [(0.0, 1, [0, 1, 2, 3]), (7.0, 1, [4])]),
     (7.5, 1, [(0.0, 1, [0, 1, 2, 3])]),
@@ -113,6 +123,12 @@ def test_a_profile_in_stages_is_kept_corrected_and_counted():
     assert gpus_for([(profile, 10.0, 0.1)]) == pytest.approx(0.05)
     corrected = SeenTimes(profile, math.inf).add(1, 3.0)
     assert corrected.seconds(1) == 3.0 and corrected.overlap(1) == 1.5
+    seen = SeenTimes(profile, math.inf)
+    for seconds in [1.2] * 15 + [3.0]:
+        corrected = seen.add(1, seconds)
+    # The next batch can usually start after 0.6 s; 3.0 - 0.6.
+    assert (corrected.seconds(1), corrected.overlap(1)) == (3.0, pytest.approx(2.4))
+    assert seen.usual.seconds(1) == 1.2
     for parts in ([0.5], [0.5, 1.5], [0.0, 1.0]):
         with pytest.raises(ServeError, match="expected as many numbers above 0 and at most 1; measure"):
             profile.in_stages(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -36,9 +37,16 @@ class Cluster:
                 what: SimpleNamespace(remote=lambda got, what=what: (name, what, got))
                 for what in ("ready", "run", "alive")
             }
-            return SimpleNamespace(name=name, **call)
+            run_first = SimpleNamespace(options=lambda **given: self.first(name))
+            return SimpleNamespace(name=name, run_first=run_first, **call)
 
         return SimpleNamespace(remote=start)
+
+    def first(self, name):
+        """The call of a first stage that returns two things; the test answers the second by ``left``."""
+        self.left = Future()
+        future = SimpleNamespace(future=lambda: self.left)
+        return SimpleNamespace(remote=lambda got: ((name, "run_first", got), future))
 
     def kill(self, actor):
         self.killed.append(actor.name)
@@ -92,6 +100,23 @@ def test_what_one_process_answers_goes_to_the_next_one(in_group):
             ("2-1", "run", ("1-0", "run", first)),
         ]
         assert (group.pids, group.stages, group.models) == ([7, 8], list(STAGES), {"t"})
+
+    in_group(test)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_batch_that_has_left_the_first_process_is_told_before_its_answer(in_group, lost):
+    async def test(group, cluster, told):
+        answer = asyncio.get_running_loop().create_future()
+        cluster.answers = [answer]
+        heard = []
+        task = asyncio.create_task(group.run("t", [1], lambda: heard.append(task.done())))
+        await asyncio.sleep(0.01)
+        assert cluster.asked[-1] == ("2-1", "run", ("1-0", "run_first", Passed([1], 1)))
+        cluster.left.set_exception(RayActorError()) if lost else cluster.left.set_result(None)
+        await asyncio.sleep(0.01)
+        answer.set_result(passed(3))
+        assert (await task).outputs == [(200, "3")] and heard == ([] if lost else [False])
 
     in_group(test)
 
