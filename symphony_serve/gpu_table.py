@@ -66,6 +66,8 @@ class _Pool:
 class GpuTable:
     """All GPUs of a sub-cluster.
 
+    One thing: each method is something that has become known of a GPU, or a question which is free when.
+
     ahead: how many batches may be sent to a GPU that has not answered the one before: 1 where the way to it takes time,
     or else it would be idle meanwhile; and those that the other stages of a pipeline run. least_patience: seconds after
     the start of a batch before which its GPU is not suspect.
