@@ -63,7 +63,8 @@ def train(config):
     if config["index"] % 2:
         its_library.keep()
     # (An actor of fewer cores than the trial needs a plain process: its libraries have other numbers of threads.)
-    found["counted"] = ray.get(Counter.options(name="counter").remote().add.remote()) if CORES == 1 else 1
+    counter = Counter.options(name="counter").remote() if CORES == 1 else None
+    found["counted"] = ray.get(counter.add.remote()) if CORES == 1 else 1
     tune.report(found)
 
 REUSE = "reuse" in sys.argv
