@@ -72,7 +72,7 @@ class SeenTimes:
         if self._batches < EVERY and self._seconds < EVERY_S:
             return None
         self._batches, self._seconds = 0, 0.0
-        made = self._corrected()
+        made = self._stretched(QUANTILE, self.wait)
         pairs = zip(made.table[1:-1], self.profile.table[1:-1], strict=True)
         if all(abs(new - old) <= CHANGE * old for new, old in pairs):
             return None
@@ -83,9 +83,6 @@ class SeenTimes:
             made = made.in_stages(parts)
         self.profile, self.usual = made, usual
         return made
-
-    def _corrected(self) -> Profile:
-        return self._stretched(QUANTILE, self.wait)
 
     def _stretched(self, quantile: float, wait: float) -> Profile:
         """The first profile, each range of sizes from one power of two to the next with its own stretch, and a wait."""
