@@ -14,8 +14,6 @@ from importlib.metadata import version
 from itertools import combinations
 from typing import Any
 
-from fluidtune.error_lines import failure
-
 #: The name of what was checked, whether it is well, and what was found or what to type. None: it is not there, and jobs
 #: run without it.
 Check = tuple[str, bool | None, str]
@@ -55,7 +53,8 @@ def looked(name: str, look: Callable[[], Check | Iterator[Check]]) -> Iterator[C
         found = look()
         yield from [found] if isinstance(found, tuple) else found
     except Exception as error:
-        yield name, False, f"cannot be checked, as something raises {failure(error)}"
+        said = (str(error).strip().splitlines() or ["no more is said"])[0]
+        yield name, False, f"cannot be checked, as something raises {type(error).__name__}: {said}"
 
 
 def _shared_memory() -> int | None:

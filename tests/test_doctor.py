@@ -36,7 +36,7 @@ def test_what_a_check_raises_is_its_line(monkeypatch: pytest.MonkeyPatch) -> Non
 
     torch = "cannot be checked, as something raises OSError: libcudart.so.12: cannot open shared object file"
     assert list(doctor.looked("torch", broken)) == [("torch", False, torch)]
-    gpu = "cannot be checked, as something raises RuntimeError"
+    gpu = "cannot be checked, as something raises RuntimeError: no more is said"
     assert list(doctor.looked("gpu", lost)) == [("gpu", True, "2 on this machine"), ("gpu", False, gpu)]
     for name in ("_torch", "_gpus", "_forks"):
         monkeypatch.setattr(doctor, name, broken)

@@ -23,7 +23,6 @@ from ray.tune import ResultGrid
 
 from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.cluster.forks.preload import installed_modules
-from fluidtune.error_lines import failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
@@ -340,7 +339,8 @@ def _start(setting: Setting, host: str, port: int) -> None:
         kept_state.forget(kept)
         if isinstance(error, FluidTuneError) or not isinstance(error, Exception):
             raise
-        raise FluidTuneError(f"the front did not start: {failure(error)}") from error
+        said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        raise FluidTuneError(f"the front did not start: {said}") from error
 
 
 def _wait(front: Any) -> None:
