@@ -66,7 +66,7 @@ class _Pool:
 class GpuTable:
     """All GPUs of a sub-cluster.
 
-    One thing: each method is something that has become known of a GPU, or a question which is free when.
+    One thing: each method takes in what has become known of a GPU, or says which one is free when.
 
     ahead: how many batches may be sent to a GPU that has not answered the one before: 1 where the way to it takes time,
     or else it would be idle meanwhile; and those that the other stages of a pipeline run. least_patience: seconds after

@@ -77,7 +77,7 @@ class SeenTimes:
         if all(abs(new - old) <= CHANGE * old for new, old in pairs):
             return None
         usual = self._stretched(0.5, 0.0)
-        if made.parts is not None:  # Between two batches usual seconds are, and not those that few exceed.
+        if made.parts is not None:  # The next batch can start after a part of what a batch usually takes.
             sizes = range(1, made.max_batch + 1)
             parts = [made.part(size) * min(1.0, usual.seconds(size) / made.seconds(size)) for size in sizes]
             made = made.in_stages(parts)

@@ -266,9 +266,9 @@ class ForkServers:
         """
         if self.off is not None or node in self._nodes:
             return
-        user = {**self._runtime_env.get("env_vars", {}), **runtime_env.get("env_vars", {})}
         own = of_own_node() if is_here(node) else None
         if own is not None:
+            user = {**self._runtime_env.get("env_vars", {}), **runtime_env.get("env_vars", {})}
             self._nodes[node] = _finish_here({**self._unless_set, **own, **user, **self._environment})
             return
         unless_set, environment = self._unless_set, self._environment
