@@ -50,9 +50,9 @@ test-all: test $(EXTRAS)
 	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
 	else echo "left out: all tests of Horovod"; fi
 
-# What needs neither Ray nor Horovod nor long, on all cores.
+# What needs neither Ray nor Horovod nor long, on all cores. Files that are marked as a whole are not imported.
 fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not ray and not faults and not slow and not horovod" -n auto --dist worksteal $(REPORT)/fast.xml
+	$(BIN)/python -m pytest -m "not ray and not faults and not slow and not horovod" $$(grep -rLE '^pytestmark = .*mark\.(ray|faults|slow|horovod)' tests --include='test_*.py' | sort) -n auto --dist worksteal $(REPORT)/fast.xml
 
 # Real Ray and processes: parity, resizes, restores, lanes, a lease, a service, and one kill of each kind.
 core: $(STAMP)

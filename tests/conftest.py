@@ -133,6 +133,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _shares(item):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        elif item.get_closest_marker("core") and _cluster(item) in _RARE:
+            item.add_marker(pytest.mark.xdist_group(_cluster(item)))
     for marker, check in _NEEDS.items():
         marked = [item for item in items if item.get_closest_marker(marker)]
         why = check() if marked else None
@@ -152,12 +154,17 @@ def _shares(item: pytest.Item) -> bool:
 
 #: The clusters that tests ask for. Those of the shortest tests come last, so that all processes end together.
 _CLUSTERS = ("no_ray", None, "ray4", "ray_gpus", "ray2")
+#: Those that few tests of core ask for. One process runs them, so that the others need not start such a cluster.
+_RARE = ("ray4", "ray_gpus")
+
+
+def _cluster(item: pytest.Item) -> str | None:
+    return next((name for name in getattr(item, "fixturenames", ()) if name in _CLUSTERS), None)
 
 
 def _place(item: pytest.Item) -> tuple[bool, int]:
     """The longest tests come first; then those that want the same cluster follow each other."""
-    cluster = next((name for name in getattr(item, "fixturenames", ()) if name in _CLUSTERS), None)
-    return item.get_closest_marker("faults") is None, _CLUSTERS.index(cluster)
+    return item.get_closest_marker("faults") is None, _CLUSTERS.index(_cluster(item))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

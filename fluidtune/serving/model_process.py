@@ -95,6 +95,7 @@ class Place(NamedTuple):
     gpu_free: int
 
 
+@NeedsPlainProcess.handed_on_by
 class ModelProcess:
     """Loads the models at its start. It is a Ray actor without restarts: the front starts another one.
 
@@ -103,10 +104,6 @@ class ModelProcess:
 
     def __init__(self, loading: Loading):
         adopt_environment(loading.environment)
-        with NeedsPlainProcess.handed_on():
-            self._load(loading)
-
-    def _load(self, loading: Loading) -> None:
         functions = loading.functions()
         models = {trial.name: loaded(functions[trial.load or loading.load], trial) for trial in loading.trials}
         self._models = {name: as_function(model) for name, model in models.items()}
@@ -126,9 +123,8 @@ class ModelProcess:
     def _hold(self, trial: Winner) -> None:
         before = _memory()
         try:
-            with NeedsPlainProcess.handed_on():
-                model = as_function(loaded(function_of(trial.load), trial))
-                samples = samples_of(trial.name, model)
+            model = as_function(loaded(function_of(trial.load), trial))
+            samples = samples_of(trial.name, model)
         except BaseException as error:
             self._told[trial.name] = error
             return
@@ -203,7 +199,7 @@ class ModelProcess:
     @contextlib.contextmanager
     def _taken(self) -> Iterator[float]:
         """The device, with the seconds that it was waited for."""
-        with NeedsPlainProcess.handed_on(), self._turn.taken() if self._turn else contextlib.nullcontext(0.0) as waited:
+        with self._turn.taken() if self._turn else contextlib.nullcontext(0.0) as waited:
             yield waited
 
 

@@ -50,6 +50,7 @@ class Passed(NamedTuple):
     failed: Outcome | None = None
 
 
+@NeedsPlainProcess.handed_on_by
 class StageProcess:
     """Stage ``number`` of ``count``, each with ``room`` bytes of weights at most. A Ray actor without restarts.
 
@@ -60,9 +61,8 @@ class StageProcess:
         adopt_environment(loading.environment)
         (trial,) = loading.trials
         self._name, self._number, self._count, self._room = trial.name, number, count, room
-        with NeedsPlainProcess.handed_on():
-            (load,) = loading.functions().values()
-            model = loaded(load, trial)
+        (load,) = loading.functions().values()
+        model = loaded(load, trial)
         layers = layers_of(model)
         if layers is None:
             said = f"load returned {type(model).__name__} for trial {trial.name}, which has no layers to cut"
@@ -80,9 +80,8 @@ class StageProcess:
         Raises ServeError if the model fails with its samples, or the stages have no room.
         """
         if not self._number:
-            with NeedsPlainProcess.handed_on():
-                samples = samples_of(self._name, self._layers)
-                stages = before.stages or self._cut(self._layers.measured(samples.inputs))
+            samples = samples_of(self._name, self._layers)
+            stages = before.stages or self._cut(self._layers.measured(samples.inputs))
             before = Started((), {self._name: samples}, stages)
         self._layers.keep(before.stages[self._number])
         return before._replace(pids=(*before.pids, os.getpid()))
@@ -108,12 +107,11 @@ class StageProcess:
         if batch.failed is not None:
             return batch
         began = time.monotonic()
-        with NeedsPlainProcess.handed_on():
-            try:
-                value = self._run(batch)
-            except (Exception, SystemExit) as error:
-                end_without_gpu()
-                return batch._replace(value=None, failed=failed(error, f" in stage {self._number}"))
+        try:
+            value = self._run(batch)
+        except (Exception, SystemExit) as error:
+            end_without_gpu()
+            return batch._replace(value=None, failed=failed(error, f" in stage {self._number}"))
         return batch._replace(value=value, seconds=(*batch.seconds, time.monotonic() - began))
 
     def run_first(self, batch: Passed) -> tuple[Passed, None]:

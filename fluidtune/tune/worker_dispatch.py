@@ -22,7 +22,7 @@ from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
-from fluidtune.error_lines import first_line
+from fluidtune.error_lines import failure, first_line
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
 
@@ -197,12 +197,20 @@ class WorkerDispatch:
         elif isinstance(value, RayActorError):  # as a leader whose followers have noticed first
             self.worker_died(worker, value)
         else:
-            self._log_replaced(worker, str(value))
+            if isinstance(value, Exception):
+                self._stop_forking_if_asked(value)
+                value = failure(value)
+            self._log_replaced(worker, value)
             self._job.pool.process_ended(worker)
             self._job.pool.discard_worker(worker)
 
     def _log_replaced(self, worker: PooledWorker, reason: str) -> None:
         self._job.log.write("worker_replaced", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
+
+    def _stop_forking_if_asked(self, error: Exception) -> None:
+        needs_plain = NeedsPlainProcess.said_by(error)
+        if needs_plain is not None:
+            self._job.pool.stop_forking(needs_plain)
 
     # --- losses
 
@@ -215,9 +223,8 @@ class WorkerDispatch:
             if worker.in_mps:
                 # A fault of one MPS client ends all clients of its GPU; the idle ones have not noticed yet.
                 pool.discard_idle_workers(worker.device)
-        needs_plain = NeedsPlainProcess.said_by(error)
-        if needs_plain is not None:  # raised while Ray read what the process was to do, where no error can be returned
-            pool.stop_forking(needs_plain)
+        # It may have been raised while Ray read what the process was to do, where no error can be returned.
+        self._stop_forking_if_asked(error)
         if isinstance(error, DeviceRevoked):
             self._job.devices.revoked(worker.device, worker.group)
         self.poll_devices(force=True)

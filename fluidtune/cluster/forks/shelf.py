@@ -16,10 +16,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import isfunction
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from fluidtune.ray_compat.worker_program import READ_LATER
+
+_Actor = TypeVar("_Actor")
 
 #: How the names of environment variables begin that compiled code reads when it is loaded: OpenMP's, MKL's and
 #: OpenBLAS' documented ones, the allocators', torch's and Arrow's. CUDA and NCCL read theirs at first use.
@@ -65,6 +68,14 @@ class NeedsPlainProcess(BaseException):
             yield
         except cls as needs:
             raise RuntimeError(f"{cls.__module__}.{cls.__qualname__}: {needs}") from None
+
+    @classmethod
+    def handed_on_by(cls, actor: type[_Actor]) -> type[_Actor]:
+        """Decorate an actor class: `handed_on` holds for all that others can call."""
+        for name, method in list(vars(actor).items()):
+            if isfunction(method) and (name == "__init__" or not name.startswith("_")):
+                setattr(actor, name, cls.handed_on()(method))
+        return actor
 
 
 class Entry:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ray.tune import Trainable
 
 
+@NeedsPlainProcess.handed_on_by
 class Worker:
     """The actor class. Its methods run one after the other in the process' main thread.
 
@@ -84,7 +85,6 @@ class Worker:
 
     # --- a trial's leader: the methods of `LeaderHost` with the same names do the work
 
-    @NeedsPlainProcess.handed_on()
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
         self._begin(spec)
@@ -92,15 +92,12 @@ class Worker:
         self._leader = LeaderHost(spec, self._name, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
 
-    @NeedsPlainProcess.handed_on()
     def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
         return self._hosted().train(reform, ticket, stored)
 
-    @NeedsPlainProcess.handed_on()
     def save(self, *args: Any) -> Any:
         return self._hosted().save(*args)
 
-    @NeedsPlainProcess.handed_on()
     def restore(self, checkpoint: Any, again: bool = False) -> int:
         return self._hosted().restore(checkpoint, again)
 
@@ -108,7 +105,6 @@ class Worker:
         assert self._leader is not None, f"{self._name} hosts no trial"
         return self._leader
 
-    @NeedsPlainProcess.handed_on()
     def export_model(self, *args: Any, **kwargs: Any) -> Any:
         trainable = self._hosted().trainable
         assert trainable is not None
@@ -124,7 +120,6 @@ class Worker:
 
     # --- a follower: the methods of `FollowerHost` with the same names do the work
 
-    @NeedsPlainProcess.handed_on()
     def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | Verdict | None:
         assert self._follower is None, f"{self._name} is still hosting a trial"
         self._kept.stop()
@@ -140,7 +135,6 @@ class Worker:
         self._follower = FollowerHost(session, self._gpu if spec.device == "cuda" else None)
         return self._follower.join(trainable_cls, kwargs, spec.streams, spec.device if spec.rehearse else None)
 
-    @NeedsPlainProcess.handed_on()
     def enter(self, reform: Reform) -> str | Lack | Ungrowable | NotTakenIn | None:
         assert self._follower is not None
         return self._follower.enter(reform)

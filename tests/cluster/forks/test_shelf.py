@@ -1,0 +1,46 @@
+"""What an actor hands on to its caller when its process cannot be a fork. The shelf itself: `test_inheritance`."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.serving.model_process import ModelProcess
+from fluidtune.serving.staged_process import StageProcess
+
+
+@NeedsPlainProcess.handed_on_by
+class Actor:
+    def __init__(self, fails: bool) -> None:
+        self.asked = False
+        if fails:
+            raise NeedsPlainProcess("torch was imported")
+
+    def load(self, what: str, *, twice: bool = False) -> str:
+        if what == "torch":
+            self._import()
+        return what * (1 + twice)
+
+    def _import(self) -> None:
+        raise NeedsPlainProcess("torch was imported")
+
+
+def test_every_call_hands_on_that_a_plain_process_is_needed():
+    # docs/bugs.md, 674 and 677
+    actor = Actor(False)
+    assert actor.load("x", twice=True) == "xx"
+    for call in (lambda: Actor(True), lambda: actor.load("torch")):
+        with pytest.raises(RuntimeError) as raised:
+            call()
+        assert NeedsPlainProcess.said_by(raised.value) == "torch was imported"
+    with pytest.raises(NeedsPlainProcess):
+        actor._import()
+
+
+@pytest.mark.parametrize("actor", [Worker, ModelProcess, StageProcess])
+def test_all_calls_of_processes_that_run_what_users_wrote_hand_it_on(actor):
+    calls = [method for name, method in vars(actor).items() if inspect.isfunction(method) and name[0] != "_"]
+    assert calls and all(hasattr(call, "__wrapped__") for call in [actor.__init__, *calls])
