@@ -20,7 +20,8 @@ def prepare(*objects: Any) -> Any:
     generators of the loop's own, and any other object with ``state_dict`` and ``load_state_dict``.
 
     A joiner begins with these as the leader has them, and with all else as it is when the code begins: put plain
-    values, such as a counter of steps, into `state`.
+    values, such as a counter of steps, into `state`. What was prepared is kept until the trial ends: a cross-validation
+    that prepares a model for each fold has the memory of all of them.
 
     Returns the same objects in the same order, as a tuple; a single object is returned alone. A DataLoader comes back
     as a wrapper that yields this worker's share of each batch (see `whole_batches`). Call `prepare` when the objects
@@ -105,9 +106,10 @@ def state(**values: Any) -> State:
         ...
         progress.steps += 1
 
-    The values are attributes of what is returned: numbers, strings, tensors, and lists and dicts of them. A worker that
-    joins the trial gets the leader's, and a trial that is restarted those of its last commit. They must be the same in
-    all workers: what each computes from its share of a batch is not (see `mean`). Call it where `prepare` is called.
+    The values are attributes of what is returned: numbers, strings, tensors, lists and dicts of them, and what can be
+    pickled. A worker that joins the trial gets the leader's, and a trial that is restarted those of its last commit.
+    They must be the same in all workers: what each computes from its share of a batch is not (see `mean`). Call it
+    where `prepare` is called.
 
     Raises:
         TypeError: a name is ``state_dict`` or ``load_state_dict``.
@@ -117,7 +119,7 @@ def state(**values: Any) -> State:
 
 
 def epochs(start: int, stop: int) -> Iterable[int]:
-    """Yield start .. stop-1 as `range` does. Before each of them is a boundary, at which the trial can be resized.
+    """Yield start .. stop-1, without a length. Before each of them is a boundary, at which the trial can be resized.
 
     Call it in the outer loop only: inside another `epochs` it is a plain `range`, and the trial is not grown. One that
     was left by ``break`` has ended when nothing holds it any more: iterate over it, or over a ``tqdm`` of it, in the

@@ -70,6 +70,7 @@ SCHEMA = {
     "resized": EventSchema.of("trial devices seconds", "share reason why"),
     "resize_failed": EventSchema.of("trial devices reason"),
     "workers_differed": EventSchema.of("trial reason"),
+    "not_committed": EventSchema.of("trial reason"),
     "growth_checked": EventSchema.of("trial verdict reason"),
     "growth_ended": EventSchema.of("trial reason"),
     "suspend_asked": EventSchema.of("trial reason", "why numbers"),

@@ -38,6 +38,7 @@ NEWS = {
     "recovered": "{trial} goes on from iteration {iteration}",
     "resize_failed": "{trial} was not resized{because}",
     "workers_differed": "the workers of {trial} differed{because}",
+    "not_committed": "{trial} has no commit of its last iteration{because}",
     "growth_ended": "{trial} has one worker from now on{because}",
     "room_lacking": "device {device} has no room for {trial}{because}",
     "serving_failed": "the models cannot be served{because}",

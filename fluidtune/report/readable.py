@@ -72,6 +72,7 @@ RELIED_ON = {
     "resized": "trial:text devices:places seconds:amount share?:amount?",
     "resize_failed": "trial:text devices:places",
     "workers_differed": "trial:text",
+    "not_committed": "trial:text",
     "growth_checked": "trial:text verdict:text",
     "growth_ended": "trial:text",
     "suspend_asked": "trial:text",

@@ -26,6 +26,7 @@ TOLD_FIRST = 3
 #: the same, or that the log has none.
 SENTENCES = {
     "workers_differed": ("workers differed", "its workers differed{reason}"),
+    "not_committed": ("not committed", "its last iteration has no commit{reason}"),
     "growth_ended": ("growth ended", "must have one worker from now on{reason}"),
     "trial_suspended": ("left", "left its devices, to go on later{because}"),
     "recovered": ("recovered", "goes on from iteration {iteration}{reason}"),

@@ -53,6 +53,7 @@ def of_a_run() -> list[EventDict]:
         resizing(6, "a", [0, 1], [0]),
         ev(7, "resize_failed", trial="a", devices=[0], reason="words"),
         ev(7, "workers_differed", trial="a", reason="words"),
+        ev(7, "not_committed", trial="a", reason="words"),
         ev(7, "growth_checked", trial="a", verdict="same", reason="words"),
         ev(7, "growth_ended", trial="a", reason="words"),
         ev(7, "steered", trial="a", state="asked", **steered),

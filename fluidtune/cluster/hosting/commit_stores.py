@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pyarrow.fs import FileSelector, FileType
+from ray import cloudpickle
 from ray.tune.utils.serialization import TuneFunctionEncoder
 
 from fluidtune.cluster.hosting.result_replay import MOVED_NAMES
@@ -92,11 +93,13 @@ def commit_stores(storage: Any) -> list[CommitStore]:
     from fluidtune.elastic import CommitStore
 
     files, own = _StorageFiles(storage), commit_path(storage)
-    return [CommitStore(path, files=files, moved=MOVED_NAMES) for path in (own, *files.folders(own))]
+    more = {"files": files, "moved": MOVED_NAMES, "pickling": cloudpickle}
+    return [CommitStore(path, **more) for path in (own, *files.folders(own))]
 
 
 def follower_commit_store(storage: Any, worker: str) -> CommitStore:
     """Where a follower commits in place of a leader that died."""
     from fluidtune.elastic import CommitStore
 
-    return CommitStore(os.path.join(commit_path(storage), f"heir-{worker}"), files=_StorageFiles(storage))
+    folder = os.path.join(commit_path(storage), f"heir-{worker}")
+    return CommitStore(folder, files=_StorageFiles(storage), pickling=cloudpickle)

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import cloudpickle
 
 from fluidtune.cluster import emulated
 from fluidtune.cluster.hosting.messages import LoadSpec
@@ -58,7 +59,8 @@ def _elastic_session(spec: LoadSpec, worker: str, leader: bool, **more: Any) -> 
 
     host = LOOPBACK if spec.one_node else ray.util.get_node_ip_address()
     backend = backend_class(spec.backend)(host=host, device=spec.device, secret=spec.secret)
-    return ElasticSession(trial=spec.trial, worker=worker, leader=leader, backend=backend, device=spec.device, **more)
+    named = {"trial": spec.trial, "worker": worker, "leader": leader}
+    return ElasticSession(**named, backend=backend, device=spec.device, pickling=cloudpickle, **more)
 
 
 def _in_use(session: ElasticSession) -> ElasticSession:

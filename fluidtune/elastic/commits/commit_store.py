@@ -87,6 +87,7 @@ class CommitStore:
         folder: where the commits are, in ``files``.
         files: the storage; by default this machine's file system.
         budget: the share of the time that committing may cost.
+        pickling: a module like `pickle`, which writes what is no tensor. `pickle` reads it.
         moved: (module, name) of a class in the FluidTune that wrote a commit -> (module, name) of this class now.
         clock: returns the time in seconds.
     """
@@ -97,12 +98,14 @@ class CommitStore:
         *,
         files: Files | None = None,
         budget: float = BUDGET,
+        pickling: ModuleType = pickle,
         moved: Mapping[tuple[str, str], tuple[str, str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._paths = [f"{folder.rstrip('/')}/{name}" for name in _NAMES]
         self._files = LocalFiles() if files is None else files
         self._budget = budget
+        self._pickling = pickling
         self._moved = moved or {}
         self._clock = clock
         #: Sequence number of the next commit; its parity selects the file. None: not known so far.
@@ -113,11 +116,13 @@ class CommitStore:
         self._costs: deque[float] = deque([0.0], maxlen=3)
         #: When the last commit began.
         self._last: float | None = None
-        #: Why the last commit could not be written.
+        #: Why there is no last commit.
         self._error: Exception | None = None
 
     def offer(self, make: Callable[[], Commit], *, force: bool = False) -> bool:
-        """Commit what ``make`` returns, if that is worth its price; False if not. ``force``: at any price.
+        """Commit what ``make`` returns, if that is worth its price; False if not, or if ``make`` fails.
+
+        ``force``: at any price.
 
         ``make`` is called at once, in this thread; a thread of the store writes. It is not worth it while a commit is
         being written, or while the usual cost is more than ``budget`` of the time since the last commit. The usual cost
@@ -127,7 +132,11 @@ class CommitStore:
             return False
         self._join()
         started = self._clock()
-        commit = make()
+        try:
+            commit = make()
+        except Exception as error:  # of an object of the user's that says what it consists of
+            self._failed("no commit can be made", error)
+            return False
         self._last = started
         self._writer = threading.Thread(target=self._write, args=(commit, started), name="commit", daemon=True)
         self._writer.start()
@@ -137,6 +146,11 @@ class CommitStore:
         """Wait until the last commit is written. False if that failed: then the one before it is the newest."""
         self._join()
         return self._error is None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last commit could not be made or written, in a line; None: it could."""
+        return None if self._error is None else f"{type(self._error).__name__}: {self._error}".splitlines()[0]
 
     def load(self) -> Commit | None:
         """The newest whole commit. A file that is cut off or altered is ignored."""
@@ -178,17 +192,21 @@ class CommitStore:
             sequence = self._next
             fields = {name: getattr(commit, name) for name in Commit.__dataclass_fields__}
             buffer = io.BytesIO()
-            torch.save(fields, buffer)
+            torch.save(fields, buffer, pickle_module=self._pickling)
             payload = buffer.getvalue()
             head = _HEAD.pack(_MAGIC, sequence, len(payload), _digest(sequence, payload))
             self._files.write_bytes(self._paths[sequence % 2], head + payload)
             self._next += 1  # one that failed is written again to the same file: the other one is whole
             self._error = None
         except Exception as error:
-            # The trial goes on, with an older state to return to. The next commit tries again.
-            log.warning("trial %s: commit of iteration %d failed: %s", commit.trial, commit.iteration, error)
-            self._error = error
+            self._failed(f"trial {commit.trial}: commit of iteration {commit.iteration} failed", error)
         self._costs.append(self._clock() - started)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        """The trial goes on, with an older state to return to. The next commit tries again."""
+        if str(error) != str(self._error):
+            log.warning("%s: %s", what, error)
+        self._error = error
 
     def _whole(self) -> list[tuple[int, bytes]]:
         """(sequence number, payload) of the files that are whole."""

@@ -7,7 +7,8 @@ prepares the same objects in the same order.
 
 from __future__ import annotations
 
-import copy
+import pickle
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..transport.trees import broadcast_tree, copied, on_devices, put_back, unse
 from .batchnorm import GlobalBatchStatistics
 from .gradients import CAPTURED, GradientReducer
 from .group_view import GroupView
+from .leaves import Leaves
 from .loader import ElasticLoader, generators_of, sampler_contents
 from .loop_draws import OwnDropout, seed_of
 from .plain_state import Drawing, State
@@ -28,14 +30,15 @@ from .steering import Steering, steppers
 
 
 class TrialState(CommittableState):
-    """The user's objects of one trial in one worker; their tensors are on ``device``."""
+    """The user's objects of one trial in one worker; their tensors are on ``device``. ``pickling``: see `Leaves`."""
 
-    def __init__(self, group: GroupView, device: torch.device) -> None:
+    def __init__(self, group: GroupView, device: torch.device, pickling: ModuleType = pickle) -> None:
         self._group = group
         self._device = device
         self._gpu = str(device) if device.type == "cuda" else "cuda"
         self._on_cores = device.type == "cpu"
         self._stateful: list[Any] = []
+        self._leaves = Leaves(pickling, self._stateful, device)
         self._loose: list[torch.Tensor] = []  # parameters of an optimizer that belong to no module
         self._loaders: list[ElasticLoader] = []
         self._steps = 0  # of all optimizers, in this turn
@@ -100,11 +103,18 @@ class TrialState(CommittableState):
                 f"the loop has changed what it prepared: {changed} {self._begun_as.get(changed, 'nothing')} before, "
                 f"{now[changed]} now; do that before elastic.epochs() to let the trial grow"
             )
-        if lasting and (cannot := unsendable(self._view())) is not None:
+        if lasting and (cannot := self._cannot_be_sent()) is not None:
             return f"the loop has prepared an object with {cannot}, which cannot be sent to another worker"
         if not lasting and any(loader.undecided for loader in self._loaders):
             return "the loop has an iterator over a prepared DataLoader that it may keep"
         return None
+
+    def _cannot_be_sent(self) -> str | None:
+        try:
+            view = self._view()
+        except Exception as error:
+            return f"a state_dict() that fails ({type(error).__name__}: {error})"
+        return unsendable(view) or self._leaves.trouble(view["stateful"])
 
     def _make_up(self) -> dict[str, str]:
         """By part, what another process must have of it to take the state over."""
@@ -186,7 +196,7 @@ class TrialState(CommittableState):
 
     def capture(self) -> dict[str, Any]:
         view = self._view()
-        state: dict[str, Any] = copied(view, copy.deepcopy)
+        state: dict[str, Any] = copied(view, self._leaves.pack)
         state["on_device"] = [on_devices(part) for part in view["stateful"]]
         state["streams"] = capture_streams(self._gpu)
         return state
@@ -199,7 +209,8 @@ class TrialState(CommittableState):
                 "prepare the same objects in the same order in every worker and every run of a trial"
             )
         on_device = state.get("on_device")  # a commit's tensors are on the CPU; None: from before 2026-11-28
-        for number, (obj, part) in enumerate(zip(self._stateful, state["stateful"], strict=True)):
+        stateful = self._leaves.unpacked(state["stateful"])
+        for number, (obj, part) in enumerate(zip(self._stateful, stateful, strict=True)):
             # torch's own put what they load where their tensors are.
             if on_device is not None and not isinstance(obj, torch.nn.Module | torch.optim.Optimizer):
                 part = put_back(part, on_device[number], self._device)
@@ -220,7 +231,8 @@ class TrialState(CommittableState):
 
     def broadcast(self, backend: CollectiveBackend) -> None:
         if backend.rank == 0:
-            broadcast_tree(self._view(), backend)
+            view = self._view()
+            broadcast_tree({**view, "stateful": self._leaves.packed(view["stateful"])}, backend)
         else:
             self.load(broadcast_tree(None, backend), with_streams=False)
 

@@ -7,7 +7,9 @@ business. What is committed and when is decided in `commit_policy`.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -47,6 +49,7 @@ class ElasticSession(LeaderSession, FollowerSession):
         brief: returns the part of such a note that a follower needs to commit in place of a leader that died.
         rewind: called in the leader's loop, with the note of the last save, when `recover_in_place` goes back to it.
         streams: the random streams with which the trial's code began (`random_streams`), for commits and joiners.
+        pickling: a module like `pickle`, for what is no tensor in the trial's state.
 
     Raises:
         ValueError: ``resume`` was made with another configuration than ``fingerprint`` names.
@@ -67,6 +70,7 @@ class ElasticSession(LeaderSession, FollowerSession):
         brief: Callable[[Any], Any] | None = None,
         rewind: Callable[[Any], None] | None = None,
         streams: Streams | None = None,
+        pickling: ModuleType = pickle,
     ) -> None:
         self.trial, self.worker, self.leader = trial, worker, leader
         self._commits = CommitPolicy(
@@ -83,7 +87,7 @@ class ElasticSession(LeaderSession, FollowerSession):
         self._requests = HostRequests()
         self._group = backend
         self._member = GroupMember(trial, worker, leader, backend, self._requests, self._commits)
-        self._objects = TrialState(self._member, torch.device(device))
+        self._objects = TrialState(self._member, torch.device(device), pickling)
         self._member.state = self._objects
         #: A loop over `epochs` is running; one inside it has no boundaries.
         self._in_epochs = False
@@ -108,6 +112,7 @@ class ElasticSession(LeaderSession, FollowerSession):
             mends=self._commits.saves_itself,
             lost=self._group.lost,
             committing=member.committing,
+            cannot_commit=self._commits.cannot,
             streams=self._commits.streams,
         )
 

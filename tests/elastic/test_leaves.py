@@ -1,0 +1,132 @@
+"""What a `state_dict` holds besides tensors and plain values: copied, committed, and sent to workers by reference."""
+
+from __future__ import annotations
+
+import threading
+import types
+
+import pytest
+import torch
+from ray import cloudpickle
+
+from fluidtune.elastic import CommitStore
+from fluidtune.elastic.commits.commit_store import Commit
+from fluidtune.elastic.data.leaves import Leaves, Packed
+
+from .groups import lone_session
+
+CPU = torch.device("cpu")
+SCRIPT = """
+import torch
+
+class Warm(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self, optimizer, after, most):
+        self.after, self.factor = after, lambda epoch: min(1.0, epoch / most)
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [base * self.factor(self.last_epoch) for base in self.base_lrs]
+
+    def step(self, *args):
+        super().step(*args) if self.last_epoch < 3 else self.after.step()
+
+class Counted:
+    def __init__(self, **more):
+        vars(self).update(more)
+
+    def state_dict(self):
+        return dict(vars(self))
+
+    load_state_dict = lambda self, values: vars(self).update(values)
+"""
+
+
+def script() -> types.ModuleType:
+    """A script's own module, as a worker has it: none that another process could import."""
+    module = types.ModuleType("a_script_of_the_user")
+    exec(SCRIPT, vars(module))
+    return module
+
+
+def session_with(*objects, **more):
+    session = lone_session(pickling=cloudpickle, **more)
+    session.prepare(*objects)
+    return session
+
+
+def trained(epochs):
+    """A session whose optimizer a scheduler of the script steers, with another one in it that goes on after it."""
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0)
+    after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    warm = script().Warm(optimizer, after, 4)
+    session = session_with(optimizer, warm)
+    steered(optimizer, warm, epochs)
+    return session, optimizer, warm
+
+
+def steered(optimizer, scheduler, epochs):
+    found = []
+    for _ in range(epochs):
+        optimizer.step()
+        scheduler.step()
+        found.append(optimizer.param_groups[0]["lr"])
+    return found
+
+
+@pytest.mark.parametrize("epochs", [1, 5])
+def test_a_scheduler_with_a_lambda_and_another_scheduler_steers_the_optimizer_that_steps(epochs, tmp_path):
+    # docs/bugs.md, 696
+    session, optimizer, scheduler = trained(epochs)
+    store = CommitStore(str(tmp_path), pickling=cloudpickle)
+    assert store.offer(lambda: Commit("t", "", 0, epochs, epochs, session._objects.capture())) and store.flush()
+    assert session._objects.obstacle(lasting=True) is None
+    expected = steered(optimizer, scheduler, 4)
+    other, its_optimizer, its_scheduler = trained(0)
+    other._objects.load(CommitStore(str(tmp_path)).load().state, with_streams=False)
+    assert steered(its_optimizer, its_scheduler, 4) == expected
+    session.close(), other.close()
+
+
+def test_what_refers_to_a_prepared_module_refers_to_the_workers_own():
+    def averaged():
+        model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+        own = script().Counted(whole=model, part=model[0], weight=model[0].weight, set={model[0].bias}, count=3)
+        return model, own, session_with(model, own)
+
+    (_, _, first), (model, own, second) = averaged(), averaged()
+    second._objects.load(first._objects.capture(), with_streams=False)
+    assert own.whole is model and own.part is model[0] and own.weight is model[0].weight
+    assert own.set == {model[0].bias} and own.count == 3
+    first.close(), second.close()
+
+
+def test_a_leaf_is_a_copy_and_plain_values_stay_as_they_are():
+    leaves = Leaves(cloudpickle, [], CPU)
+    values = {"numbers": {1, 2}, "text": "a", "tensor": torch.ones(2), "size": torch.Size([2])}
+    packed = leaves.packed(values)
+    assert isinstance(packed["numbers"], Packed) and packed["text"] == "a" and packed["tensor"] is values["tensor"]
+    values["numbers"].add(3)
+    found = leaves.unpacked(packed)
+    assert found["numbers"] == {1, 2} and found["size"] == torch.Size([2])
+
+
+def test_what_cannot_be_pickled_stops_growth_and_commits_and_not_the_trial(tmp_path, caplog):
+    # docs/bugs.md, 697
+    own = script().Counted(lock=threading.Lock())
+    session = session_with(own, commits=CommitStore(str(tmp_path), pickling=cloudpickle))
+    assert session.run(lambda: list(session.epochs(0, 3))) == [0, 1, 2]
+    assert "cannot pickle '_thread.lock' object" in session.facts().cannot_commit
+    assert "cannot pickle '_thread.lock' object" in session._objects.obstacle(lasting=True)
+    assert CommitStore(str(tmp_path)).load() is None
+    assert len([each for each in caplog.records if "no commit can be made" in each.getMessage()]) == 1
+    own.lock = None
+    assert session._objects.obstacle(lasting=True) is None
+
+
+def test_a_commit_has_results_with_what_the_script_defines(tmp_path):
+    # docs/bugs.md, 698
+    note = {"config": {"act": lambda x: x + 1, "model": script().Counted}, "at": 3}
+    store = CommitStore(str(tmp_path), pickling=cloudpickle)
+    assert store.offer(lambda: Commit("t", "", 0, 1, 1, {}, note)) and store.flush()
+    found = CommitStore(str(tmp_path)).load().note
+    assert found["config"]["act"](1) == 2 and found["config"]["model"](a=1).a == 1
