@@ -93,8 +93,8 @@ def commit_stores(storage: Any) -> list[CommitStore]:
     from fluidtune.elastic import CommitStore
 
     files, own = _StorageFiles(storage), commit_path(storage)
-    more = {"files": files, "moved": MOVED_NAMES, "pickling": cloudpickle}
-    return [CommitStore(path, **more) for path in (own, *files.folders(own))]
+    paths = (own, *files.folders(own))
+    return [CommitStore(path, files=files, pickling=cloudpickle, moved=MOVED_NAMES) for path in paths]
 
 
 def follower_commit_store(storage: Any, worker: str) -> CommitStore:

@@ -59,8 +59,8 @@ def _elastic_session(spec: LoadSpec, worker: str, leader: bool, **more: Any) -> 
 
     host = LOOPBACK if spec.one_node else ray.util.get_node_ip_address()
     backend = backend_class(spec.backend)(host=host, device=spec.device, secret=spec.secret)
-    named = {"trial": spec.trial, "worker": worker, "leader": leader}
-    return ElasticSession(**named, backend=backend, device=spec.device, pickling=cloudpickle, **more)
+    more |= {"device": spec.device, "pickling": cloudpickle}
+    return ElasticSession(trial=spec.trial, worker=worker, leader=leader, backend=backend, **more)
 
 
 def _in_use(session: ElasticSession) -> ElasticSession:

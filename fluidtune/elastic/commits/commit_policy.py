@@ -18,7 +18,10 @@ from .committable import CommittableState, TrialPosition
 
 
 class CommitPolicy:
-    """Belongs to one `ElasticSession`, whose parameters of the same names are explained there."""
+    """Belongs to one `ElasticSession`, whose parameters of the same names are explained there.
+
+    One thing: what a trial goes on from says what it has to commit next.
+    """
 
     def __init__(
         self,
