@@ -134,6 +134,38 @@ def test_an_algorithm_that_waits_for_checkpoints_gets_a_future(tried: Tried) -> 
     assert future is not None and leader_of(run).actor.called[2:] == ["save"]
 
 
+def test_a_trial_that_is_stopped_while_it_trains_is_exported_after_its_iteration(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/bugs.md, 694. A scheduler stops another trial than the one whose result it is told."""
+    run = tried.placed(1.0)
+    told: list[str] = []
+
+    def train_on(*args: Any) -> None:
+        reply = IterationReply({"training_iteration": 1}, "plain", 1.0, 1)
+        tried.answered(run, reply if leader_of(run).actor.called[-1] == "train" else ["model"])
+
+    monkeypatch.setattr(tried.manager._calls, "wait_for_one", train_on)
+    monkeypatch.setattr(tried.manager._calls, "resolve_call", train_on)
+    schedule = tried.manager.schedule_actor_task
+    schedule(run.tracked, "train", on_result=lambda *args: told.append("trained"))
+    exported = lambda tracked, value: told.append(value)  # noqa: E731
+    future = schedule(run.tracked, "export_model", (["model"],), on_result=exported, _return_future=True)
+    assert leader_of(run).actor.called == ["load", "train"]
+    tried.manager.resolve_future(future)
+    assert leader_of(run).actor.called == ["load", "train", "export_model"] and told == [["model"]]
+
+
+def test_nothing_waits_for_a_trial_without_devices_to_be_exported(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    schedule = tried.manager.schedule_actor_task
+    schedule(run.tracked, "train")
+    future = schedule(run.tracked, "export_model", (["model"],), _return_future=True)
+    tried.answered(run, ValueError("as ordered"))
+    with pytest.raises(FluidTuneError, match="before it was exported"):
+        tried.manager.resolve_future(future)
+
+
 def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None:
     # Tune asserts that it knows the trial of every answer.
     run, told = reported(tried, saved="first")
