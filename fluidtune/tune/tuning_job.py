@@ -83,7 +83,10 @@ class TuningJob:
             logger.warning("FluidTune: with ray.init(local_mode=True) the job runs as under stock Ray Tune")
             return None
         if request is None:
-            logger.warning("FluidTune: trials of this job ask for several bundles; their placement is left to Ray Tune")
+            logger.warning(
+                "FluidTune: trials of this job ask for several bundles or a certain place; their placement is left to "
+                "Ray Tune"
+            )
             return None
         return cls(controller, scheduler, request)
 

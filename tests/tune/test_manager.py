@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections import deque
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
+from ray.tune import PlacementGroupFactory
+from ray.util import placement_group
 
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import Layout
@@ -30,6 +33,7 @@ from fluidtune.trials import messages as life
 from fluidtune.trials.life import SeenResults
 from fluidtune.tune import final_report, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
+from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import TrialRun
 from fluidtune.tune.trial_shell import CHECK, LATE_S, TrialShell
 from fluidtune.tune.tuning_job import TuningJob
@@ -321,12 +325,12 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
     """Also where it asked for less when Tune made it: a ResourceChangingScheduler. docs/bugs.md, 659"""
     trial: Any = SimpleNamespace(
         trial_id="b",
-        placement_group_factory=SimpleNamespace(bundles=[{"GPU": 1.0}], head_bundle_is_empty=False),
+        placement_group_factory=PlacementGroupFactory([{"GPU": 1.0}]),
         max_failures=-1,
         trainable_name="t",
     )
     tried.manager.note_trial(trial)
-    trial.placement_group_factory = SimpleNamespace(bundles=bundles, head_bundle_is_empty=False)
+    trial.placement_group_factory = PlacementGroupFactory(bundles)
     tracked = tried.manager.add_actor(
         None,
         {"config": {TRIAL_INFO: trial}},
@@ -340,7 +344,7 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
 
 def test_a_later_trial_that_no_node_can_hold_is_refused(tried: Tried) -> None:
     """Devices that are held from the start to the end, one on each of two nodes. docs/bugs.md, 650"""
-    request = SimpleNamespace(bundles=[{"GPU": 2.0}], head_bundle_is_empty=False)
+    request = PlacementGroupFactory([{"GPU": 2.0}])
     trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, trainable_name="t")
     tried.job.trials.check_request(trial)
     tried.job.trials._setup = replace(tried.job.setup, on_one_node=1)
@@ -365,11 +369,34 @@ def test_how_many_devices_one_node_has_is_known_where_none_come(
 
 def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/bugs.md, 215. Newer Rays have no such mode."""
-    request = SimpleNamespace(bundles=[{"GPU": 1.0}], head_bundle_is_empty=False)
+    request = PlacementGroupFactory([{"GPU": 1.0}])
     trial: Any = SimpleNamespace(placement_group_factory=request)
     assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is not None
     monkeypatch.setattr(tuning_job, "in_local_mode", lambda: True)
     assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is None
+
+
+SELECTS = "bundle_label_selector" in inspect.signature(placement_group).parameters
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_one"),
+    [
+        (PlacementGroupFactory([{"GPU": 1}]), True),
+        (PlacementGroupFactory([{"GPU": 1, "CPU": 0}], strategy="SPREAD"), True),
+        (PlacementGroupFactory([{}, {"GPU": 1}]), False),
+        (PlacementGroupFactory([{"GPU": 1}, {"GPU": 1}]), False),
+        (PlacementGroupFactory([{"GPU": 1}], "PACK", "a name"), False),
+        pytest.param(
+            SELECTS and PlacementGroupFactory([{"GPU": 1}], bundle_label_selector=[{"zone": "a"}]),
+            False,
+            marks=pytest.mark.skipif(not SELECTS, reason="this Ray selects no nodes by labels"),
+        ),
+    ],
+)
+def test_a_request_that_says_more_than_one_bundle_is_for_ray(request_: PlacementGroupFactory, is_one: bool) -> None:
+    """docs/bugs.md, 695"""
+    assert is_one_bundle(request_) is is_one
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
@@ -378,7 +405,7 @@ def test_a_later_trial_of_several_bundles_is_left_to_ray_by_a_job_on_demand(trie
     rays: Any = SimpleNamespace(_live_actors_to_ray_actors_resources={})
     tried.manager.stand_before(rays)
     tried.job.trials._scheduler.executor = FluidExecutor(reserve=not on_demand)
-    request = SimpleNamespace(bundles=[{"GPU": 1.0}, {"GPU": 1.0}], head_bundle_is_empty=False)
+    request = PlacementGroupFactory([{"GPU": 1.0}, {"GPU": 1.0}])
     trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, max_failures=-1)
     tried.manager.note_trial(trial)
     assert tried.manager.hosts("b") is not on_demand

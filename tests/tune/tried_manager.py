@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.tune import PlacementGroupFactory
 from ray.tune.trainable import FunctionTrainable
 
 from benchmarks.stand_in_tune import standing_alone
@@ -160,7 +161,7 @@ class Tried:
         params: dict[str, Any] | None = None,
     ) -> TrialRun:
         """A trial of this share, loaded into a worker; or that worker loads it. ``params``: its hyperparameters."""
-        request = SimpleNamespace(bundles=[{"GPU": share}], head_bundle_is_empty=False)
+        request = PlacementGroupFactory([{"GPU": share}])
         trial: Any = SimpleNamespace(
             trial_id=name,
             last_result={},
