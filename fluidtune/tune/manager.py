@@ -30,7 +30,7 @@ from fluidtune.ray_compat.controller import (
 )
 from fluidtune.trials import messages as life
 from fluidtune.tune.ray_calls import IDLE_WAIT_S, RayCalls
-from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, task_of
+from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, place_of, task_of
 from fluidtune.tune.trial_shell import TrialShell
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
@@ -182,6 +182,8 @@ class FluidActorManager(ActorManager):
         on_error: Callable[..., None] | None,
     ) -> Any:
         run = self._runs[tracked]
+        if method == "restore" and run.continued is not None and place_of(args[0]) == run.continued:
+            args = (*args, True)  # no news: results that followed it are reported
         task = Task(args, kwargs, on_result, on_error)
         call = life.Call(method, on_result is not None, on_error is not None, carried=task)
         self._shell.tell(run, life.Asked(call, plain=not args and not kwargs))

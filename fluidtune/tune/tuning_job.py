@@ -246,6 +246,10 @@ class TuningJob:
             return None
         return LaneTicket(view.need, view.height, view.rung, view.least)
 
+    def has_started(self, trial: str) -> bool:
+        """Whether this driver has started the trial before."""
+        return trial in self._logged
+
     def align_logs(self, run: TrialRun) -> None:
         """Before Tune starts a trial: make its log files hold what was reported, no less and nothing twice."""
         if run.id in self._logged:

@@ -34,7 +34,7 @@ from fluidtune.trials.life import SeenResults
 from fluidtune.tune import final_report, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
-from fluidtune.tune.trial_run import TrialRun
+from fluidtune.tune.trial_run import PROGRESS, TrialRun, keep_progress
 from fluidtune.tune.trial_shell import CHECK, LATE_S, TrialShell
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import book, resize
@@ -129,6 +129,27 @@ def test_a_checkpoint_that_came_with_its_result_is_not_asked_for(tried: Tried) -
     assert told == [], "Tune is called back by its own loop"
     assert tried.manager.step(0.0) and told == ["first"]
     assert asked_to_save(tried, run, told)[2:] == ["save"], "a second checkpoint is an object of its own"
+
+
+def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tried) -> None:
+    """docs/bugs.md, 49. The driver before had it restored and heard results; then it died."""
+    saved = SimpleNamespace(checkpoint=SimpleNamespace(path="/runs/donor/checkpoint_3"), metrics={})
+    trial: Any = SimpleNamespace(run_metadata=SimpleNamespace(), num_failures=0, latest_checkpoint_result=saved)
+    keep_progress(trial, {"delivered": 7, "results": 7, "own_numbers": False})
+    known = getattr(trial.run_metadata, PROGRESS)
+    other = SimpleNamespace(checkpoint=SimpleNamespace(path="/runs/donor/checkpoint_4"), metrics={})
+
+    def restored(name: str, checkpoint: Any) -> tuple[Any, ...]:
+        run = tried.placed(1.0, name=name, progress=known)
+        tried.manager.schedule_actor_task(run.tracked, "restore", (checkpoint,))
+        args: tuple[Any, ...] = leader_of(run).actor.args[-1]
+        tried.manager.remove_actor(run.tracked)
+        tried.manager._advance()
+        return args
+
+    assert restored("a", saved) == (saved, True)
+    assert restored("b", other) == (other,), "the algorithm has given it another one since"
+    assert restored("a", saved) == (saved,), "under the same driver it is given that one again"
 
 
 def test_an_algorithm_that_waits_for_checkpoints_gets_a_future(tried: Tried) -> None:

@@ -21,7 +21,7 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.trials import messages as life
 from fluidtune.tune import worker_answers
 from fluidtune.tune.manager import FluidActorManager
-from fluidtune.tune.trial_run import TrialRun
+from fluidtune.tune.trial_run import PROGRESS, TrialRun
 
 
 class Actor:
@@ -159,8 +159,12 @@ class Tried:
         loaded: bool = True,
         name: str = "a",
         params: dict[str, Any] | None = None,
+        progress: dict[str, Any] | None = None,
     ) -> TrialRun:
-        """A trial of this share, loaded into a worker; or that worker loads it. ``params``: its hyperparameters."""
+        """A trial of this share, loaded into a worker; or that worker loads it. ``params``: its hyperparameters.
+
+        ``progress``: what the driver before has kept with it.
+        """
         request = PlacementGroupFactory([{"GPU": share}])
         trial: Any = SimpleNamespace(
             trial_id=name,
@@ -174,7 +178,7 @@ class Tried:
             checkpoint=None,
             checkpoint_freq=0,
             latest_checkpoint_result=None,
-            run_metadata=SimpleNamespace(),
+            run_metadata=SimpleNamespace(**({} if progress is None else {PROGRESS: progress})),
             num_failures=0,
             set_ray_actor=lambda actor: None,
         )
