@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from ray.tune import PlacementGroupFactory
 from ray.tune.trainable import FunctionTrainable
 
 from benchmarks.many_trials import PER_NODE, Case, Job
@@ -204,7 +205,7 @@ def start(trials: int, devices: int) -> dict[str, float]:
 
 def _add(manager: FluidActorManager, name: str) -> None:
     """Tune makes a trial and asks for its actor."""
-    request = SimpleNamespace(bundles=[{"GPU": 1.0}], head_bundle_is_empty=False)
+    request = PlacementGroupFactory([{"GPU": 1.0}])
     trial: Any = SimpleNamespace(
         trial_id=name,
         last_result={},

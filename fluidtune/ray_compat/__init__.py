@@ -74,6 +74,7 @@ Tune's algorithms and stoppers (`schedulers`):
 A trial's process (`trainable`):
 
 - ``Trainable._iteration``, ``Trainable._time_total``: set when a trial resumes from a commit, and in its followers.
+- ``Trainable._timesteps_total``, ``Trainable._episodes_total``: set when a trial resumes from a commit.
 - ``FunctionTrainable._trainable_func``: a follower runs the training function itself.
 - ``FunctionTrainable._last_training_result``: tells whether the function has reported since it was started.
 - ``_TrainingResult``: what ``save`` returns to Tune.

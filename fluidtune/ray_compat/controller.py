@@ -242,7 +242,8 @@ class ActorManager(abc.ABC):
     ) -> Any:
         """Call a method of the trial's trainable after all that were asked for before. Returns its future.
 
-        None is returned instead of a future while the call waits for others, and where the answer is known already.
+        While the call waits for others, what is returned is known to `answer_call` alone. None is returned where the
+        answer is known already.
         """
 
     @abc.abstractmethod
@@ -255,7 +256,7 @@ class ActorManager(abc.ABC):
 
     @abc.abstractmethod
     def answer_call(self, future: Any) -> None:
-        """Wait for a future that `call_trainable` returned, and tell Tune the result now."""
+        """Wait for what `call_trainable` returned, and tell Tune the result now."""
 
     @abc.abstractmethod
     def step(self, timeout: float | None) -> bool:

@@ -55,9 +55,20 @@ def set_iteration(trainable: Trainable, iteration: int) -> None:
     trainable._iteration = iteration
 
 
-def set_progress(trainable: Trainable, iteration: int, seconds: float) -> None:
-    """Let Tune's counts of the trial's iterations and of its training time go on from these."""
+def own_totals(trainable: Trainable) -> tuple[Any, Any]:
+    """Return Tune's sums of the trial's ``timesteps_this_iter`` and ``episodes_this_iter``.
+
+    None: the trial has reported none.
+    """
+    return trainable._timesteps_total, trainable._episodes_total
+
+
+def set_progress(
+    trainable: Trainable, iteration: int, seconds: float, timesteps: Any = None, episodes: Any = None
+) -> None:
+    """Let Tune's counts of the trial's iterations, of its training time, and `own_totals` go on from these."""
     trainable._iteration, trainable._time_total = iteration, seconds
+    trainable._timesteps_total, trainable._episodes_total = timesteps, episodes
 
 
 def training_function(trainable: FunctionTrainable) -> Callable[..., Any]:

@@ -115,6 +115,8 @@ def _ready(executor: FluidExecutor) -> None:
     """Start Ray as Tune would, and refuse settings that this cluster cannot satisfy."""
     startup.imported()
     if not ray.is_initialized():
+        if os.environ.get("TUNE_DISABLE_AUTO_INIT") == "1":  # Tune starts none then, and says so
+            return
         with ray_starts(executor, {}):
             ray.init()
     spec = DeviceSpec.parse(executor.devices)

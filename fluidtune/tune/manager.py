@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ray.tune.experiment import Trial
@@ -28,8 +29,8 @@ from fluidtune.ray_compat.controller import (
     replace_actor_manager,
 )
 from fluidtune.trials import messages as life
-from fluidtune.tune.ray_calls import RayCalls
-from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, task_of
+from fluidtune.tune.ray_calls import IDLE_WAIT_S, RayCalls
+from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, place_of, task_of
 from fluidtune.tune.trial_shell import TrialShell
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
@@ -68,6 +69,14 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
     extend_controller(controller, on_cleanup, manager.status_line)
     manager.note_trial(trial)
     return manager
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    """Stands for the future of a call that waits for those before it."""
+
+    run: TrialRun
+    call: life.Call
 
 
 class FluidActorManager(ActorManager):
@@ -173,13 +182,17 @@ class FluidActorManager(ActorManager):
         on_error: Callable[..., None] | None,
     ) -> Any:
         run = self._runs[tracked]
+        if method == "restore" and run.continued is not None and place_of(args[0]) == run.continued:
+            args = (*args, True)  # no news: results that followed it are reported
         task = Task(args, kwargs, on_result, on_error)
         call = life.Call(method, on_result is not None, on_error is not None, carried=task)
         self._shell.tell(run, life.Asked(call, plain=not args and not kwargs))
         calls = run.life.calls
-        if call in calls and task.future is None and calls[0].method == method:
+        if task.future is not None or call not in calls:
+            return task.future
+        if calls[0] is not call and calls[0].method == method:
             return task_of(calls[0]).future  # asked for already, and nothing is done between
-        return task.future
+        return _Waiting(run, call)
 
     def drop_calls(self, tracked: TrackedActor) -> None:
         self._callbacks.drop_answers(tracked)
@@ -207,10 +220,26 @@ class FluidActorManager(ActorManager):
 
     def answer_call(self, future: Any) -> None:
         """Wait for one task and tell Tune now (it does so for a trial's export, and then stops the trial)."""
+        if isinstance(future, _Waiting):
+            future = self._sent(future)
         due = len(self._callbacks)
         self._calls.resolve_call(future)
         if len(self._callbacks) > due:
             self._callbacks.call_newest()
+
+    def _sent(self, waiting: _Waiting) -> Any:
+        """Wait until the leader has answered the calls before this one and is sent it. Returns its future.
+
+        Raises:
+            FluidTuneError: the trial has no devices meanwhile. It may get some only when Tune goes on.
+        """
+        task, run = task_of(waiting.call), waiting.run
+        while task.future is None:
+            if not run.life.has_place:
+                raise FluidTuneError(f"trial {run.id} has lost its devices, or has failed, before it was exported")
+            self._calls.wait_for_one(IDLE_WAIT_S)
+            self._advance()
+        return task.future
 
     def step(self, timeout: float | None) -> bool:
         """Carry out what is due, wait for at most one event, and call back into Tune for it."""

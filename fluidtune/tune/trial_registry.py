@@ -29,8 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 def is_one_bundle(request: PlacementGroupFactory) -> bool:
-    """Whether one process is all that a trial asks for."""
-    return len(request.bundles) == 1 and not request.head_bundle_is_empty
+    """Whether one process is all that a trial asks for, wherever its resources are.
+
+    A request may also say more to Ray's ``placement_group``, as by labels which node is meant.
+    """
+    return len(request.bundles) == 1 and request == PlacementGroupFactory(request.bundles, strategy=request.strategy)
 
 
 #: Characters of a parameter's value in the event log, as of a line that people read.
@@ -74,7 +77,7 @@ class TrialRegistry:
     # --- what a trial asks for
 
     def is_left_to_ray(self, trial: Trial) -> bool:
-        """Whether Ray runs a later trial, as under stock Tune: it asks for several bundles, which only Ray can place.
+        """Whether Ray runs a later trial, as under stock Tune: it asks for what only Ray can place, as several bundles.
 
         A job that holds devices all the time may hold those that Ray would need, so there such a trial is refused.
         """
@@ -82,10 +85,10 @@ class TrialRegistry:
         if is_one_bundle(request) or not self._scheduler.executor.on_demand:
             return False
         logger.warning(
-            "FluidTune: trial %s asks for %d bundles (%s), the job's first trial for one; Ray Tune runs this trial",
+            "FluidTune: trial %s asks for several bundles or a certain place (%s), the job's first trial for one "
+            "bundle anywhere; Ray Tune runs this trial",
             trial.trial_id,
-            len(request.bundles),
-            request.bundles,
+            request,
         )
         return True
 
@@ -103,8 +106,8 @@ class TrialRegistry:
             # With devices on demand, it asked for one when Tune made it: otherwise Ray runs it.
             demand = "" if self._scheduler.executor.on_demand else ", or let the job have its devices on demand"
             raise FluidTuneError(
-                f"trial {trial.trial_id} asks for several bundles ({request.bundles}), the job's first trial for one; "
-                f"ask for one bundle in all of them{demand}"
+                f"trial {trial.trial_id} asks for several bundles or a certain place ({request}), the job's first "
+                f"trial for one bundle anywhere; ask for one in all of them{demand}"
             )
         for name, amount in request.bundles[0].items():
             first = self._request.get(name, 0.0)

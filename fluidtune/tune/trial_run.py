@@ -54,6 +54,9 @@ class TrialRun:
     kwargs: dict[str, Any]
     trainable_ref: Any
     life: TrialLife
+    #: Where the checkpoint is from which the driver before had the trial go on, and then heard results of it; None:
+    #: there is none, or this driver has started the trial before.
+    continued: str | None = None
     #: By which its workers recognise each other.
     secret: bytes = field(default_factory=new_secret, repr=False)
 
@@ -71,7 +74,13 @@ def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[st
         needs_several=lambda: trials.share_of(trial) > 1,
     )
     life = TrialLife(name, outside, trials.kind_of(trial), results_seen(trial))
-    return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life)
+    continued = None if job.has_started(name) else getattr(trial.run_metadata, PROGRESS, {}).get("checkpoint")
+    return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life, continued)
+
+
+def place_of(saved: Any) -> str | None:
+    """The path of the checkpoint in what Tune keeps of one; None: there is none."""
+    return getattr(getattr(saved, "checkpoint", None), "path", None)
 
 
 def newest_checkpoint(trial: Trial) -> Checkpoint | None:
@@ -91,8 +100,12 @@ def results_seen(trial: Trial) -> SeenResults:
 
 
 def keep_progress(trial: Trial, progress: Mapping[str, Any]) -> None:
-    """Tune gets a result now: keep with the trial what it has seen, for `results_seen`, also after a restore."""
-    setattr(trial.run_metadata, PROGRESS, {**progress, "failures": trial.num_failures})
+    """Tune gets a result now: keep with the trial what it has seen, for `results_seen`, also after a restore.
+
+    A checkpoint that the trial has from another one (PBT, a clone) is kept, too: a later driver restores it once more.
+    """
+    more = {"failures": trial.num_failures, "checkpoint": place_of(trial.latest_checkpoint_result)}
+    setattr(trial.run_metadata, PROGRESS, {**progress, **more})
 
 
 def keep_number(trial: Trial, saved: Any) -> None:

@@ -83,7 +83,10 @@ class TuningJob:
             logger.warning("FluidTune: with ray.init(local_mode=True) the job runs as under stock Ray Tune")
             return None
         if request is None:
-            logger.warning("FluidTune: trials of this job ask for several bundles; their placement is left to Ray Tune")
+            logger.warning(
+                "FluidTune: trials of this job ask for several bundles or a certain place; their placement is left to "
+                "Ray Tune"
+            )
             return None
         return cls(controller, scheduler, request)
 
@@ -242,6 +245,10 @@ class TuningJob:
         if len(view.devices) != 1 or len(self.engine.tenants(view.devices[0])) == 1:
             return None
         return LaneTicket(view.need, view.height, view.rung, view.least)
+
+    def has_started(self, trial: str) -> bool:
+        """Whether this driver has started the trial before."""
+        return trial in self._logged
 
     def align_logs(self, run: TrialRun) -> None:
         """Before Tune starts a trial: make its log files hold what was reported, no less and nothing twice."""

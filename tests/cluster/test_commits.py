@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from dataclasses import make_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -17,7 +19,8 @@ import torch
 from pyarrow.fs import LocalFileSystem
 from ray.tune.utils.serialization import TuneFunctionDecoder, TuneFunctionEncoder
 
-from fluidtune.cluster.hosting.commit_stores import commit_path, commit_stores, fingerprint
+from fluidtune.cluster.hosting import commit_stores as storing
+from fluidtune.cluster.hosting.commit_stores import StorageAway, commit_path, commit_stores, fingerprint, kept_commits
 from fluidtune.cluster.hosting.result_replay import CommitNote, ReportedResults
 from fluidtune.elastic import Commit, CommitStore
 
@@ -105,13 +108,104 @@ def test_a_commit_of_the_version_that_called_its_note_otherwise_is_gone_on_from(
         writer = CommitStore(commit_path(storage))
         assert writer.offer(lambda: Commit("trial", "mark", 0, 3, 3, {}, note)) and writer.flush()
     assert module.encode() in Path(commit_path(storage), "commit-0").read_bytes()
-    found = ReportedResults(2, "mark").choose_commit(commit_stores(storage))
+    found = ReportedResults(2, "mark").choose_commit(kept_commits(storage))
     assert found is not None and found.note == CommitNote(3, 1.5, [(3, {"loss": 0.1})])
 
 
 @pytest.mark.parametrize("own", ["today", 12.5, None])
 def test_a_commit_keeps_results_whose_timestamp_is_the_trials_own(own):
     reports = ReportedResults(0, "mark")
-    reports.trainable = SimpleNamespace(iteration=1, _time_total=0.0, training_iteration=1)
+    reports.trainable = SimpleNamespace(
+        iteration=1, _time_total=0.0, training_iteration=1, _timesteps_total=None, _episodes_total=None
+    )
     reports.keep_result({"loss": 0.1, "timestamp": own})
     assert reports.note().results == [(1, {"loss": 0.1, "timestamp": own})]
+
+
+class Failing:
+    """A local file system of which calls fail, before they do anything.
+
+    ``fails``: how many of the next ones. ``only``: of this name; None: of any.
+    """
+
+    def __init__(self, only: str | None = None) -> None:
+        self.fails, self._only = 0, only
+        self.base_fs = LocalFileSystem()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            if self.fails and self._only in (None, name):
+                self.fails -= 1
+                raise OSError("away")
+            return getattr(self.base_fs, name)(*args, **named)
+
+        return call
+
+
+def committed(folder: Path, files: Any, note: Any = None, iteration: int = 3) -> SimpleNamespace:
+    """A trial's storage with a commit."""
+    storage = SimpleNamespace(trial_fs_path=str(folder), storage_filesystem=files)
+    [store] = commit_stores(storage).values()
+    assert store.offer(lambda: Commit("trial", "mark", 0, iteration, iteration, {}, note)) and store.flush()
+    return storage
+
+
+def test_a_storage_that_fails_for_a_moment_is_asked_again(tmp_path, monkeypatch):
+    """docs/bugs.md, 689"""
+    monkeypatch.setattr(storing, "PAUSES_S", (0.0, 0.0))
+    files = Failing()
+    storage = committed(tmp_path, files)
+    for fails in (1, 2):
+        files.fails = fails
+        assert [commit.iteration for commit in kept_commits(storage)] == [3]
+    files.fails = 3
+    with pytest.raises(StorageAway, match="again and again: OSError: away"):
+        kept_commits(storage)
+    files.fails = 2
+    [store] = commit_stores(storage).values()
+    files.fails = 2
+    store.discard()
+    assert kept_commits(storage) == []
+
+
+def test_a_commit_that_cannot_be_unpickled_is_passed_over_and_named(tmp_path, monkeypatch, caplog):
+    """docs/bugs.md, 689. Its leader's note is of a class that the script has no more; a follower's commit is older."""
+    gone = ModuleType("gone")
+    gone.Note = type("Note", (), {"__module__": "gone"})  # type: ignore[attr-defined]
+    with monkeypatch.context() as then:
+        then.setitem(sys.modules, "gone", gone)
+        storage = committed(tmp_path, LocalFileSystem(), gone.Note())
+    heir = CommitStore(f"{commit_path(storage)}/heir-w1")
+    assert heir.offer(lambda: Commit("trial", "mark", 0, 2, 2, {}, CommitNote(2, 1.0, []))) and heir.flush()
+    with caplog.at_level(logging.WARNING):
+        found = ReportedResults(2, "mark").choose_commit(kept_commits(storage))
+    assert found is not None and found.iteration == 2
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said == f"the commit in {commit_path(storage)} cannot be read, and is passed over: " + (
+        "ModuleNotFoundError: No module named 'gone'"
+    )
+
+
+def unfinished(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("step", ["open_output_stream", "move"])
+def test_nothing_is_left_of_a_commit_that_could_not_be_written(tmp_path, step):
+    """docs/bugs.md, 692"""
+    files = Failing(step)
+    storage = SimpleNamespace(trial_fs_path=str(tmp_path), storage_filesystem=files)
+    [store] = commit_stores(storage).values()
+    files.fails = 1
+    store.offer(lambda: Commit("trial", "mark", 0, 3, 3, {}))
+    assert not store.flush() and unfinished(tmp_path) == []
+
+
+def test_what_killed_processes_have_left_of_their_commits_goes_with_the_next_commit(tmp_path):
+    """docs/bugs.md, 692"""
+    folder = tmp_path / ".fluid_commit"
+    folder.mkdir()
+    for left in ("commit-0.17.tmp", "commit-1.18.tmp"):
+        (folder / left).write_bytes(b"half of a comm")
+    committed(tmp_path, LocalFileSystem())
+    assert unfinished(tmp_path) == [] and (folder / "commit-0").exists()

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from ray.tune import Trainable
 
+from fluidtune.cluster.hosting import commit_stores
 from fluidtune.cluster.hosting.leader_host import LeaderHost
 from fluidtune.cluster.hosting.messages import LoadSpec
-from fluidtune.cluster.hosting.result_replay import ReportedResults
+from fluidtune.cluster.hosting.result_replay import CommitNote, ReportedResults
 from fluidtune.elastic import GroupLost
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, set_progress
@@ -33,7 +34,7 @@ class Hosting(LeaderHost):
         self.session: Any = SimpleNamespace(forget_resume=self.forget)
         reports = self.reports = ReportedResults(13, "")
         reports.trainable = self.trainable
-        reports.resume = SimpleNamespace(note=SimpleNamespace(iteration=12, time_total=1.0, results=[]))
+        reports.resume = SimpleNamespace(note=CommitNote(12, 1.0, []))
 
     def restored(self, checkpoint: Any) -> None:
         set_progress(self.trainable, 10, 0.0)
@@ -62,6 +63,23 @@ def test_another_trials_checkpoint_is_a_new_beginning(path: str) -> None:
     assert worker.restore(at(path)) == 10
     assert worker.reports.reported == 10
     assert worker.forgot == 1 and worker.deleted == ["/job/trial_1/.fluid_commit"]
+
+
+def test_the_commits_of_the_state_before_go_though_the_storage_fails_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit_stores, "PAUSES_S", (0.0,))
+    worker = Hosting()
+    files = worker.spec.kwargs["storage"].storage_filesystem
+    delete, failed = files.delete_dir, []
+
+    def fail_once(path: str) -> None:
+        if not failed:
+            failed.append(path)
+            raise OSError("away")
+        delete(path)
+
+    files.delete_dir = fail_once
+    assert worker.restore(at("/job/trial_2/checkpoint_10")) == 10
+    assert worker.deleted == ["/job/trial_1/.fluid_commit"]
 
 
 @pytest.mark.parametrize("flags", [{"repeats": True}, {"own_numbers": True}], ids=str)

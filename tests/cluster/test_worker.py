@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from ray.tune import Trainable
 from ray.tune.trainable import wrap_function
 
 from benchmarks.salus_jobs import service_status
-from fluidtune.cluster.hosting import leader_host
+from fluidtune.cluster.hosting import commit_stores, leader_host
 from fluidtune.cluster.hosting import worker as worker_module
 from fluidtune.cluster.hosting.messages import LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
@@ -29,6 +30,7 @@ from fluidtune.elastic import ElasticSession, Reform, current
 from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.ray_compat.trainable import trainable_module
 from salus_share.seat_table import home
+from tests.cluster.test_commits import Failing
 from tests.contracts.processes import peer_processes, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
@@ -237,6 +239,63 @@ def mended(folder: str) -> None:
 
 def test_what_a_mended_group_does_again_is_not_reported_again(in_a_process: Any) -> None:
     in_a_process(mended)
+
+
+def away(folder: str) -> list[Any]:
+    """What trials do whose storage fails a number of times while they are loaded, by the iterations that Tune knows.
+
+    The last commit is of iteration 2.
+    """
+    train(hosting(folder), 3)
+    commit_stores.PAUSES_S = (0.0, 0.0)
+    found: list[Any] = []
+    for fails, delivered in ((3, 3), (2, 3), (3, 0)):
+        files = Failing()
+        storage = Storage(folder)
+        storage.storage_filesystem = files
+        worker = fresh(folder, "w")
+        leader_host.storage_of = lambda spec, storage=storage: storage
+        files.fails = fails
+        try:
+            worker.load(Counting, LoadSpec("trial", {"config": {}}, delivered=delivered))
+        except commit_stores.StorageAway:
+            found.append("raised")
+            continue
+        [result] = train(worker, 1)
+        found.append((result["training_iteration"], result["steps"], result["iterations_since_restore"]))
+    return found
+
+
+def test_a_storage_that_is_away_while_a_trial_is_loaded_fails_none_that_has_nothing_there(in_a_process: Any) -> None:
+    """docs/bugs.md, 689"""
+    assert in_a_process(away) == ["raised", (4, 4.0, 2), (1, 1.0, 1)]
+
+
+class Stepping(Counting):
+    """It says how many steps and episodes each iteration has had."""
+
+    def step(self) -> dict[str, Any]:
+        return {**super().step(), "timesteps_this_iter": 10, "episodes_this_iter": 2}
+
+
+def totals(folder: str) -> list[tuple[int, int]]:
+    """What Tune counts in an iteration after a commit, and after a recovery in place."""
+    worker = fresh(folder, "w")
+    worker.load(Stepping, LoadSpec("trial", {"config": {}}))
+    train(worker, 3)
+    worker = fresh(folder, "w")
+    worker.load(Stepping, LoadSpec("trial", {"config": {}}, delivered=3))
+    results = train(worker, 2)
+    leader = worker._leader
+    assert leader is not None and leader.reports is not None
+    leader.reports.rewind(replace(leader.reports.note(), iteration=2, timesteps_total=20, episodes_total=4))
+    results += train(worker, 1)
+    return [(result["timesteps_total"], result["episodes_total"]) for result in results]
+
+
+def test_timesteps_and_episodes_are_counted_on_from_a_commit(in_a_process: Any) -> None:
+    """docs/bugs.md, 691"""
+    assert in_a_process(totals) == [(40, 8), (50, 10), (60, 12)]
 
 
 def leading(folder: str) -> Any:
@@ -564,6 +623,29 @@ def test_a_class_that_can_be_reset_stays_in_its_process_where_that_is_asked_for(
     told = in_a_process(kept_between_trials)
     # The reset to 3 is refused, and that to 4 too: these trials get an object of their own.
     assert told == ["read", "reset", "reset", "cleanup 3", "read", "reset", "cleanup 4", "read", "cleanup 4"]
+
+
+class Unwilling(Keeping):
+    """It cannot be reset."""
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        raise ValueError("no second trial")
+
+
+def kept_for_one_trial(folder: str) -> list[str]:
+    worker = fresh(folder, "w")
+    older = "logger_creator" in inspect.signature(Trainable.__init__).parameters
+    more = {"logger_creator": lambda config: NoLogger(folder)} if older else {}
+    assert worker.load(Unwilling, LoadSpec("trial", {"config": {"x": 1}, **more})) is None
+    assert worker.unload(keep=True) is None
+    with pytest.raises(ValueError, match="no second trial"):
+        worker.load(Unwilling, LoadSpec("trial", {"config": {"x": 2}, **more}))
+    return Keeping.told
+
+
+def test_an_object_whose_reset_raises_is_cleaned_up(in_a_process: Any) -> None:
+    """docs/bugs.md, 693"""
+    assert in_a_process(kept_for_one_trial) == ["read", "cleanup 1"]
 
 
 def unload_from_a_lane(folder: str) -> tuple[bool, str | None]:

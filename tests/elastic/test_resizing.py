@@ -32,6 +32,11 @@ def test_what_learns_and_gradients_that_await_a_step_come_along(pool, widths):
     same(run(pool, trials.unfreezing, {}, widths), *trials.plain(trials.unfreezing, {}))
 
 
+def test_a_parameter_of_integers_comes_along(pool):
+    """docs/bugs.md, 690"""
+    same(run(pool, trials.permuted, {}, (2, 1, 2)), *trials.plain(trials.permuted, {}))
+
+
 def test_at_width_one_it_is_plain_torch_bit_for_bit(pool):
     for trial in (trials.mlp, trials.normed):
         (reports, [weights]), plain = run(pool, trial, {}, (1, 1, 1)), trials.plain(trial, {})

@@ -89,6 +89,32 @@ def normed(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     return dict(model.state_dict())
 
 
+class Permuted(nn.Module):
+    """Its columns come in an order that is a parameter of integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = nn.Parameter(torch.arange(6).flip(0), requires_grad=False)
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layers(x[:, self.order])
+
+
+def permuted(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
+    """The order of a joiner's columns is another one until it has got the leader's."""
+    torch.manual_seed(config.get("seed", 1))
+    model = Permuted()
+    if Hosted.now is not None and not Hosted.now.session.leader:
+        model.order.data = torch.arange(6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = DataLoader(data(51), batch_size=16, shuffle=True)
+    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
+    for _ in elastic.epochs(0, config.get("stop", 4)):
+        report(one_epoch(model, optimizer, loader))
+    return dict(model.state_dict())
+
+
 def unfreezing(config: dict[str, Any], report: Report) -> dict[str, torch.Tensor]:
     """Its first layer learns from the second turn on, and a step takes five batches, of which a turn has four."""
     torch.manual_seed(config.get("seed", 1))

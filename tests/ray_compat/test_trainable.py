@@ -28,6 +28,9 @@ def test_a_trainable_counts_on_from_what_it_is_given() -> None:
     assert (trainable.iteration, compat.time_total(trainable)) == (7, 2.5)
     compat.set_iteration(trainable, 9)
     assert (trainable.iteration, compat.time_total(trainable)) == (9, 2.5)
+    assert compat.own_totals(trainable) == (None, None)
+    compat.set_progress(trainable, 9, 2.5, 300, 4)
+    assert compat.own_totals(trainable) == (300, 4)
 
 
 def test_a_followers_session_is_muted(monkeypatch: pytest.MonkeyPatch) -> None:

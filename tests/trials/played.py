@@ -19,6 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ray.exceptions import RayActorError
+from ray.tune import PlacementGroupFactory
 from ray.tune.trainable import FunctionTrainable
 
 import fluidtune.tune
@@ -380,7 +381,7 @@ class Play:
     def begin(self) -> None:
         """Tune makes its trials, and asks for the actors of all of them."""
         for trial in self.trials.values():
-            request = SimpleNamespace(bundles=[{self.resource: trial.share}], head_bundle_is_empty=False)
+            request = PlacementGroupFactory([{self.resource: trial.share}])
             cls = Stepper if trial.kind == "class" else Function
             trial.tune = TunesTrial(
                 trial_id=trial.name,

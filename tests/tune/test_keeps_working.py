@@ -7,13 +7,15 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ray import tune
 from ray.tune import CheckpointConfig, FailureConfig, RunConfig, Stopper, TuneConfig
-from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, HyperBandScheduler
 
 import fluidtune
 from fluidtune import FluidScheduler
@@ -122,6 +124,48 @@ def test_a_trial_that_cannot_be_exported_fails_alone(tmp_path: Path) -> None:
         executor=CPUS,
     )
     assert [trial.status for trial in analysis.trials] == ["TERMINATED", "ERROR"]
+
+
+class Exported(NotExported):
+    """It trains for a while, and its model is a file."""
+
+    def step(self) -> dict[str, Any]:
+        time.sleep(0.3 if self.config["x"] else 0.01)
+        return super().step()
+
+    def export_model(self, export_formats: Any, export_dir: Any = None) -> Any:
+        Path(self.config["folder"], f"model-{self.config['x']}").write_text(str(self.iteration))
+        return {}
+
+
+class StopsOthers(FIFOScheduler):
+    """The second result of trial 0 stops all others that run."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        if trial.config["x"] == 0 and result["training_iteration"] >= 2:
+            for other in tune_controller.get_trials():
+                if other is not trial and other.status == Trial.RUNNING:
+                    tune_controller.stop_trial(other)
+        return super().on_trial_result(tune_controller, trial, result)
+
+
+def test_a_scheduler_may_stop_another_trial_whose_model_is_exported(tmp_path: Path) -> None:
+    """docs/bugs.md, 694"""
+    analysis = fluidtune.run(
+        Exported,
+        config={"x": tune.grid_search([0, 1]), "folder": str(tmp_path)},
+        scheduler=StopsOthers(),
+        stop={"training_iteration": 300},
+        export_formats=["model"],
+        raise_on_failed_trial=False,
+        storage_path=str(tmp_path / "runs"),
+        metric="score",
+        mode="max",
+        verbose=0,
+        executor=CPUS,
+    )
+    assert [trial.status for trial in analysis.trials] == ["TERMINATED", "TERMINATED"]
+    assert 0 < int((tmp_path / "model-1").read_text()) < 300 == int((tmp_path / "model-0").read_text())
 
 
 def talking(config: dict[str, Any]) -> None:

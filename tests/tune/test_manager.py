@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections import deque
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
+from ray.tune import PlacementGroupFactory
+from ray.util import placement_group
 
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import Layout
@@ -30,7 +33,8 @@ from fluidtune.trials import messages as life
 from fluidtune.trials.life import SeenResults
 from fluidtune.tune import final_report, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
-from fluidtune.tune.trial_run import TrialRun
+from fluidtune.tune.trial_registry import is_one_bundle
+from fluidtune.tune.trial_run import PROGRESS, TrialRun, keep_progress
 from fluidtune.tune.trial_shell import CHECK, LATE_S, TrialShell
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import book, resize
@@ -127,11 +131,64 @@ def test_a_checkpoint_that_came_with_its_result_is_not_asked_for(tried: Tried) -
     assert asked_to_save(tried, run, told)[2:] == ["save"], "a second checkpoint is an object of its own"
 
 
+def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tried) -> None:
+    """docs/bugs.md, 49. The driver before had it restored and heard results; then it died."""
+    saved = SimpleNamespace(checkpoint=SimpleNamespace(path="/runs/donor/checkpoint_3"), metrics={})
+    trial: Any = SimpleNamespace(run_metadata=SimpleNamespace(), num_failures=0, latest_checkpoint_result=saved)
+    keep_progress(trial, {"delivered": 7, "results": 7, "own_numbers": False})
+    known = getattr(trial.run_metadata, PROGRESS)
+    other = SimpleNamespace(checkpoint=SimpleNamespace(path="/runs/donor/checkpoint_4"), metrics={})
+
+    def restored(name: str, checkpoint: Any) -> tuple[Any, ...]:
+        run = tried.placed(1.0, name=name, progress=known)
+        tried.manager.schedule_actor_task(run.tracked, "restore", (checkpoint,))
+        args: tuple[Any, ...] = leader_of(run).actor.args[-1]
+        tried.manager.remove_actor(run.tracked)
+        tried.manager._advance()
+        return args
+
+    assert restored("a", saved) == (saved, True)
+    assert restored("b", other) == (other,), "the algorithm has given it another one since"
+    assert restored("a", saved) == (saved,), "under the same driver it is given that one again"
+
+
 def test_an_algorithm_that_waits_for_checkpoints_gets_a_future(tried: Tried) -> None:
     tried.job.waits_for_checkpoints = True
     run, _ = reported(tried, saved="first")
     future = tried.manager.schedule_actor_task(run.tracked, "save", _return_future=True)
     assert future is not None and leader_of(run).actor.called[2:] == ["save"]
+
+
+def test_a_trial_that_is_stopped_while_it_trains_is_exported_after_its_iteration(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/bugs.md, 694. A scheduler stops another trial than the one whose result it is told."""
+    run = tried.placed(1.0)
+    told: list[str] = []
+
+    def train_on(*args: Any) -> None:
+        reply = IterationReply({"training_iteration": 1}, "plain", 1.0, 1)
+        tried.answered(run, reply if leader_of(run).actor.called[-1] == "train" else ["model"])
+
+    monkeypatch.setattr(tried.manager._calls, "wait_for_one", train_on)
+    monkeypatch.setattr(tried.manager._calls, "resolve_call", train_on)
+    schedule = tried.manager.schedule_actor_task
+    schedule(run.tracked, "train", on_result=lambda *args: told.append("trained"))
+    exported = lambda tracked, value: told.append(value)  # noqa: E731
+    future = schedule(run.tracked, "export_model", (["model"],), on_result=exported, _return_future=True)
+    assert leader_of(run).actor.called == ["load", "train"]
+    tried.manager.resolve_future(future)
+    assert leader_of(run).actor.called == ["load", "train", "export_model"] and told == [["model"]]
+
+
+def test_nothing_waits_for_a_trial_without_devices_to_be_exported(tried: Tried) -> None:
+    run = tried.placed(1.0)
+    schedule = tried.manager.schedule_actor_task
+    schedule(run.tracked, "train")
+    future = schedule(run.tracked, "export_model", (["model"],), _return_future=True)
+    tried.answered(run, ValueError("as ordered"))
+    with pytest.raises(FluidTuneError, match="before it was exported"):
+        tried.manager.resolve_future(future)
 
 
 def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None:
@@ -289,12 +346,12 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
     """Also where it asked for less when Tune made it: a ResourceChangingScheduler. docs/bugs.md, 659"""
     trial: Any = SimpleNamespace(
         trial_id="b",
-        placement_group_factory=SimpleNamespace(bundles=[{"GPU": 1.0}], head_bundle_is_empty=False),
+        placement_group_factory=PlacementGroupFactory([{"GPU": 1.0}]),
         max_failures=-1,
         trainable_name="t",
     )
     tried.manager.note_trial(trial)
-    trial.placement_group_factory = SimpleNamespace(bundles=bundles, head_bundle_is_empty=False)
+    trial.placement_group_factory = PlacementGroupFactory(bundles)
     tracked = tried.manager.add_actor(
         None,
         {"config": {TRIAL_INFO: trial}},
@@ -308,7 +365,7 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
 
 def test_a_later_trial_that_no_node_can_hold_is_refused(tried: Tried) -> None:
     """Devices that are held from the start to the end, one on each of two nodes. docs/bugs.md, 650"""
-    request = SimpleNamespace(bundles=[{"GPU": 2.0}], head_bundle_is_empty=False)
+    request = PlacementGroupFactory([{"GPU": 2.0}])
     trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, trainable_name="t")
     tried.job.trials.check_request(trial)
     tried.job.trials._setup = replace(tried.job.setup, on_one_node=1)
@@ -333,11 +390,34 @@ def test_how_many_devices_one_node_has_is_known_where_none_come(
 
 def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/bugs.md, 215. Newer Rays have no such mode."""
-    request = SimpleNamespace(bundles=[{"GPU": 1.0}], head_bundle_is_empty=False)
+    request = PlacementGroupFactory([{"GPU": 1.0}])
     trial: Any = SimpleNamespace(placement_group_factory=request)
     assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is not None
     monkeypatch.setattr(tuning_job, "in_local_mode", lambda: True)
     assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is None
+
+
+SELECTS = "bundle_label_selector" in inspect.signature(placement_group).parameters
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_one"),
+    [
+        (PlacementGroupFactory([{"GPU": 1}]), True),
+        (PlacementGroupFactory([{"GPU": 1, "CPU": 0}], strategy="SPREAD"), True),
+        (PlacementGroupFactory([{}, {"GPU": 1}]), False),
+        (PlacementGroupFactory([{"GPU": 1}, {"GPU": 1}]), False),
+        (PlacementGroupFactory([{"GPU": 1}], "PACK", "a name"), False),
+        pytest.param(
+            SELECTS and PlacementGroupFactory([{"GPU": 1}], bundle_label_selector=[{"zone": "a"}]),
+            False,
+            marks=pytest.mark.skipif(not SELECTS, reason="this Ray selects no nodes by labels"),
+        ),
+    ],
+)
+def test_a_request_that_says_more_than_one_bundle_is_for_ray(request_: PlacementGroupFactory, is_one: bool) -> None:
+    """docs/bugs.md, 695"""
+    assert is_one_bundle(request_) is is_one
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
@@ -346,7 +426,7 @@ def test_a_later_trial_of_several_bundles_is_left_to_ray_by_a_job_on_demand(trie
     rays: Any = SimpleNamespace(_live_actors_to_ray_actors_resources={})
     tried.manager.stand_before(rays)
     tried.job.trials._scheduler.executor = FluidExecutor(reserve=not on_demand)
-    request = SimpleNamespace(bundles=[{"GPU": 1.0}, {"GPU": 1.0}], head_bundle_is_empty=False)
+    request = PlacementGroupFactory([{"GPU": 1.0}, {"GPU": 1.0}])
     trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, max_failures=-1)
     tried.manager.note_trial(trial)
     assert tried.manager.hosts("b") is not on_demand

@@ -25,6 +25,7 @@ class Driver:
 
     def __init__(self, seconds: float, storing: Callable[[float], float | None], monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(result_replay, "time_total", lambda trainable: 0.0)
+        monkeypatch.setattr(result_replay, "own_totals", lambda trainable: (None, None))
         self.now, self.delivered, self.saves = 0.0, 0, 0
         self.in_storage = 0
         self._seconds, self._storing = seconds, storing
@@ -44,7 +45,7 @@ class Driver:
         if self._on_its_way is not None and self._on_its_way[0] <= self.now:
             self._bring()
         after = ReportedResults(self.in_storage, "mark")
-        assert after.choose_commit([SimpleNamespace(load=lambda: commit)]) is commit  # type: ignore[list-item]
+        assert after.choose_commit([commit]) is commit
         self.delivered = self.trainable.iteration
         self.pace.result_reported("trial")
         if self.pace.is_due():

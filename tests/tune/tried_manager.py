@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.tune import PlacementGroupFactory
 from ray.tune.trainable import FunctionTrainable
 
 from benchmarks.stand_in_tune import standing_alone
@@ -20,7 +21,7 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.trials import messages as life
 from fluidtune.tune import worker_answers
 from fluidtune.tune.manager import FluidActorManager
-from fluidtune.tune.trial_run import TrialRun
+from fluidtune.tune.trial_run import PROGRESS, TrialRun
 
 
 class Actor:
@@ -158,9 +159,13 @@ class Tried:
         loaded: bool = True,
         name: str = "a",
         params: dict[str, Any] | None = None,
+        progress: dict[str, Any] | None = None,
     ) -> TrialRun:
-        """A trial of this share, loaded into a worker; or that worker loads it. ``params``: its hyperparameters."""
-        request = SimpleNamespace(bundles=[{"GPU": share}], head_bundle_is_empty=False)
+        """A trial of this share, loaded into a worker; or that worker loads it. ``params``: its hyperparameters.
+
+        ``progress``: what the driver before has kept with it.
+        """
+        request = PlacementGroupFactory([{"GPU": share}])
         trial: Any = SimpleNamespace(
             trial_id=name,
             last_result={},
@@ -173,7 +178,7 @@ class Tried:
             checkpoint=None,
             checkpoint_freq=0,
             latest_checkpoint_result=None,
-            run_metadata=SimpleNamespace(),
+            run_metadata=SimpleNamespace(**({} if progress is None else {PROGRESS: progress})),
             num_failures=0,
             set_ray_actor=lambda actor: None,
         )

@@ -1,27 +1,74 @@
-"""Where a trial's commits are: in its own directory of Tune's storage, which may be a local path, S3 or other."""
+"""Where a trial's commits are: in its own directory of Tune's storage, which may be a local path, S3 or other.
+
+A storage may be out of reach for a moment. Before a trial goes on it is asked again a few times; what it then still
+raises is a `StorageAway`, so that a commit that cannot be read and one that makes no sense are told apart.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyarrow.fs import FileSelector, FileType
 from ray import cloudpickle
 from ray.tune.utils.serialization import TuneFunctionEncoder
 
 from fluidtune.cluster.hosting.result_replay import MOVED_NAMES
+from fluidtune.error_lines import failure
 
 if TYPE_CHECKING:
-    from fluidtune.elastic import CommitStore
+    from fluidtune.elastic import Commit, CommitStore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Seconds to wait before the storage is asked for the same again. Judgement: a file server that starts again, or an
+#: object store that has too much to do, answers within some seconds; a trial with devices does not wait much longer.
+PAUSES_S = (0.5, 2.0, 5.0)
+
+#: The end of the name of a file that is being written.
+_UNFINISHED = ".tmp"
+
+
+class StorageAway(Exception):
+    """Tune's storage does not do what a trial needs before it goes on."""
+
+
+def insist(call: Callable[[], T]) -> T:
+    """Return what ``call`` returns, which asks the storage for something; after an error it is called again.
+
+    Raises:
+        FileNotFoundError: the storage says that there is no such file or folder.
+        StorageAway: it raised something else each time.
+    """
+    pauses = iter(PAUSES_S)
+    while True:
+        try:
+            return call()
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
+            pause = next(pauses, None)
+            if pause is None:
+                raise StorageAway(f"the run's storage fails again and again: {failure(error)}") from error
+            time.sleep(pause)
 
 
 class _StorageFiles:
-    """The files of Tune's storage; see `fluidtune.elastic.Files`."""
+    """The files of Tune's storage; see `fluidtune.elastic.Files`.
+
+    It insists where a trial would else go on from the wrong state. A commit that is not written is none of these: the
+    next one is tried.
+    """
 
     def __init__(self, storage: Any):
         self._fs = storage.storage_filesystem
@@ -29,22 +76,47 @@ class _StorageFiles:
         self._local = base.type_name == "local"
 
     def write_bytes(self, path: str, data: bytes) -> None:
-        self._fs.create_dir(os.path.dirname(path))
-        # A rename is atomic on a local disk; an object store shows an object only when it is whole.
-        target = f"{path}.{os.getpid()}.tmp" if self._local else path
-        with self._fs.open_output_stream(target) as stream:
+        if data:
+            self._write(path, data)
+        else:  # a commit is discarded, so that nobody goes on from it
+            insist(lambda: self._write(path, data))
+
+    def _write(self, path: str, data: bytes) -> None:
+        folder = os.path.dirname(path)
+        self._fs.create_dir(folder)
+        if not self._local:  # an object store shows an object only when it is whole
+            self._put(path, data)
+            return
+        for left in self._fs.get_file_info(FileSelector(folder)):
+            if left.path.endswith(_UNFINISHED):  # of a process that was killed: one process uses a folder
+                self._drop(left.path)
+        target = f"{path}.{os.getpid()}{_UNFINISHED}"
+        try:
+            self._put(target, data)
+            self._fs.move(target, path)  # atomic on a local disk
+        except BaseException:
+            self._drop(target)  # on a full disk it holds what was left
+            raise
+
+    def _put(self, path: str, data: bytes) -> None:
+        with self._fs.open_output_stream(path) as stream:
             stream.write(data)
-        if target != path:
-            self._fs.move(target, path)
+
+    def _drop(self, path: str) -> None:
+        with contextlib.suppress(Exception):
+            self._fs.delete_file(path)
 
     def folders(self, path: str) -> list[str]:
         """The paths of the folders in a folder; none if it is not there."""
-        infos = self._fs.get_file_info(FileSelector(path, allow_not_found=True))
+        infos = insist(lambda: self._fs.get_file_info(FileSelector(path, allow_not_found=True)))
         return [info.path for info in infos if info.type == FileType.Directory]
 
     def read_bytes(self, path: str) -> bytes:
-        with self._fs.open_input_stream(path) as stream:
-            return stream.readall()
+        def read() -> bytes:
+            with self._fs.open_input_stream(path) as stream:
+                return stream.readall()
+
+        return insist(read)
 
 
 def commit_path(storage: Any) -> str:
@@ -88,18 +160,45 @@ def fingerprint(config: dict[str, Any]) -> str:
     return hashlib.sha1(data).hexdigest()
 
 
-def commit_stores(storage: Any) -> list[CommitStore]:
-    """The store of the trial's leader, then those of all followers that have ever outlived their leader."""
-    from fluidtune.elastic import CommitStore
+def leader_commit_store(storage: Any) -> CommitStore:
+    """Where a trial's leader commits."""
+    return _store(commit_path(storage), _StorageFiles(storage))
 
+
+def commit_stores(storage: Any) -> dict[str, CommitStore]:
+    """By its folder, the store of the trial's leader, and of each follower that has ever outlived its leader."""
     files, own = _StorageFiles(storage), commit_path(storage)
-    paths = (own, *files.folders(own))
-    return [CommitStore(path, files=files, pickling=cloudpickle, moved=MOVED_NAMES) for path in paths]
+    return {path: _store(path, files) for path in (own, *files.folders(own))}
+
+
+def kept_commits(storage: Any) -> list[Commit]:
+    """The newest commits of the trial: its leader's, and those of followers that have outlived it.
+
+    One that cannot be unpickled, because the script has no such class any more, is passed over.
+
+    Raises:
+        StorageAway: it is not known which commits there are.
+    """
+    found = []
+    for folder, store in commit_stores(storage).items():
+        try:
+            commit = store.load()
+        except (StorageAway, MemoryError):
+            raise
+        except Exception as error:
+            log.warning("the commit in %s cannot be read, and is passed over: %s", folder, failure(error))
+            continue
+        if commit is not None:
+            found.append(commit)
+    return found
 
 
 def follower_commit_store(storage: Any, worker: str) -> CommitStore:
     """Where a follower commits in place of a leader that died."""
+    return _store(os.path.join(commit_path(storage), f"heir-{worker}"), _StorageFiles(storage))
+
+
+def _store(folder: str, files: _StorageFiles) -> CommitStore:
     from fluidtune.elastic import CommitStore
 
-    folder = os.path.join(commit_path(storage), f"heir-{worker}")
-    return CommitStore(folder, files=_StorageFiles(storage), pickling=cloudpickle)
+    return CommitStore(folder, files=files, pickling=cloudpickle, moved=MOVED_NAMES)

@@ -7,6 +7,7 @@ already seen, without reporting it again (`result_replay`). And an elastic loop 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Mapping
@@ -19,7 +20,14 @@ from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
 from fluidtune.cluster.cleaning.open_runs import end_mlflow_runs
-from fluidtune.cluster.hosting.commit_stores import commit_stores, delete_commits, fingerprint
+from fluidtune.cluster.hosting.commit_stores import (
+    StorageAway,
+    delete_commits,
+    fingerprint,
+    insist,
+    kept_commits,
+    leader_commit_store,
+)
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.hosting.result_replay import ReportedResults, without_results
 from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
@@ -38,8 +46,10 @@ from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
     from fluidtune.cluster.sharing.mps import MpsFound
-    from fluidtune.elastic import LeaderSession
+    from fluidtune.elastic import Commit, LeaderSession
     from fluidtune.engine.messages import Kind
+
+log = logging.getLogger(__name__)
 
 
 def can_stay(trainable: Trainable) -> bool:
@@ -66,15 +76,20 @@ class KeptTrainable:
     def reset_for(self, trainable_cls: type[Trainable], kwargs: dict[str, Any]) -> Trainable | None:
         """The kept trainable, reset for a trial with these arguments of its constructor.
 
-        None: there is none of this class, or its ``reset_config`` returned False. It is stopped then. (Stock Ray Tune
-        fails the trial if ``reset_config`` returns False.)
+        None: there is none of this class, or its ``reset_config`` returned False. It is stopped then, and where its
+        ``reset_config`` raises. (Stock Ray Tune fails the trial if ``reset_config`` returns False.)
         """
         kept, self._kept = self._kept, None
         if kept is None:
             return None
         others = {name: value for name, value in kwargs.items() if name != "config"}
-        if type(kept) is trainable_cls and kept.reset(dict(kwargs["config"]), **others):
-            return kept
+        try:
+            if type(kept) is trainable_cls and kept.reset(dict(kwargs["config"]), **others):
+                return kept
+        except Exception:
+            with contextlib.suppress(Exception):  # what was raised first says more
+                kept.stop()
+            raise
         kept.stop()
         return None
 
@@ -124,15 +139,14 @@ class LeaderHost:
         reports = self.reports = ReportedResults(spec.delivered, mark, spec.repeats, spec.own_numbers)
         self._has_checkpoint = overrides_checkpointing(trainable_cls)
         storage = storage_of(spec)
-        stores = [] if storage is None else commit_stores(storage)
-        resume = reports.choose_commit(stores)
+        resume = None if storage is None else reports.choose_commit(self._kept_commits(storage))
         streams = spec.streams if resume is None else resume.streams
         if streams is not None:
             restore_streams(streams)
         self.session = leader_session(
             spec,
             self._worker,
-            commits=stores[0] if stores else None,
+            commits=None if storage is None else leader_commit_store(storage),
             resume=resume,
             streams=capture_streams(),
             fingerprint=mark,
@@ -160,6 +174,20 @@ class LeaderHost:
             ray_trainable.after_function(end_runs)
         reports.begin()
         return None
+
+    def _kept_commits(self, storage: Any) -> list[Commit]:
+        """The trial's commits. A trial of which Tune has seen no iteration begins without them, if it cannot read them.
+
+        Raises:
+            StorageAway: it cannot read them, and Tune has seen an iteration.
+        """
+        try:
+            return kept_commits(storage)
+        except StorageAway as error:
+            if self.spec.delivered:
+                raise
+            log.warning("trial %s begins without a commit, should it have one: %s", self.spec.trial, error)
+            return []
 
     def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
         """Run up to the next iteration that Tune has not seen, and return its result.
@@ -320,7 +348,7 @@ class LeaderHost:
         if not again and not own:
             session.forget_resume()
             if reports.state_replaced():
-                delete_commits(spec.kwargs["storage"])
+                insist(lambda: delete_commits(spec.kwargs["storage"]))
         elif reports.checkpoint_restored():
             session.prefer_checkpoint()
         return reports.reported

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, set_progress, time_total
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, own_totals, set_progress, time_total
 
 if TYPE_CHECKING:
     from ray.tune import Trainable
 
-    from fluidtune.elastic import Commit, CommitStore
+    from fluidtune.elastic import Commit
 
 #: A commit keeps the results that Tune's state in the run's storage has not, for a driver that dies; at most this many,
 #: for a storage that takes no state. Else there are some hundred (`fluidtune.tune.snapshot_pace`). Judgement: some MB.
@@ -37,11 +37,15 @@ class CommitNote:
     """What a commit keeps for the next worker.
 
     ``iteration``: iterations reported. ``time_total``: seconds trained. ``results``: the latest (iteration, result).
+    ``timesteps_total``, ``episodes_total``: Tune's sums of what the trial says of each iteration; None: it says
+    nothing, or an older version has written the commit.
     """
 
     iteration: int
     time_total: float
     results: list[tuple[int, dict[str, Any]]]
+    timesteps_total: Any = None
+    episodes_total: Any = None
 
 
 def without_results(note: CommitNote) -> CommitNote:
@@ -104,18 +108,19 @@ class ReportedResults:
     def note(self) -> CommitNote:
         """What every commit contains of the results."""
         assert self.trainable is not None
-        return CommitNote(self.trainable.iteration, time_total(self.trainable), list(self._recent))
+        seconds, recent = time_total(self.trainable), list(self._recent)
+        return CommitNote(self.trainable.iteration, seconds, recent, *own_totals(self.trainable))
 
     def rewind(self, note: CommitNote) -> None:
         """The loop has gone back to the iteration of this note; results that it repeats are not reported again."""
         assert self.trainable is not None
-        set_progress(self.trainable, note.iteration, note.time_total)
+        set_progress(self.trainable, note.iteration, note.time_total, note.timesteps_total, note.episodes_total)
 
     # --- after a loss
 
-    def choose_commit(self, stores: Iterable[CommitStore]) -> Commit | None:
+    def choose_commit(self, kept: Iterable[Commit]) -> Commit | None:
         """The commit to go on from, None: no usable one. It is the leader's, or that of a follower that outlived it."""
-        found = [commit for store in stores if (commit := store.load()) is not None and self._usable(commit)]
+        found = [commit for commit in kept if self._usable(commit)]
         self.resume = max(found, key=lambda commit: commit.iteration, default=None)
         return self.resume
 

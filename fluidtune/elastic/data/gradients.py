@@ -58,13 +58,20 @@ class GradientReducer:
             self.watch(parameter)
 
     def watch(self, parameter: torch.Tensor) -> bool:
-        """Watch one parameter; False if it is watched already."""
+        """Watch one parameter; False if it is watched already.
+
+        One that cannot learn is state of the trial and nothing else: torch lets no integers learn, nor anything that
+        was made in inference mode.
+        """
         if id(parameter) in self._known:
             return False
         self._known.add(id(parameter))
         self.parameters.append(parameter)
         frozen = not parameter.requires_grad
-        parameter.requires_grad_(True)  # a hook can only be put on one that is not frozen, and stays
+        try:
+            parameter.requires_grad_(True)  # a hook can only be put on one that is not frozen, and stays
+        except RuntimeError:
+            return True
         parameter.register_post_accumulate_grad_hook(self._on_gradient)
         parameter.requires_grad_(not frozen)
         return True
