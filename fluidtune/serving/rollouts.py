@@ -16,6 +16,7 @@ from typing import Any
 from ray import cloudpickle
 
 from fluidtune.ray_compat import kept_state
+from fluidtune.serving.held_checkpoints import HeldCheckpoints
 from fluidtune.serving.inference_protocol import Interface
 from fluidtune.serving.intake import largest_body
 from fluidtune.serving.model_process import Loading, Samples
@@ -77,6 +78,7 @@ class Rollouts:
         self._setting, self._tell_log = setting, tell
         first = setting.loading.trials[0]
         self.service = Service(Version(1, first.name, setting.run, first, "serving"))
+        self._checkpoints = HeldCheckpoints(setting.run, first)
         #: Of each model of the server, by its key: what the front knows of it.
         self.answering: dict[str, Answering] = {}
         self._before: Version | None = None
@@ -100,6 +102,8 @@ class Rollouts:
             service: Service = cloudpickle.loads(kept)
             self.service, self._before = replace(service, other=None), service.other
             self._say(service.serving)
+        await self._checkpoints.begin()
+        await self._let_go(self._before)
 
     def begin(self, server: AsyncServer, watch: Watch) -> None:
         """The server answers, with the serving version."""
@@ -114,6 +118,7 @@ class Rollouts:
             if task is not None:
                 task.cancel()
         await asyncio.to_thread(kept_state.forget, kept_state.own_name())
+        await self._checkpoints.keep(())
 
     def device(
         self, make: Callable[[Loading, Mapping[str, Any]], RemoteDevice], resources: Mapping[str, Any]
@@ -154,7 +159,8 @@ class Rollouts:
             raise ServeError("the service does not answer yet; fluidtune serve status says what it waits for")
         if self.service.other is None:  # Else the kept version goes first.
             await self._check_memory()
-        self._tell(event)
+        winner = await self._checkpoints.hold(winner)
+        self._tell(replace(event, what=winner))
         assert self.service.other is not None
         return self.service.other.number
 
@@ -345,6 +351,11 @@ class Rollouts:
         async with self._keeping:
             if self.service.phase != "loading":
                 await asyncio.to_thread(kept_state.keep, kept_state.own_name(), cloudpickle.dumps(self.service))
+                await self._let_go(self.service.other)
+
+    async def _let_go(self, other: Version | None) -> None:
+        """Remove the copies of checkpoints that are of neither the serving version nor this one."""
+        await self._checkpoints.keep(one.what for one in (self.service.serving, other) if one is not None)
 
     # What status shows.
 

@@ -24,7 +24,8 @@ class Winner:
     """A trial that is served: its id, its latest checkpoint, its config, and its last value of the metric.
 
     Of several models in one service: the model's name in place of the id. load: its own pickled function; empty: that
-    of the service. mark: of its files when they were placed (`mark_of`); empty: they may change.
+    of the service. mark: of its files when they were placed (`mark_of`); empty: they may change. goes_on: the trial may
+    go on, and its search then deletes the checkpoint (`held_checkpoints`).
     """
 
     name: str
@@ -33,6 +34,7 @@ class Winner:
     value: float | None
     load: bytes = b""
     mark: str = ""
+    goes_on: bool = False
 
 
 def mark_of(directory: str) -> str:
@@ -144,4 +146,5 @@ def _logged(where: str) -> tuple[str | None, str | None]:
 
 
 def _winner(trial: Trial, value: float | None) -> Winner:
-    return Winner(trial.trial_id, trial.checkpoint, dict(trial.config), value)
+    goes_on = trial.status != Trial.TERMINATED
+    return Winner(trial.trial_id, trial.checkpoint, dict(trial.config), value, goes_on=goes_on)
