@@ -6,8 +6,9 @@
 `accelerators`: a process' GPUs, cores. `worker_program`: what Ray runs as a worker. `ownership`: what this process has
 created in Ray. `descent`: what an actor has, and that in turn. `train_runs`: where workers of Ray Train start.
 `job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `whole_files`: how a run's files get into
-its storage. This package decides nothing and imports no other room but `errors`. ``python -m tools.ray_boundary`` fails
-when code elsewhere reaches past Ray's public API; what Ray marks as PublicAPI or DeveloperAPI counts as public.
+its storage. `run_state`: the trials of a run, read from its storage. This package decides nothing and imports no other
+room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray
+marks as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
 this package uses something that has no entry.
@@ -127,6 +128,11 @@ A run of Ray Train V2 inside a trial (`train_runs`, `ownership`):
 - ``worker_group.placement_group``, ``worker_group.PlacementGroupSchedulingStrategy``: what the controller calls to make
   the group, and to place a worker in it.
 - ``ScalingConfig._resources_per_worker_not_none``: what each worker asks for, with Ray Train's defaults.
+
+The trials of a run (`run_state`):
+
+- ``ExperimentAnalysis._fetch_trial_dataframes``: replaced, because the constructor reads all results of all trials by
+  it, into tables that only other methods use.
 
 The cluster (`cluster_state`):
 

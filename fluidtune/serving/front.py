@@ -59,7 +59,7 @@ from fluidtune.serving.served_devices import Measured, OwnDevices, ServedDevices
 from fluidtune.serving.setting import Setting
 from fluidtune.serving.staged_devices import StagedDevice
 from fluidtune.serving.versioned_device import VersionedDevice
-from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, exposition
+from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, demand, exposition
 from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, timeout_s
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.errors import Refused, ServeError
@@ -557,8 +557,8 @@ class Front:
         return options
 
     def _offered(self) -> dict[str, int]:
-        """The requests to each model so far."""
-        return {name: sum(self._books.requests(name).values()) for name in self._names}
+        """As `watching.demand`, of all so far."""
+        return demand(self._books.total())
 
     def _tell_start(self) -> None:
         setting = self._setting

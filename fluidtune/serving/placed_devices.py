@@ -62,7 +62,7 @@ DRAIN_S = 0.005
 class PlacedDevices:
     """See the module. own: the devices, which begin without a model. tell: is called with an event and its fields.
 
-    offered: the requests to each model so far, whatever has become of them. Implements `ServedDevices`.
+    offered: the requests to each model so far, as `watching.demand` counts them. Implements `ServedDevices`.
     """
 
     waits = trouble = ""

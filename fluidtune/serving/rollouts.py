@@ -9,13 +9,14 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import cloudpickle
 
 from fluidtune.ray_compat import kept_state
+from fluidtune.serving.held_checkpoints import HeldCheckpoints
 from fluidtune.serving.inference_protocol import Interface
 from fluidtune.serving.intake import largest_body
 from fluidtune.serving.model_process import Loading, Samples
@@ -43,6 +44,7 @@ from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile, check_slo
 from symphony_serve.shell.async_server import AsyncServer
+from symphony_serve.shell.device import Waited
 from symphony_serve.shell.measuring import measure_profile
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,7 @@ class Rollouts:
         self._setting, self._tell_log = setting, tell
         first = setting.loading.trials[0]
         self.service = Service(Version(1, first.name, setting.run, first, "serving"))
+        self._checkpoints = HeldCheckpoints(setting.run, first)
         #: Of each model of the server, by its key: what the front knows of it.
         self.answering: dict[str, Answering] = {}
         self._before: Version | None = None
@@ -99,6 +102,8 @@ class Rollouts:
             service: Service = cloudpickle.loads(kept)
             self.service, self._before = replace(service, other=None), service.other
             self._say(service.serving)
+        await self._checkpoints.begin()
+        await self._let_go(self._before)
 
     def begin(self, server: AsyncServer, watch: Watch) -> None:
         """The server answers, with the serving version."""
@@ -113,6 +118,7 @@ class Rollouts:
             if task is not None:
                 task.cancel()
         await asyncio.to_thread(kept_state.forget, kept_state.own_name())
+        await self._checkpoints.keep(())
 
     def device(
         self, make: Callable[[Loading, Mapping[str, Any]], RemoteDevice], resources: Mapping[str, Any]
@@ -153,7 +159,8 @@ class Rollouts:
             raise ServeError("the service does not answer yet; fluidtune serve status says what it waits for")
         if self.service.other is None:  # Else the kept version goes first.
             await self._check_memory()
-        self._tell(event)
+        winner = await self._checkpoints.hold(winner)
+        self._tell(replace(event, what=winner))
         assert self.service.other is not None
         return self.service.other.number
 
@@ -175,14 +182,17 @@ class Rollouts:
         if other is None or other.state != state:
             return
         if not await self._answers([one for one in self._present() if self._is_in_use(one)]):
-            said = f"a process of {other.said} has ended and loads again"
+            said = f"a process of {other.said} does not answer, or has ended and loads again"
             raise ServeError(f"{said}; ask once more when fluidtune serve status counts all of them")
 
-    async def _answers(self, devices: Iterable[VersionedDevice]) -> bool:
-        """Whether the process beside answers on each of these devices that is not over by then."""
+    async def _answers(self, devices: Iterable[VersionedDevice], wait_s: float = 0.0) -> bool:
+        """Whether the process beside answers on each of these devices that is not over by then.
+
+        wait_s: seconds in which one that has not answered may be there again.
+        """
 
         async def answers(device: VersionedDevice) -> bool:
-            return await device.check_beside() or device.over
+            return await device.check_beside(wait_s) or device.over
 
         return all(await asyncio.gather(*[answers(one) for one in devices if not one.over]))
 
@@ -254,8 +264,8 @@ class Rollouts:
             self._tell(Loaded(version.number))
             model = await self._measured(version, samples, devices)
             found = Answering.of(model, samples, self._setting.max_body)
-            if not await self._answers(devices):
-                raise ServeError("a process of it has ended while it was measured")
+            if not await self._answers(devices, LOAD_S):
+                raise ServeError("a process of it has ended while it was measured, and no other one has loaded it")
             self._server.add(found.model)
         except Exception as error:
             why = " ".join(str(error).split()) if isinstance(error, ServeError) else repr(error)
@@ -318,7 +328,7 @@ class Rollouts:
         delays = self.answering[self.service.serving.key].model.delays
         alone = await asyncio.gather(*[device.first_run(key, samples.inputs[:1]) for device in devices])
         check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.smallest)
-        runs = [lambda inputs, device=device: device.measure(key, inputs) for device in devices]
+        runs = [_turns_after_first(device, key) for device in devices]
         profile = await measure_profile(runs, samples.inputs, LONGEST * setting.slo, setting.max_batch)
         self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.smallest)
         return Model(key, profile, setting.slo, setting.batching, setting.policy, delays)
@@ -341,6 +351,11 @@ class Rollouts:
         async with self._keeping:
             if self.service.phase != "loading":
                 await asyncio.to_thread(kept_state.keep, kept_state.own_name(), cloudpickle.dumps(self.service))
+                await self._let_go(self.service.other)
+
+    async def _let_go(self, other: Version | None) -> None:
+        """Remove the copies of checkpoints that are of neither the serving version nor this one."""
+        await self._checkpoints.keep(one.what for one in (self.service.serving, other) if one is not None)
 
     # What status shows.
 
@@ -364,3 +379,16 @@ class Rollouts:
             }
             for one in self.service.known
         ]
+
+
+def _turns_after_first(device: VersionedDevice, key: str) -> Callable[[list[Any]], Awaitable[Waited]]:
+    """Runs batches of a version that is measured. One of a size that has not ended yet on this device takes no turn."""
+    ended = set[int]()
+
+    async def run(inputs: list[Any]) -> Waited:
+        size = len(inputs)
+        found = await (device.measure if size in ended else device.measure_first)(key, inputs)
+        ended.add(size)
+        return found
+
+    return run

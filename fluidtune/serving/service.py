@@ -30,8 +30,10 @@ from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.report.terminal_text import printable
 from fluidtune.serving.address import listening, url_of
 from fluidtune.serving.capacity import start_policy
+from fluidtune.serving.held_checkpoints import held, let_go
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.placed_models import Models, placed_models
+from fluidtune.serving.remote_devices import LOAD_S
 from fluidtune.serving.setting import Following, Placing, Setting
 from fluidtune.serving.winners import Winner, ranking, run_directory, winner_named, winners
 from symphony_serve.errors import ServeError
@@ -221,7 +223,12 @@ def serve(
     setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
     setting = replace(setting, token=token, cors=tuple(cors), batching=former, following=following, stages=stages)
     setting = replace(setting, room=math.inf if stage_memory is None else stage_memory * GIB, placing=placing)
-    _start(setting, host, port)
+    setting = _held(setting)
+    try:
+        _start(setting, host, port)
+    except BaseException:
+        let_go(setting.loading.trials, setting.run)
+        raise
     return Served(url_of(host, port), [trial.name for trial in trials])
 
 
@@ -343,6 +350,15 @@ def _start(setting: Setting, host: str, port: int) -> None:
         raise FluidTuneError(f"the front did not start: {said}") from error
 
 
+def _held(setting: Setting) -> Setting:
+    """With a copy of the checkpoint of a trial that goes on. Raises FluidTuneError if there is none to be had."""
+    try:
+        trials = tuple(held(one, setting.run, one.checkpoint.filesystem) for one in setting.loading.trials)
+    except ServeError as error:
+        raise FluidTuneError(str(error)) from None
+    return replace(setting, loading=replace(setting.loading, trials=trials))
+
+
 def _wait(front: Any) -> None:
     told = False
     while (found := ray.get(front.status.remote(), timeout=START_S))["state"] != "serving":
@@ -380,7 +396,9 @@ def deploy(
     if not isinstance(canary, Real) or not 0 < canary <= 1:
         raise FluidTuneError(f"canary is {canary!r}, expected the part of the requests, above 0 and at most 1")
     winner = winners(results, 1, metric, mode)[0] if trial is None else winner_named(results, trial, metric)
-    number = _told("deploy", winner, run_directory(results), float(canary))
+    # What is copied first takes as long as to load it.
+    wait_s = LOAD_S if winner.goes_on else ANSWER_S
+    number = _told("deploy", winner, run_directory(results), float(canary), wait_s=wait_s)
     until = time.monotonic() + START_S
     while True:
         time.sleep(LOOK_S)
@@ -411,12 +429,12 @@ def rollback() -> None:
     _told("rollback")
 
 
-def _told(method: str, *given: Any) -> Any:
+def _told(method: str, *given: Any, wait_s: float = ANSWER_S) -> Any:
     front = _front()
     if front is None:
         raise FluidTuneError("nothing is served in this Ray cluster; start it with: fluidtune serve start")
     try:
-        return ray.get(getattr(front, method).remote(*given), timeout=ANSWER_S)
+        return ray.get(getattr(front, method).remote(*given), timeout=wait_s)
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None)
         if isinstance(cause, ServeError):  # It has understood, and says no.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -51,6 +52,8 @@ class VersionedDevice:
         self._samples: dict[str, Samples] | None = None
         self._found: dict[str, Samples] | None = None
         self._turn, self._starting = asyncio.Semaphore(turns), asyncio.Lock()
+        #: Of each process, as many as it runs batches at a time; a batch has one of them.
+        self._turns, self._batches = turns, WeakKeyDictionary[RemoteDevice, asyncio.Semaphore]()
         #: Waits for the process beside, which was lost.
         self._returning: asyncio.Task[None] | None = None
         #: Whether the device was stopped.
@@ -168,7 +171,9 @@ class VersionedDevice:
         async with self._turn:
             waited = time.monotonic() - began if waits else 0.0
             if model in self._main.models:
-                outcomes, seconds = await self._main.run(model, inputs, passed)
+                main = self._main
+                async with self._batch_of(main):
+                    outcomes, seconds = await main.run(model, inputs, passed)
             else:
                 outcomes, seconds = await self._run_beside(model, inputs)
             return Waited(outcomes, seconds + waited)
@@ -178,10 +183,14 @@ class VersionedDevice:
         if aside is None or model not in aside.models or aside.pid is None:
             raise Refused(model, Reason.GPU_LOST)
         try:
-            return await aside.run(model, inputs)
+            async with self._batch_of(aside):
+                return await aside.run(model, inputs)
         except DeviceLost as lost:
             self._wait_for(aside, lost)
             raise Refused(model, Reason.GPU_LOST) from None
+
+    def _batch_of(self, process: RemoteDevice) -> asyncio.Semaphore:
+        return self._batches.setdefault(process, asyncio.Semaphore(self._turns))
 
     async def measure(self, model: str, inputs: list[Any]) -> Waited:
         """As `run`, but what fails raises."""
@@ -191,14 +200,15 @@ class VersionedDevice:
             outcomes, seconds = await self._measure(model, inputs)
             return Waited(outcomes, seconds + waited)
 
-    async def first_run(self, model: str, inputs: list[Any]) -> float:
-        """The seconds of a batch that takes no turn, so that one that takes too long holds nobody up.
+    async def measure_first(self, model: str, inputs: list[Any]) -> Waited:
+        """As `measure`, but the batch takes no turn: one that takes too long, or never ends, holds nobody up."""
+        return await self._measure(model, inputs)
 
-        Raises ServeError if the process is lost.
-        """
+    async def first_run(self, model: str, inputs: list[Any]) -> float:
+        """The seconds of a batch, as `measure_first`. Raises ServeError if the process is lost."""
         began = time.monotonic()
         try:
-            await self._measure(model, inputs)
+            await self.measure_first(model, inputs)
         except DeviceLost as lost:
             raise ServeError(f"its process has ended, or hangs, while it was measured ({lost})") from None
         return time.monotonic() - began
@@ -208,7 +218,8 @@ class VersionedDevice:
         if process is None:
             raise ServeError("its process was ended while it was measured")
         try:
-            return await process.measure(model, inputs)
+            async with self._batch_of(process):
+                return await process.measure(model, inputs)
         except DeviceLost as lost:
             raise DeviceLost(str(lost), self._measures_again(process, lost)) from None
 
@@ -229,14 +240,32 @@ class VersionedDevice:
 
     async def check(self) -> None:
         """Ask the processes, which are idle, whether they are there. Raises DeviceLost if the serving one is not."""
-        if self._found is not None and not self._waits:
+        aside = self._aside
+        # One that runs a batch says by it that it is there.
+        if self._found is not None and aside is not None and not self._waits and not self._batch_of(aside).locked():
             await self.check_beside()
         await self._main.check()
 
-    async def check_beside(self) -> bool:
-        """Whether the process beside answers. It is waited for if not."""
+    async def check_beside(self, wait_s: float = 0.0) -> bool:
+        """Whether the process beside answers, when it has run the batch that it has.
+
+        If not, it is waited for. Then it is asked once more, if it is there again within ``wait_s`` seconds.
+        """
+        if await self._answers_beside():
+            return True
+        returning = self._returning
+        if returning is None or not wait_s:
+            return False
+        await asyncio.wait([returning], timeout=wait_s)
+        return await self._answers_beside()
+
+    async def _answers_beside(self) -> bool:
         aside = self._aside
-        if aside is None or aside.pid is None or self._waits:
+        if aside is None:
+            return False
+        async with self._batch_of(aside):
+            """The batch that it had is over. What it is asked now, it is asked before the next one."""
+        if aside is not self._aside or aside.pid is None or self._waits:
             return False
         try:
             await aside.check()

@@ -36,6 +36,8 @@ LOOK_S, LOOKS = 1.0, 10
 MINUTE_S, MOST = 60.0, 100_000
 #: Answers of a version whose times are kept for its 99th percentile: so many that one in a hundred is known to a tenth.
 MOST_ANSWERS = 10_000
+#: What became of requests that no device could have answered, as clients sent no input, or have gone.
+NO_LOAD = ("bad", "cancelled")
 #: What became of requests for which a device came too late: more devices would have helped. But if a client wanted its
 #: answer sooner than within the SLO, or its body came slowly, that is no load: it may ask for what no device can do.
 TOO_LATE = ("late", "refused: late", "refused: makes_way", "refused: gpu_lost", "refused: queue_full")
@@ -384,6 +386,15 @@ def sample(span: Span, devices: int) -> Sample:
         short = sum(max(0, counts[what] - hurried[what]) for what in TOO_LATE)
         offered[name] = good[name] + short + counts[NO_DEVICE]
     return Sample(span.seconds, devices, span.busy, offered, sum(good.values()))
+
+
+def demand(span: Span) -> dict[str, int]:
+    """The requests that devices had, or could have had, by key. What is refused because of its client is none."""
+    hurried = {name: counts.total() for name, counts in span.hurried.items()}
+    return {
+        name: counts.total() - sum(counts[what] for what in NO_LOAD) - hurried.get(name, 0)
+        for name, counts in span.requests.items()
+    }
 
 
 def is_calm(span: Span) -> bool:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray.tune import Checkpoint, ExperimentAnalysis, ResultGrid
+from ray.tune import Checkpoint, ResultGrid
 from ray.tune.experiment import Trial
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat.run_state import trials_of
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.metric_values import flat, value_of
 
@@ -23,7 +24,8 @@ class Winner:
     """A trial that is served: its id, its latest checkpoint, its config, and its last value of the metric.
 
     Of several models in one service: the model's name in place of the id. load: its own pickled function; empty: that
-    of the service. mark: of its files when they were placed (`mark_of`); empty: they may change.
+    of the service. mark: of its files when they were placed (`mark_of`); empty: they may change. goes_on: the trial may
+    go on, and its search then deletes the checkpoint (`held_checkpoints`).
     """
 
     name: str
@@ -32,6 +34,7 @@ class Winner:
     value: float | None
     load: bytes = b""
     mark: str = ""
+    goes_on: bool = False
 
 
 def mark_of(directory: str) -> str:
@@ -111,13 +114,13 @@ def _servable(where: str, results: ResultGrid | str | Path, running: bool) -> li
     """The trials of the run that have a checkpoint and have ended well, or whose end is not known yet."""
     filesystem = results.filesystem if isinstance(results, ResultGrid) else None
     try:
-        trials = ExperimentAnalysis(where, storage_filesystem=filesystem).trials
+        trials = trials_of(where, filesystem)
     except Exception as error:  # Ray raises what its storage raises
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise FluidTuneError(f"{where} is no run's directory ({said}); give the one that holds experiment_state-*.json")
     states = (Trial.TERMINATED, Trial.RUNNING, Trial.PAUSED, Trial.PENDING) if running else (Trial.TERMINATED,)
-    found = [trial for trial in trials or () if trial.status in states and trial.checkpoint is not None]
-    return found or _none(where, len(trials or ()))
+    found = [trial for trial in trials if trial.status in states and trial.checkpoint is not None]
+    return found or _none(where, len(trials))
 
 
 def _none(where: str, trials: int) -> Any:
@@ -143,4 +146,5 @@ def _logged(where: str) -> tuple[str | None, str | None]:
 
 
 def _winner(trial: Trial, value: float | None) -> Winner:
-    return Winner(trial.trial_id, trial.checkpoint, dict(trial.config), value)
+    goes_on = trial.status != Trial.TERMINATED
+    return Winner(trial.trial_id, trial.checkpoint, dict(trial.config), value, goes_on=goes_on)

@@ -49,7 +49,7 @@ async def measure_models(
     measured or formed. profiles: those that are known already (see `profiles`); each other one is measured on all
     devices that have the model at once, because devices may share cores. stages: of which each device is a pipeline.
     Raises ServeError if a batch of 1 with the delays of this machine takes longer than the SLO, if a model fails with
-    one sample, or if no device has it.
+    one sample, or if no device has it; DeviceLost if a device is lost twice while the delays are measured.
     """
     if not devices or not slos:
         raise ServeError(f"there are {len(devices)} devices and {len(slos)} models, expected at least one of each")
@@ -66,7 +66,7 @@ async def measure_models(
             known[name] = await measure_profile(there, samples[name], slo, max_batch, stages)
     some = min(name for device in devices for name in device.models & slos.keys())
     one = next(device for device in devices if some in device.models)
-    delays = await measure_delays(lambda: one.run(some, list(samples[some][:1])))
+    delays = await _delays_on(lambda: one.run(some, list(samples[some][:1])))
     return [Model(name, known[name], slo, batching, policy, delays) for name, slo in slos.items()]
 
 
@@ -177,6 +177,17 @@ def _interpolated(known: Mapping[int, float]) -> list[float]:
         begin, end = table[-1], max(table[-1], known[larger])
         table += [begin + (end - begin) * step / (larger - smaller) for step in range(1, larger - smaller + 1)]
     return table
+
+
+async def _delays_on(work: Callable[[], Awaitable[object]]) -> Delays:
+    """As `measure_delays`; once more, if the device is lost meanwhile, when it is back."""
+    try:
+        return await measure_delays(work)
+    except DeviceLost as lost:
+        logger.warning("A device was lost (%s) while the delays were measured; they are measured again", lost)
+        while not await lost.back():
+            pass
+    return await measure_delays(work)
 
 
 async def measure_delays(work: Callable[[], Awaitable[object]]) -> Delays:

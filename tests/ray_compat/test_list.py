@@ -25,7 +25,7 @@ from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.worker_group import worker_group
 from ray.train.v2.api.config import ScalingConfig
-from ray.tune import Trainable, Tuner, registry, result
+from ray.tune import ExperimentAnalysis, Trainable, Tuner, registry, result
 from ray.tune.execution import class_cache
 from ray.tune.execution.tune_controller import TrialRunnerWrapper, TuneController
 from ray.tune.experiment import Trial
@@ -55,6 +55,7 @@ CLASSES: dict[str, type] = {
         AsyncHyperBandScheduler,
         CombinedStopper,
         CoreWorker,
+        ExperimentAnalysis,
         FunctionTrainable,
         HyperBandScheduler,
         MaximumIterationStopper,

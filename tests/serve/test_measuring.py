@@ -31,6 +31,24 @@ def test_the_delays_are_measured_with_a_model_that_a_device_has():
     assert (a.name, a.profile) == ("a", known["a"])
 
 
+def test_a_device_that_is_lost_while_the_delays_are_measured_is_waited_for(short):
+    """docs/bugs.md, 682."""
+    there, waited = [], []
+
+    async def back():
+        waited.append(len(there))
+        return len(waited) > 1
+
+    def run(values):
+        there.append(values)
+        if len(there) == 3 or (len(there) > 3 and len(waited) < 2):
+            raise DeviceLost("killed", back)
+        return list(values)
+
+    (model,) = measure_models([{"m": run}], {"m": [1]}, {"m": 5.0}, profiles={"m": Profile.linear(0.001, 0.0, 1)})
+    assert waited == [3, 3] and model.delays.response > 0 and len(there) > 3
+
+
 def measure_models(functions, *given, **named):
     return asyncio.run(measuring.measure_models([LocalDevice(one) for one in functions], *given, **named))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 import threading
 import time
@@ -44,7 +46,8 @@ def load(directory, config):
     return multiply
 
 
-def test_what_a_running_search_finds_is_deployed(one_ray, tmp_path, monkeypatch):
+def test_what_a_running_search_finds_is_deployed_and_stays(one_ray, tmp_path, monkeypatch):
+    """The search deletes each checkpoint but its last one, and the served one is loaded again: docs/bugs.md, 678."""
     one_ray.use(num_cpus=2)
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "1")
     stop = tmp_path / "stop"
@@ -52,7 +55,12 @@ def test_what_a_running_search_finds_is_deployed(one_ray, tmp_path, monkeypatch)
         train,
         param_space={"stop": str(stop)},
         tune_config=tune.TuneConfig(metric="score", mode="max"),
-        run_config=tune.RunConfig(name="search", storage_path=str(tmp_path), verbose=0),
+        run_config=tune.RunConfig(
+            name="search",
+            storage_path=str(tmp_path),
+            verbose=0,
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=1),
+        ),
         executor=fluidtune.FluidExecutor(devices="cpu:1"),
     )
     search = threading.Thread(target=tuner.fit, daemon=True)
@@ -74,4 +82,12 @@ def test_what_a_running_search_finds_is_deployed(one_ray, tmp_path, monkeypatch)
         stop.touch()
         search.join(PATIENCE_S)
         assert not search.is_alive()
+        rests = until(lambda: (found := served.status())["phase"] == "moved" and found)
+        for pid in rests["device_pids"]:
+            os.kill(pid, signal.SIGKILL)
+        killed = {*rests["device_pids"]}
+        until(lambda: len(pids := {*served.status()["device_pids"]}) == 2 and not pids & killed)
+        assert until(lambda: (found := ask(served, 1))[0] == 200 and found)[1] > first["value"]
+        assert [path.name for path in (tmp_path / "search" / "serving" / "checkpoints").iterdir()]
+    assert [*(tmp_path / "search" / "serving" / "checkpoints").iterdir()] == []
     assert_nothing_left()

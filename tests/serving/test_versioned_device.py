@@ -139,6 +139,28 @@ def test_a_first_run_takes_no_turn(device):
     asyncio.run(run())
 
 
+@pytest.mark.serve
+def test_a_batch_that_never_ends_while_a_version_is_measured_holds_nobody_up(device):
+    """docs/bugs.md, 683."""
+    from fluidtune.serving.rollouts import _turns_after_first
+
+    async def run():
+        one, (_, beside) = await device()
+        measured = _turns_after_first(one, "b@2")
+        assert await measured([1]) == (["b@21"], 0.5)
+        beside.release.clear()
+        hangs = asyncio.ensure_future(measured([1, 2]))
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(one.run("a", [1]), 5.0) == (["a1"], 0.5)
+        with_turn = asyncio.ensure_future(measured([1]))
+        await asyncio.sleep(0)
+        assert one._turn.locked() and not hangs.done()
+        beside.release.set()
+        assert (await hangs).outputs == ["b@21", "b@22"] and (await with_turn).outputs == ["b@21"]
+
+    asyncio.run(run())
+
+
 def test_a_process_beside_that_is_lost_refuses_its_batches_and_the_other_one_goes_on(device):
     async def run():
         one, (_, beside) = await device()
@@ -166,6 +188,90 @@ def test_a_check_finds_a_lost_process_beside_and_the_device_stays(device):
         first.lost = True
         with pytest.raises(DeviceLost):
             await one.check()
+
+    asyncio.run(run())
+
+
+class OneThreaded:
+    """Has a `Process` answer a check after the batch that it runs, as an actor does: too late."""
+
+    def __init__(self, process):
+        self._process, self.asked = process, 0
+        process.check = self.check
+
+    async def check(self):
+        self.asked += 1
+        if not self._process.release.is_set():
+            raise DeviceLost("it is idle and does not answer", self._process._is_back)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_process_beside_that_runs_a_batch_is_asked_after_it(device, moved):
+    """docs/bugs.md, 679. moved: its batch began when it was the one that serves."""
+
+    async def run():
+        one, both = await device()
+        asked = OneThreaded(both[0 if moved else 1])
+        asked._process.release.clear()
+        running = asyncio.ensure_future(one.run("a" if moved else "b@2", [1]))
+        await asyncio.sleep(0)
+        if moved:
+            one.serve("b@2")
+        checks = asyncio.ensure_future(one.check_beside())
+        await asyncio.sleep(0.01)
+        assert not checks.done() and asked.asked == 0
+        asked._process.release.set()
+        assert await checks and asked.asked == 1
+        await running
+
+    asyncio.run(run())
+
+
+def test_a_process_beside_is_asked_while_the_other_one_hangs(device):
+    """An operator rolls back just then."""
+
+    async def run():
+        one, (first, _) = await device()
+        first.release.clear()
+        hangs = asyncio.ensure_future(one.run("a", [1]))
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(one.check_beside(), 5.0)
+        first.release.set()
+        await hangs
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("how", ["first_run", "measure"])
+def test_a_process_beside_that_is_measured_is_not_asked_when_the_device_is_idle(device, how):
+    """docs/bugs.md, 679."""
+
+    async def run():
+        one, (_, beside) = await device()
+        asked = OneThreaded(beside)
+        beside.release.clear()
+        running = asyncio.ensure_future(getattr(one, how)("b@2", [1]))
+        await asyncio.sleep(0)
+        await one.check()
+        beside.release.set()
+        await running
+        assert asked.asked == 0 and await one.check_beside()
+
+    asyncio.run(run())
+
+
+def test_a_process_beside_that_is_lost_is_asked_again_when_it_is_back(device):
+    """docs/bugs.md, 679."""
+
+    async def run():
+        one, (_, beside) = await device()
+        beside.lost = True
+        await one.check()
+        assert not await one.check_beside() and not await one.check_beside(0.01)
+        checks = asyncio.ensure_future(one.check_beside(10.0))
+        await asyncio.sleep(0)
+        beside.back.set()
+        assert await checks
 
     asyncio.run(run())
 

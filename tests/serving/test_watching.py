@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from fluidtune.report import read_events
@@ -15,7 +17,7 @@ from fluidtune.report.serving_report import (
     serving_png,
     summarise_serving,
 )
-from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch, sample
+from fluidtune.serving.watching import LOOKS, MINUTE_S, Books, ServingLog, Watch, demand, sample
 from symphony_serve.autoscale import Autoscaler
 from symphony_serve.profiles import Profile
 from symphony_serve.shell.async_server import BatchSeen
@@ -162,6 +164,33 @@ def test_what_clients_want_sooner_than_the_slo_is_no_load(what):
     books.count("a", "refused: late", 30)
     books.count("a", "refused: no_lease", 20, hurried=True)
     assert sample(books.total().since(before), 4).offered == {"a": 150}
+
+
+@pytest.mark.parametrize(
+    ("what", "hurried", "counts"),
+    [
+        ("answered", False, True),
+        ("failed", False, True),
+        ("late", False, True),
+        ("refused: queue_full", False, True),
+        ("refused: no_model_process", False, True),
+        ("late", True, False),
+        ("refused: late_on_arrival", True, False),
+        ("bad", True, False),
+        ("bad", False, False),
+        ("cancelled", False, False),
+    ],
+)
+@pytest.mark.serve
+def test_models_are_placed_for_what_devices_could_answer(what, hurried, counts):
+    """docs/bugs.md, 680."""
+    from fluidtune.serving.front import Front
+
+    books = Books(["a", "b"])
+    books.count("a", "answered", 2)
+    books.count("a", what, 3, hurried)
+    assert demand(books.total()) == {"a": 5 if counts else 2, "b": 0}
+    assert Front._offered(SimpleNamespace(_books=books, _names=["a", "b"])) == {"a": 5 if counts else 2, "b": 0}
 
 
 def test_nothing_is_logged_where_nothing_happens(watched):

@@ -1,0 +1,190 @@
+"""Copies of checkpoints that a search may delete: whole ones, and none that nobody may load any more."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow.fs
+import pytest
+from ray.tune import Checkpoint
+
+from fluidtune.serving import following, held_checkpoints
+from fluidtune.serving.held_checkpoints import held, let_go
+from fluidtune.serving.model_process import Loading, Samples
+from fluidtune.serving.setting import Following
+from fluidtune.serving.winners import Winner
+from symphony_serve.delays import Delays
+from symphony_serve.errors import ServeError
+from symphony_serve.model_side import EAGER, Batching, Model
+from symphony_serve.profiles import Profile
+from tests.serving.test_rollouts import Leased
+
+HERE = pyarrow.fs.LocalFileSystem()
+
+
+def winner(run: Path, trial: str, value: float = 1.0, *, goes_on: bool = True) -> Winner:
+    """Of a trial in the run, with a checkpoint in which the value stands twice."""
+    folder = run / trial / "checkpoint_000000"
+    folder.mkdir(parents=True)
+    (folder / "value").write_text(str(value))
+    return Winner(trial, Checkpoint(str(folder), HERE), {}, value, goes_on=goes_on)
+
+
+def copies(run: Path) -> list[str]:
+    """The trials of which there are copies."""
+    return sorted(path.name.rsplit("-", 1)[0] for path in (run / "serving" / "checkpoints").glob("*"))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+def test_what_a_search_deletes_is_still_there(tmp_path, within, nested):
+    """docs/bugs.md, 678. within: the run is known by its path within a file system."""
+    one = winner(tmp_path / "run", "t")
+    if nested:
+        Path(one.checkpoint.path, "weights").mkdir()
+        Path(one.checkpoint.path, "weights", "all").write_text("2.0")
+    run, storage = str(tmp_path / "run"), HERE
+    if within:
+        run, storage = "run", pyarrow.fs.SubTreeFileSystem(str(tmp_path), HERE)
+    found = held(one, run, storage)
+    shutil.rmtree(tmp_path / "run" / "t")
+    with found.checkpoint.as_directory() as directory:
+        there = {path.name: path.read_text() for path in Path(directory).rglob("*") if path.is_file()}
+    assert there == {"value": "1.0", **({"all": "2.0"} if nested else {})}
+    assert found.value == 1.0 and held(found, run, storage) is found
+    let_go([one, found], run)
+    assert copies(tmp_path / "run") == []
+    let_go([found], run)
+
+
+def test_the_checkpoint_of_a_trial_that_has_ended_is_not_copied(tmp_path):
+    one = winner(tmp_path, "t", goes_on=False)
+    assert held(one, str(tmp_path), HERE) is one
+    let_go([one], str(tmp_path))
+    assert Path(one.checkpoint.path).is_dir() and not (tmp_path / "serving").exists()
+
+
+@pytest.mark.parametrize("deleted", ["all before", "a part before", "a part after"])
+def test_of_a_checkpoint_that_is_deleted_meanwhile_there_is_no_copy(tmp_path, monkeypatch, deleted):
+    one = winner(tmp_path, "t")
+
+    def copy(source, *given, really=held_checkpoints.copy_files, **named):
+        if deleted == "a part before":
+            Path(source, "value").unlink()
+        really(source, *given, **named)
+        if deleted == "a part after":
+            Path(source, "value").unlink()
+        else:
+            shutil.rmtree(source)
+
+    monkeypatch.setattr(held_checkpoints, "copy_files", copy)
+    if deleted == "all before":
+        shutil.rmtree(one.checkpoint.path)
+    with pytest.raises(ServeError, match=r"the checkpoint of trial t is not there \(any more\): .*num_to_keep"):
+        held(one, str(tmp_path), HERE)
+    assert copies(tmp_path) == []
+
+
+def test_a_copy_that_cannot_be_made_is_said_with_its_place(tmp_path):
+    one = winner(tmp_path, "t")
+    (tmp_path / "serving").write_text("a file")
+    with pytest.raises(ServeError, match=r"trial t, which goes on, cannot be copied to .*/serving/checkpoints/t-"):
+        held(one, str(tmp_path), HERE)
+
+
+class Service:
+    """A `Rollouts` of the run, with a device that loads at once. now: what the front of a service has kept."""
+
+    def __init__(self, run: Path, first: Winner, monkeypatch, now=None):
+        from fluidtune.serving import rollouts
+
+        self.kept = now
+        store = {"keep": lambda name, state: setattr(self, "kept", state), "kept": lambda name: self.kept}
+        store |= {"forget": lambda name: None, "own_name": lambda: "x"}
+        monkeypatch.setattr(rollouts, "kept_state", SimpleNamespace(**store))
+        monkeypatch.setattr(rollouts, "LOOK_S", 0.0)
+        said = {"slo": 1.0, "max_batch": 1, "max_body": None, "batching": Batching.WINDOW, "policy": EAGER}
+        setting = SimpleNamespace(run=str(run), stages=1, placing=None, loading=Loading(b"", (), (first,)), **said)
+        self.rollouts = rollouts.Rollouts(setting, lambda event, **fields: None)
+        model = Model(first.name, Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))
+        self.rollouts.answering[first.name] = rollouts.Answering.of(model, Samples([1], [1]), 100)
+        self.rollouts._server = SimpleNamespace(add=lambda model: None, remove=self._removed)
+        self.rollouts._watch = SimpleNamespace(serves=lambda *given: None, forget=lambda key: None)
+
+    async def _removed(self, key):
+        """Nothing is on its way to it."""
+
+    async def deploy(self, one: Winner, fails: bool = False) -> None:
+        number = max(known.number for known in self.rollouts.service.known) + 1
+
+        def happens(size):
+            if fails:
+                raise ServeError("it is slow")
+
+        device = Leased(f"{one.name}@{number}", happens)
+        device.place, device.end_beside = self._place, lambda: None
+        self.rollouts._devices = [device]
+        await self.rollouts.deploy(one, "run", 1.0)
+        await asyncio.wait([self.rollouts._work])
+
+    async def _place(self):
+        return SimpleNamespace(node="n", used=0, free=1, gpu_used=0, gpu_free=0)
+
+
+@pytest.mark.serve
+def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_path, monkeypatch):
+    """docs/bugs.md, 678."""
+
+    async def run():
+        left = held(winner(tmp_path, "left by a service that was killed"), str(tmp_path), HERE)
+        first = held(winner(tmp_path, "a"), str(tmp_path), HERE)
+        service = Service(tmp_path, first, monkeypatch)
+        assert left.name in copies(tmp_path)
+        await service.rollouts.restore()
+        assert copies(tmp_path) == ["a"]
+        await service.deploy(winner(tmp_path, "b", 2.0))
+        assert copies(tmp_path) == ["a", "b"]
+        serving = service.rollouts.service.serving.what
+        assert "serving" in serving.checkpoint.path and service.rollouts._loading(service.rollouts.service.serving)
+        await service.deploy(winner(tmp_path, "c", 3.0), fails=True)
+        assert service.rollouts.service.last.state == "refused" and copies(tmp_path) == ["b"]
+        await service.deploy(winner(tmp_path, "d", 3.0, goes_on=False))
+        assert service.rollouts.service.serving.trial == "d" and copies(tmp_path) == ["b"]
+        # The front is killed, and the next one has b, which is kept, to load.
+        after = Service(tmp_path, first, monkeypatch, service.kept)
+        await after.rollouts.restore()
+        assert copies(tmp_path) == ["b"]
+        await service.rollouts.rollback()
+        assert service.rollouts.service.serving.trial == "b" and copies(tmp_path) == ["b"]
+        await service.rollouts.close()
+        assert copies(tmp_path) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.serve
+def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, monkeypatch):
+    """docs/bugs.md, 678."""
+    gone, there = winner(tmp_path, "b", 0.95), winner(tmp_path, "c", 0.94)
+    shutil.rmtree(gone.checkpoint.path)
+
+    async def run():
+        service = Service(tmp_path, winner(tmp_path, "a", 0.90, goes_on=False), monkeypatch)
+
+        async def look(best):
+            monkeypatch.setattr(following, "winners", lambda *given, **named: [best])
+            await following.look(service.rollouts, str(tmp_path), Following(1.0, "score", "max"))
+
+        device = Leased("c@2")
+        device.place, device.end_beside = service._place, lambda: None
+        service.rollouts._devices = [device]
+        with pytest.raises(ServeError, match="is not there"):
+            await look(gone)
+        await look(there)
+        await asyncio.wait([service.rollouts._work])
+        assert service.rollouts.service.serving.what.value == 0.94
+
+    asyncio.run(run())
