@@ -143,7 +143,7 @@ def _write(files: Callable[[], Iterable[Path]], apart: bool = False) -> None:
 def top(run_dir: str | None) -> None:
     """Watch a run, or a service, while it goes on: its devices, its trials, and what went wrong.
 
-    RUN_DIR is its directory, or one above; the newest run below is shown. Without it: the newest in ~/ray_results.
+    RUN_DIR is its directory, or the one above, whose newest run is shown. Without it: the newest in ~/ray_results.
     """
     from rich.console import Console
 
@@ -158,7 +158,7 @@ def top(run_dir: str | None) -> None:
 @click.option("--port", type=int, default=0, help="The port of its address.  [a free one]")
 @click.option("--steer", is_flag=True, help="Whoever has the printed address can steer searches run with --steer.")
 def view(run_dir: str | None, port: int, steer: bool) -> None:
-    """Show a run, or all runs of a directory, on a page in the browser, while they go on and afterwards.
+    """Show a run, or all runs directly in a directory, on a page in the browser, while they go on and afterwards.
 
     Without a directory: the runs in ~/ray_results. The page is served on this machine alone, until Ctrl-C.
     """
