@@ -14,16 +14,43 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fluidtune import startup
 from fluidtune.error_lines import failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.script_errors import show_from_the_script_on
+
+
+class _OptionOf(click.Option):
+    """An option that only one form of its command reads. ``form``: what is given in that form, such as "--find"."""
+
+    def __init__(self, *args: Any, form: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.form = form
+
+
+def _refuse_unread(*forms: str) -> None:
+    """FluidTuneError if the command got an option that its present form does not read. ``forms``: what it was given."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        if isinstance(option, _OptionOf) and option.form not in forms:
+            name = str(option.name)
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                value = "" if option.is_flag else f" {context.params[name]}"
+                raise FluidTuneError(f"{option.opts[0]}{value} is for {option.form}; leave it out")
+
+
+#: The form of `serve start` and `serve plan` for several models, and that of `serve plan` for a run; and their options.
+_MODELS, _SOURCE = "--models FILE", "SOURCE"
+_models_option = partial(click.option, cls=_OptionOf, form=_MODELS)
+_run_option = partial(click.option, cls=_OptionOf, form=_SOURCE)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -116,7 +143,7 @@ def _write(files: Callable[[], Iterable[Path]], apart: bool = False) -> None:
 def top(run_dir: str | None) -> None:
     """Watch a run, or a service, while it goes on: its devices, its trials, and what went wrong.
 
-    RUN_DIR is its directory, or one above; the newest run below is shown. Without it: the newest in ~/ray_results.
+    RUN_DIR is its directory, or the one above, whose newest run is shown. Without it: the newest in ~/ray_results.
     """
     from rich.console import Console
 
@@ -131,7 +158,7 @@ def top(run_dir: str | None) -> None:
 @click.option("--port", type=int, default=0, help="The port of its address.  [a free one]")
 @click.option("--steer", is_flag=True, help="Whoever has the printed address can steer searches run with --steer.")
 def view(run_dir: str | None, port: int, steer: bool) -> None:
-    """Show a run, or all runs of a directory, on a page in the browser, while they go on and afterwards.
+    """Show a run, or all runs directly in a directory, on a page in the browser, while they go on and afterwards.
 
     Without a directory: the runs in ~/ray_results. The page is served on this machine alone, until Ctrl-C.
     """
@@ -440,9 +467,9 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--load", default=None, metavar="MODULE:FUNCTION", help="load(checkpoint_directory, config) -> model.")
 @click.option("--slo", type=float, default=None, help="Seconds within which a request is answered, or refused.")
 @click.option("--models", default=None, metavar="FILE", help="Serve the models in this TOML file (docs/placement.md).")
-@click.option("--gpus", type=int, default=None, help='With --models: the number of GPUs, as --devices "gpu:N".')
-@click.option("--gpu-memory", "--memory", "memory", type=float, help="With --models: GiB on a device.  [no limit]")
-@click.option("--seconds", "search_s", default=10.0, show_default=True, help="With --models: a search ends then.")
+@_models_option("--gpus", type=int, default=None, help='With --models: the number of GPUs, as --devices "gpu:N".')
+@_models_option("--gpu-memory", "--memory", "memory", type=float, help="With --models: GiB on a device.  [no limit]")
+@_models_option("--seconds", "search_s", default=10.0, show_default=True, help="With --models: a search ends then.")
 @click.option("--top", type=int, default=1, show_default=True, help="How many trials, the best ones.")
 @click.option("--devices", default=None, help='"cpu:N" or "gpu:N": N processes, N at most if --shared.  [one; any]')
 @click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
@@ -471,8 +498,9 @@ def serve_start(
     """
     if settings["models"] is None and None in (run_dir, load, settings["slo"]):
         raise FluidTuneError("give RUN_DIR, --load and --slo, or --models FILE")
-    if gpus is not None and (settings["models"] is None or settings["devices"] is not None):
-        raise FluidTuneError(f"--gpus {gpus} is for --models, and in place of --devices")
+    _refuse_unread(*([] if settings["models"] is None else [_MODELS]))
+    if gpus is not None and settings["devices"] is not None:
+        raise FluidTuneError(f"--gpus {gpus} is in place of --devices; leave one of the two out")
     if gpus is not None:
         settings["devices"] = f"gpu:{gpus}"
     sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
@@ -531,6 +559,8 @@ def _share(context: Any, option: Any, text: str) -> float:
 @click.pass_obj
 def serve_deploy(address: str, run_dir: str, **asked: Any) -> None:
     """Load another checkpoint beside the one that serves, measure it, and move the requests over to it."""
+    if asked["trial"] is not None and asked["mode"] is not None:
+        raise FluidTuneError(f"--mode {asked['mode']} ranks trials, and --trial names one; leave one of the two out")
     _connect(address)
     from fluidtune.report.terminal_text import printable
     from fluidtune.serving.service import deploy
@@ -571,15 +601,22 @@ def serve_rollback(address: str) -> None:
 @click.argument("source", required=False)
 @click.option("--rate", type=float, default=None, help="Requests per second, of all trials together.")
 @click.option("--slo", type=float, default=None, help="Seconds within which a request is answered, or refused.")
-@click.option("--devices", "sizes", default="1,2,4,8", show_default=True, help="Numbers of devices to look at, too.")
-@click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
+@_run_option("--devices", "sizes", default="1,2,4,8", show_default=True, help="Numbers of devices to look at, too.")
+@_run_option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
 @click.option("--models", default=None, metavar="FILE", help="Place the models in this TOML file (docs/placement.md).")
-@click.option("--gpus", type=int, default=None, help="With --models: the number of GPUs.")
-@click.option("--find", is_flag=True, help="With --models: find the least number of GPUs instead.")
-@click.option("--attainment", type=float, default=None, help="With --find: the part within its SLO.  [0.99; shared: 1]")
-@click.option("--gpu-memory", type=float, default=None, help="With --models: GiB of weights on a GPU.  [no limit]")
-@click.option("--seconds", type=float, default=60.0, show_default=True, help="With --models: the search ends then.")
-@click.option("--json", "as_json", is_flag=True, help="With --models: the plan as one JSON object.")
+@_models_option("--gpus", type=int, default=None, help="With --models: the number of GPUs.")
+@_models_option("--find", is_flag=True, help="With --models: find the least number of GPUs instead.")
+@click.option(
+    "--attainment",
+    cls=_OptionOf,
+    form="--find",
+    type=float,
+    default=None,
+    help="With --find: the part within its SLO.  [0.99; shared: 1]",
+)
+@_models_option("--gpu-memory", type=float, default=None, help="With --models: GiB of weights on a GPU.  [no limit]")
+@_models_option("--seconds", type=float, default=60.0, show_default=True, help="With --models: the search ends then.")
+@_models_option("--json", "as_json", is_flag=True, help="With --models: the plan as one JSON object.")
 def serve_plan(
     source: str | None,
     rate: float | None,
@@ -609,6 +646,7 @@ def serve_plan(
             raise FluidTuneError("the file of --models has runs, rates and SLOs; leave out SOURCE, --rate and --slo")
         if (gpus is None) != find:
             raise FluidTuneError("with --models, give either --gpus N or --find")
+        _refuse_unread(_MODELS, *(["--find"] if find else []))
         planned, shown = model_placement.planned(models, gpus, gpu_memory, attainment, seconds)
         if as_json:
             click.echo(json.dumps(planned))
@@ -617,8 +655,7 @@ def serve_plan(
         return
     from fluidtune.serving import capacity
 
-    if gpus is not None or find or gpu_memory is not None or as_json:
-        raise FluidTuneError("--gpus, --find, --gpu-memory and --json are for --models FILE")
+    _refuse_unread(_SOURCE)
     if source is None or rate is None or slo is None:
         raise FluidTuneError("give SOURCE, --rate and --slo, or --models FILE")
     served = capacity.models_of(source, slo, starts)

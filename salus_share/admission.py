@@ -9,9 +9,11 @@ device. "2.1" is the condition in `lanes` under which jobs fit a device.
 
 from __future__ import annotations
 
-import math
+import reprlib
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from numbers import Real
 
 from salus_share import messages as m
 from salus_share.errors import SalusError
@@ -115,7 +117,7 @@ class Admission:
         if event.job in self._jobs:
             status = "waiting" if event.job in self._waiting else "resident"
             raise SalusError(f"{event.job!r} is here already ({status}); it must leave first")
-        _check_remaining(event.job, event.remaining)
+        check_remaining(event.job, event.remaining)
         need = event.need if event.need is not None else Need(0, self.table.capacity)
         reason = self._why_never(event.job, need)
         if reason is not None:
@@ -148,7 +150,7 @@ class Admission:
 
     def _progress(self, event: m.Progress) -> list[m.Instruction]:
         job = self._known(event.job)
-        _check_remaining(event.job, event.remaining)
+        check_remaining(event.job, event.remaining)
         job.standing = replace(job.standing, remaining=event.remaining, rung=event.rung)
         return self._admit_waiting()
 
@@ -249,6 +251,10 @@ class Admission:
         return job
 
 
-def _check_remaining(name: str, remaining: float | None) -> None:
-    if remaining is not None and not (math.isfinite(remaining) and remaining >= 0):
-        raise SalusError(f"remaining of {name!r} is {remaining!r}, expected seconds >= 0, or None if that is not known")
+def check_remaining(name: str, remaining: float | None) -> None:
+    """Raises SalusError unless it is a finite number of seconds >= 0, or None."""
+    if remaining is None or (isinstance(remaining, Real) and 0 <= remaining <= sys.float_info.max):
+        return
+    raise SalusError(
+        f"remaining of {name!r} is {reprlib.repr(remaining)}, expected seconds >= 0, or None if that is not known"
+    )

@@ -26,7 +26,7 @@ Amount = int | float | Fraction
 
 def amount(value: Amount, what: str) -> Bytes:
     """``value`` as an exact number. Raises SalusError unless it is finite and >= 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
         raise SalusError(f"{what} is {value!r}, expected bytes, a finite number >= 0")
     exact = Fraction(value) if isinstance(value, Rational) else Fraction(float(value))
     return int(exact) if exact.denominator == 1 else exact

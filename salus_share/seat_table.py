@@ -45,6 +45,8 @@ _SIZE = 192
 #: Parts of a seat: its first four fields (state, pause, token, lane), and from byte 24 on the next four (`Counts`).
 _PASS, _COUNTS, _COUNTS_AT = struct.Struct("=IIQq"), struct.Struct("=Qddd"), 24
 _STATE, _TURN = struct.Struct("=I"), struct.Struct("=Q")
+#: The largest pid and rung that a seat holds: both are stored in four bytes, with a sign.
+LARGEST = (1 << 31) - 1
 
 #: The states of a seat beyond those in `turns`: no trial has it; its trial waits for admission; its trial has freed its
 #: memory, which the service has not seen yet; there is room for its trial, which has not taken it (`claim`).
@@ -175,7 +177,7 @@ class SeatTable(Seats[int]):
     def take_seat(self, name: str, pid: int) -> Seat:
         """Give a trial a free seat.
 
-        Raises SalusError if there is none, its name is too long, or its process has ended.
+        Raises SalusError if there is none, its name is too long, or its process has ended; OSError if nobody can tell.
         """
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
         if len(name.encode()) > NAME:
@@ -316,15 +318,21 @@ def _lock_of(directory: Path) -> _Lock:
 
 
 def started(pid: int) -> int:
-    """When a process started, in ticks since boot; 0 if there is no such process, or it is a zombie."""
+    """When a process started, in ticks since boot; 0 if there is no such process, or it is a zombie.
+
+    Raises OSError if nobody can tell: this process has no descriptor left.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return 0
     fields = stat[stat.rindex(b")") + 2 :].split()
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def alive(seat: Seat) -> bool:
-    """Whether the process that took the seat runs."""
-    return started(seat.pid) == seat.start != 0
+    """Whether the process that took the seat runs. It is taken to run while nobody can tell."""
+    try:
+        return started(seat.pid) == seat.start != 0
+    except OSError:
+        return True

@@ -21,16 +21,17 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from salus_share import messages as m
+from salus_share import requests
 from salus_share.admission import Admission, Resident
 from salus_share.errors import SalusError, ServiceLost
 from salus_share.gate import Waker
 from salus_share.lanes import Place
-from salus_share.messages import Need
 from salus_share.policies import POLICIES, policy
 from salus_share.private_files import check_peer, open_own, own_directory
 from salus_share.processes import own_environment
@@ -157,9 +158,11 @@ class LaneService:
     def _watch(self, name: str) -> None:
         with self._table.lock():
             pid = self._table.seat(self._seats[name]).pid
-        with contextlib.suppress(ProcessLookupError):
-            fd = self._pidfds[name] = os.pidfd_open(pid)
+        # Where it has ended, or there is no descriptor for it, `_look` finds its death.
+        with contextlib.suppress(OSError):
+            fd = os.pidfd_open(pid)
             self._selector.register(fd, selectors.EVENT_READ, lambda: self._gone(name))
+            self._pidfds[name] = fd
 
     # What visitors say
 
@@ -193,7 +196,9 @@ class LaneService:
             return
         try:
             self._answer(visitor, json.loads(packet))
-        except (SalusError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # of this message alone: the trials that are here need the service
+            if not isinstance(error, SalusError):
+                traceback.print_exc()
             self._send(visitor, {"is": "error", "text": str(error)})
 
     def _closed(self, name: str) -> None:
@@ -207,25 +212,24 @@ class LaneService:
         if seat.state in (LEFT, WAITING, OFFERED) or not alive(seat):
             self._gone(name)
 
-    def _answer(self, visitor: _Visitor, asked: dict[str, Any]) -> None:
-        match asked["do"]:
-            case "announce":
+    def _answer(self, visitor: _Visitor, message: Any) -> None:
+        match requests.read(message):
+            case requests.Announce() as asked:
                 self._announce(visitor, asked)
-            case "rejoin":
-                name = str(asked["name"])
+            case requests.Rejoin(name, token):
                 seat = self._seat(name)
-                if seat is None or seat.token != asked["token"]:
+                if seat is None or seat.token != token:
                     self._send(visitor, {"is": "stale"})
                     return
                 visitor.name = name
                 self._visitors[name] = visitor
                 self._send(visitor, {"is": "welcome"})
-            case "need":
+            case requests.TellNeed(need):
                 name = self._speaker(visitor)
                 seat = self._seat(name)
                 if seat is not None and seat.state == INSIDE:
                     raise SalusError(f"{name!r} is within an iteration; tell what it needs at the boundary")
-                instructions = self._admission.handle(m.NeedFound(name, Need(asked["persistent"], asked["ephemeral"])))
+                instructions = self._admission.handle(m.NeedFound(name, need))
                 # Recorded before others are admitted to what it gives back: the table never says more than fits.
                 if name in self._admission.table.places:
                     self._settle(name)
@@ -233,22 +237,17 @@ class LaneService:
                 job = self._admission.jobs.get(name)
                 if job is not None:
                     self._send(visitor, {"is": "pause"} if job.leaving else {"is": "room"})
-            case "progress":
+            case requests.TellProgress(remaining, rung):
                 name = self._speaker(visitor)
-                remaining, rung = asked["remaining"], int(asked["rung"])
-                # Admission checks the number first, so that the seat table never has a wrong one.
                 self._tell(m.Progress(name, remaining, rung))
                 with self._table.lock():
                     self._write_progress(self._table.seat(self._seats[name]), remaining, rung)
                 self._send(visitor, {"is": "noted"})
-            case "status":
+            case requests.AskStatus():
                 self._send(visitor, self._status())
-            case other:
-                known = "announce, rejoin, need, progress, status"
-                raise SalusError(f"a lane service was asked to {other!r}; it knows {known}")
 
-    def _announce(self, visitor: _Visitor, asked: dict[str, Any]) -> None:
-        name = str(asked["name"])
+    def _announce(self, visitor: _Visitor, asked: requests.Announce) -> None:
+        name = asked.name
         # Who must make room depends on what the others have been served by now.
         self._look()
         there = self._seat(name)
@@ -256,25 +255,17 @@ class LaneService:
             if there.state in RESIDENT and alive(there):
                 raise SalusError(f"{name!r} is on this device already, in process {there.pid}; it must leave first")
             self._gone(name)
-        need = None if asked["persistent"] is None else Need(asked["persistent"], asked["ephemeral"])
         with self._table.lock():
-            seat = self._table.take_seat(name, int(asked["pid"]))
-            self._write_progress(seat, asked["remaining"], int(asked["rung"]))
+            seat = self._table.take_seat(name, asked.pid)
+            self._write_progress(seat, asked.remaining, asked.rung)
         self._seats[name] = seat.index
         self._visitors[name], visitor.name = visitor, name
-        try:
-            self._tell(m.JobAdded(name, need, asked["remaining"], seat.rung))
-        except SalusError:
-            with self._table.lock():
-                self._table.set_state(seat.index, FREE)
-            del self._seats[name], self._visitors[name]
-            visitor.name = None
-            raise
+        self._tell(m.JobAdded(name, asked.need, asked.remaining, asked.rung))
         if name in self._seats:
             self._watch(name)
 
     def _write_progress(self, seat: Seat, remaining: float | None, rung: int) -> None:
-        seat.remaining, seat.rung = math.nan if remaining is None else float(remaining), rung
+        seat.remaining, seat.rung = math.nan if remaining is None else remaining, rung
         self._table.write(seat)
 
     def _speaker(self, visitor: _Visitor) -> str:

@@ -8,6 +8,7 @@ what is worth saying of a trial, and which events are news. Which trial holds wh
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
@@ -234,14 +235,16 @@ def results_directory(where: str | os.PathLike[str] | None) -> Path:
 
 
 def logs_in(where: Path) -> list[Path]:
-    """The event log in ``where``, or all those of the directories below it, the one that was written last first."""
+    """The event log in ``where``, or all those of the directories directly in it, the one written last first."""
     try:
         return [find_log(where)]
     except NoEventLogError:
         found: list[tuple[int, Path]] = []
         for log in where.glob(f"*/{EVENT_LOG_NAME}"):
             with suppress(OSError):  # it was deleted a moment ago
-                found.append((log.stat().st_mtime_ns, log))
+                there = log.stat()
+                if stat.S_ISREG(there.st_mode):  # to open a pipe would wait for a writer
+                    found.append((there.st_mtime_ns, log))
         return [log for _, log in sorted(found, reverse=True)]
 
 

@@ -15,6 +15,9 @@ Event = Mapping[str, Any]
 _ROUNDS = 5
 #: Where an iteration ran: (number of devices of the trial, number of trials on its first device).
 Place = tuple[int, int]
+#: The events after which their trial holds no device. docs/events.md, "Which devices a trial holds", has the whole
+#: rule, by which `report.occupancy` reads a log, too.
+ENDS = ("trial_ended", "trial_suspended", "worker_lost")
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,10 @@ def _when_felt(events: list[Event]) -> list[Event]:
             continue
         if event["event"] == "trial_result" and trial in loading and event.get("seconds"):
             out.append((event["t"] - event["seconds"], number, loading.pop(trial)))
-        elif event["event"] in ("trial_ended", "trial_suspended"):
+        elif event["event"] in ENDS:
             loading.pop(trial, None)
+        elif event["event"] == "run_started":
+            loading.clear()
         out.append((event["t"], number, event))
     return [event for *_, event in sorted(out, key=lambda item: item[:2])]
 
@@ -91,6 +96,8 @@ def _samples(events: list[Event], most: int | None) -> tuple[dict[str, dict[Plac
     tenants: dict[int, set[str]] = defaultdict(set)
     #: Trials that had a trial come to their device, or leave it, during the iteration under way.
     disturbed: set[str] = set()
+    #: Trials on a device where a worker died that the event ascribed to no trial.
+    hurt: set[str] = set()
     pauses: list[float] = []
     taken: Counter[Place] = Counter()
 
@@ -102,6 +109,7 @@ def _samples(events: list[Event], most: int | None) -> tuple[dict[str, dict[Plac
         for device in devices:
             tenants[device].add(trial)
         held[trial] = devices
+        hurt.discard(trial)
 
     for event in _when_felt(events):
         what, trial = event["event"], str(event.get("trial"))
@@ -114,8 +122,18 @@ def _samples(events: list[Event], most: int | None) -> tuple[dict[str, dict[Plac
             move(trial, tuple(event["devices"]))
             # It is written with the result of the first iteration at the new width, all of which ran there.
             disturbed.discard(trial)
-        elif what in ("trial_ended", "trial_suspended"):
+        elif what == "run_started":
+            for gone in held:
+                move(gone, ())
+        elif what in ("device_lost", "device_returned"):
+            for gone in list(tenants[event["device"]]):
+                move(gone, ())
+        elif what == "worker_lost" and event.get("trial") is None:
+            hurt.update(tenants[event["device"]])
+        elif what in ENDS or (what == "recovered" and trial in hurt):
             move(trial, ())
+        elif what == "resize_failed" and held.get(trial) and tuple(event["devices"]) != held[trial]:
+            move(trial, tuple(event["devices"]))
         elif what == "trial_result" and held.get(trial):
             place = len(held[trial]), len(tenants[held[trial][0]])
             if trial not in disturbed and event.get("seconds") and taken[place] != most:

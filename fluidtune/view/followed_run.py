@@ -6,7 +6,9 @@ it missed, and one that has seen another file gets everything.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import secrets
 import threading
 import time
@@ -61,7 +63,7 @@ class FollowedRun:
     def _read(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         try:
-            if self._tail is None or (self._tail.left is None and self.log.exists()):
+            if self._tail is None or (self._tail.left is None and self.log.is_file()):
                 self._begin()
             tail = self._tail
             assert tail is not None
@@ -132,6 +134,8 @@ def events_for(log: Path, trial: str) -> Iterator[EventDict]:
 
     They change nothing of its story, and in a log of 10,000 trials they are most of the time that reading takes.
     """
+    if not log.is_file():  # to open a pipe would wait for a writer
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(log))
     own = json.dumps(trial).encode()
     with log.open("rb") as file:
         for line in file:

@@ -17,6 +17,7 @@ from benchmarks.salus_jobs import service_status
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.sharing import lanes
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneSettings, LaneTicket, is_lane_service
+from fluidtune.errors import FluidTuneError
 from salus_share import Need, ServiceLost, StaleToken, client, service
 from salus_share.client import LaneClient
 from salus_share.memory import Usage
@@ -136,6 +137,32 @@ def test_on_a_gpu_one_who_joined_within_an_iteration_finds_its_cache_empty(
     assert emptied == [INSIDE]
     other.leave()
     member.leave()
+
+
+@pytest.mark.parametrize(
+    ("mib", "workers", "said"),
+    [
+        (16384, 33, "at most 13"),
+        (16384, 27, "at most 13"),
+        (4864, 9, "at most 4"),
+        (9728, 17, "at most 8"),
+        (600, 1, "leave"),
+    ],
+)
+def test_trials_whose_contexts_fill_a_gpu_are_refused_before_they_train(
+    on_a_gpu: None, monkeypatch: pytest.MonkeyPatch, mib: int, workers: int, said: str
+) -> None:
+    def gpu_of(mib: int) -> None:
+        found = SimpleNamespace(total_memory=mib * MB)
+        cuda = SimpleNamespace(current_device=lambda: 0, get_device_properties=lambda _: found)
+        monkeypatch.setattr(lanes, "_torch_with_cuda", lambda: SimpleNamespace(cuda=cuda))
+
+    gpu_of(mib)
+    with pytest.raises(FluidTuneError, match=f"{workers} trials on a GPU of {mib} MiB.*fill it; {said}"):
+        LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "cuda")
+    gpu_of(workers * 1200)
+    member = LaneMember("a", LaneSettings("d", "HPT", None, 1.0, workers), "cuda")
+    assert member._capacity == workers * 600 * MB
 
 
 def test_one_without_a_lane_that_fails_beside_others_goes_back_to_the_queue(settings: LaneSettings) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
 import signal
 import socket
@@ -17,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.salus_jobs import service_status
-from salus_share import Need, SalusError, StaleToken, policy, service
+from salus_share import Need, Refused, SalusError, StaleToken, policy, service
 from salus_share.client import LaneClient
 from salus_share.seat_table import FILE, FREE, OFFERED, RESIDENT, Seat, SeatTable
 from tests.contracts.processes import until, without_descriptors
@@ -211,12 +213,90 @@ def test_what_is_no_number_does_not_end_the_service(directory) -> None:
         assert SeatTable(directory).seats()[0].remaining == 5.0
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [{"rung": 2**31}, {"rung": math.inf}, {"rung": -1}, {"remaining": 10**400}, {"remaining": "x"}, {"pid": math.inf}],
+    ids=["large", "infinite", "negative", "no float", "text", "pid"],
+)
+def test_an_odd_number_is_its_senders_error_and_takes_no_seat(directory, odd) -> None:
+    with service.start(directory, 100, "FAIR") as link, client(directory, "a") as a:
+        a.admit(Need(10, 10), remaining=5.0)
+        pid = service_status(directory)["pid"]
+        values = {"pid": os.getpid(), "persistent": 10, "ephemeral": 10, "remaining": 5.0, "rung": 0, **odd}
+        link.send(json.dumps({"do": "announce", "name": "b", **values}).encode())
+        assert next(iter(odd)) in json.loads(link.recv(service.PACKET))["text"]
+        if "pid" not in odd:
+            with pytest.raises(SalusError, match=next(iter(odd))):
+                a.progress(**{"remaining": 1.0, **odd})
+        (only,) = SeatTable(directory).seats()
+        assert (only.name, only.remaining, only.rung) == ("a", 5.0, 0)
+        assert service_status(directory)["pid"] == pid
+
+
+def test_more_memory_than_a_number_can_say_is_refused(directory) -> None:
+    with client(directory, "a") as a:
+        with pytest.raises(Refused, match="larger device"):
+            a.admit(Need(10**400, 0))
+        a.admit(Need(10, 10))
+        pid = service_status(directory)["pid"]
+        with pytest.raises(StaleToken):
+            a.need(Need(10, 10**400))
+        assert service_status(directory)["pid"] == pid
+
+
+@pytest.mark.parametrize("message", ["[" * 5000, "[]", "{}", '{"do": {}}', '{"do": "announce"}', "1e999", "\x00"])
+def test_what_is_no_request_is_answered(directory, message) -> None:
+    with service.start(directory, 100, "FAIR") as link:
+        pid = service_status(directory)["pid"]
+        link.send(message.encode())
+        assert json.loads(link.recv(service.PACKET))["is"] == "error"
+        assert service_status(directory)["pid"] == pid
+
+
+def test_an_error_of_another_kind_is_its_senders_too(directory, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError("no room for it")
+
+    with standing_still(directory) as made, service.connect(directory) as link:
+        monkeypatch.setattr(made, "_status", full)
+        link.send(b'{"do": "status"}')
+        go_on(made)
+        assert json.loads(link.recv(service.PACKET)) == {"is": "error", "text": "no room for it"}
+
+
 def test_a_service_without_descriptors_sleeps_and_answers_later(directory) -> None:
     with client(directory, "a") as a:
         a.admit(Need(10, 10))
         pid = service_status(directory)["pid"]
         with without_descriptors(pid, lambda: service.connect(directory)):
             assert service_status(directory)["pid"] == pid
+        with a.iteration():
+            pass
+
+
+def test_a_service_without_descriptors_for_a_trials_process_goes_on_and_finds_its_death(directory, monkeypatch) -> None:
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with (
+        standing_still(directory) as made,
+        subprocess.Popen(["sleep", "600"]) as process,
+        service.connect(directory) as link,
+    ):
+        monkeypatch.setattr(service.os, "pidfd_open", none_left)
+        asked = {"do": "announce", "name": "a", "pid": process.pid, "persistent": 10, "ephemeral": 50}
+        link.send(json.dumps({**asked, "remaining": None, "rung": 0}).encode())
+        go_on(made)
+        assert json.loads(link.recv(service.PACKET))["is"] == "admitted"
+        with monkeypatch.context() as patched:
+            # It cannot even look whether the process lives.
+            patched.setattr(Path, "read_bytes", none_left)
+            go_on(made)
+            assert made._status()["reserved"] == 60
+        process.kill()
+        process.wait()
+        go_on(made)
+        assert made._status()["reserved"] == 0
 
 
 def _there(directory) -> bool:

@@ -172,9 +172,17 @@ def test_a_file_that_is_not_there():
     "words, said",
     [
         ("somewhere", "give SOURCE, --rate and --slo, or --models FILE"),
-        ("somewhere --rate 1 --slo 1 --gpus 2", "--gpus, --find, --gpu-memory and --json are for --models FILE"),
+        ("somewhere --rate 1 --slo 1 --gpus 2", "--gpus 2 is for --models FILE; leave it out"),
+        ("somewhere --rate 1 --slo 1 --find", "--find is for --models FILE; leave it out"),
+        ("somewhere --rate 1 --slo 1 --json", "--json is for --models FILE; leave it out"),
+        ("somewhere --rate 1 --slo 1 --gpu-memory 2", "--gpu-memory 2.0 is for --models FILE; leave it out"),
+        ("somewhere --rate 1 --slo 1 --attainment .5", "--attainment 0.5 is for --find; leave it out"),
+        ("somewhere --rate 1 --slo 1 --seconds 5", "--seconds 5.0 is for --models FILE; leave it out"),
+        ("--models f --gpus 1 --devices 2", "--devices 2 is for SOURCE; leave it out"),
+        ("--models f --find --starts deferred", "--starts deferred is for SOURCE; leave it out"),
+        ("--models f --gpus 1 --attainment .5", "--attainment 0.5 is for --find; leave it out"),
     ],
 )
-def test_without_models_it_is_another_plan(words, said):
+def test_an_option_of_another_plan_is_refused(words, said):
     done = CliRunner().invoke(cli, ["serve", "plan", *words.split()])
     assert str(done.exception) == said

@@ -240,6 +240,9 @@ def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
     [
         (["."], "give RUN_DIR, --load and --slo, or --models FILE"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--gpus", "2"], "--gpus 2 is for --models"),
+        ([".", "--load", f"{HERE}:load", "--slo", "1", "--seconds", "5"], "--seconds 5.0 is for --models FILE"),
+        ([".", "--load", f"{HERE}:load", "--slo", "1", "--memory", "2"], "--gpu-memory 2.0 is for --models FILE"),
+        (["--models", "none.toml", "--gpus", "2", "--devices", "gpu:2"], "--gpus 2 is in place of --devices"),
         (["--models", "none.toml", "--shared"], "models and arbiter (--shared) do not go together"),
         (["--models", "none.toml", "--gpus", "2"], "the file of models 'none.toml' cannot be read"),
     ],
@@ -248,6 +251,11 @@ def test_the_command_says_what_does_not_go_with_several_models(monkeypatch, word
     monkeypatch.setattr(cli, "_connect", lambda address: None)
     found = CliRunner().invoke(cli.cli, ["serve", "start", *words])
     assert isinstance(found.exception, FluidTuneError) and said in str(found.exception)
+
+
+def test_a_trial_that_is_named_is_not_ranked():
+    found = CliRunner().invoke(cli.cli, ["serve", "deploy", ".", "--trial", "a", "--mode", "max"])
+    assert isinstance(found.exception, FluidTuneError) and "--mode max ranks trials" in str(found.exception)
 
 
 def test_what_takes_turns_has_one_core():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from fluidtune.report.events import EVENT_LOG_NAME, EventDict
 from fluidtune.report.story import story_of
 from fluidtune.view import followed_run
 from fluidtune.view.followed_run import QUIET_S, FollowedRun
+from tests.contracts.processes import until
 from tests.report.makers import added, begin, ev, random_run, written
 from tests.report.test_summary import by_hand
 from tests.view.pages import Page, lines_of
@@ -74,6 +76,19 @@ def test_a_run_that_is_deleted_stays_as_it_was(tmp_path: Path) -> None:
     assert "No such file" in run.story("c")["head"]
     written(tmp_path, by_hand()[:3])
     assert run.look(gone["cursor"])["trouble"] == ""
+
+
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    log = written(tmp_path, by_hand())
+    run = FollowedRun(log)
+    run.look()
+    log.unlink()
+    os.mkfifo(log)
+    found = []
+    threading.Thread(target=lambda: found.extend([run.look(), run.story("c")]), daemon=True).start()
+    until(lambda: len(found) == 2, 20)
+    assert found[0]["trouble"].endswith("was deleted: this is what it had")
+    assert "No such file" in found[1]["head"]
 
 
 def test_a_foreign_file_and_none(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fluidtune.report.events import EventDict, NoEventLogError
-from fluidtune.report.live import LogTail
+from fluidtune.report.live import LogTail, newest_log
 from fluidtune.view import followed_run, run_list
 from fluidtune.view.run_list import RunList
 from tests.report.makers import added, begin, ended, over, random_run, written
@@ -82,6 +82,18 @@ def test_runs_that_go_on_are_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in "bcd":
         runs.run(name).look()  # type: ignore[union-attr]
     assert runs.run("a") is not kept  # what has ended is let go of
+
+
+def test_what_has_a_logs_name_and_is_no_file_is_no_run(tmp_path: Path) -> None:
+    runs = RunList(storage(tmp_path, "ab"))
+    for name in ("pipe", "folder", "nothing"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / "fluid_events.jsonl")
+    (tmp_path / "folder" / "fluid_events.jsonl").mkdir()
+    (tmp_path / "nothing" / "fluid_events.jsonl").symlink_to("nowhere")
+    assert list(runs.logs()) == list("ab")
+    assert newest_log(str(tmp_path)).parent.name == "a"
+    assert [each["key"] for each in runs.glances()] == list("ab")
 
 
 def test_no_run_is_one_line_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from fluidtune.cluster.data.data_keeper import NAME
+from fluidtune.errors import FluidTuneError
 from salus_share.client import LaneClient
 from salus_share.errors import Refused, SalusError, StaleToken
 from salus_share.memory import (
@@ -45,6 +46,9 @@ ADMIT_S = 30.0
 RETRY_S = 60.0
 #: A trial that was promised at least this part of its device is taken to have had all of it.
 ALL = 0.99
+#: The contexts of a GPU's workers must leave at least this part of it to their trials. Judgement: beside a GPU that is
+#: full of contexts trials would train one after the other, and a trial's part of what is left may not even be finite.
+LEFT = 0.1
 #: The bytes that a process on a CPU maps and never touches: stacks of threads, arenas of the allocator. 32 stacks of 8
 #: MiB.
 SLACK = 256 << 20
@@ -106,7 +110,10 @@ def is_lane_service(process: psutil.Process) -> bool:
 
 
 class LaneMember:
-    """One trial in this worker, from its loading to its unloading. ``torch_device``: "cuda" or "cpu"."""
+    """One trial in this worker, from its loading to its unloading. ``torch_device``: "cuda" or "cpu".
+
+    Raises FluidTuneError if the contexts of the GPU's workers leave its trials less than `LEFT` of it.
+    """
 
     def __init__(self, trial: str, settings: LaneSettings, torch_device: str) -> None:
         # Another process may host the trial before the service has forgotten this one: it must have another name.
@@ -265,10 +272,24 @@ class LaneMember:
 
     def _all_memory(self) -> int:
         if self._torch is not None:
-            total = self._torch.cuda.get_device_properties(self._torch.cuda.current_device()).total_memory
+            total = int(self._torch.cuda.get_device_properties(self._torch.cuda.current_device()).total_memory)
             # Warm workers keep their contexts while they serve no trial.
-            return int(total) - self._settings.workers * CONTEXT
+            left = total - self._settings.workers * CONTEXT
+            if left < LEFT * total:
+                raise _too_many(self._settings, total)
+            return left
         return int(_node_memory() * min(1.0, self._settings.cores / (os.cpu_count() or 1)))
+
+
+def _too_many(settings: LaneSettings, total: int) -> FluidTuneError:
+    """What to say where the contexts of a GPU's workers fill it. ``total``: its bytes."""
+    # A trial needs its own context once more: its measured memory has it, wherever the trial runs.
+    most = total // (2 * CONTEXT)
+    advice = f"at most {most} fit; ask for a larger part of a GPU per trial" if most > 1 else "leave lanes out"
+    return FluidTuneError(
+        f"lanes={settings.policy!r} with {settings.workers} trials on a GPU of {total >> 20} MiB: their CUDA contexts, "
+        f"{CONTEXT >> 20} MiB each, fill it; {advice}, or set a smaller max_packing"
+    )
 
 
 def _torch_with_cuda() -> Any:
