@@ -16,7 +16,7 @@ import platform
 import time
 import uuid
 from asyncio import FIRST_COMPLETED
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -450,7 +450,42 @@ class Front:
     # The start.
 
     async def _begin(self) -> None:
-        if self._setting.modules is not None:
+        await self._until_done(self._prepare)
+        await self._until_done(self._load_and_measure)
+
+    async def _until_done(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do this, and do it again as long as it fails. Nobody awaits the start, so each error is said here."""
+        while True:
+            try:
+                await step()
+                return
+            except Exception as error:
+                if self._devices is not None and await self._devices.interrupted():
+                    continue
+                self._fail(error)
+            try:
+                await self._clear()
+            except Exception as error:
+                self._fail(error)
+            await asyncio.sleep(AGAIN_S)
+
+    def _fail(self, error: Exception) -> None:
+        logger.error("The models cannot be served", exc_info=error)
+        self._why = str(error) if isinstance(error, ServeError) else repr(error)
+        self._state = "failed"
+        self._log.write("serving_failed", reason=self._why)
+
+    async def _clear(self) -> None:
+        """Let go what an attempt that failed has left."""
+        if self._devices is not None and self._devices.trouble:
+            await self._devices.close()
+            self._devices = None
+        elif self._devices is not None:
+            self._devices.anew()
+
+    async def _prepare(self) -> None:
+        """Start the servers of forks, and go on with the versions that were served before a restart."""
+        if self._setting.modules is not None and self._forks is None:
             self._forks = await asyncio.to_thread(
                 ForkedActors, self._setting.modules, self._setting.loading.environment
             )
@@ -459,23 +494,6 @@ class Front:
         if self.rollouts.keys[0] != before:
             self._books.forget(before)
             self._books.add(self.rollouts.keys[0])
-        while True:
-            try:
-                await self._load_and_measure()
-                return
-            except Exception as error:
-                if self._devices is not None and await self._devices.interrupted():
-                    continue
-                logger.exception("The models cannot be served")
-                self._why = str(error) if isinstance(error, ServeError) else repr(error)
-                self._state = "failed"
-                self._log.write("serving_failed", reason=self._why)
-            if self._devices is not None and self._devices.trouble:
-                await self._devices.close()
-                self._devices = None
-            elif self._devices is not None:
-                self._devices.anew()
-            await asyncio.sleep(AGAIN_S)
 
     async def _load_and_measure(self) -> None:
         setting = self._setting

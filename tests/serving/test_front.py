@@ -363,3 +363,40 @@ def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, name):
     front.rollouts.answering[name] = front.rollouts.answering["t"]
     assert answered(front, path=f"/{name}")[1]["code"] == "overdue"
     assert answered(front, path=f"/{name}x")[1]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("where", ["forks", "restore", "load", "anew"])
+def test_what_fails_at_the_start_is_said_and_tried_again(made, monkeypatch, caplog, where):
+    """docs/bugs.md, 684."""
+    from fluidtune.serving import front as fronts
+
+    front, seen = made(), []
+    failing = {where, "load"} if where == "anew" else {where}
+
+    def fails(name):
+        if name in failing:
+            failing.remove(name)
+            raise OSError(f"{name} fails")
+
+    async def restore():
+        fails("restore")
+
+    async def load():
+        fails("load")
+
+    async def sleep(seconds):
+        assert seconds == fronts.AGAIN_S
+        seen.append((front._state, front._why))
+
+    async def interrupted():
+        return False
+
+    front._setting.modules, front._setting.loading.environment, front._forks = ("numpy",), {}, None
+    front._devices.anew, front._devices.interrupted = lambda: fails("anew"), interrupted
+    front.rollouts.restore, front._load_and_measure = restore, load
+    monkeypatch.setattr(fronts, "ForkedActors", lambda *given: fails("forks") or "forks")
+    monkeypatch.setattr(fronts, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
+    asyncio.run(front._begin())
+    assert seen[0] == ("failed", repr(OSError(f"{where} fails")))
+    assert (front._forks, failing) == ("forks", set())
+    assert f"{where} fails" in caplog.text
