@@ -36,7 +36,10 @@ _FULL = (
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. It is closed if a head, the rest of a body that nobody reads, or a reader takes too long."""
+    """One connection. It is closed if a head, the rest of a body that nobody reads, or a reader takes too long.
+
+    While no request is being answered, one of its timers runs.
+    """
 
     #: Closes it, unless what is due comes before.
     _late: asyncio.TimerHandle | None = None
@@ -54,7 +57,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
-        self.resume_writing()
+        self._taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -65,6 +68,13 @@ class Connection(HttpToolsProtocol):
         # Of a body, only what is around its parts counts: the sizes of chunks, and the trailer.
         if self._fresh > MOST_HEAD and (self._late is not None or not self._whole):
             self.transport.close()
+        if self.transport.is_closing():
+            self._to_be_taken()
+        elif self._late is None and (self.cycle is None or self.cycle.response_complete):
+            # uvicorn arms this timer at the end of an answer only, and whatever comes cancels it.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     # The parser calls these.
 
@@ -92,16 +102,36 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._whole:
+        if self.transport.is_closing():
+            self._to_be_taken()
+        elif not self._whole:
             self._wait()
+
+    # The loop and uvicorn call these.
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._slow is None:
-            self._slow = self.loop.call_later(WRITE_S, self.transport.abort)
+        self._to_be_taken()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        if not self.transport.is_closing():
+            self._taken()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """Close when what was written is taken, at the latest in `WRITE_S`."""
+        self.transport.close()
+        self._to_be_taken()
+
+    def _to_be_taken(self) -> None:
+        """What was written is to be taken in `WRITE_S`."""
+        if self._slow is None:
+            self._slow = self.loop.call_later(WRITE_S, self.transport.abort)
+
+    def _taken(self) -> None:
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
@@ -110,7 +140,7 @@ class Connection(HttpToolsProtocol):
         """Close in `HEAD_S`, unless what is waited for comes."""
         self._fresh = 0
         if self._late is None:
-            self._late = self.loop.call_later(HEAD_S, self.transport.close)
+            self._late = self.loop.call_later(HEAD_S, self._close)
 
     def _wait_no_more(self) -> None:
         if self._late is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 import pytest
@@ -16,13 +17,22 @@ PATIENCE_S = 100.0
 
 
 async def app(scope, receive, send):
-    """``/late`` answers when the body is there, ``/large`` with 8 MB, others at once."""
+    """``/late`` answers when the body is there, ``/large`` with 8 MB, ``/some`` with 60 KB, others at once."""
     while scope["path"] == "/late" and (await receive()).get("more_body"):
         pass
-    body = b"x" * (8 << 20) if scope["path"] == "/large" else b"ok"
+    body = b"x" * {"/large": 8 << 20, "/some": 60_000}.get(scope["path"], 0) or b"ok"
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """A door that is made after this has little patience."""
+    from fluidtune.serving import door as doors
+
+    for name in ("HEAD_S", "KEEP_ALIVE_S", "WRITE_S"):
+        monkeypatch.setattr(doors, name, 0.05)
 
 
 @pytest.fixture
@@ -34,6 +44,7 @@ def door():
     made = thread.call(lambda: Door(app, "127.0.0.1", port))
     while not made._server.started:
         thread.run(asyncio.sleep(0.001))
+    made._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the connections' as well
     yield port, made._server.server_state.connections
     thread.run(made.close())
     thread.end()
@@ -90,6 +101,40 @@ def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for(door, monkeypatc
     monkeypatch.setattr(doors, "HEAD_S", 0.05)
     with connected(door[0], b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n1") as one:
         assert rest(one).endswith(b"\r\n\r\nok")
+
+
+HEAD = b"POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "parts", [(HEAD, b"12"), (HEAD, b"1", b"2"), (b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n")]
+)
+def test_whatever_comes_when_no_request_is_there_the_connection_ends(hasty, door, parts):
+    """docs/bugs.md, 685."""
+    first, *others = parts
+    with connected(door[0], first) as one, contextlib.suppress(ConnectionError):  # it may end before all has come
+        one.recv(1 << 16)
+        for part in others:
+            one.sendall(part)
+        rest(one)
+
+
+@pytest.mark.parametrize("end", [b"", b"Connection: close\r\n"], ids=["idle", "close"])
+@pytest.mark.parametrize("path", [b"some", b"large"])
+def test_a_connection_that_is_to_end_does_so_though_its_client_takes_nothing(hasty, door, path, end):
+    """docs/bugs.md, 685. What is left of 60 KB is less than makes a loop ask that no more be written."""
+    port, connections = door
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(("127.0.0.1", port))
+        one.sendall(b"GET /%b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (path, end))
+        one.recv(1)
+
+        async def gone():
+            while connections:
+                await asyncio.sleep(0.001)
+
+        asyncio.run(asyncio.wait_for(gone(), PATIENCE_S))
 
 
 def test_a_body_that_is_read_takes_its_time_and_the_next_request_follows(door, monkeypatch):
