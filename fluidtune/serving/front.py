@@ -52,7 +52,7 @@ from fluidtune.serving.inference_protocol import Asked, Interface, server_metada
 from fluidtune.serving.intake import Holding, Intake, collect_seldom
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import labels
-from fluidtune.serving.openapi import DOCUMENT, Described, document, page
+from fluidtune.serving.openapi import DOCUMENT, PAGE, Described, document, page
 from fluidtune.serving.placed_devices import PlacedDevices
 from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice
 from fluidtune.serving.rollouts import Answering, Rollouts
@@ -81,8 +81,8 @@ SLOW = 1 - TRIED
 #: Characters of a request's id and of its source that are kept, and inputs of one request. Judgement: an id of any
 #: tracer, and several of the largest batches.
 MOST_ID, MOST_INPUTS = 128, 1024
-#: Inputs of one request that are a piece (`Intake.turn`). Source: on a core of an AMD EPYC `AsyncServer.ask` takes 15 to
-#: 30 us.
+#: Inputs of one request that are a piece (`Intake.turn`). Source: `AsyncServer.ask` takes 15 to 30 us on a core of an
+#: AMD EPYC.
 ASKED = 64
 
 
@@ -106,8 +106,8 @@ class Front:
         #: What it does now, in one word, and in the state "failed" why.
         self._state, self._why = "loading", ""
         self._server: AsyncServer | None = None
-        #: The OpenAPI document of all.
-        self._document: dict[str, Any] = {}
+        #: By path, the OpenAPI document of all, and its page.
+        self._document: dict[str, bytes] = {}
         self._devices: ServedDevices | None = None
         self._forks: ForkedActors | None = None
         self._intake = Intake(setting.slo)
@@ -383,9 +383,7 @@ class Front:
             assert asked is not None
             about = self.rollouts.answering[self._key(name, asked.version, "")]
             return as_json(200, about.interface.metadata(name, self._versions()[name]))
-        if what == DOCUMENT:
-            return as_json(200, self._document)
-        return Response(page(self._document), media_type="text/html")
+        return Response(self._document[what], media_type="application/json" if what == DOCUMENT else "text/html")
 
     def _own_slo(self, name: str) -> dict[str, float]:
         """The SLO of one of several models, which have each their own."""
@@ -559,9 +557,10 @@ class Front:
             name: Described.of(one.interface.form, one.samples.inputs[0], one.samples.outputs)
             for name, one in zip(self._names, found.values(), strict=True)
         }
-        self._document = document(described, setting.slo, setting.token is not None)
+        about = document(described, setting.slo, setting.token is not None)
         if setting.placing is not None and len(self._names) > 1:
-            del self._document["paths"]["/"]["post"]
+            del about["paths"]["/"]["post"]
+        self._document = {DOCUMENT: json.dumps(about).encode(), PAGE: page(about).encode()}
         self.rollouts.answering.update(found)
         self._server = AsyncServer(models, devices, self._books.batch, placed)
         held.serve(self._server, lambda: self._watch.wanted if self._watch is not None else 1)

@@ -27,6 +27,21 @@ async def app(scope, receive, send):
 
 
 @pytest.fixture
+def narrow(monkeypatch, request):
+    """In the kernel the connections of a door that is made after this have buffers of so many bytes."""
+    from fluidtune.serving import door as doors
+
+    listening = doors.listening
+
+    def made(*given):
+        one = listening(*given)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, request.param)
+        return one
+
+    monkeypatch.setattr(doors, "listening", made)
+
+
+@pytest.fixture
 def hasty(monkeypatch):
     """A door that is made after this has little patience."""
     from fluidtune.serving import door as doors
@@ -44,7 +59,6 @@ def door():
     made = thread.call(lambda: Door(app, "127.0.0.1", port))
     while not made._server.started:
         thread.run(asyncio.sleep(0.001))
-    made._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the connections' as well
     yield port, made._server.server_state.connections
     thread.run(made.close())
     thread.end()
@@ -119,9 +133,10 @@ def test_whatever_comes_when_no_request_is_there_the_connection_ends(hasty, door
         rest(one)
 
 
+@pytest.mark.parametrize("narrow", [4096], indirect=True)
 @pytest.mark.parametrize("end", [b"", b"Connection: close\r\n"], ids=["idle", "close"])
 @pytest.mark.parametrize("path", [b"some", b"large"])
-def test_a_connection_that_is_to_end_does_so_though_its_client_takes_nothing(hasty, door, path, end):
+def test_a_connection_that_is_to_end_does_so_though_its_client_takes_nothing(narrow, hasty, door, path, end):
     """docs/bugs.md, 685. What is left of 60 KB is less than makes a loop ask that no more be written."""
     port, connections = door
     with socket.socket() as one:
@@ -175,6 +190,49 @@ def test_a_reader_that_stands_still_is_cut_off(door, monkeypatch):
                 await asyncio.sleep(0.001)
 
         asyncio.run(asyncio.wait_for(gone(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
+def test_of_answers_that_nobody_takes_a_bounded_number_of_bytes_is_held(narrow, door, monkeypatch):
+    """The client that has taken nothing for the longest is cut off. docs/bugs.md, 688."""
+    from fluidtune.serving import door as doors
+
+    monkeypatch.setattr(doors, "MOST_UNREAD", 17 << 20)
+    port, connections = door
+    clients = []
+
+    async def held(number):
+        while sum(one.transport.get_write_buffer_size() > 1 << 20 for one in connections) != number:
+            await asyncio.sleep(0.001)
+
+    for number in (1, 2, 2):  # the third is too much for the first
+        clients.append(connected(port, b"GET /large HTTP/1.0\r\n\r\n"))
+        clients[-1].recv(1, socket.MSG_PEEK)
+        asyncio.run(asyncio.wait_for(held(number), PATIENCE_S))
+    first, *others = clients
+    with contextlib.suppress(ConnectionError):
+        assert len(rest(first)) < 8 << 20
+    assert [rest(one).count(b"x") for one in others] == [8 << 20] * 2
+    for one in clients:
+        one.close()
+
+
+@pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
+def test_whoever_has_not_taken_a_large_answer_gets_no_second_one(narrow, door):
+    """docs/bugs.md, 688."""
+    port, connections = door
+    with connected(port, 2 * b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET / HTTP/1.0\r\n\r\n") as one:
+        one.recv(1, socket.MSG_PEEK)
+        (connection,) = connections
+
+        async def paused():
+            while not connection._unread:
+                await asyncio.sleep(0.001)
+
+        asyncio.run(asyncio.wait_for(paused(), PATIENCE_S))
+        assert not connection.pipeline[-1][0].response_started
+        assert connection.server_state.total_requests == 0
+        assert rest(one).count(b"x") == 2 * (8 << 20)
 
 
 def test_more_connections_than_the_limit_are_told_so(door, monkeypatch):

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import math
+import threading
 import time
 from types import SimpleNamespace
 
@@ -540,3 +541,38 @@ def test_an_output_that_another_version_has_not_is_refused_before_it_is_asked(ma
     status, said, _ = answered(front, path="/v2/models/t/infer", body=body)
     assert (status, said["error"]) == (400, "the model has no output 'cat'; it has 'output'")
     assert (front._server.answers, front._books.requests("t")) == ([], {"bad": 1})
+
+
+def test_a_large_answer_is_encoded_beside_the_loop(made, monkeypatch):
+    """docs/bugs.md, 688."""
+    from fluidtune.serving.inference_protocol import Interface
+
+    threads, encode = [], Interface.encode
+
+    def noted(*given):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return encode(*given)
+
+    monkeypatch.setattr(Interface, "encode", noted)
+    for output in ("2", json.dumps([0.5] * 10_000)):
+        status, _, _ = asyncio.run(answering(made(Server(), slo=PATIENCE_S), 1, [(200, output)], **tensor(1)))
+        assert status == 200
+    assert threads == [True, False]
+
+
+def test_the_document_and_its_page_are_sent_as_they_were_made(made):
+    """They hold whole samples, and to write them anew for each request takes long. docs/bugs.md, 688."""
+    front, sent = made(Server()), []
+    front._document = {"/openapi.json": b"{}", "/docs": b"<html>"}
+
+    async def send(message):
+        sent.append(message)
+
+    for path in front._document:
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+        asyncio.run(front(scope, None, send))
+    assert [sent[1]["body"], sent[3]["body"]] == [b"{}", b"<html>"]
+    assert [dict(one["headers"])[b"content-type"] for one in sent[::2]] == [
+        b"application/json",
+        b"text/html; charset=utf-8",
+    ]
