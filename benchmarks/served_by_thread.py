@@ -104,8 +104,8 @@ class ServedByThread:
         self.thread.loop.call_soon_threadsafe(ask)
         return asked
 
-    def hopeless(self, model: str, within: float = math.inf) -> Reason | None:
-        return self.call(lambda: self.server.hopeless(model, within))
+    def hopeless(self, model: str, within: float = math.inf, count: int = 1) -> Reason | None:
+        return self.call(lambda: self.server.hopeless(model, within, count))
 
     def look(self, name: str) -> Any:
         """The server's attribute of this name, when all that was asked before has reached it."""

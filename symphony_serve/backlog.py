@@ -67,8 +67,8 @@ class Backlog:
         """The device's batch has ended. (That of a device that was lost counts until it would have ended.)"""
         self._busy.pop(device, None)
 
-    def seconds(self, model: str, devices: Iterable[int], now: float) -> float:
-        """At the least, from ``now`` until one more request to ``model`` has been run by one of these devices.
+    def seconds(self, model: str, devices: Iterable[int], now: float, count: int = 1) -> float:
+        """At the least, from ``now`` until ``count`` more requests to ``model`` have been run by these devices.
 
         What waits for other models need not go first, and batches may be the fastest ones: so it can only be more.
         Infinite: there is no device.
@@ -78,4 +78,5 @@ class Backlog:
             return math.inf
         busy = sum([max(0.0, self._busy.get(device, now) - now) for device in given])
         each = self._each[model]
-        return (busy + self.waiting[model] * each + min(each, self.alone[model])) / len(given)
+        before = self.waiting[model] + count - 1
+        return (busy + before * each + min(each, self.alone[model])) / len(given)

@@ -7,6 +7,7 @@ a request's head is complete, the seconds that an idle one stays, and those that
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import resource
 from typing import Any
@@ -15,6 +16,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fluidtune.serving.address import listening
+from symphony_serve.reading import PIECE
 
 #: Connections at once, if the process may open twice as many files; else half of its files.
 MOST_CONNECTIONS = 10_000
@@ -25,6 +27,10 @@ HEAD_S, MOST_HEAD = 20.0, 32 << 10
 KEEP_ALIVE_S = 75
 #: Seconds until a client that reads too slowly has taken what is in the buffers. Source: nginx's `send_timeout`.
 WRITE_S = 60.0
+#: Bytes of written answers that clients have not taken, of all connections. If there are more, the client that has not
+#: taken its answer for the longest is cut off. Judgement: more than clients that do read leave of a burst of large
+#: answers, and as much memory as the bodies need that `intake.MOST_BYTES` allows.
+MOST_UNREAD = 512 << 20
 #: In a head, the wish to speak something else. It is not granted, and so the parser must not see it: it would take the
 #: body for what is spoken then. (llhttp has no switch for that.)
 _UPGRADE = re.compile(rb"(?i)\A((?:(?!\r\n\r\n)[\s\S])*?\r\n)upgrade(?=:)")
@@ -36,13 +42,18 @@ _FULL = (
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. It is closed if a head, the rest of a body that nobody reads, or a reader takes too long."""
+    """One connection. It is closed if a head, the rest of a body that nobody reads, or a reader takes too long.
+
+    While no request is being answered, one of its timers runs.
+    """
 
     #: Closes it, unless what is due comes before.
     _late: asyncio.TimerHandle | None = None
     _slow: asyncio.TimerHandle | None = None
     #: Bytes of a head that is not complete, or since the last part of a body; and whether the latest body is complete.
     _fresh, _whole = 0, True
+    #: Bytes that were not taken when the loop asked to write no more; 0: it does not ask that.
+    _unread = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -54,7 +65,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
-        self.resume_writing()
+        self._taken()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -65,6 +76,13 @@ class Connection(HttpToolsProtocol):
         # Of a body, only what is around its parts counts: the sizes of chunks, and the trailer.
         if self._fresh > MOST_HEAD and (self._late is not None or not self._whole):
             self.transport.close()
+        if self.transport.is_closing():
+            self._to_be_taken()
+        elif self._late is None and (self.cycle is None or self.cycle.response_complete):
+            # uvicorn arms this timer at the end of an answer only, and whatever comes cancels it.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     # The parser calls these.
 
@@ -92,16 +110,49 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._whole:
+        if self.transport.is_closing():
+            self._to_be_taken()
+        elif not self._whole:
             self._wait()
+
+    # The loop and uvicorn call these.
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._slow is None:
-            self._slow = self.loop.call_later(WRITE_S, self.transport.abort)
+        self._unread = self.transport.get_write_buffer_size()
+        self._to_be_taken()
+        slow = [one for one in self.connections if isinstance(one, Connection) and one._unread]
+        unread = sum(one._unread for one in slow)
+        for longest in sorted(slow, key=Connection._due)[:-1]:
+            if unread > MOST_UNREAD:
+                unread -= longest._unread
+                longest._taken()
+                longest.transport.abort()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        if not self.transport.is_closing():
+            self._taken()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """Close when what was written is taken, at the latest in `WRITE_S`."""
+        self.transport.close()
+        self._to_be_taken()
+
+    def _to_be_taken(self) -> None:
+        """What was written is to be taken in `WRITE_S`."""
+        if self._slow is None:
+            self._slow = self.loop.call_later(WRITE_S, self.transport.abort)
+
+    def _due(self) -> float:
+        """When what was written must be taken, on the loop's clock."""
+        return self._slow.when() if self._slow is not None else math.inf
+
+    def _taken(self) -> None:
+        self._unread = 0
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None
@@ -110,12 +161,30 @@ class Connection(HttpToolsProtocol):
         """Close in `HEAD_S`, unless what is waited for comes."""
         self._fresh = 0
         if self._late is None:
-            self._late = self.loop.call_later(HEAD_S, self.transport.close)
+            self._late = self.loop.call_later(HEAD_S, self._close)
 
     def _wait_no_more(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+def _to_the_end(app: Any) -> Any:
+    """The application, whose large answers end when their clients have taken nearly all.
+
+    uvicorn takes an answer for sent when it is written. Then a client could ask on, and let the next ones wait as well.
+    """
+
+    async def sends(scope: Any, receive: Any, send: Any) -> None:
+        async def send_part(message: Any) -> None:
+            if len(message.get("body", b"")) > PIECE and not message.get("more_body"):
+                await send({**message, "more_body": True})
+                message = {"type": message["type"]}
+            await send(message)  # waits until it may write
+
+        await app(scope, receive, send_part)
+
+    return sends
 
 
 def most_connections() -> int:
@@ -132,7 +201,7 @@ class Door:
     def __init__(self, app: Any, host: str, port: int):
         self._socket = listening(host, port, MOST_CONNECTIONS)
         config = uvicorn.Config(
-            app,
+            _to_the_end(app),
             http=Connection,
             ws="none",
             lifespan="off",

@@ -7,6 +7,7 @@ seconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hmac
 import json
@@ -16,7 +17,7 @@ import platform
 import time
 import uuid
 from asyncio import FIRST_COMPLETED
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,11 @@ from fluidtune.serving.answers import (
 )
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
 from fluidtune.serving.following import follow
-from fluidtune.serving.inference_protocol import Asked, server_metadata
+from fluidtune.serving.inference_protocol import Asked, Interface, server_metadata
 from fluidtune.serving.intake import Holding, Intake, collect_seldom
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import labels
-from fluidtune.serving.openapi import DOCUMENT, Described, document, page
+from fluidtune.serving.openapi import DOCUMENT, PAGE, Described, document, page
 from fluidtune.serving.placed_devices import PlacedDevices
 from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice
 from fluidtune.serving.rollouts import Answering, Rollouts
@@ -80,6 +81,9 @@ SLOW = 1 - TRIED
 #: Characters of a request's id and of its source that are kept, and inputs of one request. Judgement: an id of any
 #: tracer, and several of the largest batches.
 MOST_ID, MOST_INPUTS = 128, 1024
+#: Inputs of one request that are a piece (`Intake.turn`). Source: `AsyncServer.ask` takes 15 to 30 us on a core of an
+#: AMD EPYC.
+ASKED = 64
 
 
 class Front:
@@ -102,8 +106,8 @@ class Front:
         #: What it does now, in one word, and in the state "failed" why.
         self._state, self._why = "loading", ""
         self._server: AsyncServer | None = None
-        #: The OpenAPI document of all.
-        self._document: dict[str, Any] = {}
+        #: By path, the OpenAPI document of all, and its page.
+        self._document: dict[str, bytes] = {}
         self._devices: ServedDevices | None = None
         self._forks: ForkedActors | None = None
         self._intake = Intake(setting.slo)
@@ -158,28 +162,30 @@ class Front:
                 if asked is None:
                     value = await self._intake.read(request, about.interface.form, about.most, until, holding)
                     key = self._key(name, version, number)  # It may be another one by now. All have one form.
-                    ((status, text),) = await self._ask(server, request, key, [value], arrival, until, holding)
+                    ((status, text),) = outcomes = await self._ask(server, request, key, [value], until)
+                    self._became(key, outcomes, arrival)
                     if status != 200:
                         logger.warning("Request %s: %s", number[:MOST_ID], text)
                     response = Response(text, status, media_type="application/json")
                 else:
                     body = await self._intake.read_tensors(request, about.most, until, holding)
                     batch, until = await self._decoded(about, request, body, until)
+                    self._intake.hold_inputs(holding, len(batch.inputs))
                     key = self._key(name, version, number)
-                    response = await self._infer(server, request, key, asked, batch, arrival, until, holding)
+                    response = await self._infer(server, request, key, asked, batch, arrival, until)
                 response.headers[MODEL_VERSION] = labels(key)[1]
                 return response
         except Refused as error:
             there = self._server is not None and key in self.rollouts.answering
             said = of_server(error, self._server.wait(key) if there else self._setting.slo)  # type: ignore[union-attr]
-            self._count(key, said, self._hurried(name, arrival, until, holding))
+            self._count(key, said, self._hurried(name, arrival, until, holding), holding.inputs)
             raise said from None
         except ServeError as error:
             said = bad(error)
-            self._count(key, said, self._hurried(name, arrival, until, holding))
+            self._count(key, said, self._hurried(name, arrival, until, holding), holding.inputs)
             raise said from None
         except Said as said:
-            self._count(key, said, self._hurried(name, arrival, until, holding))
+            self._count(key, said, self._hurried(name, arrival, until, holding), holding.inputs)
             raise
 
     def _key(self, name: str, version: str, number: str) -> str:
@@ -220,66 +226,99 @@ class Front:
         batch: Asked,
         arrival: float,
         until: float,
-        holding: Holding,
     ) -> Response:
         """The answer to a batch of inputs as tensors. Raises `Said`, ServeError and Refused."""
         interface = self.rollouts.answering[key].interface
-        outcomes = await self._ask(server, request, key, batch.inputs, arrival, until, holding)
-        for status, text in outcomes:
-            if status != 200:
-                return Response(text, status, media_type="application/json")
-        outputs = [json.loads(text) for _, text in outcomes]
-        answer, described = interface.encode(batch, asked.model, labels(key)[1], outputs)
-        return Response(answer, 200, described)
+        interface.check_outputs(batch.outputs)  # The version that has read the request may have been another one.
+        outcomes = await self._ask(server, request, key, batch.inputs, until)
+        response = None
+        if all(status == 200 for status, _ in outcomes):
+            try:
+                response = Response(*await self._encoded(interface, batch, asked.model, labels(key)[1], outcomes))
+            except ServeError as error:
+                outcomes = [_failed(error)] * len(outcomes)
+        self._became(key, outcomes, arrival)
+        if response is not None:
+            return response
+        status, text = next(outcome for outcome in outcomes if outcome[0] != 200)
+        return Response(text, status, media_type="application/json")
+
+    async def _encoded(
+        self, interface: Interface, batch: Asked, model: str, version: str, outcomes: Sequence[tuple[int, str]]
+    ) -> tuple[bytes, int, dict[str, str]]:
+        """Body, status and headers of the answer with these outputs. Raises ServeError if they are not as declared."""
+
+        def encode() -> tuple[bytes, int, dict[str, str]]:
+            answer, headers = interface.encode(batch, model, version, [json.loads(text) for _, text in outcomes])
+            return answer, 200, headers
+
+        # Large ones in a thread, as in `_decoded`.
+        size = sum(len(text) for _, text in outcomes)
+        return encode() if size <= PIECE else await asyncio.to_thread(encode)
 
     async def _ask(
-        self,
-        server: AsyncServer,
-        request: Request,
-        name: str,
-        values: Sequence[Any],
-        arrival: float,
-        until: float,
-        holding: Holding,
+        self, server: AsyncServer, request: Request, name: str, values: Sequence[Any], until: float
     ) -> list[tuple[int, str]]:
         """The status and the text of each answer of the model ``name`` of the server. Raises `Said` and Refused."""
         source = request.headers.get(SOURCE, "")[:MOST_ID]
-        answers = [server.ask(name, value, until - time.monotonic(), source) for value in values]
-        gone = asyncio.ensure_future(_disconnected(request))
+        answers: list[asyncio.Future[Any]] = []
+        gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
         try:
+            if len(values) == 1:
+                answers.append(server.ask(name, values[0], until - time.monotonic(), source))
+            else:
+                asking = self._ask_many(server, name, values, until, source, answers, gone)
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(asking, until - time.monotonic())
             left = set(answers)
             while left and not gone.done() and (wait_s := until - time.monotonic()) > 0:
                 done, left = await asyncio.wait({*left, gone}, timeout=wait_s, return_when=FIRST_COMPLETED)
                 left -= {gone}
-                if any(isinstance(one.exception(), Refused) for one in done - {gone}):
+                if any(_refusal(one) for one in done - {gone}):
                     break
         finally:
             for one in (gone, *answers):
                 one.cancel()
         told = [one for one in answers if not one.cancelled()]
-        why = next((error for one in told if isinstance(error := one.exception(), Refused)), None)
-        if why is None and len(told) == len(answers):
-            return [self._outcome(name, one, arrival) for one in told]
+        why = next(filter(None, map(_refusal, told)), None)
+        if why is None and len(told) == len(values):
+            return [_outcome(one) for one in told]
         if why is None and gone.done() and not gone.cancelled():
             self._books.count(name, "cancelled", len(values))
             raise Said(400, "disconnected", "the client has gone")
-        why = why or Refused(name, Reason.OVERDUE)
-        hurried = self._hurried(name, arrival, until, holding)
-        self._count(name, of_server(why, 0.0), hurried, len(values) - 1)
-        raise why
+        raise why or Refused(name, Reason.OVERDUE if answers else Reason.LATE_ON_ARRIVAL)
 
-    def _outcome(self, name: str, answer: asyncio.Future[tuple[int, str]], arrival: float) -> tuple[int, str]:
-        """The status and the text of an answer that is there."""
-        error = answer.exception()
-        if error is None:
-            status, text = answer.result()
-        else:
-            status, text = 500, json.dumps({"error": str(error), "code": "model_failed"})
-        if status == 200:
-            self._books.answered(name, time.monotonic() - arrival)
-        else:
-            self._books.count(name, "failed")
-        return status, text
+    async def _ask_many(
+        self,
+        server: AsyncServer,
+        name: str,
+        values: Sequence[Any],
+        until: float,
+        source: str,
+        answers: list[asyncio.Future[Any]],
+        gone: asyncio.Future[Any],
+    ) -> None:
+        """Ask for several inputs, as long as they can be answered and the client is there. Raises Refused.
+
+        answers: get an answer for each that was asked for.
+        """
+        for at in range(0, len(values), ASKED):
+            some = values[at : at + ASKED]
+            async with self._intake.turn(len(some) / ASKED):
+                within = until - time.monotonic()
+                if not at and (why := server.hopeless(name, within, len(values))) is not None:
+                    raise Refused(name, why)
+                if within <= 0 or gone.done() or any(map(_refusal, answers)):
+                    return
+                answers += [server.ask(name, value, until - time.monotonic(), source) for value in some]
+
+    def _became(self, name: str, outcomes: Sequence[tuple[int, str]], arrival: float) -> None:
+        """Count a request's outcomes, as they are sent."""
+        for status, _ in outcomes:
+            if status == 200:
+                self._books.answered(name, time.monotonic() - arrival)
+            else:
+                self._books.count(name, "failed")
 
     def _check_there(self) -> AsyncServer:
         """Raises `Said` if nothing can be answered whatever the load is. A lost model process may be back in time."""
@@ -314,7 +353,7 @@ class Front:
         slo = self._setting.slo_of(name)
         return until < arrival + slo or holding.waited > SLOW * slo
 
-    def _count(self, name: str, said: Said, hurried: bool, times: int = 1) -> None:
+    def _count(self, name: str, said: Said, hurried: bool, times: int) -> None:
         """hurried: as `_hurried`."""
         if said.code != "disconnected":
             became = "late" if said.code == "overdue" else f"refused: {said.code}"
@@ -344,9 +383,7 @@ class Front:
             assert asked is not None
             about = self.rollouts.answering[self._key(name, asked.version, "")]
             return as_json(200, about.interface.metadata(name, self._versions()[name]))
-        if what == DOCUMENT:
-            return as_json(200, self._document)
-        return Response(page(self._document), media_type="text/html")
+        return Response(self._document[what], media_type="application/json" if what == DOCUMENT else "text/html")
 
     def _own_slo(self, name: str) -> dict[str, float]:
         """The SLO of one of several models, which have each their own."""
@@ -450,7 +487,42 @@ class Front:
     # The start.
 
     async def _begin(self) -> None:
-        if self._setting.modules is not None:
+        await self._until_done(self._prepare)
+        await self._until_done(self._load_and_measure)
+
+    async def _until_done(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do this, and do it again as long as it fails. Nobody awaits the start, so each error is said here."""
+        while True:
+            try:
+                await step()
+                return
+            except Exception as error:
+                if self._devices is not None and await self._devices.interrupted():
+                    continue
+                self._fail(error)
+            try:
+                await self._clear()
+            except Exception as error:
+                self._fail(error)
+            await asyncio.sleep(AGAIN_S)
+
+    def _fail(self, error: Exception) -> None:
+        logger.error("The models cannot be served", exc_info=error)
+        self._why = str(error) if isinstance(error, ServeError) else repr(error)
+        self._state = "failed"
+        self._log.write("serving_failed", reason=self._why)
+
+    async def _clear(self) -> None:
+        """Let go what an attempt that failed has left."""
+        if self._devices is not None and self._devices.trouble:
+            await self._devices.close()
+            self._devices = None
+        elif self._devices is not None:
+            self._devices.anew()
+
+    async def _prepare(self) -> None:
+        """Start the servers of forks, and go on with the versions that were served before a restart."""
+        if self._setting.modules is not None and self._forks is None:
             self._forks = await asyncio.to_thread(
                 ForkedActors, self._setting.modules, self._setting.loading.environment
             )
@@ -459,23 +531,6 @@ class Front:
         if self.rollouts.keys[0] != before:
             self._books.forget(before)
             self._books.add(self.rollouts.keys[0])
-        while True:
-            try:
-                await self._load_and_measure()
-                return
-            except Exception as error:
-                if self._devices is not None and await self._devices.interrupted():
-                    continue
-                logger.exception("The models cannot be served")
-                self._why = str(error) if isinstance(error, ServeError) else repr(error)
-                self._state = "failed"
-                self._log.write("serving_failed", reason=self._why)
-            if self._devices is not None and self._devices.trouble:
-                await self._devices.close()
-                self._devices = None
-            elif self._devices is not None:
-                self._devices.anew()
-            await asyncio.sleep(AGAIN_S)
 
     async def _load_and_measure(self) -> None:
         setting = self._setting
@@ -502,9 +557,10 @@ class Front:
             name: Described.of(one.interface.form, one.samples.inputs[0], one.samples.outputs)
             for name, one in zip(self._names, found.values(), strict=True)
         }
-        self._document = document(described, setting.slo, setting.token is not None)
+        about = document(described, setting.slo, setting.token is not None)
         if setting.placing is not None and len(self._names) > 1:
-            del self._document["paths"]["/"]["post"]
+            del about["paths"]["/"]["post"]
+        self._document = {DOCUMENT: json.dumps(about).encode(), PAGE: page(about).encode()}
         self.rollouts.answering.update(found)
         self._server = AsyncServer(models, devices, self._books.batch, placed)
         held.serve(self._server, lambda: self._watch.wanted if self._watch is not None else 1)
@@ -591,6 +647,22 @@ class Front:
     def _delays(self) -> dict[str, float]:
         """By key, the seconds that an answer takes besides its batch."""
         return {key: one.model.delays.smallest for key, one in self.rollouts.answering.items()}
+
+
+def _outcome(answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
+    """The status and the text of an answer that is there."""
+    error = answer.exception()
+    return answer.result() if error is None else _failed(error)
+
+
+def _failed(error: BaseException) -> tuple[int, str]:
+    return 500, json.dumps({"error": str(error), "code": "model_failed"})
+
+
+def _refusal(answer: asyncio.Future[Any]) -> Refused | None:
+    """Why it was refused, if it was."""
+    error = answer.exception() if answer.done() and not answer.cancelled() else None
+    return error if isinstance(error, Refused) else None
 
 
 async def _disconnected(request: Request) -> None:

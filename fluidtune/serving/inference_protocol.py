@@ -15,7 +15,7 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 from fluidtune import __version__
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
+from symphony_serve.reading import MANY
 
 #: The header that says how many bytes of the body are JSON; the binary tensors follow. Source: Triton's extension.
 JSON_SIZE = "Inference-Header-Content-Length"
@@ -77,20 +78,25 @@ class Asked:
 
 @dataclass(frozen=True)
 class Interface:
-    """The tensors of a model, and how requests and answers have them. outputs: empty, if none was seen yet."""
+    """The tensors of a model, and how requests and answers have them.
+
+    outputs: empty, if none was seen yet. keyed: each output is an object, with a key for each of these tensors; else it
+    is the only one of them.
+    """
 
     form: Form
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    keyed: bool
 
     @classmethod
     def of(cls, samples: Sequence[Any], outputs: Sequence[Any] = ()) -> Interface:
         """That of a model with these sample inputs, and these outputs for them as far as they are known."""
-        tensors = [
+        inputs, found = [
             tuple(_tensor(name, values, ragged=True)[0] for name, values in columns.items())
             for columns in (_columns(samples, "input"), _columns(outputs, "output") if outputs else {})
         ]
-        return cls(Form.of(samples), *tensors)
+        return cls(Form.of(samples), inputs, found, keyed=bool(_keys(outputs)))
 
     def metadata(self, model: str, versions: Sequence[str]) -> dict[str, Any]:
         inputs, outputs = ([tensor.metadata() for tensor in some] for some in (self.inputs, self.outputs))
@@ -121,11 +127,16 @@ class Interface:
     def encode(
         self, asked: Asked, model: str, version: str | None, outputs: Sequence[Any]
     ) -> tuple[bytes, dict[str, str]]:
-        """The answer with these outputs, one for each input: its body and headers. Raises ServeError."""
-        columns = _columns(outputs, "output")
+        """The answer with these outputs, one for each input: its body and headers.
+
+        Of outputs that differ from those of the samples it has the tensors that the metadata names. Each says of itself
+        what it holds. Raises ServeError if that cannot be.
+        """
+        columns = self._answered(outputs)
         wanted = asked.outputs or dict.fromkeys(columns, asked.binary)
         _known(wanted, columns)
-        described, binary = [], []
+        described: list[str] = []
+        binary: list[bytes] = []
         for name, as_binary in wanted.items():
             declared = next((each for each in self.outputs if each.name == name), None)
             tensor, elements = _tensor(name, columns[name], declared)
@@ -133,15 +144,33 @@ class Interface:
             if as_binary:
                 binary.append(_to_bytes(tensor.datatype, elements))
                 one["parameters"] = {**one.get("parameters", {}), "binary_data_size": len(binary[-1])}
-            else:
-                one["data"] = elements
-            described.append(one)
+            # A long list piece by piece: one call of `json` lets no other thread go on until it is done.
+            data = "" if as_binary else f', "data": {_list_text(elements)}'
+            described.append(f"{json.dumps(one)[:-1]}{data}}}")
         about = {"model_name": model, "model_version": version, "id": asked.id}
         head = {name: value for name, value in about.items() if value is not None}
-        text = json.dumps({**head, "outputs": described}).encode()
+        text = f'{json.dumps(head)[:-1]}, "outputs": [{", ".join(described)}]}}'.encode()
         if not binary:
             return text, {"Content-Type": "application/json"}
         return b"".join([text, *binary]), {"Content-Type": "application/octet-stream", JSON_SIZE: str(len(text))}
+
+    def check_outputs(self, names: Iterable[str]) -> None:
+        """Raises ServeError for a name of an output that the model is known not to have."""
+        if self.outputs:
+            _known(names, [tensor.name for tensor in self.outputs])
+
+    def _answered(self, outputs: Sequence[Any]) -> dict[str, list[Any]]:
+        """The values of each tensor of an answer. Raises ServeError for an output without keys, if all have some."""
+        if not self.outputs:
+            return _columns(outputs, "output")
+        if not self.keyed:
+            return {self.outputs[0].name: list(outputs)}
+        names = [tensor.name for tensor in self.outputs]
+        for one in outputs:
+            if not isinstance(one, dict):
+                wanted = f"expected an object with the keys {' and '.join(map(repr, names))}, as for its samples"
+                raise ServeError(f"an output of the model is a {type(one).__name__}, {wanted}")
+        return {name: [one.get(name) for one in outputs] for name in names}
 
     def _decode_inputs(self, given: list[dict[str, Any]], binary: bytes, most: int) -> dict[str, list[Any]]:
         """The values of each tensor, as many as the batch has inputs."""
@@ -169,15 +198,14 @@ class Interface:
         name = _text(one, "name")
         if name is None:
             raise ServeError("an output has no name")
-        if self.outputs:
-            _known([name], [tensor.name for tensor in self.outputs])
+        self.check_outputs([name])
         parameters = _parameters(one, f"the output {_said(name)}")
         _refuse(parameters, f"the output {_said(name)}", "classification", "ask for the tensor itself")
         _refuse(parameters, f"the output {_said(name)}", "shared_memory_region", "let it come in the body")
         return name, _flag(parameters, "binary_data", binary)
 
 
-def _known(names: Sequence[str] | Mapping[str, bool], there: Sequence[str] | Mapping[str, Any]) -> None:
+def _known(names: Iterable[str], there: Sequence[str] | Mapping[str, Any]) -> None:
     for name in names:
         if name not in there:
             raise ServeError(f"the model has no output {_said(name)}; it has {' and '.join(map(repr, there))}")
@@ -349,11 +377,15 @@ def _from_text(text: str, name: str) -> Any:
 
 def _columns(values: Sequence[Any], name: str) -> dict[str, list[Any]]:
     """The values of each tensor. name: of the only one, if the values are not all objects with the same keys."""
-    first = values[0]
-    objects = all(isinstance(one, dict) for one in values)
-    if objects and first and all(one.keys() == first.keys() for one in values):
-        return {key: [one[key] for one in values] for key in first}
-    return {name: list(values)}
+    keys = _keys(values)
+    return {key: [one[key] for one in values] for key in keys} if keys else {name: list(values)}
+
+
+def _keys(values: Sequence[Any]) -> list[str]:
+    """The keys of the values, if they are all objects with the same ones."""
+    if not values or not all(isinstance(one, dict) and one.keys() == values[0].keys() for one in values):
+        return []
+    return list(values[0])
 
 
 def _tensor(
@@ -388,6 +420,12 @@ def _datatype(elements: list[Any]) -> str | None:
     if kinds == {int} and least >= -(1 << 63) and most < 1 << 63:
         return "INT64"
     return "FP64" if -sys.float_info.max <= least and most <= sys.float_info.max else None
+
+
+def _list_text(values: list[Any]) -> str:
+    """The JSON text of a list, in pieces."""
+    parts = (json.dumps(values[at : at + MANY])[1:-1] for at in range(0, len(values), MANY))
+    return f"[{', '.join(parts)}]"
 
 
 def _to_bytes(datatype: str, elements: list[Any]) -> bytes:

@@ -1,7 +1,8 @@
 """Takes requests in: the limits of what a front holds at once, and the reading of a body, with its deadline.
 
 Here are all limits and deadlines of what comes from outside. A body is read in pieces by `symphony_serve.reading`, one
-piece of a large body in each turn of the event loop, whatever the number of bodies, so that small requests pass.
+piece of a large body in each turn of the event loop, whatever the number of bodies, so that small requests pass. The
+many inputs of one request are asked for in the same turns.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from symphony_serve.forms import Form
 from symphony_serve.reading import PIECE, Reading
 
 T = TypeVar("T")
-#: Requests that are being read or wait for their answer: far more than a front answers within any SLO. Each holds its
-#: input, so without a limit a flood under a long SLO would need all memory.
+#: Inputs that are being read or wait for their answer: far more than a front answers within any SLO. Each is held, so
+#: without a limit a flood under a long SLO would need all memory.
 MOST_OPEN = 10_000
 #: Bodies of which a part is there: far more than a burst of whole bodies has at once. Half bodies are dropped at their
 #: deadlines.
@@ -60,10 +61,13 @@ TURN_S = 0.05
 
 
 class Holding:
-    """What an open request holds: bytes of its body. waited: seconds in which its client let the front wait for it."""
+    """What an open request holds: its inputs, of which it has one until it is read, and bytes of its body.
+
+    waited: seconds in which its client let the front wait for it.
+    """
 
     def __init__(self) -> None:
-        self.bytes, self.waited = 0, 0.0
+        self.inputs, self.bytes, self.waited = 1, 0, 0.0
 
 
 class Intake:
@@ -71,10 +75,10 @@ class Intake:
 
     def __init__(self, slo: float):
         self._slo = slo
-        #: How many are open, how many of these are being read, and how many bytes they hold.
+        #: How many inputs are open, how many requests are being read, and how many bytes they hold.
         self.open = self.reading = self.bytes = 0
-        #: Held by the reader of a piece of a large body.
-        self._turn = asyncio.Lock()
+        #: Held by whoever does a part of much work; and the pieces that were done since the loop last had its turn.
+        self._turn, self._done = asyncio.Lock(), 0.0
 
     @contextlib.contextmanager
     def one(self, holding: Holding) -> Iterator[None]:
@@ -85,8 +89,28 @@ class Intake:
         try:
             yield
         finally:
-            self.open -= 1
+            self.open -= holding.inputs
             self.bytes -= holding.bytes
+
+    def hold_inputs(self, holding: Holding, inputs: int) -> None:
+        """An open request has been read, and has so many inputs. Raises `Said` if there are too many."""
+        self.open += inputs - holding.inputs
+        holding.inputs = inputs
+        if inputs > 1 and self.open > MOST_OPEN:
+            raise refused("too_many", f"with its inputs more than {MOST_OPEN} would be open", self._slo)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, pieces: float = 1.0) -> AsyncIterator[None]:
+        """Do a part of much work, of so many pieces. In a turn of the event loop one piece is done, by whomever.
+
+        A piece is what is done in 1 to 2 ms.
+        """
+        async with self._turn:
+            yield
+            self._done += pieces
+            if self._done >= 1.0:
+                self._done = 0.0
+                await asyncio.sleep(0)
 
     async def read(self, request: Request, form: Form, most: int, until: float, holding: Holding) -> Any:
         """The input in the request's body.
@@ -178,11 +202,10 @@ class Intake:
         return reading.value
 
     async def _piece(self, reading: Reading, piece: bytes) -> None:
-        async with self._turn:
+        async with self.turn():
             reading.add(piece)
             while reading.step():
                 await asyncio.sleep(0)
-            await asyncio.sleep(0)
 
     def _hold(self, holding: Holding, size: int) -> None:
         self.bytes += size - holding.bytes

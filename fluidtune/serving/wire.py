@@ -43,7 +43,7 @@ CODES: dict[str, Code] = {
     "model_failed": Code(500, "the model raised an error with this input", True),
     **{reason.name.lower(): Code(503, reason.value, reason in MAY_HAVE_RUN) for reason in _REASONS},
     "body_late": Code(503, "the body was not there and read at its deadline"),
-    "too_many": Code(503, "too many requests are open"),
+    "too_many": Code(503, "too many inputs are open"),
     "too_many_connections": Code(503, "too many connections are open"),
     "too_many_bodies": Code(503, "too many bodies are being read"),
     "too_many_bytes": Code(503, "too many bytes of large bodies are held"),

@@ -236,11 +236,11 @@ class AsyncServer:
                 raise
         return answer
 
-    def hopeless(self, model: str, within: float = math.inf) -> Reason | None:
+    def hopeless(self, model: str, within: float = math.inf, count: int = 1) -> Reason | None:
         """Why a request that comes now is certain to be refused: a batch of 1, or what waits before it, takes too long.
 
         Or no such model is served. Who asks this first need not read a request that is refused. See `backlog`.
-        within: as for `ask`.
+        within: as for `ask`. count: requests that come now, of which one at least is certain to be refused.
         """
         if self._closed:
             return None  # `ask` says why.
@@ -252,7 +252,8 @@ class AsyncServer:
         left = self._budgets[model] - max(0.0, self._slos[model] - within)
         if self._backlog.alone[model] > left:
             return Reason.LATE_ON_ARRIVAL
-        return Reason.QUEUE_FULL if self._backlog.seconds(model, there, time.monotonic()) > left else None
+        seconds = self._backlog.seconds(model, there, time.monotonic(), count)
+        return Reason.QUEUE_FULL if seconds > left else None
 
     def wait(self, model: str) -> float:
         """Seconds at the least until a request to ``model`` that came now would be answered; its SLO if none can be.

@@ -174,6 +174,7 @@ def test_a_request_is_hopeless_if_it_or_what_waits_before_it_takes_its_whole_slo
         assert [server.hopeless("m", within) for within in (math.inf, 1.5, 0.5)] == [None, None, alone]
         first, others = behind_a_gate(server, gate, 57)
         assert not server.hopeless("m")
+        assert [server.hopeless("m", math.inf, count) for count in (2, 4)] == [None, behind]
         others += [server.submit("m", value) for value in range(58, 61)]
         assert [server.hopeless("m", within) for within in (math.inf, 59.0, 0.5)] == [behind, behind, alone]
         for answer in others[:40]:

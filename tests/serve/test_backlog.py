@@ -31,6 +31,7 @@ def test_the_fastest_batch_and_what_runs_count():
     assert backlog.seconds("m", [0], 0.0) == pytest.approx(6 * 4 / 3)
     assert backlog.seconds("m", [0, 1], 0.0) == pytest.approx(3 * 4 / 3)
     assert backlog.seconds("n", [0], 0.0) == pytest.approx(3 / 2), "what waits for others need not go first"
+    assert backlog.seconds("m", [0], 0.0, 10) == pytest.approx(15 * 4 / 3)
     backlog.sent(1, 7.0)
     assert backlog.seconds("m", [0, 1], 3.0) == pytest.approx(2.0 + 3 * 4 / 3)
     assert backlog.seconds("m", [0], 3.0) == pytest.approx(6 * 4 / 3)

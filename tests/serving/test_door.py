@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 import pytest
@@ -16,13 +17,37 @@ PATIENCE_S = 100.0
 
 
 async def app(scope, receive, send):
-    """``/late`` answers when the body is there, ``/large`` with 8 MB, others at once."""
+    """``/late`` answers when the body is there, ``/large`` with 8 MB, ``/some`` with 60 KB, others at once."""
     while scope["path"] == "/late" and (await receive()).get("more_body"):
         pass
-    body = b"x" * (8 << 20) if scope["path"] == "/large" else b"ok"
+    body = b"x" * {"/large": 8 << 20, "/some": 60_000}.get(scope["path"], 0) or b"ok"
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def narrow(monkeypatch, request):
+    """In the kernel the connections of a door that is made after this have buffers of so many bytes."""
+    from fluidtune.serving import door as doors
+
+    listening = doors.listening
+
+    def made(*given):
+        one = listening(*given)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, request.param)
+        return one
+
+    monkeypatch.setattr(doors, "listening", made)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """A door that is made after this has little patience."""
+    from fluidtune.serving import door as doors
+
+    for name in ("HEAD_S", "KEEP_ALIVE_S", "WRITE_S"):
+        monkeypatch.setattr(doors, name, 0.05)
 
 
 @pytest.fixture
@@ -92,6 +117,41 @@ def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for(door, monkeypatc
         assert rest(one).endswith(b"\r\n\r\nok")
 
 
+HEAD = b"POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "parts", [(HEAD, b"12"), (HEAD, b"1", b"2"), (b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n")]
+)
+def test_whatever_comes_when_no_request_is_there_the_connection_ends(hasty, door, parts):
+    """docs/bugs.md, 685."""
+    first, *others = parts
+    with connected(door[0], first) as one, contextlib.suppress(ConnectionError):  # it may end before all has come
+        one.recv(1 << 16)
+        for part in others:
+            one.sendall(part)
+        rest(one)
+
+
+@pytest.mark.parametrize("narrow", [4096], indirect=True)
+@pytest.mark.parametrize("end", [b"", b"Connection: close\r\n"], ids=["idle", "close"])
+@pytest.mark.parametrize("path", [b"some", b"large"])
+def test_a_connection_that_is_to_end_does_so_though_its_client_takes_nothing(narrow, hasty, door, path, end):
+    """docs/bugs.md, 685. What is left of 60 KB is less than makes a loop ask that no more be written."""
+    port, connections = door
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(("127.0.0.1", port))
+        one.sendall(b"GET /%b HTTP/1.1\r\nHost: x\r\n%b\r\n" % (path, end))
+        one.recv(1)
+
+        async def gone():
+            while connections:
+                await asyncio.sleep(0.001)
+
+        asyncio.run(asyncio.wait_for(gone(), PATIENCE_S))
+
+
 def test_a_body_that_is_read_takes_its_time_and_the_next_request_follows(door, monkeypatch):
     from fluidtune.serving import door as doors
 
@@ -130,6 +190,49 @@ def test_a_reader_that_stands_still_is_cut_off(door, monkeypatch):
                 await asyncio.sleep(0.001)
 
         asyncio.run(asyncio.wait_for(gone(), PATIENCE_S))
+
+
+@pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
+def test_of_answers_that_nobody_takes_a_bounded_number_of_bytes_is_held(narrow, door, monkeypatch):
+    """The client that has taken nothing for the longest is cut off. docs/bugs.md, 688."""
+    from fluidtune.serving import door as doors
+
+    monkeypatch.setattr(doors, "MOST_UNREAD", 17 << 20)
+    port, connections = door
+    clients = []
+
+    async def held(number):
+        while sum(one.transport.get_write_buffer_size() > 1 << 20 for one in connections) != number:
+            await asyncio.sleep(0.001)
+
+    for number in (1, 2, 2):  # the third is too much for the first
+        clients.append(connected(port, b"GET /large HTTP/1.0\r\n\r\n"))
+        clients[-1].recv(1, socket.MSG_PEEK)
+        asyncio.run(asyncio.wait_for(held(number), PATIENCE_S))
+    first, *others = clients
+    with contextlib.suppress(ConnectionError):
+        assert len(rest(first)) < 8 << 20
+    assert [rest(one).count(b"x") for one in others] == [8 << 20] * 2
+    for one in clients:
+        one.close()
+
+
+@pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
+def test_whoever_has_not_taken_a_large_answer_gets_no_second_one(narrow, door):
+    """docs/bugs.md, 688."""
+    port, connections = door
+    with connected(port, 2 * b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET / HTTP/1.0\r\n\r\n") as one:
+        one.recv(1, socket.MSG_PEEK)
+        (connection,) = connections
+
+        async def paused():
+            while not connection._unread:
+                await asyncio.sleep(0.001)
+
+        asyncio.run(asyncio.wait_for(paused(), PATIENCE_S))
+        assert not connection.pipeline[-1][0].response_started
+        assert connection.server_state.total_requests == 0
+        assert rest(one).count(b"x") == 2 * (8 << 20)
 
 
 def test_more_connections_than_the_limit_are_told_so(door, monkeypatch):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
+import threading
 import time
 from types import SimpleNamespace
 
@@ -27,11 +29,14 @@ class Server:
 
     unanswered, closed = 9, False
 
-    def __init__(self, able=1, hopeless=None):
-        self.able, self._hopeless, self.answers, self.withins = able, hopeless, [], []
+    def __init__(self, able=1, hopeless=None, most=math.inf):
+        """most: more requests than these are hopeless."""
+        self.able, self._hopeless, self._most, self.answers, self.withins = able, hopeless, most, [], []
 
-    def hopeless(self, name, within):
-        return self._hopeless
+    def hopeless(self, name, within, count=1):
+        if within < 0:
+            return Reason.LATE_ON_ARRIVAL
+        return self._hopeless if count <= self._most else Reason.QUEUE_FULL
 
     def wait(self, name):
         return 0.3
@@ -363,3 +368,211 @@ def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, name):
     front.rollouts.answering[name] = front.rollouts.answering["t"]
     assert answered(front, path=f"/{name}")[1]["code"] == "overdue"
     assert answered(front, path=f"/{name}x")[1]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("where", ["forks", "restore", "load", "anew"])
+def test_what_fails_at_the_start_is_said_and_tried_again(made, monkeypatch, caplog, where):
+    """docs/bugs.md, 684."""
+    from fluidtune.serving import front as fronts
+
+    front, seen = made(), []
+    failing = {where, "load"} if where == "anew" else {where}
+
+    def fails(name):
+        if name in failing:
+            failing.remove(name)
+            raise OSError(f"{name} fails")
+
+    async def restore():
+        fails("restore")
+
+    async def load():
+        fails("load")
+
+    async def sleep(seconds):
+        assert seconds == fronts.AGAIN_S
+        seen.append((front._state, front._why))
+
+    async def interrupted():
+        return False
+
+    front._setting.modules, front._setting.loading.environment, front._forks = ("numpy",), {}, None
+    front._devices.anew, front._devices.interrupted = lambda: fails("anew"), interrupted
+    front.rollouts.restore, front._load_and_measure = restore, load
+    monkeypatch.setattr(fronts, "ForkedActors", lambda *given: fails("forks") or "forks")
+    monkeypatch.setattr(fronts, "asyncio", SimpleNamespace(sleep=sleep, to_thread=asyncio.to_thread))
+    asyncio.run(front._begin())
+    assert seen[0] == ("failed", repr(OSError(f"{where} fails")))
+    assert (front._forks, failing) == ("forks", set())
+    assert f"{where} fails" in caplog.text
+
+
+@pytest.fixture
+def many(made):
+    """A front with a long SLO, which takes bodies of many inputs."""
+    front = made(Server(), slo=PATIENCE_S)
+    front.rollouts.answering["t"] = dataclasses.replace(front.rollouts.answering["t"], most=1 << 20)
+    return front
+
+
+def tensor(count):
+    """A request with so many inputs."""
+    one = {"name": "input", "shape": [count], "datatype": "INT64", "data": [1] * count}
+    return {"path": "/v2/models/t/infer", "body": json.dumps({"inputs": [one]}).encode()}
+
+
+@pytest.mark.parametrize(("late", "code"), [(False, "queue_full"), (True, "late_on_arrival")])
+def test_inputs_that_are_hopeless_together_are_not_even_asked_for(made, late, code):
+    """docs/bugs.md, 686. late: decoding them takes until after the deadline."""
+    front = made(Server(most=20), slo=PATIENCE_S)
+    decoded = front._decoded
+
+    async def slowly(about, request, body, until):
+        batch, until = await decoded(about, request, body, until)
+        return batch, time.monotonic() - 1.0 if late else until
+
+    front._decoded = slowly
+    status, said, _ = answered(front, **tensor(20 if late else 21))
+    assert (status, said["code"], front._server.answers) == (503, code, [])
+    assert front._books.requests("t") == {f"refused: {code}": 20 if late else 21}
+    assert front._intake.open == 0
+
+
+def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_asked_for(many):
+    """docs/bugs.md, 686."""
+    from fluidtune.serving.front import ASKED
+
+    front, counts = many, [3, 1000, 500, *[2] * 100]
+
+    async def run():
+        asked, turns, before = [asyncio.ensure_future(ask(front, **tensor(count))) for count in counts], [], 0
+        while before < sum(counts) and not any(one.done() for one in asked):
+            await asyncio.sleep(0)
+            turns.append(len(front._server.answers) - before)
+            before += turns[-1]
+        assert front._intake.open == sum(counts)
+        for answer in front._server.answers:
+            answer.set_result((200, "1"))
+        return [await one for one in asked], turns
+
+    told, turns = asyncio.run(run())
+    assert [len(value["outputs"][0]["data"]) for _, value, _ in told] == counts
+    assert max(turns) < 2 * ASKED
+    assert front._books.requests("t") == {"answered": sum(counts)}
+    assert front._intake.open == 0
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_the_rest_of_the_inputs_is_not_asked_for_when_it_is_of_no_use(many, gone):
+    """The client has gone, or one of the first inputs was refused. docs/bugs.md, 686."""
+    from fluidtune.serving.front import ASKED
+
+    front = many
+
+    async def run():
+        left = asyncio.Event()
+        asked = asyncio.ensure_future(ask(front, gone=left, **tensor(1024)))
+        while not front._server.answers:
+            await asyncio.sleep(0)
+        if gone:
+            left.set()
+        else:
+            front._server.answers[0].set_exception(Refused("t", Reason.LATE))
+        return await asked
+
+    status, said, _ = asyncio.run(run())
+    assert (status, said["code"]) == ((400, "disconnected") if gone else (503, "late"))
+    assert front._books.requests("t") == {"cancelled" if gone else "refused: late": 1024}
+    assert len(front._server.answers) <= 4 * ASKED
+    assert all(answer.cancelled() for answer in front._server.answers[1:])
+
+
+def test_the_inputs_of_a_request_are_open_each(made, monkeypatch):
+    """docs/bugs.md, 686."""
+    from fluidtune.serving import intake
+
+    monkeypatch.setattr(intake, "MOST_OPEN", 10)
+    front = made(Server(), slo=PATIENCE_S)
+
+    async def run():
+        first = asyncio.ensure_future(ask(front, **tensor(8)))
+        while len(front._server.answers) < 8:
+            await asyncio.sleep(0)
+        refused = await ask(front, **tensor(3))
+        assert front._intake.open == 8
+        for answer in front._server.answers:
+            answer.set_result((200, "1"))
+        return refused, await first
+
+    refused, first = asyncio.run(run())
+    assert (refused[0], refused[1]["code"], first[0]) == (503, "too_many", 200)
+    assert front._books.requests("t") == {"answered": 8, "refused: too_many": 3}
+    assert front._intake.open == 0
+
+
+def test_an_output_that_is_no_tensor_of_the_metadata_is_one_failure_of_the_model(made):
+    """docs/bugs.md, 687."""
+    from fluidtune.serving.inference_protocol import Interface
+
+    front = made(Server(), slo=PATIENCE_S)
+    keyed = Interface.of([1], [{"cat": 0.9}])
+    front.rollouts.answering["t"] = dataclasses.replace(front.rollouts.answering["t"], interface=keyed)
+    status, said, _ = asyncio.run(answering(front, 2, [(200, '{"cat": 1}'), (200, "5")], **tensor(2)))
+    assert (status, said["code"]) == (500, "model_failed")
+    assert "is a int, expected an object with the keys 'cat'" in said["error"]
+    assert front._books.requests("t") == {"failed": 2}
+
+
+def test_an_output_that_another_version_has_not_is_refused_before_it_is_asked(made):
+    """The version that reads the request is not the one that is there when it is read. docs/bugs.md, 687."""
+    from fluidtune.serving.inference_protocol import Interface
+
+    front = made(Server(), slo=PATIENCE_S)
+    decoded, about = front._decoded, front.rollouts.answering["t"]
+    front.rollouts.answering["t"] = dataclasses.replace(about, interface=Interface.of([1], [{"cat": 0.9}]))
+
+    async def changes(*given):
+        front.rollouts.answering["t"] = about
+        return await decoded(*given)
+
+    front._decoded = changes
+    one = {"name": "input", "shape": [1], "datatype": "INT64", "data": [1]}
+    body = json.dumps({"inputs": [one], "outputs": [{"name": "cat"}]}).encode()
+    status, said, _ = answered(front, path="/v2/models/t/infer", body=body)
+    assert (status, said["error"]) == (400, "the model has no output 'cat'; it has 'output'")
+    assert (front._server.answers, front._books.requests("t")) == ([], {"bad": 1})
+
+
+def test_a_large_answer_is_encoded_beside_the_loop(made, monkeypatch):
+    """docs/bugs.md, 688."""
+    from fluidtune.serving.inference_protocol import Interface
+
+    threads, encode = [], Interface.encode
+
+    def noted(*given):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return encode(*given)
+
+    monkeypatch.setattr(Interface, "encode", noted)
+    for output in ("2", json.dumps([0.5] * 10_000)):
+        status, _, _ = asyncio.run(answering(made(Server(), slo=PATIENCE_S), 1, [(200, output)], **tensor(1)))
+        assert status == 200
+    assert threads == [True, False]
+
+
+def test_the_document_and_its_page_are_sent_as_they_were_made(made):
+    """They hold whole samples, and to write them anew for each request takes long. docs/bugs.md, 688."""
+    front, sent = made(Server()), []
+    front._document = {"/openapi.json": b"{}", "/docs": b"<html>"}
+
+    async def send(message):
+        sent.append(message)
+
+    for path in front._document:
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+        asyncio.run(front(scope, None, send))
+    assert [sent[1]["body"], sent[3]["body"]] == [b"{}", b"<html>"]
+    assert [dict(one["headers"])[b"content-type"] for one in sent[::2]] == [
+        b"application/json",
+        b"text/html; charset=utf-8",
+    ]

@@ -264,6 +264,64 @@ def test_an_output_that_the_answer_lacks_is_refused():
         Interface.of([1]).encode(asked, "best", None, [1])
 
 
+def answer_of(interface, outputs, wanted=(), binary=False):
+    """By name, the tensors of an answer."""
+    asked = Asked(None, [], dict.fromkeys(wanted, binary))
+    return {one["name"]: one for one in json.loads(interface.encode(asked, "best", None, outputs)[0])["outputs"]}
+
+
+CAT, DOG = {"cat": 0.9}, {"dog": 0.8}
+
+
+@pytest.mark.parametrize("wanted", [(), ("output",)])
+@pytest.mark.parametrize("outputs", [[CAT], [CAT, CAT], [CAT, DOG], [5]])
+def test_an_answer_has_the_tensor_that_outputs_with_different_keys_are_declared_as(outputs, wanted):
+    """docs/bugs.md, 687."""
+    interface = Interface.of([1, 2], [CAT, DOG])
+    (declared,) = interface.metadata("best", ["1"])["outputs"]
+    (one,) = answer_of(interface, outputs, wanted).values()
+    assert {key: one[key] for key in ("name", "datatype", "parameters")} == {
+        key: declared[key] for key in ("name", "datatype", "parameters")
+    }
+    assert [json.loads(text) for text in one["data"]] == outputs
+
+
+@pytest.mark.parametrize("wanted", [(), ("label", "odds")])
+def test_an_answer_has_the_tensors_of_the_metadata_whatever_keys_its_outputs_have(wanted):
+    """docs/bugs.md, 687."""
+    odd = [{"label": "one", "more": 1}, {"label": "two", "odds": [0.5]}]
+    found = answer_of(IMAGES, odd, wanted)
+    assert {name: one["data"] for name, one in found.items()} == {"label": ["one", "two"], "odds": ["null", "[0.5]"]}
+    assert (found["odds"]["datatype"], found["odds"]["parameters"]) == ("BYTES", {"content_type": "application/json"})
+    with pytest.raises(ServeError, match="is a list, expected an object with the keys 'label' and 'odds'"):
+        answer_of(IMAGES, [[1]], wanted)
+
+
+def test_outputs_with_one_key_that_is_named_output_are_no_whole_outputs():
+    interface = Interface.of([1], [{"output": {"a": 1}}])
+    assert answer_of(interface, [{"output": 5}])["output"]["data"] == ["5"]
+
+
+def test_a_large_answer_is_written_in_pieces_between_which_other_threads_go_on(monkeypatch):
+    """docs/bugs.md, 688."""
+    from types import SimpleNamespace
+
+    from fluidtune.serving import inference_protocol
+    from symphony_serve.reading import PIECE
+
+    written = []
+
+    def dumps(value):
+        written.append(len(text := json.dumps(value)))
+        return text
+
+    monkeypatch.setattr(inference_protocol, "json", SimpleNamespace(dumps=dumps))
+    outputs = [[0.5] * 1536] * 64
+    found = answer_of(Interface.of([1], outputs[:1]), outputs)["output"]
+    assert (found["shape"], len(found["data"]), set(found["data"])) == ([64, 1536], 64 * 1536, {0.5})
+    assert max(written) <= PIECE
+
+
 # The public client.
 
 
