@@ -131,6 +131,7 @@ EVIL = ("evil", "evil/1")
         m.AppJoined("evil", None),
         m.Heard(*EVIL, version=(math.inf, 0)),
         m.Heard(*EVIL, version=(10**5000, 0)),
+        m.Heard(*EVIL, version=((1 << 63) - 1, 0)),
         m.Heard(*EVIL, version="12"),
         m.Release(*EVIL, ["m-0"], 1),
         m.RhoAnswer(*EVIL, 1, m.Report(1e9, 2, best=1e9, left=1.0, whole=1.0, leases=5)),
