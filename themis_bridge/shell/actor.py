@@ -101,12 +101,12 @@ class ArbiterActor:
         Raises ThemisError if an argument cannot be true, or the bundle does not have exactly one of the unit that is
         leased here, and ValueError for an id that cannot be one.
         """
-        joined = m.AppJoined(app, session, user, life, together)
-        m.check_app_event(joined)
+        joined = m.plain_event(m.AppJoined(app, session, user, life, together))
+        app, session = joined.app, joined.session
         reservations.check_app_name(app)
         if life:
             reservations.by_id(life)
-        reservations.check_bundle(bundle)
+        bundle = reservations.plain_bundle(bundle)
         if bundle.get(self._unit) != 1.0:
             raise ThemisError(
                 f"app {app!r} asks for devices of {bundle}; the arbiter of this Ray cluster leases single "
@@ -127,8 +127,7 @@ class ArbiterActor:
 
         Raises ThemisError for a message that no agent can send; then none of them is handled.
         """
-        for event in events:
-            m.check_app_event(event)
+        events = m.plain_events(events)
         with self._lock:
             for event in events:
                 if not isinstance(event, m.AppJoined):

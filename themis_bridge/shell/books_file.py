@@ -75,20 +75,24 @@ class Books:
 
     def write(self, data: Mapping[str, Any]) -> bool:
         """Replace the books, unless the last attempt failed a moment ago. Returns whether they are stored."""
-        text = json.dumps({**data, "format": FORMAT})
-        if text == self._stored:
-            return True
         now = self._clock()
         if self._failures and now < self._again:
             return False
         try:
+            text = json.dumps({**data, "format": FORMAT})
+            if text == self._stored:
+                return True
             write_books(self._path, text)
-        except (OSError, ThemisError) as error:
+        except (OSError, TypeError, ValueError) as error:
             self._since = self._since if self._failures else now
             self._again = now + min(PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
             self._failures = min(self._failures + 1, 60)
-            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._remedy = "make room on that disk" if full else "let this user write there"
+            if not isinstance(error, (OSError, ThemisError)):
+                self._remedy = "that is a fault of FluidTune: stop the arbiter, and start it again"
+            elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._remedy = "make room on that disk"
+            else:
+                self._remedy = "let this user write there"
             self._why = str(error)
             logger.warning("themis: %s", self.trouble())
             return False
