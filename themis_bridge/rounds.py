@@ -15,10 +15,15 @@ from dataclasses import dataclass, field, replace
 from themis_bridge import messages as m
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.auction import Bid
+from themis_bridge.bids import most_rows
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu, cut_in_gangs
 from themis_bridge.plain import number, plain, shown, whole
 from themis_bridge.settings import NO_QUOTA
+
+#: A bid may have this many times the rows that an agent of this version lists at most. Judgement: agents of other
+#: versions may list more, and what a bid costs grows with the square.
+SPARE_ROWS = 2
 
 
 @dataclass
@@ -62,10 +67,15 @@ class Round:
             raise ThemisError(f"{shown(bid)} is no bid")
         if bid.app != event.app:
             raise ThemisError(f"it bids in the name of {shown(bid.app)}")
+        most = SPARE_ROWS * most_rows(self.offer.values())
+        if len(bid.rho) > most:
+            raise ThemisError(f"it bids on {len(bid.rho)} subsets; expected at most {most} for {len(gpus)} GPUs")
         for row in bid.rho:
             if type(row) is not frozenset or not row <= gpus or set(map(type, row)) - {str}:
                 raise ThemisError(f"it bids on {shown(row)}, which is not on offer; bid on subsets of the offer")
-        bid = Bid(event.app, {row: number(rho) for row, rho in bid.rho.items()}, whole(bid.gang))
+        # A larger gang than the offer can hold is cut into the same pieces.
+        gang = min(whole(bid.gang), 1 << len(gpus).bit_length())
+        bid = Bid(event.app, {row: number(rho) for row, rho in bid.rho.items()}, gang)
         bid.check(gpus)
         room = NO_QUOTA if offer.most is None else offer.most - len(offer.held)
         if max(map(len, bid.rho)) > room:
