@@ -159,9 +159,17 @@ class AppRecord:
             self.rho = (elapsed + self._believed(ends, report.left, number)) / fair
             self.best = (elapsed + report.left) / fair
 
+    def _work(self, speed: float) -> float:
+        """The work that its leases since its last report have done at this ``speed``.
+
+        No placement is taken to be slower than MOST_SLOWDOWN, here as in `_believed`. An app that always said that its
+        end is far would else have done no work: its T_id would shrink with the work left, and its rho grow with that.
+        """
+        return self.spent / self.useful * max(speed, 1 / MOST_SLOWDOWN)
+
     def _count_served(self, speed: float) -> None:
         """Its leases since its last report have worked at this ``speed``."""
-        self.served += self.spent / self.useful * speed
+        self.served += self._work(speed)
         self.spent = 0.0
 
     @property
@@ -182,7 +190,7 @@ class AppRecord:
         What its leases have done is now all that it had to do, or less if it was stopped. So a lie about the work shows
         also if the app ended before it reported again. If it has gained GPUs since, their speed is not known.
         """
-        done = self.served + (self.spent / self.useful * self.speed if self.tokens else 0.0)
+        done = self.served + (self._work(self.speed) if self.tokens else 0.0)
         if self.whole and self.least < math.inf:
             self.doubt = max(self.doubt, self._work_doubt(done / self.whole))
         return self.doubt, done * self.useful
