@@ -126,15 +126,14 @@ class Auctioneer:
             self.late += 1
             return
         gpus, contention = len(state.gpus), state.contention(event.app)
-        # A copy: of an answer that is refused nothing is noted.
-        app = replace(state.apps[event.app])
+        app = state.apps[event.app]
         elapsed = state.clock - app.joined
         try:
             if isinstance(event, m.RhoAnswer):
                 report = round_.plain_report(event)
                 held = sorted(lease.token for lease in state.leases.of(event.app))
                 app.take_report(report, held, gpus, elapsed, contention)
-                state.apps[event.app], round_.reports[event.app] = app, report
+                round_.reports[event.app] = report
             else:
                 kept = whole_gangs(round_.bidders[event.app].held, app.together)
                 bid, report = replace(round_.plain_bid(event), together=app.together), round_.reports[event.app]
