@@ -237,6 +237,29 @@ def test_books_that_json_does_not_have_count_as_not_written(world, caplog):
     assert books(world)["apps"]["a"]["whole"] == 1.0 and not world.actor.status()["trouble"]
 
 
+def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):
+    make = reservations.placement_group
+
+    def fail(bundles, **kwargs):
+        if "planet" in bundles[0]:
+            raise UnicodeEncodeError("utf-8", "planet", 0, 1, "no such resource")
+        return make(bundles, **kwargs)
+
+    monkeypatch.setattr(reservations, "placement_group", fail)
+    world.join("evil", Job(2))
+    world.actor.join("evil", "evil/1", {"CPU": 1.0, "planet": 0.0})
+    world.join("a", Job(2))
+    world.run(30.0)
+    assert [app for app, _, _ in world.there()] == ["a", "a"]
+
+
+def test_what_one_app_cannot_have_bars_those_that_ask_for_as_much_of_what_it_asks_for(world):
+    for name, more in (("a", {}), ("b", {"memory": 4.0}), ("c", {"memory": 8.0, "disk": 0.0})):
+        world.actor.join(name, "one", {"CPU": 1.0, **more})
+    for bundle, apps in (({}, "abc"), ({"disk": 0.0}, "abc"), ({"memory": 4.0}, "bc"), ({"memory": 8.0}, "c")):
+        assert world.actor._asking_for({"CPU": 1.0, **bundle}) == set(apps)
+
+
 def test_a_heartbeat_does_not_rewrite_the_books(world):
     world.actor.join("a", "one", {"CPU": 1.0})
     world.now = 1.0

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ class ArbiterActor:
         self._write_ahead = WriteAhead(self._books, self._saved, self._carry_out)
         #: App -> the resources that one of its devices reserves. They are stored in the books, too.
         self._bundles: dict[str, dict[str, float]] = {}
-        self._tasks = GroupTasks(time.monotonic, self._lock)
+        self._tasks = GroupTasks(time.monotonic, self._lock, self._asking_for)
         #: What the loop has to tell the state machine.
         self._news: list[m.Event] = []
         self._closed = False
@@ -239,14 +239,11 @@ class ArbiterActor:
     def _bundle(self, app: str) -> dict[str, float]:
         return self._bundles.get(app, {self._unit: 1.0})
 
-    def _with_others(self, failed: m.ReserveFailed) -> m.ReserveFailed:
-        """The event with the apps that ask for at least as much as the one whose reservation failed."""
-        lease = self._arbiter.state.leases.current(failed.gpu, failed.token)
-        if lease is None:
-            return failed
-        least = self._bundle(lease.app).items()
-        others = [app for app, each in self._bundles.items() if all(each.get(name, 0.0) >= n for name, n in least)]
-        return replace(failed, also_for=frozenset(others))
+    def _asking_for(self, bundle: Mapping[str, float]) -> frozenset[str]:
+        """The apps that ask for at least as much as this bundle with one of their devices."""
+        least = [(name, amount) for name, amount in bundle.items() if amount > 0]
+        asked = self._bundles.items()
+        return frozenset(app for app, each in asked if all(each.get(name, 0.0) >= amount for name, amount in least))
 
     # --- time and Ray
 
@@ -281,8 +278,7 @@ class ArbiterActor:
         with self._lock:
             self._news += news
             while self._news:
-                event = self._news.pop(0)
-                self._handle(self._with_others(event) if isinstance(event, m.ReserveFailed) else event)
+                self._handle(self._news.pop(0))
 
     def _pass_time(self) -> None:
         with self._lock:
