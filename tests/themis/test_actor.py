@@ -100,7 +100,7 @@ def test_a_group_with_a_name_that_no_arbiter_gives_is_somebody_elses(name, state
     group = world._placement_group([], name=name)
     world.table[group.id.hex()]["state"] = state
     token = reservations.newest_token()
-    assert actor.ArbiterActor({}, "CPU", str(world.books)) and token == 0
+    assert actor.ArbiterActor({}, "CPU", "head") and token == 0
     assert world.table[group.id.hex()]["state"] == state and not reservations.found()
 
 

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from themis_bridge import arbiter_view
@@ -25,7 +24,7 @@ from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
-from themis_bridge.shell.books_file import Books
+from themis_bridge.shell.books_file import Books, books_path
 from themis_bridge.shell.cluster_watch import ForeignUsage, SilentDrivers
 from themis_bridge.shell.gauges import Gauges
 from themis_bridge.shell.group_tasks import GroupTasks, Wanted
@@ -52,13 +51,13 @@ class ArbiterActor:
 
     settings: changes to the default `Settings`, used only if there are no books.
     unit: "GPU" or "CPU", what is leased.
-    books: path of the file in which the state is stored.
+    head: id of the head node, on which this process runs and keeps its books.
     """
 
-    def __init__(self, settings: dict[str, Any], unit: str, books: str):
+    def __init__(self, settings: dict[str, Any], unit: str, head: str):
         self._unit = unit
         self._lock = threading.RLock()
-        self._books = Books(Path(books), time.monotonic)
+        self._books = Books(books_path(head), time.monotonic)
         self._write_ahead = WriteAhead(self._books, self._saved, self._carry_out)
         #: App -> the resources that one of its devices reserves. They are stored in the books, too.
         self._bundles: dict[str, dict[str, float]] = {}

@@ -24,8 +24,16 @@ logger = logging.getLogger(__name__)
 
 #: The format of the books. Whoever changes what a field means makes it larger; books with a larger one are not read.
 FORMAT = 1
+#: Where the books of all users' arbiters are, whatever TMPDIR says. It may be another in each job, and any of them may
+#: start the arbiter.
+ROOT = Path("/tmp")
 #: The pause after a first write that failed, and the longest one, s.
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+
+
+def books_path(head: str) -> Path:
+    """The books of the arbiter of a Ray cluster. ``head``: id of its head node; another head is another cluster."""
+    return ROOT / f"themis-{os.geteuid()}" / f"{head[:16]}.json"
 
 
 class Books:
