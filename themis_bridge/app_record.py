@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from themis_bridge.auction import Bid
+from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import NOTHING, endless_rho
 from themis_bridge.messages import Report
 from themis_bridge.winner_determination import EQUAL
@@ -124,7 +125,17 @@ class AppRecord:
             gpus: GPUs in the cluster.
             elapsed: seconds since the app joined.
             contention: N_avg over its life.
+
+        Raises ThemisError if what follows from its figures is not finite. A report is noted whole or not at all.
         """
+        new = replace(self)
+        new._note_report(report, held, gpus, elapsed, contention)
+        vars(self).update(vars(new))
+
+    def _note_report(
+        self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float
+    ) -> None:
+        """See `take_report`."""
         self.endless, self.wanted = report.endless, min(report.useful, max(1, gpus))
         if report.endless:
             # It may have claimed work before, and do so again.
@@ -158,10 +169,19 @@ class AppRecord:
         if fair:
             self.rho = (elapsed + self._believed(ends, report.left, number)) / fair
             self.best = (elapsed + report.left) / fair
+        _check_finite(ends, grown, self.served, self.rho, self.best, self.doubt, *self.held_up, *self.free)
+
+    def _work(self, speed: float) -> float:
+        """The work that its leases since its last report have done at this ``speed``.
+
+        No placement is taken to be slower than MOST_SLOWDOWN, here as in `_believed`. An app that always said that its
+        end is far would else have done no work: its T_id would shrink with the work left, and its rho grow with that.
+        """
+        return self.spent / self.useful * max(speed, 1 / MOST_SLOWDOWN)
 
     def _count_served(self, speed: float) -> None:
         """Its leases since its last report have worked at this ``speed``."""
-        self.served += self.spent / self.useful * speed
+        self.served += self._work(speed)
         self.spent = 0.0
 
     @property
@@ -182,7 +202,7 @@ class AppRecord:
         What its leases have done is now all that it had to do, or less if it was stopped. So a lie about the work shows
         also if the app ended before it reported again. If it has gained GPUs since, their speed is not known.
         """
-        done = self.served + (self.spent / self.useful * self.speed if self.tokens else 0.0)
+        done = self.served + (self._work(self.speed) if self.tokens else 0.0)
         if self.whole and self.least < math.inf:
             self.doubt = max(self.doubt, self._work_doubt(done / self.whole))
         return self.doubt, done * self.useful
@@ -222,6 +242,8 @@ class AppRecord:
             report: its report in the same round.
             kept: how many GPUs it keeps whatever it wins.
             gpus, elapsed, contention: as of `take_report`.
+
+        Raises ThemisError if a row's rho is not finite.
         """
         if report.endless:
             share = gpus / contention
@@ -236,6 +258,7 @@ class AppRecord:
         for row, rho in bid.rho.items():
             ends = max(0.0, rho * told - been)
             rows[row] = max(EQUAL, (elapsed + self._believed(ends, report.left, kept + len(row))) / fair)
+        _check_finite(*rows.values())
         return replace(bid, rho=rows)
 
     def _haste(self) -> float:
@@ -258,6 +281,12 @@ class AppRecord:
             return 1.0
         factor = approached / passed / max(1.0, usual / there if there else 1.0)
         return min(factor, MOST_WRONG) if factor > PLACEMENT_SLACK else 1.0
+
+
+def _check_finite(*computed: float) -> None:
+    """Raise ThemisError if a number is infinite, or none: later reports could then not be compared with it."""
+    if not all(map(math.isfinite, computed)):
+        raise ThemisError(f"its figures are too large or too small: from them follows {computed}; expected numbers")
 
 
 def crowding(apps: Mapping[str, AppRecord]) -> dict[str, int]:

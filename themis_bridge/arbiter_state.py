@@ -49,7 +49,8 @@ class ArbiterState:
         self.clock = 0.0
         #: Number of rounds begun so far.
         self.rounds = 0
-        #: Grows with each restart of the arbiter; the first part of the version of a `messages.Leases`.
+        #: Grows with each restart of the arbiter, and by nothing that an app says; the first part of the version of a
+        #: `messages.Leases`.
         self.epoch = 0
         #: Seconds that `account` has not seen yet.
         self._unaccounted = 0.0

@@ -126,18 +126,17 @@ class Auctioneer:
             self.late += 1
             return
         gpus, contention = len(state.gpus), state.contention(event.app)
-        # A copy: of an answer that is refused nothing is noted.
-        app = replace(state.apps[event.app])
+        app = state.apps[event.app]
         elapsed = state.clock - app.joined
         try:
-            round_.check(event)
             if isinstance(event, m.RhoAnswer):
+                report = round_.plain_report(event)
                 held = sorted(lease.token for lease in state.leases.of(event.app))
-                app.take_report(event.report, held, gpus, elapsed, contention)
-                state.apps[event.app], round_.reports[event.app] = app, event.report
+                app.take_report(report, held, gpus, elapsed, contention)
+                round_.reports[event.app] = report
             else:
                 kept = whole_gangs(round_.bidders[event.app].held, app.together)
-                bid, report = replace(event.bid, together=app.together), round_.reports[event.app]
+                bid, report = replace(round_.plain_bid(event), together=app.together), round_.reports[event.app]
                 round_.bids[event.app] = app.own_bid(bid, report, kept, gpus, elapsed, contention)
         except BAD_ANSWER as error:
             round_.refused.add(event.app)

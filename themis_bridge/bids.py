@@ -31,6 +31,12 @@ def ladder(most: int) -> list[int]:
     return sizes
 
 
+def most_rows(offer: Iterable[Gpu]) -> int:
+    """No bid that `make_bid` makes for this offer has more rows: for each kind of GPU and gang, those of a ladder."""
+    kinds = Counter(gpu.kind for gpu in offer)
+    return 1 + sum(number.bit_length() * len(ladder(number)) for number in kinds.values())
+
+
 @dataclass
 class Valuation:
     """One app's rho for any set of GPUs that it would hold from now until it is done (eq. 1 and 2).

@@ -26,7 +26,8 @@ class LeaseManager:
         self._state, self._out = state, out
         #: Second part of the version of a `messages.Leases`; it grows with each change.
         self._version = 0
-        #: App -> the version of its leases as they are now.
+        #: App -> the version of its leases as they are now. Its epoch is the arbiter's, or a larger one that only this
+        #: app has, see `remind_app`.
         self._versions: dict[str, tuple[int, int]] = {}
         #: The GPUs and ``by_machine`` of the last `lease_phases`, and its result.
         self._phases: tuple[tuple[tuple[str, ...], bool], dict[str, float]] = (((), False), {})
@@ -84,18 +85,20 @@ class LeaseManager:
         """Something about an app's leases has changed: tell it all of them."""
         if name in self._state.apps:
             self._version += 1
-            self._versions[name] = self._state.epoch, self._version
+            epoch, _ = self._versions.get(name, (0, 0))
+            self._versions[name] = max(epoch, self._state.epoch), self._version
             self._tell(name)
 
     def remind_app(self, event: m.Heard) -> None:
         """Tell an app its leases if it does not know them."""
-        name, known = event.app, event.version
-        if known is not None and known > (self._state.epoch, self._version):
-            # Of an arbiter before this one, which lost its books. Smaller versions would be ignored.
-            self._state.epoch = known[0] + 1
-        if name not in self._versions or self._versions[name][0] != self._state.epoch:
+        name, known, told = event.app, event.version, self._versions.get(event.app)
+        if told is None or (known is not None and known > told):
+            if known is not None:
+                # Of an arbiter before this one, which may have lost its books. Smaller versions would be ignored. The
+                # epoch is this app's alone: were its word to count for all, it could make it too large for them.
+                self._versions[name] = known[0] + 1, 0
             self.tell_app(name)
-        elif known != self._versions[name]:
+        elif known != told:
             self._tell(name)
 
     def _tell(self, name: str) -> None:

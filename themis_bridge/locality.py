@@ -25,6 +25,8 @@ Key = TypeVar("Key", str, int)
 GUESSES: Mapping[str, float] = {"slot": 1.0, "machine": 1.0, "rack": 1.1, "cluster": 1.3}
 #: How many iteration times are remembered for each link: the median of nine ignores four outliers.
 MEMORY = 9
+#: GPUs of one machine that an app can need at once. Judgement: no machine has more.
+MOST_TOGETHER = 1024
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,11 @@ def link(gpus: Iterable[Gpu]) -> str:
 
 def check_together(number: int) -> None:
     """Raise ThemisError if an app cannot need that many GPUs of one machine at once."""
-    if not isinstance(number, int) or number < 1 or number & (number - 1):
-        raise ThemisError(f"{number!r} GPUs at once: gangs have 1, 2, 4, 8, 16, ... GPUs; ask for such a number")
+    if not isinstance(number, int) or not 1 <= number <= MOST_TOGETHER or number & (number - 1):
+        raise ThemisError(
+            f"{number!r} GPUs at once: gangs have 1, 2, 4, 8, 16, ... GPUs, {MOST_TOGETHER} at most; ask for such a "
+            "number"
+        )
 
 
 def whole_gangs(gpus: Iterable[Gpu], together: int) -> int:

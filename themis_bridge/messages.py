@@ -7,12 +7,13 @@ the last one that it has received.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from themis_bridge.auction import Bid
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu, check_together
+from themis_bridge.plain import plain, shown
 
 
 class Event:
@@ -129,28 +130,31 @@ class Release(AppEvent):
     token: int
 
 
-def check_app_event(event: object) -> None:
-    """Raise ThemisError for a message that no app can send: handled, it might fail in every later tick.
+#: All that an app can send.
+APP_EVENTS = (AppJoined, AppLeft, Heard, RhoAnswer, BidAnswer, Release)
+#: An app cannot send more than this number of messages at once. Judgement: it gives back each of its GPUs in one of
+#: them, if not twice, and has few others.
+MOST_MESSAGES = 10_000
 
-    Reports and bids are checked when a round takes them, see `rounds.Round.check`.
+
+def plain_events(events: object) -> list[AppEvent]:
+    """What an app sent, with plain values. Raises ThemisError for messages that no app can send.
+
+    Reports and bids are made plain when a round takes them, see `rounds.Round`.
     """
-    if not isinstance(event, AppEvent):
-        raise ThemisError(f"{event!r} is no message of an app; see themis_bridge.messages")
-    kinds = {"str": str, "int": int}
-    for each in fields(event):
-        value, kind = getattr(event, each.name), kinds.get(str(each.type))
-        if kind is not None and not isinstance(value, kind):
-            raise ThemisError(f"{each.name}={value!r} of a {type(event).__name__}: expected {each.type}")
+    if not isinstance(events, list) or len(events) > MOST_MESSAGES:
+        raise ThemisError(f"{shown(events)}: expected a list of at most {MOST_MESSAGES} messages")
+    return [plain_event(event) for event in events]
+
+
+def plain_event(event: object) -> AppEvent:
+    """One message of an app, see `plain_events`."""
+    if not isinstance(event, AppEvent) or type(event) not in APP_EVENTS:
+        raise ThemisError(f"{shown(event)} is no message of an app; see themis_bridge.messages")
+    event = plain(event, type(event), but=("report", "bid"))
     if isinstance(event, AppJoined):
         check_together(event.together)
-    if isinstance(event, Heard) and event.version is not None and not _is_version(event.version):
-        raise ThemisError(f"version={event.version!r} of a Heard: expected two numbers, as of a Leases message")
-
-
-def _is_version(version: Any) -> bool:
-    """Whether an arbiter can have given it. Epochs and versions are counted, so they never need more than 63 bits."""
-    pair = isinstance(version, tuple) and len(version) == 2
-    return pair and all(isinstance(number, int) and 0 <= number < 1 << 63 for number in version)
+    return event
 
 
 @dataclass(frozen=True)

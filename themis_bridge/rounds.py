@@ -8,7 +8,6 @@ who wins.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,9 +15,15 @@ from dataclasses import dataclass, field, replace
 from themis_bridge import messages as m
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.auction import Bid
+from themis_bridge.bids import most_rows
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu, cut_in_gangs
+from themis_bridge.plain import number, plain, shown, whole
 from themis_bridge.settings import NO_QUOTA
+
+#: A bid may have this many times the rows that an agent of this version lists at most. Judgement: agents of other
+#: versions may list more, and what a bid costs grows with the square.
+SPARE_ROWS = 2
 
 
 @dataclass
@@ -47,18 +52,35 @@ class Round:
             return not self.bidders
         return event.app in self.bidders and event.app not in self.refused
 
-    def check(self, event: m.RhoAnswer | m.BidAnswer) -> None:
-        """Raise ThemisError, TypeError, AttributeError or OverflowError for an answer that cannot be true."""
-        if isinstance(event, m.RhoAnswer):
-            _check_report(event.report)
-            return
-        bid, offer = event.bid, self.bidders[event.app]
+    def plain_report(self, event: m.RhoAnswer) -> m.Report:
+        """The report with plain values. Raises ThemisError or AttributeError for one that cannot be true."""
+        if not isinstance(event.report, m.Report):
+            raise ThemisError(f"{shown(event.report)} is no report")
+        report = plain(event.report, m.Report)
+        _check_report(report)
+        return report
+
+    def plain_bid(self, event: m.BidAnswer) -> Bid:
+        """The bid with plain values. Raises ThemisError, TypeError or AttributeError for one that cannot be true."""
+        bid, offer, gpus = event.bid, self.bidders[event.app], frozenset(self.offer)
+        if not isinstance(bid, Bid) or not isinstance(bid.rho, dict):
+            raise ThemisError(f"{shown(bid)} is no bid")
         if bid.app != event.app:
-            raise ThemisError(f"it bids in the name of {bid.app!r}")
-        bid.check(frozenset(self.offer))
+            raise ThemisError(f"it bids in the name of {shown(bid.app)}")
+        most = SPARE_ROWS * most_rows(self.offer.values())
+        if len(bid.rho) > most:
+            raise ThemisError(f"it bids on {len(bid.rho)} subsets; expected at most {most} for {len(gpus)} GPUs")
+        for row in bid.rho:
+            if type(row) is not frozenset or not row <= gpus or set(map(type, row)) - {str}:
+                raise ThemisError(f"it bids on {shown(row)}, which is not on offer; bid on subsets of the offer")
+        # A larger gang than the offer can hold is cut into the same pieces.
+        gang = min(whole(bid.gang), 1 << len(gpus).bit_length())
+        bid = Bid(event.app, {row: number(rho) for row, rho in bid.rho.items()}, gang)
+        bid.check(gpus)
         room = NO_QUOTA if offer.most is None else offer.most - len(offer.held)
         if max(map(len, bid.rho)) > room:
             raise ThemisError(f"the bid is over its quota; it may bid for {room} GPUs")
+        return bid
 
     @property
     def awaited(self) -> set[str]:
@@ -85,22 +107,17 @@ class Round:
 
 
 def _check_report(report: m.Report) -> None:
-    ends = 0.0 if report.ends is None else report.ends
-    numbers = {name: getattr(report, name) for name in ("rho", "best", "left", "whole", "fair")}
-    for name, value in {**numbers, "ends": ends}.items():
-        if not math.isfinite(value) or value < 0:
-            raise ThemisError(f"{name}={value!r}; expected a finite number >= 0")
-    if not isinstance(report.leases, tuple) or not all(isinstance(token, int) for token in report.leases):
-        raise ThemisError(f"leases={report.leases!r}; expected tokens")
-    whole = all(isinstance(number, int) for number in (report.useful, report.gang, report.demand))
-    if not whole or report.useful < 0 or report.gang < 1:
+    """Raise ThemisError for a report, of plain values, that cannot be true."""
+    for name in ("rho", "best", "left", "whole", "fair", "ends"):
+        value = getattr(report, name)
+        if value is not None and value < 0:
+            raise ThemisError(f"{name}={value!r}; expected a number >= 0")
+    if report.useful < 0 or report.gang < 1:
+        raise ThemisError(f"useful={report.useful}, gang={report.gang}; expected numbers of GPUs, >= 0 and >= 1")
+    if report.endless and (report.useful < 1 or report.gang > 1):
         raise ThemisError(
-            f"useful={report.useful!r}, gang={report.gang!r}; expected whole numbers of GPUs, >= 0 and >= 1"
-        )
-    if not isinstance(report.endless, bool) or (report.endless and (report.useful < 1 or report.gang > 1)):
-        raise ThemisError(
-            f"endless={report.endless!r}, useful={report.useful}, gang={report.gang}; expected True or False, and "
-            "of an app that never ends at least one GPU and no gang"
+            f"endless=True, useful={report.useful}, gang={report.gang}; expected of an app that never ends at least "
+            "one GPU and no gang"
         )
     if report.useful and not report.endless and not (report.left and report.whole):
         raise ThemisError(

@@ -21,10 +21,12 @@ class Lie:
 
     behind: it multiplies every rho that it reports or bids, and the times until its end that they imply.
     shorter: it divides its T_id and T_cluster, and all work that it claims to have had.
+    ends: in each report it ends in this number of seconds on the GPUs that it holds; None: it says what is true.
     """
 
     behind: float = 1.0
     shorter: float = 1.0
+    ends: float | None = None
 
 
 #: No lie.
@@ -51,13 +53,14 @@ class Liar(TwinAgent):
         if not isinstance(event, m.RhoAnswer):
             return event
         told = event.report
+        ends = None if told.ends is None else told.ends * lie.behind
         return replace(
             event,
             report=replace(
                 told,
                 rho=told.rho * factor,
                 best=told.best * factor,
-                ends=None if told.ends is None else told.ends * lie.behind,
+                ends=ends if lie.ends is None else lie.ends,
                 whole=told.whole / lie.shorter,
                 fair=told.fair / lie.shorter,
             ),

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from decimal import Decimal
+from fractions import Fraction
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.themis.cluster import Job
 from tests.themis.shell_world import World
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
+from themis_bridge.errors import ThemisError
 from themis_bridge.settings import Settings
 from themis_bridge.shell import actor, books_file, reservations
 
@@ -95,7 +100,7 @@ def test_a_group_with_a_name_that_no_arbiter_gives_is_somebody_elses(name, state
     group = world._placement_group([], name=name)
     world.table[group.id.hex()]["state"] = state
     token = reservations.newest_token()
-    assert actor.ArbiterActor({}, "CPU", str(world.books)) and token == 0
+    assert actor.ArbiterActor({}, "CPU", "head") and token == 0
     assert world.table[group.id.hex()]["state"] == state and not reservations.found()
 
 
@@ -119,6 +124,8 @@ def test_a_namesake_is_refused_in_the_call_in_which_it_joins(world):
 
 
 EVIL = ("evil", "evil/1")
+#: A report that can be true.
+HONEST = m.Report(1.0, 2, best=1.0, left=1.0, whole=1.0)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +138,21 @@ EVIL = ("evil", "evil/1")
         m.AppJoined("evil", None),
         m.Heard(*EVIL, version=(math.inf, 0)),
         m.Heard(*EVIL, version=(10**5000, 0)),
+        m.Heard(*EVIL, version=((1 << 63) - 1, 0)),
         m.Heard(*EVIL, version="12"),
         m.Release(*EVIL, ["m-0"], 1),
         m.RhoAnswer(*EVIL, 1, m.Report(1e9, 2, best=1e9, left=1.0, whole=1.0, leases=5)),
         m.RhoAnswer(*EVIL, 1, m.Report(10**308, 2, best=10**308, left=1.0, whole=1.0, fair=10**308)),
         m.RhoAnswer(*EVIL, 1, m.Report(1.0, 2, left=1.0, whole=1.0, ends=10**400)),
+        *(
+            m.RhoAnswer(*EVIL, 1, replace(HONEST, **{name: kind(1.0)}))
+            for name in ("rho", "left", "whole")
+            for kind in (Fraction, Decimal, np.float32, str)
+        ),
+        m.RhoAnswer(*EVIL, 1, replace(HONEST, useful=np.int64(2))),
+        m.Release(*EVIL, "\ud800", 1),
+        m.Release(*EVIL, "m" * 10**6, 1),
+        m.AppJoined(*EVIL, together=1 << 20_000),
         m.GpuLeft("m-0"),
         m.ReserveFailed("m-0", 1),
     ],
@@ -168,6 +185,15 @@ def test_a_message_that_cannot_be_true_harms_nobody_else(event, world):
         {"bundle": ["CPU"]},
         {"together": 0},
         {"together": "2"},
+        {"together": 1 << 20_000},
+        {"together": 2048},
+        {"user": "\ud800"},
+        {"user": "a" * 10**6},
+        {"app": "\ud800"},
+        {"bundle": {"CPU": 1.0, "\ud800": 0.0}},
+        {"bundle": {"CPU": 1.0, "memory": Fraction(4)}},
+        {"bundle": {"CPU": 1.0, "memory": 1e300}},
+        {"bundle": {"CPU": 1.0} | {f"r{number}": 0.0 for number in range(1000)}},
         {"user": ["anna"]},
         {"user": 5},
         {"life": "no hex"},
@@ -181,6 +207,57 @@ def test_a_join_that_cannot_be_true_is_refused(changes, world):
     with pytest.raises(ValueError):
         world.actor.join(**{"app": "evil", "session": "evil/1", "bundle": {"CPU": 1.0}, **changes})
     assert not world.actor._arbiter.state.apps and not world.actor._bundles
+
+
+@pytest.mark.parametrize("events", [itertools.repeat(m.Heard(*EVIL)), [m.Heard(*EVIL)] * 10**6, None])
+def test_what_is_no_list_of_messages_that_an_app_may_have_is_refused(events, world):
+    world.actor.join(*EVIL, {"CPU": 1.0})
+    with pytest.raises(ThemisError, match="messages"):
+        world.actor.exchange(*EVIL, events)
+
+
+def test_figures_of_numpy_that_are_floats_are_written_as_floats(world):
+    world.actor.join(*EVIL, {"CPU": 1.0})
+    world.actor.exchange(*EVIL, [m.RhoAnswer(*EVIL, 1, replace(HONEST, rho=np.float64(3.0), whole=2))])
+    app = world.actor._arbiter.state.apps["evil"]
+    assert type(app.rho) is float and type(app.whole) is float and books(world)["apps"]["evil"]["whole"] == 2.0
+
+
+def test_books_that_json_does_not_have_count_as_not_written(world, caplog):
+    world.actor.join("a", "one", {"CPU": 1.0})
+    before = books(world)
+    world.actor._arbiter.state.apps["a"].whole = Fraction(1)
+    world.actor.join("b", "one", {"CPU": 1.0})
+    world.actor._try(world.actor._pass_time)
+    assert "Fraction is not JSON serializable" in "".join(world.actor.status()["trouble"])
+    assert "a part of a tick failed" not in caplog.text
+    assert json.loads(world.books.read_text()) == before
+    world.actor._arbiter.state.apps["a"].whole = 1.0
+    world.now += 10.0
+    assert books(world)["apps"]["a"]["whole"] == 1.0 and not world.actor.status()["trouble"]
+
+
+def test_an_app_that_ray_cannot_be_asked_for_bars_no_other(world, monkeypatch):
+    make = reservations.placement_group
+
+    def fail(bundles, **kwargs):
+        if "planet" in bundles[0]:
+            raise UnicodeEncodeError("utf-8", "planet", 0, 1, "no such resource")
+        return make(bundles, **kwargs)
+
+    monkeypatch.setattr(reservations, "placement_group", fail)
+    world.join("evil", Job(2))
+    world.actor.join("evil", "evil/1", {"CPU": 1.0, "planet": 0.0})
+    world.join("a", Job(2))
+    world.run(30.0)
+    assert [app for app, _, _ in world.there()] == ["a", "a"]
+
+
+def test_what_one_app_cannot_have_bars_those_that_ask_for_as_much_of_what_it_asks_for(world):
+    for name, more in (("a", {}), ("b", {"memory": 4.0}), ("c", {"memory": 8.0, "disk": 0.0})):
+        world.actor.join(name, "one", {"CPU": 1.0, **more})
+    for bundle, apps in (({}, "abc"), ({"disk": 0.0}, "abc"), ({"memory": 4.0}, "bc"), ({"memory": 8.0}, "c")):
+        assert world.actor._asking_for({"CPU": 1.0, **bundle}) == set(apps)
 
 
 def test_a_heartbeat_does_not_rewrite_the_books(world):

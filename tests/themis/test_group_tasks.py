@@ -31,7 +31,9 @@ class Ray:
             remove=lambda group: self._wait(self.gone.add(group)),
         )
         monkeypatch.setattr(group_tasks, "reservations", ray)
-        self.tasks = GroupTasks(lambda: self.now, threading.RLock())
+        #: The apps that ask for as much as WANTED.
+        self.others = frozenset()
+        self.tasks = GroupTasks(lambda: self.now, threading.RLock(), lambda bundle: self.others)
 
     def _wait(self, answer):
         self.now += self.seconds
@@ -94,3 +96,16 @@ def test_a_reservation_that_ray_cannot_make_is_given_up_after_its_time(fault, mo
     events = ray.run()
     assert events == [m.ReserveFailed("g0", 0), m.Removed("g0", 0)]
     assert CREATE_S <= ray.now - began < 2 * CREATE_S
+
+
+@pytest.mark.parametrize("fault", ["full", "fails", "gone"])
+def test_only_a_group_that_waits_shows_anything_of_other_apps(fault, monkeypatch):
+    ray = Ray(monkeypatch)
+    ray.others = frozenset({"b"})
+    if fault == "gone":
+        ray.gone.add(("a", "g0", 0))
+    else:
+        setattr(ray, fault, True)
+    ray.reserve(1)
+    failed, _ = ray.run()
+    assert failed == m.ReserveFailed("g0", 0, frozenset({"b"}) if fault == "full" else frozenset())

@@ -85,6 +85,20 @@ def test_a_restarted_arbiter_tells_every_app_its_leases(books: str) -> None:
     assert len(agent.leases) == 4 and heartbeat(cluster) == []
 
 
+def test_no_word_of_an_app_changes_the_versions_of_another() -> None:
+    cluster = Cluster(4)
+    for name in ("a", "b"):
+        cluster.join(name, Job(4, 1e5))
+    cluster.wait(10)
+    before, known = cluster.arbiter.state.epoch, (10**18, 7)
+    (told,) = cluster.arbiter.handle(m.Heard("b", "s", version=known), cluster.now)
+    assert told.version > known, "it may know that of an arbiter that lost its books"
+    cluster.wait(200)
+    assert cluster.arbiter.state.epoch == before
+    assert cluster.agents["a"].heartbeat().version[0] == before
+    assert cluster.agents["b"].heartbeat().version > known
+
+
 def test_the_leases_of_an_app_are_those_of_the_table() -> None:
     table = LeaseTable()
     for gpu, app in (("g0", "a"), ("g1", "b"), ("g2", "a"), ("g3", "a")):

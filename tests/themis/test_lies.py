@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -10,7 +11,7 @@ from benchmarks.shared_cluster.apps import Spec, TwinApp
 from benchmarks.shared_cluster.liars import TRUTH, Liar, Lie, come_back, split
 from benchmarks.shared_cluster.simulate import Setup, Simulation, simulate
 from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
-from themis_bridge import Bid, JobInfo
+from themis_bridge import Bid, JobInfo, ThemisError
 from themis_bridge import messages as m
 from themis_bridge.app_record import MOST_SLOWDOWN, MOST_WRONG, PLACEMENT_POWER, WORK_POWER, AppRecord
 from themis_bridge.locality import Gpu
@@ -98,6 +99,30 @@ def test_who_claims_next_to_no_work_is_doubted_most(least: float, whole: float) 
         ends = least if minute > 3 else ends
     assert MOST_WRONG**WORK_POWER <= book.distrust <= MOST_WRONG ** (WORK_POWER + PLACEMENT_POWER)
     book.leave()
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"rho": 1e200, "fair": 1e200, "ends": None},
+        {"rho": 1e200, "fair": 1e200, "ends": None, "left": 1e308},
+        {"left": 5e-324, "whole": 5e-324, "ends": 5e-324},
+        {"whole": 5e-324},
+        {"ends": -1e308},
+    ],
+)
+def test_a_report_from_which_no_numbers_follow_is_noted_whole_or_not_at_all(figures) -> None:
+    book = AppRecord("s", 0.0, 0.0)
+    honest = m.Report(1.0, 2, left=6000.0, whole=6000.0, leases=(1, 2), ends=6000.0, fair=6000.0, demand=2)
+    book.take_report(replace(honest, ends=1e308), [1, 2], 2, 0.0, 1.0)
+    book.spent = book.idle = 0.0
+    before = asdict(book)
+    with pytest.raises(ThemisError, match="too large or too small"):
+        for elapsed in (60.0, 120.0):
+            book.take_report(replace(honest, **figures), [1, 2], 2, elapsed, 1.0)
+            before = asdict(book)
+    assert asdict(book) == before
+    assert all(map(math.isfinite, (*book.held_up, *book.free, book.least, book.doubt)))
 
 
 def test_who_says_now_and_then_that_it_never_ends_is_doubted_all_the_same() -> None:

@@ -13,9 +13,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from themis_bridge import arbiter_view
@@ -25,7 +24,7 @@ from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
-from themis_bridge.shell.books_file import Books
+from themis_bridge.shell.books_file import Books, books_path
 from themis_bridge.shell.cluster_watch import ForeignUsage, SilentDrivers
 from themis_bridge.shell.gauges import Gauges
 from themis_bridge.shell.group_tasks import GroupTasks, Wanted
@@ -52,17 +51,17 @@ class ArbiterActor:
 
     settings: changes to the default `Settings`, used only if there are no books.
     unit: "GPU" or "CPU", what is leased.
-    books: path of the file in which the state is stored.
+    head: id of the head node, on which this process runs and keeps its books.
     """
 
-    def __init__(self, settings: dict[str, Any], unit: str, books: str):
+    def __init__(self, settings: dict[str, Any], unit: str, head: str):
         self._unit = unit
         self._lock = threading.RLock()
-        self._books = Books(Path(books), time.monotonic)
+        self._books = Books(books_path(head), time.monotonic)
         self._write_ahead = WriteAhead(self._books, self._saved, self._carry_out)
         #: App -> the resources that one of its devices reserves. They are stored in the books, too.
         self._bundles: dict[str, dict[str, float]] = {}
-        self._tasks = GroupTasks(time.monotonic, self._lock)
+        self._tasks = GroupTasks(time.monotonic, self._lock, self._asking_for)
         #: What the loop has to tell the state machine.
         self._news: list[m.Event] = []
         self._closed = False
@@ -101,12 +100,12 @@ class ArbiterActor:
         Raises ThemisError if an argument cannot be true, or the bundle does not have exactly one of the unit that is
         leased here, and ValueError for an id that cannot be one.
         """
-        joined = m.AppJoined(app, session, user, life, together)
-        m.check_app_event(joined)
+        joined = m.plain_event(m.AppJoined(app, session, user, life, together))
+        app, session = joined.app, joined.session
         reservations.check_app_name(app)
         if life:
             reservations.by_id(life)
-        reservations.check_bundle(bundle)
+        bundle = reservations.plain_bundle(bundle)
         if bundle.get(self._unit) != 1.0:
             raise ThemisError(
                 f"app {app!r} asks for devices of {bundle}; the arbiter of this Ray cluster leases single "
@@ -127,8 +126,7 @@ class ArbiterActor:
 
         Raises ThemisError for a message that no agent can send; then none of them is handled.
         """
-        for event in events:
-            m.check_app_event(event)
+        events = m.plain_events(events)
         with self._lock:
             for event in events:
                 if not isinstance(event, m.AppJoined):
@@ -240,14 +238,11 @@ class ArbiterActor:
     def _bundle(self, app: str) -> dict[str, float]:
         return self._bundles.get(app, {self._unit: 1.0})
 
-    def _with_others(self, failed: m.ReserveFailed) -> m.ReserveFailed:
-        """The event with the apps that ask for at least as much as the one whose reservation failed."""
-        lease = self._arbiter.state.leases.current(failed.gpu, failed.token)
-        if lease is None:
-            return failed
-        least = self._bundle(lease.app).items()
-        others = [app for app, each in self._bundles.items() if all(each.get(name, 0.0) >= n for name, n in least)]
-        return replace(failed, also_for=frozenset(others))
+    def _asking_for(self, bundle: Mapping[str, float]) -> frozenset[str]:
+        """The apps that ask for at least as much as this bundle with one of their devices."""
+        least = [(name, amount) for name, amount in bundle.items() if amount > 0]
+        asked = self._bundles.items()
+        return frozenset(app for app, each in asked if all(each.get(name, 0.0) >= amount for name, amount in least))
 
     # --- time and Ray
 
@@ -282,8 +277,7 @@ class ArbiterActor:
         with self._lock:
             self._news += news
             while self._news:
-                event = self._news.pop(0)
-                self._handle(self._with_others(event) if isinstance(event, m.ReserveFailed) else event)
+                self._handle(self._news.pop(0))
 
     def _pass_time(self) -> None:
         with self._lock:

@@ -24,8 +24,16 @@ logger = logging.getLogger(__name__)
 
 #: The format of the books. Whoever changes what a field means makes it larger; books with a larger one are not read.
 FORMAT = 1
+#: Where the books of all users' arbiters are, whatever TMPDIR says. It may be another in each job, and any of them may
+#: start the arbiter.
+ROOT = Path("/tmp")
 #: The pause after a first write that failed, and the longest one, s.
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+
+
+def books_path(head: str) -> Path:
+    """The books of the arbiter of a Ray cluster. ``head``: id of its head node; another head is another cluster."""
+    return ROOT / f"themis-{os.geteuid()}" / f"{head[:16]}.json"
 
 
 class Books:
@@ -75,20 +83,24 @@ class Books:
 
     def write(self, data: Mapping[str, Any]) -> bool:
         """Replace the books, unless the last attempt failed a moment ago. Returns whether they are stored."""
-        text = json.dumps({**data, "format": FORMAT})
-        if text == self._stored:
-            return True
         now = self._clock()
         if self._failures and now < self._again:
             return False
         try:
+            text = json.dumps({**data, "format": FORMAT})
+            if text == self._stored:
+                return True
             write_books(self._path, text)
-        except (OSError, ThemisError) as error:
+        except (OSError, TypeError, ValueError) as error:
             self._since = self._since if self._failures else now
             self._again = now + min(PAUSE_S * 2**self._failures, LONGEST_PAUSE_S)
             self._failures = min(self._failures + 1, 60)
-            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._remedy = "make room on that disk" if full else "let this user write there"
+            if not isinstance(error, (OSError, ThemisError)):
+                self._remedy = "that is a fault of FluidTune: stop the arbiter, and start it again"
+            elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._remedy = "make room on that disk"
+            else:
+                self._remedy = "let this user write there"
             self._why = str(error)
             logger.warning("themis: %s", self.trouble())
             return False

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -27,10 +24,9 @@ CALLS = 4
 ALLOCATION = {"MALLOC_ARENA_MAX": "1"}
 
 
-def _books() -> Path:
-    """Path of the books of this Ray cluster's arbiter. The head node's id is in it: another head is another cluster."""
-    head = next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and reservations.HEAD in node["Resources"])
-    return Path(tempfile.gettempdir()) / f"themis-{os.getuid()}" / f"{head[:16]}.json"
+def _head() -> str:
+    """The head node's id."""
+    return next(str(node["NodeID"]) for node in ray.nodes() if node["Alive"] and reservations.HEAD in node["Resources"])
 
 
 def find() -> Any | None:
@@ -68,7 +64,7 @@ def start(unit: str | None = None, **settings: Any) -> Any:
         max_concurrency=CALLS,
         runtime_env={"env_vars": ALLOCATION},
     )
-    arbiter = actor.remote(settings, unit, str(_books()))
+    arbiter = actor.remote(settings, unit, _head())
     ray.get(arbiter.status.remote())
     return arbiter
 

@@ -74,10 +74,12 @@ class GroupTasks:
 
     clock: seconds.
     lock: held by whoever calls anything but `work`.
+    also_for: bundle -> the apps that ask for at least as much. Asked, with the lock, when Ray has had no room for it.
     """
 
     clock: Callable[[], float]
     lock: threading.RLock
+    also_for: Callable[[Mapping[str, float]], frozenset[str]]
     #: Reservation -> its group, for those in which something can run.
     there: dict[Key, Any] = field(default_factory=dict)
     #: Reservation -> its group, for the others that an earlier arbiter has asked for.
@@ -171,8 +173,12 @@ class GroupTasks:
                 return [m.Reserved(task.key[1], task.key[2])]
             now = self.clock()
             task.since = min(task.since, now) if state else now
-            if state == reservations.REMOVED or now - task.since > CREATE_S:
+            if state == reservations.REMOVED:
                 return self._give_up(task)
+            if now - task.since > CREATE_S:
+                # It waits, so that there is no room for others who ask for as much. A call that raises an exception
+                # shows nothing of others: its cause may be what this app asks for.
+                return self._give_up(task, self.also_for(wanted.bundle))
             self._look_again(task)
             return []
 
@@ -195,10 +201,10 @@ class GroupTasks:
         self._put(task, self.clock() + min(LOOK_S * 2**task.looks, CREATE_S / 5))
         task.looks = min(task.looks + 1, 30)
 
-    def _give_up(self, task: GroupTask) -> list[m.Event]:
+    def _give_up(self, task: GroupTask, also_for: frozenset[str] = frozenset()) -> list[m.Event]:
         """The reservation cannot be made: remove what there is of it, and let the state machine go on."""
         self.remove(task.key)
-        return [m.ReserveFailed(task.key[1], task.key[2])]
+        return [m.ReserveFailed(task.key[1], task.key[2], also_for)]
 
     def _failed(self, task: GroupTask, error: Exception) -> list[m.Event]:
         task.why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -9,7 +9,6 @@ starts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import ray
@@ -23,6 +22,7 @@ from ray.util.placement_group import (
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.locality import Gpu
+from themis_bridge.plain import number, shown, text
 
 #: (app, GPU, token).
 Key = tuple[str, str, int]
@@ -33,6 +33,8 @@ _PREFIX = "themis"
 SLIVER = 0.0001
 #: The resource that Ray gives the head node, and only it.
 HEAD = "node:__internal_head__"
+#: Resources of which one device of a job can need some. Judgement: jobs ask for a handful.
+MOST_RESOURCES = 100
 #: Ray's states of a group in which something can run, and of one that is gone for good.
 CREATED, REMOVED = "CREATED", "REMOVED"
 
@@ -43,13 +45,17 @@ def check_app_name(app: str) -> None:
         raise ThemisError(f"app name {app!r}: expected a name without '/'")
 
 
-def check_bundle(bundle: object) -> None:
-    """Raise ThemisError if this cannot be what a group reserves: Ray resource -> amount."""
-    amounts = bundle.items() if isinstance(bundle, dict) else [("", None)]
-    for name, amount in amounts:
-        number = isinstance(amount, (int, float)) and math.isfinite(amount) and amount >= 0
-        if not isinstance(name, str) or not number:
-            raise ThemisError(f"devices of {bundle!r}: expected Ray resources and their amounts, finite numbers >= 0")
+def plain_bundle(bundle: object) -> dict[str, float]:
+    """What a group reserves, Ray resource -> amount, with plain values. Raises ThemisError if it cannot be that."""
+    try:
+        if not isinstance(bundle, dict) or len(bundle) > MOST_RESOURCES:
+            raise ThemisError(f"expected at most {MOST_RESOURCES} of them")
+        amounts = {text(name): number(amount) for name, amount in bundle.items()}
+        if any(amount < 0 for amount in amounts.values()):
+            raise ThemisError("expected amounts >= 0")
+    except ThemisError as error:
+        raise ThemisError(f"devices of {shown(bundle)}: not Ray resources and their amounts: {error}") from None
+    return amounts
 
 
 def cluster_gpus(unit: str) -> tuple[list[Gpu], dict[str, str], list[str]]:
