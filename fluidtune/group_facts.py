@@ -37,7 +37,7 @@ class GroupFacts:
     lost: str | None = None
     #: The loop is writing its last commit, for which the host waits.
     committing: bool = False
-    #: Why no commit of the last boundary is possible, in a line: what the trial has done since would be lost.
+    #: Why no commit is possible, or why the last one failed, in a line: what the trial has done since would be lost.
     cannot_commit: str | None = None
     #: The random streams with which the trial's code began, for its joiners. None: none, or they were sent before.
     streams: dict[str, Any] | None = field(default=None, repr=False)

@@ -109,7 +109,8 @@ def state(**values: Any) -> State:
     The values are attributes of what is returned: numbers, strings, tensors, lists and dicts of them, and what can be
     pickled. A worker that joins the trial gets the leader's, and a trial that is restarted those of its last commit.
     They must be the same in all workers: what each computes from its share of a batch is not (see `mean`). Call it
-    where `prepare` is called.
+    where `prepare` is called. An object of a class that the script itself defines, and of which no value is there when
+    the loop begins, has a class of its own after `Tuner.restore`: define such a class in a module.
 
     Raises:
         TypeError: a name is ``state_dict`` or ``load_state_dict``.

@@ -184,7 +184,7 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
         warning = m.Warn(f"trial {life.trial}: {facts.difference}")
         life.order(warning, m.Write("workers_differed", reason=facts.difference))
     if facts.cannot_commit is not None and before.cannot_commit is None:
-        warning = m.Warn(f"trial {life.trial}: no commit of its last iteration: {facts.cannot_commit}")
+        warning = m.Warn(f"trial {life.trial} has no commit of its last iterations: {facts.cannot_commit}")
         life.order(warning, m.Write("not_committed", reason=facts.cannot_commit))
     if facts.ungrowable is not None:
         end_growth(life, facts.ungrowable)

@@ -270,8 +270,8 @@ class TrialLife:
 
     @property
     def commits(self) -> bool:
-        """It commits when it is unloaded, as far as its last boundary tells."""
-        return self.kind == "elastic" and self.outside.commits and self.crew.facts.cannot_commit is None
+        """It commits when it is unloaded."""
+        return self.kind == "elastic" and self.outside.commits
 
 
 @singledispatch

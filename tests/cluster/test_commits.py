@@ -122,6 +122,20 @@ def test_a_commit_keeps_results_whose_timestamp_is_the_trials_own(own):
     assert reports.note().results == [(1, {"loss": 0.1, "timestamp": own})]
 
 
+def test_a_commit_leaves_the_trials_parameters_out_and_tune_gets_them_with_a_missed_result():
+    # docs/bugs.md, 698
+    trainable = SimpleNamespace(iteration=1, _time_total=0.0, _timesteps_total=None, _episodes_total=None)
+    trainable.config = {"act": lambda x: x}
+    before, after = ReportedResults(0, "mark"), ReportedResults(0, "mark")
+    before.trainable = after.trainable = trainable
+    before.keep_result({"loss": 0.1, "config": trainable.config})
+    note = before.note()
+    assert note.results == [(1, {"loss": 0.1})]
+    after.resume = Commit("trial", "mark", 0, 1, 1, {}, note)
+    after.begin()
+    assert after.next_missed() == {"loss": 0.1, "config": trainable.config} and after.next_missed() is None
+
+
 class Failing:
     """A local file system of which calls fail, before they do anything.
 

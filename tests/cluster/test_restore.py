@@ -30,6 +30,7 @@ class Hosting(LeaderHost):
         self.spec = LoadSpec("trial_1", {"storage": storage}, delivered=13)
         self.trainable: Any = Trainable.__new__(Trainable)
         self.trainable.restore = self.restored
+        self.trainable.config = {}
         set_progress(self.trainable, 0, 0.0)
         self.session: Any = SimpleNamespace(forget_resume=self.forget)
         reports = self.reports = ReportedResults(13, "")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import types
 
+import numpy
 import pytest
 import torch
 from ray import cloudpickle
 
+from fluidtune import elastic
 from fluidtune.elastic import CommitStore
 from fluidtune.elastic.commits.commit_store import Commit
 from fluidtune.elastic.data.leaves import Leaves, Packed
@@ -17,7 +20,17 @@ from .groups import lone_session
 
 CPU = torch.device("cpu")
 SCRIPT = """
+import enum
 import torch
+
+class Mode(enum.Enum):
+    WARM, COLD = 1, 2
+
+class Record:
+    steps = 0
+
+    def __init__(self, mode):
+        self.mode = mode
 
 class Warm(torch.optim.lr_scheduler.LRScheduler):
     def __init__(self, optimizer, after, most):
@@ -101,13 +114,67 @@ def test_what_refers_to_a_prepared_module_refers_to_the_workers_own():
     first.close(), second.close()
 
 
+def test_classes_of_the_script_are_those_that_the_worker_has():
+    """A restored run has other ones of the same names. Nothing of a worker's own class is written over."""
+    first, second = script(), script()
+    kept = session_with(first.Counted(mode=first.Mode.COLD, record=first.Record(first.Mode.WARM), kind=first.Record))
+    second.Record.steps = 7
+    own = second.Counted(mode=second.Mode.WARM, record=second.Record(second.Mode.COLD), kind=None)
+    other = session_with(own)
+    other._objects.load(kept._objects.capture(), with_streams=False)
+    assert own.mode is second.Mode.COLD and own.record.mode is second.Mode.WARM
+    assert type(own.record) is own.kind is second.Record and second.Record.steps == 7
+    kept.close(), other.close()
+
+
+def test_a_class_that_the_worker_has_not_comes_with_the_state():
+    kept = session_with(script().Counted(records=[script().Record(3)]))
+    own = script().Counted(records=[])
+    other = session_with(own)
+    other._objects.load(kept._objects.capture(), with_streams=False)
+    assert [record.mode for record in own.records] == [3]
+    kept.close(), other.close()
+
+
+def test_plain_state_may_refer_to_what_was_prepared():
+    def alternating():
+        optimizers = [torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), lr=1.0) for _ in range(2)]
+        draws = random.Random(3)
+        own = elastic.state(active=optimizers[0], draws=draws, history=[numpy.ones(2)], best=numpy.float64(2.0))
+        return optimizers, draws, own, session_with(*optimizers, draws, own)
+
+    (first, _, now, kept), (second, draws, own, other) = alternating(), alternating()
+    now.active = first[1]
+    state = kept._objects.capture()
+    now.history[0][0] = 5.0
+    for _ in range(2):  # a commit may be loaded twice
+        other._objects.load(state, with_streams=False)
+        assert own.active is second[1] and own.draws is draws and own.best == 2.0
+        assert own.history[0].tolist() == [1.0, 1.0]
+        own.history[0][0] = 9.0
+    kept.close(), other.close()
+
+
+def test_tensors_of_a_gpu_inside_a_leaf_are_what_they_were(monkeypatch):
+    """No GPU is needed: parameters count as being elsewhere."""
+    elsewhere = lambda tensor: isinstance(tensor, torch.nn.Parameter)  # noqa: E731
+    monkeypatch.setattr("fluidtune.elastic.data.leaves._is_elsewhere", elsewhere)
+    teacher = torch.nn.Linear(2, 2)
+    teacher.tied = teacher.weight
+    leaves = Leaves(cloudpickle, [], CPU)
+    found = leaves.unpacked(leaves.packed({"teacher": teacher}), like=None)
+    made = found["teacher"]
+    assert made.tied is made.weight is not teacher.weight and torch.equal(made.weight, teacher.weight)
+    assert isinstance(made.weight, torch.nn.Parameter) and made.weight.requires_grad
+
+
 def test_a_leaf_is_a_copy_and_plain_values_stay_as_they_are():
     leaves = Leaves(cloudpickle, [], CPU)
     values = {"numbers": {1, 2}, "text": "a", "tensor": torch.ones(2), "size": torch.Size([2])}
     packed = leaves.packed(values)
     assert isinstance(packed["numbers"], Packed) and packed["text"] == "a" and packed["tensor"] is values["tensor"]
     values["numbers"].add(3)
-    found = leaves.unpacked(packed)
+    found = leaves.unpacked(packed, like=None)
     assert found["numbers"] == {1, 2} and found["size"] == torch.Size([2])
 
 

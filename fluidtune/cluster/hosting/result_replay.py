@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, own_totals, set_progress, time_total
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, SHOULD_CHECKPOINT, own_totals, set_progress, time_total
 
 if TYPE_CHECKING:
     from ray.tune import Trainable
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 #: A commit keeps the results that Tune's state in the run's storage has not, for a driver that dies; at most this many,
 #: for a storage that takes no state. Else there are some hundred (`fluidtune.tune.snapshot_pace`). Judgement: some MB.
 RESULTS_KEPT = 8192
+#: What Tune puts into each result: the trial's parameters, which its next worker has as well.
+CONFIG = "config"
+#: What a commit leaves out of a result.
+_NOT_KEPT = {SHOULD_CHECKPOINT, CONFIG}
 
 
 #: (module, name) of `CommitNote` in commits that older versions have written, to its (module, name) now.
@@ -88,7 +92,7 @@ class ReportedResults:
     def _keep(self, iteration: int, result: dict[str, Any]) -> None:
         while self._recent and self._recent[-1][0] >= iteration:
             self._recent.pop()
-        self._recent.append((iteration, {k: v for k, v in result.items() if k != "should_checkpoint"}))
+        self._recent.append((iteration, {k: v for k, v in result.items() if k not in _NOT_KEPT}))
 
     def drop_stored(self, stored: int) -> None:
         """Tune's state in the run's storage has the results up to iteration ``stored``: no commit needs them."""
@@ -154,9 +158,10 @@ class ReportedResults:
         """The next result that Tune has missed, which counts as reported from now on. None: Tune has them all."""
         if not self._missed:
             return None
+        assert self.trainable is not None
         self.reported, result = self._missed.pop(0)
         self._keep(self.reported, result)
-        return result
+        return {**result, CONFIG: self.trainable.config}
 
     def checkpoint_restored(self) -> bool:
         """Tune has restored a checkpoint of this very trial. Returns whether it is newer than the commit."""

@@ -51,7 +51,7 @@ class CommitPolicy:
         self._passed_over = False
         #: The trial's state says itself what is to be committed (`save`).
         self.saves_itself = False
-        #: Why no other process could go on from the newest boundary.
+        #: Why no other process could go on from the newest boundary, nor from one that follows.
         self._obstacle: str | None = None
         self._trial, self._leader, self._store = trial, leader, store
         self._fingerprint, self._note, self._brief, self._rewind = fingerprint, note, brief, rewind
@@ -119,15 +119,16 @@ class CommitPolicy:
             return
         if position.iteration == self._last_iteration and not force:  # nothing was done since
             return
-        self._obstacle = state.obstacle()
-        if self._obstacle is not None:  # an older commit is better than one that no process can go on from
+        if state.obstacle() is not None:  # an older commit is better than one that no process can go on from
+            self._obstacle = state.obstacle(lasting=True)
             return
+        self._obstacle = None
         if self._store.offer(lambda: self._snapshot(position, state), force=force):
             self._last_iteration = position.iteration
 
     @property
     def cannot(self) -> str | None:
-        """Why a commit of the newest boundary is not possible, or failed, in a line; None: it is possible."""
+        """Why there is no commit of what was done last, and will be none, in a line; None: nothing is known of that."""
         return self._obstacle or (None if self._store is None else self._store.trouble)
 
     def discard(self) -> None:

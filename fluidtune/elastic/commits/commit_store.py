@@ -132,12 +132,13 @@ class CommitStore:
             return False
         self._join()
         started = self._clock()
+        self._last = started
         try:
             commit = make()
         except Exception as error:  # of an object of the user's that says what it consists of
             self._failed("no commit can be made", error)
+            self._costs.append(self._clock() - started)
             return False
-        self._last = started
         self._writer = threading.Thread(target=self._write, args=(commit, started), name="commit", daemon=True)
         self._writer.start()
         return True

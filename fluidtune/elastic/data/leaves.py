@@ -1,22 +1,26 @@
 """What is no tensor in the `state_dict`s of a trial, as bytes: a copy that any worker of the trial can read.
 
 A `state_dict` may hold anything: a lambda, an object of one of the script's classes, another scheduler with its
-optimizer. Such a leaf is pickled. Where it refers to what `elastic.prepare` got, the bytes have a name in its place,
-and whoever reads them gets what its own worker has by that name: a scheduler then steers the optimizer that steps.
+optimizer. Such a leaf is pickled. Where it refers to what `elastic.prepare` got, or to a class that no import finds,
+the bytes have a name in its place, and whoever reads them gets what its own worker has by that name. So a scheduler
+steers the optimizer that steps, and an enumeration's member is the one that the loop compares it with.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy
 import torch
 
 from ..transport.trees import map_tensors
+from .plain_state import Drawing
 
 #: What needs no copy, and what every worker can read.
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
@@ -42,51 +46,72 @@ class Leaves:
 
     def packed(self, tree: Any) -> Any:
         """The tree with its leaves packed, and its tensors as they are. Raises what pickling a leaf raises."""
-        return map_tensors(lambda tensor: tensor, tree, self.pack)
+        return map_tensors(lambda tensor: tensor, tree, self.packer())
 
-    def pack(self, leaf: Any) -> Any:
-        """The leaf as it is sent and committed; see `packed`."""
-        if type(leaf) in _PLAIN:
-            return leaf
-        names = self._names()
+    def packer(self) -> Callable[[Any], Any]:
+        """What packs each leaf of a tree. It raises what pickling the leaf raises."""
+        names, pickling = self._names(), self._pickling
 
-        class Pickler(self._pickling.Pickler):  # type: ignore[name-defined,misc]
+        class Pickler(pickling.Pickler):  # type: ignore[name-defined,misc]
             def persistent_id(self, obj: Any) -> Any:
                 if id(obj) in names:
                     return names[id(obj)]
-                if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
-                    return "tensor", obj.detach().cpu()
+                if isinstance(obj, torch.Tensor) and _is_elsewhere(obj):
+                    kept = elsewhere.setdefault(id(obj), (obj.detach().cpu(), obj))
+                    return "tensor", kept[0], isinstance(obj, torch.nn.Parameter), obj.requires_grad and obj.is_leaf
+                if isinstance(obj, type) and not _is_found_by_import(obj):
+                    return "class", obj.__module__, obj.__qualname__, pickling.dumps(obj)
                 return None
 
-        data = io.BytesIO()
-        Pickler(data).dump(leaf)
-        return Packed(data.getvalue())
+        #: By id, the copies of tensors that are not on the CPU, with the tensors.
+        elsewhere: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def unpacked(self, tree: Any) -> Any:
-        """The tree as it was before `packed`, with what this worker has prepared."""
-        return map_tensors(lambda tensor: tensor, tree, self._unpack)
+        def pack(leaf: Any) -> Any:
+            if type(leaf) in _PLAIN or isinstance(leaf, numpy.generic):
+                return leaf
+            if type(leaf) is numpy.ndarray and not leaf.dtype.hasobject:
+                return leaf.copy()
+            data = io.BytesIO()
+            Pickler(data).dump(leaf)
+            return Packed(data.getvalue())
 
-    def _unpack(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Packed):
-            return leaf
-        prepared, device = self._prepared, self._device
+        return pack
+
+    def unpacked(self, tree: Any, like: Any) -> Any:
+        """The tree as it was before `packed`, with what this worker has. ``like``: its own tree, as it is now."""
+        prepared, device, classes = self._prepared, self._device, self._classes(like)
+        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def on_device(kept: torch.Tensor, learns: bool, is_parameter: bool) -> torch.Tensor:
+            moved = kept.to(device, copy=True)
+            return torch.nn.Parameter(moved, learns) if is_parameter else moved.requires_grad_(learns)
 
         class Unpickler(pickle.Unpickler):
             def persistent_load(self, name: Any) -> Any:
                 kind, *where = name
                 if kind == "tensor":
-                    return where[0].to(device)
-                found = prepared[where[0]]
+                    kept, is_parameter, learns = where
+                    return found.setdefault(id(kept), (on_device(kept, learns, is_parameter), kept))[0]
+                if kind == "class":
+                    return classes.get((where[0], where[1])) or pickle.loads(where[2])
+                owner = prepared[where[0]]
                 if kind == "module":
-                    return found.get_submodule(where[1])
-                return found.get_parameter(where[1]) if kind == "parameter" else found
+                    return owner.get_submodule(where[1])
+                if kind == "parameter":
+                    return owner.get_parameter(where[1])
+                return owner.generator if kind == "generator" else owner
 
-        return Unpickler(io.BytesIO(leaf.data)).load()
+        def unpack(leaf: Any) -> Any:
+            if isinstance(leaf, Packed):
+                return Unpickler(io.BytesIO(leaf.data)).load()
+            return leaf.copy() if isinstance(leaf, numpy.ndarray) else leaf
+
+        return map_tensors(lambda tensor: tensor, tree, unpack)
 
     def trouble(self, tree: Any) -> str | None:
         """What no other worker can read of the tree, in words; None: nothing."""
         try:
-            skeleton = map_tensors(lambda tensor: None, tree, self.pack)
+            skeleton = map_tensors(lambda tensor: None, tree, self.packer())
             pickle.dumps(skeleton)  # keys of dicts
         except Exception as error:
             return f"a value that cannot be pickled ({type(error).__name__}: {error})"
@@ -99,5 +124,36 @@ class Leaves:
             if isinstance(obj, torch.nn.Module):
                 found |= {id(each): ("parameter", number, name) for name, each in obj.named_parameters()}
                 found |= {id(part): ("module", number, name) for name, part in obj.named_modules()}
+            if isinstance(obj, Drawing):
+                found[id(obj.generator)] = ("generator", number)
             found[id(obj)] = ("object", number)
         return found
+
+    def _classes(self, like: Any) -> dict[tuple[str, str], type]:
+        """By module and name, the classes of this worker's prepared objects, and of what its tree holds."""
+        found: dict[tuple[str, str], type] = {}
+
+        def note(value: Any) -> None:
+            kind = value if isinstance(value, type) else type(value)
+            found.setdefault((kind.__module__, kind.__qualname__), kind)
+
+        def note_leaf(leaf: Any) -> None:
+            for value in (leaf, *getattr(leaf, "__dict__", {}).values()):
+                note(value)
+
+        map_tensors(lambda tensor: None, like, note_leaf)
+        for obj in self._prepared:
+            note(obj)
+        return found
+
+
+def _is_elsewhere(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "cpu"
+
+
+def _is_found_by_import(kind: type) -> bool:
+    """Whether another process finds the class under its name: one of the script itself it does not."""
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind

@@ -24,11 +24,11 @@ class State:
         return f"State({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def state_dict(self) -> dict[str, Any]:
-        return copy.deepcopy(vars(self))
+        return dict(vars(self))
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
         vars(self).clear()
-        vars(self).update(copy.deepcopy(values))
+        vars(self).update(values)
 
 
 class Drawing:

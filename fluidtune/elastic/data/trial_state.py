@@ -196,23 +196,26 @@ class TrialState(CommittableState):
 
     def capture(self) -> dict[str, Any]:
         view = self._view()
-        state: dict[str, Any] = copied(view, self._leaves.pack)
+        state: dict[str, Any] = copied(view, self._leaves.packer())
         state["on_device"] = [on_devices(part) for part in view["stateful"]]
         state["streams"] = capture_streams(self._gpu)
         return state
 
     def load(self, state: dict[str, Any], *, with_streams: bool) -> None:
-        have, want = _counts(self._view()), _counts(state)
+        view = self._view()
+        have, want = _counts(view), _counts(state)
         if have != want:
             raise ValueError(
                 f"this state is of other objects than elastic.prepare() got: it has {want}, the loop {have}; "
                 "prepare the same objects in the same order in every worker and every run of a trial"
             )
         on_device = state.get("on_device")  # a commit's tensors are on the CPU; None: from before 2026-11-28
-        stateful = self._leaves.unpacked(state["stateful"])
+        stateful = self._leaves.unpacked(state["stateful"], like=view["stateful"])
         for number, (obj, part) in enumerate(zip(self._stateful, stateful, strict=True)):
             # torch's own put what they load where their tensors are.
             if on_device is not None and not isinstance(obj, torch.nn.Module | torch.optim.Optimizer):
+                if isinstance(obj, State):  # it keeps what it loads, and a commit may be loaded twice
+                    part = copied(part, lambda leaf: leaf)
                 part = put_back(part, on_device[number], self._device)
             obj.load_state_dict(part)
             if isinstance(obj, torch.optim.Optimizer):
