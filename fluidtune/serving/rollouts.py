@@ -354,8 +354,9 @@ class Rollouts:
                 await self._let_go(self.service.other)
 
     async def _let_go(self, other: Version | None) -> None:
-        """Remove the copies of checkpoints that are of neither the serving version nor this one."""
-        await self._checkpoints.keep(one.what for one in (self.service.serving, other) if one is not None)
+        """Remove the copies of checkpoints but those of the serving version, of this one, and of the other models."""
+        versions = [one.what for one in (self.service.serving, other) if one is not None]
+        await self._checkpoints.keep([*versions, *self._setting.loading.trials[1:]])
 
     # What status shows.
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pyarrow.fs
 import pytest
+from ray import cloudpickle
 from ray.tune import Checkpoint
 
 from fluidtune.serving import following, held_checkpoints
@@ -163,6 +164,27 @@ def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_pa
         assert copies(tmp_path) == []
 
     asyncio.run(run())
+
+
+@pytest.mark.serve
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_copies_of_all_models_of_a_service_stay(tmp_path, monkeypatch, restarted):
+    """docs/bugs.md, 678."""
+    run = str(tmp_path)
+
+    async def begin():
+        left, *models = [held(winner(tmp_path, name), run, HERE) for name in ("left", "a", "b", "c")]
+        assert left.name in copies(tmp_path)
+        service = Service(tmp_path, models[0], monkeypatch)
+        service.rollouts._setting.loading = Loading(b"", (), tuple(models))
+        if restarted:
+            service.kept = cloudpickle.dumps(service.rollouts.service)
+        await service.rollouts.restore()
+        assert copies(tmp_path) == ["a", "b", "c"]
+        await service.rollouts.close()
+        assert copies(tmp_path) == []
+
+    asyncio.run(begin())
 
 
 @pytest.mark.serve
