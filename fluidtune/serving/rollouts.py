@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -328,7 +329,7 @@ class Rollouts:
         delays = self.answering[self.service.serving.key].model.delays
         alone = await asyncio.gather(*[device.first_run(key, samples.inputs[:1]) for device in devices])
         check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.smallest)
-        runs = [_turns_after_first(device, key) for device in devices]
+        runs = [_in_turns(device, key, setting.slo) for device in devices]
         profile = await measure_profile(runs, samples.inputs, LONGEST * setting.slo, setting.max_batch)
         self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.smallest)
         return Model(key, profile, setting.slo, setting.batching, setting.policy, delays)
@@ -382,14 +383,19 @@ class Rollouts:
         ]
 
 
-def _turns_after_first(device: VersionedDevice, key: str) -> Callable[[list[Any]], Awaitable[Waited]]:
-    """Runs batches of a version that is measured. One of a size that has not ended yet on this device takes no turn."""
-    ended = set[int]()
+def _in_turns(device: VersionedDevice, key: str, slo: float) -> Callable[[list[Any]], Awaitable[Waited]]:
+    """Runs batches of a version that is measured.
+
+    One takes a turn if the batch of its size before it took at most ``slo`` seconds. So the first one of a size takes
+    none, and one that takes too long holds nobody up.
+    """
+    seconds = dict[int, float]()
 
     async def run(inputs: list[Any]) -> Waited:
-        size = len(inputs)
-        found = await (device.measure if size in ended else device.measure_first)(key, inputs)
-        ended.add(size)
+        size, began = len(inputs), time.monotonic()
+        measure = device.measure if seconds.pop(size, math.inf) <= slo else device.measure_first
+        found = await measure(key, inputs)
+        seconds[size] = time.monotonic() - began - found.seconds
         return found
 
     return run
