@@ -178,11 +178,17 @@ class Rollouts:
         await self._keep()
 
     async def _check_able(self, state: str) -> None:
-        """Raises ServeError if the version in this state is to answer all, and its processes are not there."""
+        """Raises ServeError if the version in this state is to answer all, and its processes are not there.
+
+        It waits for the batches that these run, at most `remote_devices.HUNG_S`.
+        """
         other = self.service.other
         if other is None or other.state != state:
             return
-        if not await self._answers([one for one in self._present() if self._is_in_use(one)]):
+        answers = await self._answers([one for one in self._present() if self._is_in_use(one)])
+        if self.service.other is not other:
+            raise ServeError(f"{other.said} is no {state} version any more; fluidtune serve status shows the versions")
+        if not answers:
             said = f"a process of {other.said} does not answer, or has ended and loads again"
             raise ServeError(f"{said}; ask once more when fluidtune serve status counts all of them")
 
