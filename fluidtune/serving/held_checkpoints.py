@@ -69,7 +69,7 @@ class HeldCheckpoints:
 
     def __init__(self, run: str, first: Winner):
         self._run, self._first = run, first
-        #: The paths of those that are there and whole.
+        #: The names of those that are there and whole, in `folder_of` the run. A storage may list paths in other ways.
         self._there: set[str] = set()
 
     @property
@@ -83,31 +83,40 @@ class HeldCheckpoints:
     def _left(self) -> set[str]:
         with contextlib.suppress(OSError):
             found = self._storage.get_file_info(FileSelector(folder_of(self._run), allow_not_found=True))
-            return {one.path for one in found}
+            return {_name(one.path) for one in found}
         return set()
 
     async def hold(self, winner: Winner) -> Winner:
         """As `held`. The next `keep` removes a copy that is not served then."""
         found = await asyncio.to_thread(held, winner, self._run, self._storage)
         if found is not winner:
-            self._there.add(found.checkpoint.path)
+            self._there.add(_name(found.checkpoint.path))
         return found
 
     async def keep(self, winners: Iterable[Winner]) -> None:
-        """Remove all but those of these winners."""
-        gone = self._there - {one.checkpoint.path for one in winners if one.checkpoint is not None}
-        self._there -= gone
+        """Remove all but those of these winners. One that cannot be removed now is left to the next time."""
+        gone = self._there - {_name(one.checkpoint.path) for one in winners if one.checkpoint is not None}
         if gone:
-            await asyncio.to_thread(_remove, gone, self._storage)
+            paths = [posixpath.join(folder_of(self._run), name) for name in gone]
+            stay = await asyncio.to_thread(_remove, paths, self._storage)
+            self._there -= gone - {_name(path) for path in stay}
+
+
+def _name(path: str) -> str:
+    return posixpath.basename(path.rstrip("/"))
 
 
 def _files(storage: FileSystem, path: str) -> set[tuple[str, int]]:
-    """Names and sizes of the files in this folder and below it."""
+    """Names and sizes of the files in this folder and below it. A storage may list them with or without a first "/"."""
     found: list[FileInfo] = storage.get_file_info(FileSelector(path, recursive=True))
-    return {(posixpath.relpath(one.path, path), one.size) for one in found if one.type == FileType.File}
+    root = f"/{path.lstrip('/')}"
+    files = (one for one in found if one.type == FileType.File)
+    return {(posixpath.relpath(f"/{one.path.lstrip('/')}", root), one.size) for one in files}
 
 
-def _remove(paths: Iterable[str], storage: FileSystem) -> None:
+def _remove(paths: Iterable[str], storage: FileSystem) -> list[str]:
+    """Remove these folders. Returns those that stay."""
+    stay = []
     for path in paths:
         try:
             storage.delete_dir(path)
@@ -115,3 +124,5 @@ def _remove(paths: Iterable[str], storage: FileSystem) -> None:
             """It is gone already."""
         except OSError as error:
             logger.warning("A checkpoint that is not served any more stays in %s: %s", path, error)
+            stay.append(path)
+    return stay

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -177,11 +178,17 @@ class Rollouts:
         await self._keep()
 
     async def _check_able(self, state: str) -> None:
-        """Raises ServeError if the version in this state is to answer all, and its processes are not there."""
+        """Raises ServeError if the version in this state is to answer all, and its processes are not there.
+
+        It waits for the batches that these run, at most `remote_devices.HUNG_S`.
+        """
         other = self.service.other
         if other is None or other.state != state:
             return
-        if not await self._answers([one for one in self._present() if self._is_in_use(one)]):
+        answers = await self._answers([one for one in self._present() if self._is_in_use(one)])
+        if self.service.other is not other:
+            raise ServeError(f"{other.said} is no {state} version any more; fluidtune serve status shows the versions")
+        if not answers:
             said = f"a process of {other.said} does not answer, or has ended and loads again"
             raise ServeError(f"{said}; ask once more when fluidtune serve status counts all of them")
 
@@ -328,7 +335,7 @@ class Rollouts:
         delays = self.answering[self.service.serving.key].model.delays
         alone = await asyncio.gather(*[device.first_run(key, samples.inputs[:1]) for device in devices])
         check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.smallest)
-        runs = [_turns_after_first(device, key) for device in devices]
+        runs = [_in_turns(device, key, setting.slo) for device in devices]
         profile = await measure_profile(runs, samples.inputs, LONGEST * setting.slo, setting.max_batch)
         self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.smallest)
         return Model(key, profile, setting.slo, setting.batching, setting.policy, delays)
@@ -354,8 +361,9 @@ class Rollouts:
                 await self._let_go(self.service.other)
 
     async def _let_go(self, other: Version | None) -> None:
-        """Remove the copies of checkpoints that are of neither the serving version nor this one."""
-        await self._checkpoints.keep(one.what for one in (self.service.serving, other) if one is not None)
+        """Remove the copies of checkpoints but those of the serving version, of this one, and of the other models."""
+        versions = [one.what for one in (self.service.serving, other) if one is not None]
+        await self._checkpoints.keep([*versions, *self._setting.loading.trials[1:]])
 
     # What status shows.
 
@@ -381,14 +389,19 @@ class Rollouts:
         ]
 
 
-def _turns_after_first(device: VersionedDevice, key: str) -> Callable[[list[Any]], Awaitable[Waited]]:
-    """Runs batches of a version that is measured. One of a size that has not ended yet on this device takes no turn."""
-    ended = set[int]()
+def _in_turns(device: VersionedDevice, key: str, slo: float) -> Callable[[list[Any]], Awaitable[Waited]]:
+    """Runs batches of a version that is measured.
+
+    One takes a turn if the batch of its size before it took at most ``slo`` seconds. So the first one of a size takes
+    none, and one that takes too long holds nobody up.
+    """
+    seconds = dict[int, float]()
 
     async def run(inputs: list[Any]) -> Waited:
-        size = len(inputs)
-        found = await (device.measure if size in ended else device.measure_first)(key, inputs)
-        ended.add(size)
+        size, began = len(inputs), time.monotonic()
+        measure = device.measure if seconds.pop(size, math.inf) <= slo else device.measure_first
+        found = await measure(key, inputs)
+        seconds[size] = time.monotonic() - began - found.seconds
         return found
 
     return run

@@ -33,7 +33,7 @@ from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.held_checkpoints import held, let_go
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.placed_models import Models, placed_models
-from fluidtune.serving.remote_devices import LOAD_S
+from fluidtune.serving.remote_devices import HUNG_S, LOAD_S
 from fluidtune.serving.setting import Following, Placing, Setting
 from fluidtune.serving.winners import Winner, ranking, run_directory, winner_named, winners
 from symphony_serve.errors import ServeError
@@ -421,12 +421,12 @@ def deploy(
 
 def promote() -> None:
     """As `Served.promote`."""
-    _told("promote")
+    _told("promote", wait_s=HUNG_S + ANSWER_S)
 
 
 def rollback() -> None:
     """As `Served.rollback`."""
-    _told("rollback")
+    _told("rollback", wait_s=HUNG_S + ANSWER_S)
 
 
 def _told(method: str, *given: Any, wait_s: float = ANSWER_S) -> Any:

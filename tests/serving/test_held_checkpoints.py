@@ -7,12 +7,14 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import fsspec
 import pyarrow.fs
 import pytest
+from ray import cloudpickle
 from ray.tune import Checkpoint
 
 from fluidtune.serving import following, held_checkpoints
-from fluidtune.serving.held_checkpoints import held, let_go
+from fluidtune.serving.held_checkpoints import HeldCheckpoints, held, let_go
 from fluidtune.serving.model_process import Loading, Samples
 from fluidtune.serving.setting import Following
 from fluidtune.serving.winners import Winner
@@ -163,6 +165,64 @@ def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_pa
         assert copies(tmp_path) == []
 
     asyncio.run(run())
+
+
+def test_a_storage_that_lists_paths_in_its_own_way_loses_no_copy_that_is_served(tmp_path):
+    """docs/bugs.md, 678. This one lists what is in "run" as "/run/...", and others leave a "/" out."""
+    storage = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("memory", skip_instance_cache=True)))
+
+    async def run():
+        path = tmp_path.name
+        left, served = (held(winner(tmp_path, name), path, storage) for name in ("left", "served"))
+        holding = HeldCheckpoints(path, served)
+        await holding.begin()
+        await holding.keep([served])
+        there = [storage.get_file_info(one.checkpoint.path).type for one in (left, served)]
+        assert there == [pyarrow.fs.FileType.NotFound, pyarrow.fs.FileType.Directory]
+
+    asyncio.run(run())
+
+
+def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp_path, caplog):
+    """docs/bugs.md, 678."""
+
+    async def run():
+        one = held(winner(tmp_path, "t"), str(tmp_path), HERE)
+        holding = HeldCheckpoints(str(tmp_path), one)
+        await holding.begin()
+        folder = tmp_path / "serving" / "checkpoints"
+        whole = folder.rename(tmp_path / "away")
+        folder.mkdir()
+        (folder / Path(one.checkpoint.path).name).write_text("no folder, which cannot be removed as one")
+        await holding.keep([])
+        assert "stays in" in caplog.text
+        shutil.rmtree(folder)
+        whole.rename(folder)
+        await holding.keep([])
+        assert copies(tmp_path) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.serve
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_copies_of_all_models_of_a_service_stay(tmp_path, monkeypatch, restarted):
+    """docs/bugs.md, 678."""
+    run = str(tmp_path)
+
+    async def begin():
+        left, *models = [held(winner(tmp_path, name), run, HERE) for name in ("left", "a", "b", "c")]
+        assert left.name in copies(tmp_path)
+        service = Service(tmp_path, models[0], monkeypatch)
+        service.rollouts._setting.loading = Loading(b"", (), tuple(models))
+        if restarted:
+            service.kept = cloudpickle.dumps(service.rollouts.service)
+        await service.rollouts.restore()
+        assert copies(tmp_path) == ["a", "b", "c"]
+        await service.rollouts.close()
+        assert copies(tmp_path) == []
+
+    asyncio.run(begin())
 
 
 @pytest.mark.serve

@@ -145,3 +145,48 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
             assert [one.profile.max_batch for one in added] == [4]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("state", ["canary", "kept"])
+def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, state):
+    """docs/bugs.md, 679. The version is waited for, and meanwhile somebody else rolls back and deploys another one."""
+    from dataclasses import replace
+
+    from fluidtune.serving import rollouts as module
+    from fluidtune.serving.model_versions import Version
+
+    monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: None, own_name=lambda: "x"))
+
+    async def run():
+        made = rollouts()
+        old, new = (Version(number, "b", "run", state=state, share=0.5) for number in (2, 3))
+        before = made.service = replace(made.service, other=old)
+        device, release = Leased("b@2"), asyncio.Event()
+
+        async def check_beside(wait_s):
+            return await release.wait()
+
+        device.check_beside, made._devices = check_beside, [device]
+        asked = asyncio.ensure_future(made.promote() if state == "canary" else made.rollback())
+        await asyncio.sleep(0.01)
+        made.service = replace(before, other=new)
+        release.set()
+        with pytest.raises(ServeError, match=rf"version 2 \(trial b\) is no {state} version any more"):
+            await asked
+        assert made.service.other is new
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["promote", "rollback"])
+def test_whoever_moves_the_requests_waits_as_long_as_a_batch_may_take(monkeypatch, method):
+    """docs/bugs.md, 679."""
+    from fluidtune.serving import service
+    from fluidtune.serving.remote_devices import HUNG_S
+
+    waited = []
+    front = SimpleNamespace(**{method: SimpleNamespace(remote=lambda: "asked")})
+    monkeypatch.setattr(service, "_front", lambda: front)
+    monkeypatch.setattr(service.ray, "get", lambda asked, timeout: waited.append(timeout))
+    getattr(service, method)()
+    assert waited[0] > HUNG_S

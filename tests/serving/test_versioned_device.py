@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -142,11 +143,11 @@ def test_a_first_run_takes_no_turn(device):
 @pytest.mark.serve
 def test_a_batch_that_never_ends_while_a_version_is_measured_holds_nobody_up(device):
     """docs/bugs.md, 683."""
-    from fluidtune.serving.rollouts import _turns_after_first
+    from fluidtune.serving.rollouts import _in_turns
 
     async def run():
         one, (_, beside) = await device()
-        measured = _turns_after_first(one, "b@2")
+        measured = _in_turns(one, "b@2", 60.0)
         assert await measured([1]) == (["b@21"], 0.5)
         beside.release.clear()
         hangs = asyncio.ensure_future(measured([1, 2]))
@@ -157,6 +158,49 @@ def test_a_batch_that_never_ends_while_a_version_is_measured_holds_nobody_up(dev
         assert one._turn.locked() and not hangs.done()
         beside.release.set()
         assert (await hangs).outputs == ["b@21", "b@22"] and (await with_turn).outputs == ["b@21"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.serve
+def test_a_batch_that_is_slower_than_the_slo_while_a_version_is_measured_holds_nobody_up(device, monkeypatch):
+    """docs/bugs.md, 683."""
+    from fluidtune.serving import rollouts
+
+    now = [0.0]
+    for module in (rollouts, versioned_device):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def run():
+        one, (_, beside) = await device()
+        measured = rollouts._in_turns(one, "b@2", 1.0)
+
+        async def takes_a_turn(seconds):
+            """Whether a batch of 2 does, which takes these seconds beside the half one that its process waits."""
+            beside.release.clear()
+            running = asyncio.ensure_future(measured([1, 2]))
+            await asyncio.sleep(0)
+            turn, now[0] = one._turn.locked(), now[0] + seconds + 0.5
+            beside.release.set()
+            await running
+            return turn
+
+        for _ in range(3):
+            assert not await takes_a_turn(1.1)
+        # What is set up at a first run is no time of the batch.
+        assert not await takes_a_turn(0.9) and await takes_a_turn(0.9)
+        # Nor is the wait for a turn.
+        async with one._turn:
+            waits = asyncio.ensure_future(measured([1, 2]))
+            await asyncio.sleep(0)
+            now[0] += 9.0
+        await waits
+        assert await takes_a_turn(0.9)
+        beside.lost = True
+        with pytest.raises(DeviceLost):
+            await measured([1, 2])
+        beside.lost = False
+        assert not await takes_a_turn(0.9)
 
     asyncio.run(run())
 
