@@ -54,10 +54,10 @@ _DECODER = json.JSONDecoder(parse_constant=_no_number)
 class Reading:
     """Reads one input of this form. `add` or `end` come first, then `step` until it returns False, and so on.
 
-    Each of them raises ServeError if the text is no JSON value, or one of another form.
+    form: None: any. Each of them raises ServeError if the text is no JSON value, or one of another form.
     """
 
-    def __init__(self, form: Form):
+    def __init__(self, form: Form | None):
         #: The text that is there and not read yet begins at ``_at``. ``_before``: characters that are there no more.
         self._text, self._at, self._before = "", 0, 0
         self._ended = False
@@ -105,7 +105,7 @@ class Reading:
 
     # The steps.
 
-    def _whole(self, form: Form) -> _Steps:
+    def _whole(self, form: Form | None) -> _Steps:
         value = yield from self._element(form, "the input")
         while True:
             self._skip()
@@ -258,6 +258,21 @@ class Reading:
             if len(self._text) - end >= _ESCAPE:
                 raise self._none("a text has an escape that there is not")
             yield from self._more()
+
+
+def value_of(text: str) -> Any:
+    """The value of a JSON text. Of a long one other threads go on between the steps. Raises ServeError."""
+    if len(text) <= PIECE:
+        return json.loads(text)
+    reading, whole = Reading(None), text.encode("utf-8", "surrogatepass")
+    for at in range(0, len(whole), PIECE):
+        reading.add(whole[at : at + PIECE])
+        while reading.step():
+            pass
+    reading.end()
+    while reading.step():
+        pass
+    return reading.value
 
 
 def _raise(trouble: str | None) -> None:

@@ -52,8 +52,6 @@ class Connection(HttpToolsProtocol):
     _slow: asyncio.TimerHandle | None = None
     #: Bytes of a head that is not complete, or since the last part of a body; and whether the latest body is complete.
     _fresh, _whole = 0, True
-    #: Bytes that were not taken when the loop asked to write no more; 0: it does not ask that.
-    _unread = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -66,12 +64,15 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()
         self._taken()
+        if self.timeout_keep_alive_task is not None:  # uvicorn cancels it only if there was no error
+            self.timeout_keep_alive_task.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._whole:
             data = _UPGRADE.sub(rb"\1X-Asked", data)
         self._fresh += len(data)
+        idle = self.timeout_keep_alive_task
         super().data_received(data)
         # Of a body, only what is around its parts counts: the sizes of chunks, and the trailer.
         if self._fresh > MOST_HEAD and (self._late is not None or not self._whole):
@@ -79,10 +80,10 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self._to_be_taken()
         elif self._late is None and (self.cycle is None or self.cycle.response_complete):
-            # uvicorn arms this timer at the end of an answer only, and whatever comes cancels it.
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            # uvicorn arms this timer at the end of an answer only, and whatever comes cancels it. What is no request,
+            # for example an empty line, does not put it off.
+            due = idle.when() if idle is not None else self.loop.time() + self.timeout_keep_alive
+            self.timeout_keep_alive_task = self.loop.call_at(due, self.timeout_keep_alive_handler)
 
     # The parser calls these.
 
@@ -119,13 +120,12 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.transport.get_write_buffer_size()
         self._to_be_taken()
-        slow = [one for one in self.connections if isinstance(one, Connection) and one._unread]
-        unread = sum(one._unread for one in slow)
+        slow = [one for one in self.connections if isinstance(one, Connection) and one._slow is not None]
+        unread = sum(one.transport.get_write_buffer_size() for one in slow)
         for longest in sorted(slow, key=Connection._due)[:-1]:
             if unread > MOST_UNREAD:
-                unread -= longest._unread
+                unread -= longest.transport.get_write_buffer_size()
                 longest._taken()
                 longest.transport.abort()
 
@@ -152,7 +152,6 @@ class Connection(HttpToolsProtocol):
         return self._slow.when() if self._slow is not None else math.inf
 
     def _taken(self) -> None:
-        self._unread = 0
         if self._slow is not None:
             self._slow.cancel()
             self._slow = None

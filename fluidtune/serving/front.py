@@ -67,8 +67,8 @@ from symphony_serve.errors import Refused, ServeError
 from symphony_serve.messages import Reason
 from symphony_serve.model_side import TRIED
 from symphony_serve.profiles import profiles_to_json
-from symphony_serve.reading import PIECE
-from symphony_serve.shell.async_server import AsyncServer
+from symphony_serve.reading import PIECE, value_of
+from symphony_serve.shell.async_server import Answer, AsyncServer
 from symphony_serve.shell.measuring import measure_models
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ SLOW = 1 - TRIED
 #: Characters of a request's id and of its source that are kept, and inputs of one request. Judgement: an id of any
 #: tracer, and several of the largest batches.
 MOST_ID, MOST_INPUTS = 128, 1024
-#: Inputs of one request that are a piece (`Intake.turn`). Source: `AsyncServer.ask` takes 15 to 30 us on a core of an
+#: Inputs of one request that are a piece (`intake.Turns`). Source: `AsyncServer.ask` takes 15 to 30 us on a core of an
 #: AMD EPYC.
 ASKED = 64
 
@@ -249,7 +249,7 @@ class Front:
         """Body, status and headers of the answer with these outputs. Raises ServeError if they are not as declared."""
 
         def encode() -> tuple[bytes, int, dict[str, str]]:
-            answer, headers = interface.encode(batch, model, version, [json.loads(text) for _, text in outcomes])
+            answer, headers = interface.encode(batch, model, version, [value_of(text) for _, text in outcomes])
             return answer, 200, headers
 
         # Large ones in a thread, as in `_decoded`.
@@ -261,7 +261,7 @@ class Front:
     ) -> list[tuple[int, str]]:
         """The status and the text of each answer of the model ``name`` of the server. Raises `Said` and Refused."""
         source = request.headers.get(SOURCE, "")[:MOST_ID]
-        answers: list[asyncio.Future[Any]] = []
+        answers: list[Answer] = []
         gone: asyncio.Future[Any] = asyncio.ensure_future(_disconnected(request))
         try:
             if len(values) == 1:
@@ -270,23 +270,23 @@ class Front:
                 asking = self._ask_many(server, name, values, until, source, answers, gone)
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(asking, until - time.monotonic())
-            left = set(answers)
+            left: set[asyncio.Future[Any]] = set(answers)
             while left and not gone.done() and (wait_s := until - time.monotonic()) > 0:
                 done, left = await asyncio.wait({*left, gone}, timeout=wait_s, return_when=FIRST_COMPLETED)
                 left -= {gone}
                 if any(_refusal(one) for one in done - {gone}):
                     break
+            told = [one for one in answers if one.done()]
         finally:
-            for one in (gone, *answers):
-                one.cancel()
-        told = [one for one in answers if not one.cancelled()]
+            gone.cancel()
+            await self._cancel(answers)
         why = next(filter(None, map(_refusal, told)), None)
         if why is None and len(told) == len(values):
             return [_outcome(one) for one in told]
         if why is None and gone.done() and not gone.cancelled():
             self._books.count(name, "cancelled", len(values))
             raise Said(400, "disconnected", "the client has gone")
-        raise why or Refused(name, Reason.OVERDUE if answers else Reason.LATE_ON_ARRIVAL)
+        raise why or Refused(name, _too_late(answers, len(values)))
 
     async def _ask_many(
         self,
@@ -295,7 +295,7 @@ class Front:
         values: Sequence[Any],
         until: float,
         source: str,
-        answers: list[asyncio.Future[Any]],
+        answers: list[Answer],
         gone: asyncio.Future[Any],
     ) -> None:
         """Ask for several inputs, as long as they can be answered and the client is there. Raises Refused.
@@ -304,13 +304,25 @@ class Front:
         """
         for at in range(0, len(values), ASKED):
             some = values[at : at + ASKED]
-            async with self._intake.turn(len(some) / ASKED):
+            async with self._intake.inputs.one(len(some) / ASKED):
                 within = until - time.monotonic()
                 if not at and (why := server.hopeless(name, within, len(values))) is not None:
                     raise Refused(name, why)
                 if within <= 0 or gone.done() or any(map(_refusal, answers)):
                     return
                 answers += [server.ask(name, value, until - time.monotonic(), source) for value in some]
+
+    async def _cancel(self, answers: Sequence[Answer]) -> None:
+        """Nobody wants those that are not there yet: take them out of their queues, in pieces as in `_ask_many`."""
+        left = [one for one in answers if not one.done()]
+        try:
+            while len(left) > ASKED:
+                async with self._intake.inputs.one():
+                    for _ in range(ASKED):
+                        left.pop().cancel()
+        finally:
+            for one in left:
+                one.cancel()
 
     def _became(self, name: str, outcomes: Sequence[tuple[int, str]], arrival: float) -> None:
         """Count a request's outcomes, as they are sent."""
@@ -487,7 +499,7 @@ class Front:
     # The start.
 
     async def _begin(self) -> None:
-        await self._until_done(self._prepare)
+        await self._until_done(functools.partial(self._prepare, self.rollouts.keys[0]))
         await self._until_done(self._load_and_measure)
 
     async def _until_done(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -497,13 +509,13 @@ class Front:
                 await step()
                 return
             except Exception as error:
-                if self._devices is not None and await self._devices.interrupted():
-                    continue
-                self._fail(error)
-            try:
-                await self._clear()
-            except Exception as error:
-                self._fail(error)
+                try:
+                    if self._devices is not None and await self._devices.interrupted():
+                        continue
+                    self._fail(error)
+                    await self._clear()
+                except Exception as another:
+                    self._fail(another)
             await asyncio.sleep(AGAIN_S)
 
     def _fail(self, error: Exception) -> None:
@@ -520,16 +532,18 @@ class Front:
         elif self._devices is not None:
             self._devices.anew()
 
-    async def _prepare(self) -> None:
-        """Start the servers of forks, and go on with the versions that were served before a restart."""
+    async def _prepare(self, first: str) -> None:
+        """Start the servers of forks, and go on with the versions that were served before a restart.
+
+        first: the key that is counted for so far. An attempt that failed may have changed it.
+        """
         if self._setting.modules is not None and self._forks is None:
             self._forks = await asyncio.to_thread(
                 ForkedActors, self._setting.modules, self._setting.loading.environment
             )
-        before = self.rollouts.keys[0]
         await self.rollouts.restore()
-        if self.rollouts.keys[0] != before:
-            self._books.forget(before)
+        if self.rollouts.keys[0] != first:
+            self._books.forget(first)
             self._books.add(self.rollouts.keys[0])
 
     async def _load_and_measure(self) -> None:
@@ -663,6 +677,13 @@ def _refusal(answer: asyncio.Future[Any]) -> Refused | None:
     """Why it was refused, if it was."""
     error = answer.exception() if answer.done() and not answer.cancelled() else None
     return error if isinstance(error, Refused) else None
+
+
+def _too_late(answers: Sequence[Answer], count: int) -> Reason:
+    """Why ``count`` inputs have no answer at their deadline. answers: to those that were asked for; none is refused."""
+    if not answers:
+        return Reason.LATE_ON_ARRIVAL
+    return Reason.OVERDUE if len(answers) == count or any(one.sent for one in answers) else Reason.LATE
 
 
 async def _disconnected(request: Request) -> None:

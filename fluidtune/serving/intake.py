@@ -2,7 +2,7 @@
 
 Here are all limits and deadlines of what comes from outside. A body is read in pieces by `symphony_serve.reading`, one
 piece of a large body in each turn of the event loop, whatever the number of bodies, so that small requests pass. The
-many inputs of one request are asked for in the same turns.
+many inputs of one request are asked for in such pieces as well.
 """
 
 from __future__ import annotations
@@ -70,6 +70,27 @@ class Holding:
         self.inputs, self.bytes, self.waited = 1, 0, 0.0
 
 
+class Turns:
+    """In a turn of the event loop one piece of a certain work is done, whoever has such work to do.
+
+    A piece is what is done in 1 to 2 ms.
+    """
+
+    def __init__(self) -> None:
+        #: Held by whoever does a part; and the pieces that were done since the loop last had its turn.
+        self._lock, self._done = asyncio.Lock(), 0.0
+
+    @contextlib.asynccontextmanager
+    async def one(self, pieces: float = 1.0) -> AsyncIterator[None]:
+        """Do a part of so many pieces, when it is its turn."""
+        async with self._lock:
+            yield
+            self._done += pieces
+            if self._done >= 1.0:
+                self._done = 0.0
+                await asyncio.sleep(0)
+
+
 class Intake:
     """The open requests of a front with this SLO, in seconds. One event loop calls it."""
 
@@ -77,14 +98,15 @@ class Intake:
         self._slo = slo
         #: How many inputs are open, how many requests are being read, and how many bytes they hold.
         self.open = self.reading = self.bytes = 0
-        #: Held by whoever does a part of much work; and the pieces that were done since the loop last had its turn.
-        self._turn, self._done = asyncio.Lock(), 0.0
+        #: The reading of large bodies, and the asking for many inputs. Each has its own turns, so that a request of two
+        #: inputs does not wait behind a piece of each body.
+        self._bodies, self.inputs = Turns(), Turns()
 
     @contextlib.contextmanager
     def one(self, holding: Holding) -> Iterator[None]:
         """A request is open. Raises `Said` if there are too many."""
         if self.open >= MOST_OPEN:
-            raise refused("too_many", f"{MOST_OPEN} requests are open already", self._slo)
+            raise refused("too_many", f"{MOST_OPEN} inputs are open already", self._slo)
         self.open += 1
         try:
             yield
@@ -98,19 +120,6 @@ class Intake:
         holding.inputs = inputs
         if inputs > 1 and self.open > MOST_OPEN:
             raise refused("too_many", f"with its inputs more than {MOST_OPEN} would be open", self._slo)
-
-    @contextlib.asynccontextmanager
-    async def turn(self, pieces: float = 1.0) -> AsyncIterator[None]:
-        """Do a part of much work, of so many pieces. In a turn of the event loop one piece is done, by whomever.
-
-        A piece is what is done in 1 to 2 ms.
-        """
-        async with self._turn:
-            yield
-            self._done += pieces
-            if self._done >= 1.0:
-                self._done = 0.0
-                await asyncio.sleep(0)
 
     async def read(self, request: Request, form: Form, most: int, until: float, holding: Holding) -> Any:
         """The input in the request's body.
@@ -202,7 +211,7 @@ class Intake:
         return reading.value
 
     async def _piece(self, reading: Reading, piece: bytes) -> None:
-        async with self.turn():
+        async with self._bodies.one():
             reading.add(piece)
             while reading.step():
                 await asyncio.sleep(0)

@@ -10,7 +10,7 @@ import pytest
 from symphony_serve import reading
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
-from symphony_serve.reading import Reading
+from symphony_serve.reading import Reading, value_of
 
 
 def read(text, form, piece=None):
@@ -66,6 +66,7 @@ def test_whatever_is_there_is_read_as_by_the_standard_library(monkeypatch, seed)
     text = json.dumps(value, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, None, 1]))
     found, _ = read(text, form)
     assert found == json.loads(text) == value
+    assert value_of(text) == value
 
 
 @pytest.mark.parametrize("seed", range(120))

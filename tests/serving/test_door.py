@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
+import time
 
 import pytest
 
@@ -70,6 +72,13 @@ def connected(port, text=b""):
     return one
 
 
+def answered(one):
+    """It has got the whole of a small answer."""
+    said = b""
+    while not said.endswith(b"ok"):
+        said += one.recv(1 << 16)
+
+
 def rest(one):
     """All that comes until the connection ends."""
     said = b""
@@ -131,6 +140,42 @@ def test_whatever_comes_when_no_request_is_there_the_connection_ends(hasty, door
         for part in others:
             one.sendall(part)
         rest(one)
+
+
+def test_an_empty_line_now_and_then_does_not_keep_a_connection(monkeypatch, request):
+    """docs/bugs.md, 685."""
+    from fluidtune.serving import door as doors
+
+    monkeypatch.setattr(doors, "KEEP_ALIVE_S", 0.3)
+    port, connections = request.getfixturevalue("door")
+    with connected(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") as one, contextlib.suppress(ConnectionError):
+        answered(one)
+        one.settimeout(0.01)
+        for _ in range(1000):
+            with contextlib.suppress(TimeoutError):
+                assert one.recv(1) == b""
+                break
+            one.sendall(b"\r\n")
+    assert not connections
+
+
+def test_of_a_connection_that_was_reset_no_timer_is_left(door):
+    """docs/bugs.md, 685."""
+    port, connections = door
+    with connected(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") as one:
+        answered(one)
+        (connection,) = connections
+        while (timer := connection.timeout_keep_alive_task) is None:
+            time.sleep(0.001)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    async def gone():
+        while connection.parser is not None:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(asyncio.wait_for(gone(), PATIENCE_S))
+    assert timer.cancelled()
+    assert (connection._late, connection._slow) == (None, None)
 
 
 @pytest.mark.parametrize("narrow", [4096], indirect=True)
@@ -218,6 +263,25 @@ def test_of_answers_that_nobody_takes_a_bounded_number_of_bytes_is_held(narrow, 
 
 
 @pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
+def test_what_clients_have_taken_of_their_answers_is_not_held(narrow, door, monkeypatch):
+    """docs/bugs.md, 688."""
+    from fluidtune.serving import door as doors
+
+    monkeypatch.setattr(doors, "MOST_UNREAD", 17 << 20)
+    port, connections = door
+    with contextlib.ExitStack() as clients:
+        answers = {}
+        for _ in range(3):  # each has taken most of its answer when the next one comes
+            one = clients.enter_context(socket.socket())
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 << 10)
+            one.connect(("127.0.0.1", port))
+            one.sendall(b"GET /large HTTP/1.0\r\n\r\n")
+            answers[one] = one.recv(6 << 20, socket.MSG_WAITALL)
+            assert any(each.transport.get_write_buffer_size() > 1 << 20 for each in connections)
+        assert [(taken + rest(one)).count(b"x") for one, taken in answers.items()] == [8 << 20] * 3
+
+
+@pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
 def test_whoever_has_not_taken_a_large_answer_gets_no_second_one(narrow, door):
     """docs/bugs.md, 688."""
     port, connections = door
@@ -226,7 +290,7 @@ def test_whoever_has_not_taken_a_large_answer_gets_no_second_one(narrow, door):
         (connection,) = connections
 
         async def paused():
-            while not connection._unread:
+            while connection._slow is None:
                 await asyncio.sleep(0.001)
 
         asyncio.run(asyncio.wait_for(paused(), PATIENCE_S))

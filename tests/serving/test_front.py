@@ -24,6 +24,12 @@ pytestmark = pytest.mark.serve
 PATIENCE_S = 100.0
 
 
+class Waits(asyncio.Future):
+    """Stands for an `Answer`."""
+
+    sent = False
+
+
 class Server:
     """Stands for an `AsyncServer`. Its answers come when the test gives them."""
 
@@ -43,7 +49,7 @@ class Server:
 
     def ask(self, name, value, within, source=""):
         self.withins.append(within)
-        self.answers.append(asyncio.get_running_loop().create_future())
+        self.answers.append(Waits())
         return self.answers[-1]
 
     async def close(self, timeout=None):
@@ -135,7 +141,7 @@ def test_more_open_requests_than_the_limit_are_refused_unread(made):
     front = made(Server())
     front._intake.open = intake.MOST_OPEN
     status, said, _ = answered(front, body=None)
-    assert (status, said["code"], said["reason"]) == (503, "too_many", "10000 requests are open already")
+    assert (status, said["code"], said["reason"]) == (503, "too_many", "10000 inputs are open already")
     assert front._books.requests("t") == {"refused: too_many": 1}
     assert front._intake.open == intake.MOST_OPEN
 
@@ -370,13 +376,13 @@ def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, name):
     assert answered(front, path=f"/{name}x")[1]["code"] == "not_found"
 
 
-@pytest.mark.parametrize("where", ["forks", "restore", "load", "anew"])
+@pytest.mark.parametrize("where", ["forks", "restore", "load", "anew", "interrupted"])
 def test_what_fails_at_the_start_is_said_and_tried_again(made, monkeypatch, caplog, where):
     """docs/bugs.md, 684."""
     from fluidtune.serving import front as fronts
 
     front, seen = made(), []
-    failing = {where, "load"} if where == "anew" else {where}
+    failing = {where, "load"} if where in ("anew", "interrupted") else {where}
 
     def fails(name):
         if name in failing:
@@ -394,6 +400,7 @@ def test_what_fails_at_the_start_is_said_and_tried_again(made, monkeypatch, capl
         seen.append((front._state, front._why))
 
     async def interrupted():
+        fails("interrupted")
         return False
 
     front._setting.modules, front._setting.loading.environment, front._forks = ("numpy",), {}, None
@@ -405,6 +412,32 @@ def test_what_fails_at_the_start_is_said_and_tried_again(made, monkeypatch, capl
     assert seen[0] == ("failed", repr(OSError(f"{where} fails")))
     assert (front._forks, failing) == ("forks", set())
     assert f"{where} fails" in caplog.text
+
+
+def test_a_version_that_only_the_second_attempt_has_restored_is_counted(made, monkeypatch):
+    """docs/bugs.md, 684."""
+    from fluidtune.serving import front as fronts
+
+    front, attempts = made(), []
+
+    async def restore():
+        attempts.append(len(attempts))
+        front.rollouts.keys = ["t@2"]
+        if len(attempts) == 1:
+            raise OSError("it fails after the version is known")
+
+    async def nothing():
+        """Nothing is loaded."""
+
+    async def interrupted():
+        return False
+
+    front._setting.modules, front._devices.interrupted, front._devices.anew = None, interrupted, lambda: None
+    front.rollouts.restore, front._load_and_measure = restore, nothing
+    monkeypatch.setattr(fronts, "AGAIN_S", 0)
+    asyncio.run(front._begin())
+    front._books.count("t@2", "answered")
+    assert (front._books.requests("t@2"), attempts) == ({"answered": 1}, [0, 1])
 
 
 @pytest.fixture
@@ -487,6 +520,100 @@ def test_the_rest_of_the_inputs_is_not_asked_for_when_it_is_of_no_use(many, gone
     assert all(answer.cancelled() for answer in front._server.answers[1:])
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_cancelled(many, gone):
+    """The client has gone, or one input was refused. docs/bugs.md, 686."""
+    from fluidtune.serving.front import ASKED
+
+    front, turns = many, []
+
+    async def run():
+        left = asyncio.Event()
+        asked = asyncio.ensure_future(ask(front, gone=left, **tensor(1024)))
+        while len(front._server.answers) < 1024:
+            await asyncio.sleep(0)
+        if gone:
+            left.set()
+        else:
+            front._server.answers[0].set_exception(Refused("t", Reason.LATE))
+        before = 0
+        while not asked.done():
+            await asyncio.sleep(0)
+            turns.append(sum(one.cancelled() for one in front._server.answers) - before)
+            before += turns[-1]
+        return await asked
+
+    status, said, _ = asyncio.run(run())
+    assert (status, said["code"]) == ((400, "disconnected") if gone else (503, "late"))
+    assert sum(turns) == 1024 - (not gone)
+    assert max(turns) <= 2 * ASKED
+
+
+def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
+    """docs/bugs.md, 686."""
+
+    async def run():
+        left = asyncio.Event()
+        asked = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
+        while len(many._server.answers) < 1024:
+            await asyncio.sleep(0)
+        left.set()
+        while not any(one.cancelled() for one in many._server.answers):
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+
+    asyncio.run(run())
+    assert all(one.cancelled() for one in many._server.answers)
+
+
+@pytest.mark.parametrize(("sent", "code", "counted"), [(False, "late", "refused: late"), (True, "overdue", "late")])
+def test_inputs_of_which_some_are_not_asked_for_in_time_are_late(many, sent, code, counted):
+    """And overdue, if a model may have seen one: then a client must not ask again by itself. docs/bugs.md, 686."""
+    front = many
+
+    async def run():
+        asking = front._ask_many
+
+        async def stops(*given):
+            await asyncio.wait_for(asking(*given[:2], given[2][:1], *given[3:]), PATIENCE_S)
+            front._server.answers[0].sent = sent
+            await asyncio.Event().wait()
+
+        front._ask_many = stops
+        return await ask(front, **tensor(2), headers=[(b"request-timeout-ms", b"200")])
+
+    status, said, _ = asyncio.run(run())
+    assert (status, said["code"]) == (503, code)
+    assert front._books.requests("t") == {counted: 2}
+
+
+def test_a_few_inputs_do_not_wait_behind_large_bodies(many):
+    """docs/bugs.md, 686."""
+
+    async def run():
+        async def uploads():
+            while True:
+                async with many._intake._bodies.one():
+                    pass
+
+        bodies = [asyncio.ensure_future(uploads()) for _ in range(1000)]
+        await asyncio.sleep(0)
+        asked, turns = asyncio.ensure_future(ask(many, **tensor(2))), 0
+        while not many._server.answers:
+            await asyncio.sleep(0)
+            turns += 1
+        for answer in many._server.answers:
+            answer.set_result((200, "1"))
+        for one in bodies:
+            one.cancel()
+        await asyncio.wait(bodies)
+        assert (await asked)[0] == 200
+        return turns
+
+    assert asyncio.run(run()) < 20
+
+
 def test_the_inputs_of_a_request_are_open_each(made, monkeypatch):
     """docs/bugs.md, 686."""
     from fluidtune.serving import intake
@@ -558,6 +685,24 @@ def test_a_large_answer_is_encoded_beside_the_loop(made, monkeypatch):
         status, _, _ = asyncio.run(answering(made(Server(), slo=PATIENCE_S), 1, [(200, output)], **tensor(1)))
         assert status == 200
     assert threads == [True, False]
+
+
+def test_a_single_large_output_is_read_in_pieces(made, monkeypatch):
+    """One call of `json` would hold the loop, though it is in another thread. docs/bugs.md, 688."""
+    from symphony_serve import reading
+
+    pieces, output = [], [0.5] * 100_000
+
+    class Counted(reading.Reading):
+        def add(self, piece):
+            pieces.append(len(piece))
+            super().add(piece)
+
+    monkeypatch.setattr(reading, "Reading", Counted)
+    text = json.dumps(output)
+    status, value, _ = asyncio.run(answering(made(Server(), slo=PATIENCE_S), 1, [(200, text)], **tensor(1)))
+    assert (status, value["outputs"][0]["data"]) == (200, output)
+    assert (sum(pieces), max(pieces)) == (len(text), reading.PIECE)
 
 
 def test_the_document_and_its_page_are_sent_as_they_were_made(made):
