@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import inspect
 import os
 import shutil
 import sys
@@ -81,6 +82,13 @@ def _pb2() -> str | None:
     return None
 
 
+def _labels() -> str | None:
+    from ray.util import placement_group
+
+    selects = "bundle_label_selector" in inspect.signature(placement_group).parameters
+    return None if selects else "this Ray selects no nodes by labels"
+
+
 def _serve() -> str | None:
     # Found and not imported, which takes seconds.
     needed = ("starlette", "uvicorn", "httptools", "prometheus_client")
@@ -123,7 +131,7 @@ def _browser() -> str | None:
 _NEEDS = {
     **{"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2, "serve": _serve},
     **{"lightning": _lightning, "transformers": _transformers, "keras": _keras, "trackers": _trackers},
-    **{"browser": _browser},
+    **{"browser": _browser, "labels": _labels},
 }
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from collections import deque
@@ -14,7 +13,6 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 from ray.tune import PlacementGroupFactory
-from ray.util import placement_group
 
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import Layout
@@ -397,9 +395,6 @@ def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pyte
     assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is None
 
 
-SELECTS = "bundle_label_selector" in inspect.signature(placement_group).parameters
-
-
 @pytest.mark.parametrize(
     ("request_", "is_one"),
     [
@@ -408,16 +403,17 @@ SELECTS = "bundle_label_selector" in inspect.signature(placement_group).paramete
         (PlacementGroupFactory([{}, {"GPU": 1}]), False),
         (PlacementGroupFactory([{"GPU": 1}, {"GPU": 1}]), False),
         (PlacementGroupFactory([{"GPU": 1}], "PACK", "a name"), False),
-        pytest.param(
-            SELECTS and PlacementGroupFactory([{"GPU": 1}], bundle_label_selector=[{"zone": "a"}]),
-            False,
-            marks=pytest.mark.skipif(not SELECTS, reason="this Ray selects no nodes by labels"),
-        ),
     ],
 )
 def test_a_request_that_says_more_than_one_bundle_is_for_ray(request_: PlacementGroupFactory, is_one: bool) -> None:
     """docs/bugs.md, 695"""
     assert is_one_bundle(request_) is is_one
+
+
+@pytest.mark.labels
+def test_a_label_selector_says_more_than_one_bundle() -> None:
+    """docs/bugs.md, 695"""
+    assert not is_one_bundle(PlacementGroupFactory([{"GPU": 1}], bundle_label_selector=[{"zone": "a"}]))
 
 
 @pytest.mark.parametrize("on_demand", [True, False])

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
+from fluidtune.error_lines import failure
+
 from ..random_streams import Streams
 
 log = logging.getLogger(__name__)
@@ -151,7 +153,7 @@ class CommitStore:
     @property
     def trouble(self) -> str | None:
         """Why the last commit could not be made or written, in a line; None: it could."""
-        return None if self._error is None else f"{type(self._error).__name__}: {self._error}".splitlines()[0]
+        return None if self._error is None else failure(self._error)
 
     def load(self) -> Commit | None:
         """The newest whole commit. A file that is cut off or altered is ignored."""

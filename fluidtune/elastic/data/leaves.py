@@ -19,6 +19,8 @@ from typing import Any
 import numpy
 import torch
 
+from fluidtune.error_lines import failure
+
 from ..transport.trees import map_tensors
 from .plain_state import Drawing
 
@@ -114,7 +116,7 @@ class Leaves:
             skeleton = map_tensors(lambda tensor: None, tree, self.packer())
             pickle.dumps(skeleton)  # keys of dicts
         except Exception as error:
-            return f"a value that cannot be pickled ({type(error).__name__}: {error})"
+            return f"a value that cannot be pickled ({failure(error)})"
         return None
 
     def _names(self) -> dict[int, tuple[Any, ...]]:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from fluidtune.error_lines import failure
+
 from ..alike.digests import digest_of, digest_of_tensors, distance_between, plain_leaves
 from ..commits.committable import CommittableState
 from ..random_streams import capture_streams, restore_streams
@@ -113,7 +115,7 @@ class TrialState(CommittableState):
         try:
             view = self._view()
         except Exception as error:
-            return f"a state_dict() that fails ({type(error).__name__}: {error})"
+            return f"a state_dict() that fails ({failure(error)})"
         return unsendable(view) or self._leaves.trouble(view["stateful"])
 
     def _make_up(self) -> dict[str, str]:
