@@ -95,9 +95,7 @@ def rehearse(run: Callable[[], Any], *, device: str = "cpu") -> Verdict:
             torch.cuda.empty_cache()  # the memory of another process, in which the trial trains
 
 
-def _both_ways(
-    run: Callable[[], Any], device: str, begun: Streams, precision: Precision, *, steady: bool
-) -> Verdict:
+def _both_ways(run: Callable[[], Any], device: str, begun: Streams, precision: Precision, *, steady: bool) -> Verdict:
     """``steady``: with draws that give every sample the same."""
     try:
         (alone,) = _play(run, 1, device, begun, None, steady=steady)
@@ -122,8 +120,7 @@ def _both_ways(
 
 @dataclass
 class _Record:
-    """What one worker has computed. ``gradients``: by the number of the optimizer, its step, and the parameter's name.
-    """
+    """What one worker has computed. ``gradients``: by the number of the optimizer, its step, and the parameter's name."""
 
     gradients: dict[tuple[int, int, str], torch.Tensor | None] = field(default_factory=dict)
     streams: Streams | None = None

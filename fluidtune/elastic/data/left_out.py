@@ -81,9 +81,7 @@ class LeftOut:
             if sizes.used:
                 self._look(sizes.waiting, sizes.used)
         over = place == "boundary" or (place == "mean" and self._ended >= learning.keys())
-        if over and self.learns and not (
-            self._used_whole or any(sizes.used for sizes in self._readings.values())
-        ):
+        if over and self.learns and not (self._used_whole or any(sizes.used for sizes in self._readings.values())):
             unused = [sizes.waiting for reading, sizes in learning.items() if reading not in self._counted]
             largest = max((size for waiting in unused for size in waiting), default=0)
             if largest > 1:

@@ -34,8 +34,7 @@ DROPOUTS = dict(_TORCHS)
 
 
 class LeadersStreams:
-    """The streams of the loop, as the leader sends them. ``gpu``: the GPU of the trial's tensors; see `random_streams`.
-    """
+    """The streams of the loop, as the leader sends them. ``gpu``: the GPU of the trial's tensors; see `random_streams`."""
 
     def __init__(self, gpu: str = "cuda") -> None:
         self._gpu = gpu

@@ -23,7 +23,17 @@ def _normalises(func: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
         names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
         given = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
     elif func is torch.batch_norm:
-        names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled")
+        names = (
+            "input",
+            "weight",
+            "bias",
+            "running_mean",
+            "running_var",
+            "training",
+            "momentum",
+            "eps",
+            "cudnn_enabled",
+        )
         given = {}
     else:
         return None

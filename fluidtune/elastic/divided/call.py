@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from .batch_statistics import WholeStatistics
-from .description import Description, rebuilt
+from .description import Description
 from .flags import Flags, under
-from .parts import Odd, Outputs, Rule, Tree, tree_of
+from .parts import Outputs, Rule, Tree, tree_of
 from .whole_draws import WholeDraws
 from .wire import Link, Lost, Message
 
@@ -71,21 +71,26 @@ class Streams:
 
 
 class Twin:
-    """A replica in the leader's process, on which parts are computed that must leave no trace in the module.
+    """A replica in the leader's process, on which parts are computed: hooks of the module's weights do not see them.
 
-    Its trained tensors are those of the module under another name; what a forward may write is a copy.
+    Its parameters are those of the module under another name. ``copies``: what else a forward may write is a copy, so
+    that it leaves no trace.
     """
 
-    def __init__(self, described: Description) -> None:
-        self._described = described
+    def __init__(self, described: Description, copies: bool) -> None:
+        self._described, self._copies = described, copies
         self.tensors = [self._alias(tensor) for tensor in described.tensors]
-        self.module: nn.Module = rebuilt(described.skeleton, self.tensors)
+        self.module: nn.Module = described.replica(self.tensors)
 
-    @staticmethod
-    def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
             return nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
-        return tensor.detach().clone()
+        return tensor.detach().clone() if self._copies else tensor.detach()
+
+    @property
+    def trained(self) -> list[torch.Tensor]:
+        """Its tensors that get gradients."""
+        return [self.tensors[number] for number in self._described.trained]
 
     @property
     def written(self) -> list[int]:
@@ -96,41 +101,38 @@ class Twin:
         """Be as the module is now."""
         with torch.no_grad():
             for own, tensor in zip(self.tensors, self._described.tensors, strict=True):
-                if isinstance(own, nn.Parameter):
-                    own.data = tensor.detach()
-                else:
+                if self._copies and not isinstance(own, nn.Parameter):
                     own.copy_(tensor.detach())
+                elif own.data_ptr() != tensor.data_ptr():
+                    own.data = tensor.detach()
 
 
 class Call:
-    """``module`` computes the first part, and ``trained`` are its tensors that get gradients. ``given``: what it is
-    called with, ``pieces``: its parts. ``peers``: of the other parts. ``twin``: makes the module's `Twin`.
+    """``own`` computes the first part. ``given``: what the module is called with, ``pieces``: its parts. ``peers``: of
+    the other parts.
     """
 
     def __init__(
         self,
         key: int,
-        module: nn.Module,
-        trained: Sequence[torch.Tensor],
+        own: Twin,
         described: Description,
-        twin: Callable[[], Twin],
         given: Tree,
         pieces: Sequence[Tree],
         rule: Rule,
         sizes: Sequence[int],
         peers: Sequence[Peer],
         flags: Flags,
-        pickling: Any,
         module_key: int,
         turn: Callable[[], AbstractContextManager[Any]],
         dropped: Callable[[int], None],
     ) -> None:
-        self.key, self._module, self._trained, self._described = key, module, list(trained), described
-        self._twin, self._given, self._pieces, self._rule, self._sizes = twin, given, list(pieces), rule, list(sizes)
+        self.key, self._own, self._described = key, own, described
+        self._given, self._pieces, self._rule, self._sizes = given, list(pieces), rule, list(sizes)
         self._peers: list[Peer | None] = [None, *peers]
-        self._flags, self._pickling, self._module_key = flags, pickling, module_key
+        self._flags, self._module_key = flags, module_key
         self._needs = [i for i, t in enumerate(given.tensors) if t.requires_grad] if flags["grad"] else []
-        self.graded = flags["grad"] and bool(self._needs or self._trained)
+        self.graded = flags["grad"] and bool(self._needs or described.trained)
         #: By part that was computed here, what its graph begins and ends with.
         self._graphs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self.requires: list[list[bool]] = []
@@ -228,7 +230,7 @@ class Call:
             at += size
             self._request(part, "forward", value, [*piece.tensors, *states])
         started = time.perf_counter()
-        found = [self._computed_here(self._module, 0)]
+        found = [self._computed_here(self._own.module, 0)]
         self.own_s = time.perf_counter() - started
         drawn = Streams(self._described.device)
         if not self._rule.draws and drawn.digest != self._streams.digest:
@@ -247,7 +249,7 @@ class Call:
                 odd = odd or Undivided(f"a part of the batch fails in another process ({said})", lasting=True)
                 continue
             self._note_pace(part, said["seconds"])
-            found.append(Tree(said["skeleton"], tuple(t.clone() for t in message.tensors)))
+            found.append(Tree(said["skeleton"], tuple(t.clone() for t in message.tensors), self._given.classes))
             self._said.append(said["requires"])
             if self._rule.draws and said["drawn"] != drawn.digest:
                 odd = odd or Undivided("what it draws cannot be cut into parts of the batch", lasting=True)
@@ -269,7 +271,7 @@ class Call:
         args, kwargs = piece.value(tensors)
         with self.modes(part):
             result = module._call_impl(*args, **kwargs)
-        found = tree_of(result, "output", self._pickling)
+        found = tree_of(result, "output", self._given.classes)
         if self.graded:
             self._graphs[part] = [tensors[i] for i in self._needs], list(found.tensors)
         return found
@@ -288,8 +290,7 @@ class Call:
         if self._rule.statistics:
             raise Undivided("a follower is gone")
         after = Streams(self._described.device)
-        twin = self._twin()
-        twin.refresh()
+        twin = Twin(self._described, copies=True)
         self._streams.restore()
         self._twins[part] = twin
         try:
@@ -385,7 +386,7 @@ class Call:
         whole: list[torch.Tensor | None] = []
         for place, number in enumerate(self._needs):
             whole.append(self._joined_gradient(number, [part[place] if part else None for part in parts], len(parts)))
-        for place in range(len(self._trained)):
+        for place in range(len(self._described.trained)):
             whole.append(_sum([part[count + place] for part in parts if part]))
         return whole
 
@@ -410,8 +411,7 @@ class Call:
 
     def _graph_backward(self, part: int, grads: Sequence[Any], keep: bool) -> list[torch.Tensor | None]:
         begins, ends = self._graphs[part] if keep else self._graphs.pop(part)
-        twin = self._twins.get(part)
-        trained = self._trained if twin is None else [twin.tensors[number] for number in self._described.trained]
+        trained = self._twins.get(part, self._own).trained
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
         if not pairs:
             return []
@@ -437,8 +437,7 @@ class Call:
 
     def _whole_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Forward and backward of the whole batch in this process."""
-        after, twin = Streams(self._described.device), self._twin()
-        twin.refresh()
+        after, twin = Streams(self._described.device), Twin(self._described, copies=True)
         self._streams.restore()
         try:
             tensors = list(self._given.tensors)
@@ -446,18 +445,18 @@ class Call:
                 tensors[i] = tensors[i].detach().requires_grad_()
             args, kwargs = self._given.value(tensors)
             with under(self._flags):
-                ends = tree_of(twin.module._call_impl(*args, **kwargs), "output", self._pickling).tensors
+                ends = tree_of(twin.module._call_impl(*args, **kwargs), "output", self._given.classes).tensors
         finally:
             after.restore()
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
-        wanted = [*(tensors[i] for i in self._needs), *(twin.tensors[number] for number in self._described.trained)]
+        wanted = [*(tensors[i] for i in self._needs), *twin.trained]
         return list(torch.autograd.grad([e for e, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
 
     def differentiable(self, inputs: Sequence[torch.Tensor], grads: Sequence[Any]) -> list[torch.Tensor | None]:
         """The gradients with a graph of their own (``create_graph=True``): the call is computed once more, whole."""
         after = Streams(self._described.device)
         weights = [t if isinstance(t, nn.Parameter) or t.requires_grad else t.clone() for t in self._described.tensors]
-        replica = rebuilt(self._described.skeleton, weights)
+        replica = self._described.replica(weights)
         tensors = list(self._given.tensors)
         for i, tensor in zip(self._needs, inputs, strict=False):
             tensors[i] = tensor
@@ -465,7 +464,7 @@ class Call:
         self._streams.restore()
         try:
             with under(self._flags):
-                ends = tree_of(replica._call_impl(*args, **kwargs), "output", self._pickling).tensors
+                ends = tree_of(replica._call_impl(*args, **kwargs), "output", self._given.classes).tensors
         finally:
             after.restore()
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
@@ -491,7 +490,8 @@ class Call:
         flags = self.outputs.by_joined(lambda part: self.requires[part])
         if not any(flags):
             return self.outputs.value(joined)
-        inputs = [*(self._given.tensors[i] for i in self._needs), *self._trained]
+        trained = [self._described.tensors[number] for number in self._described.trained]
+        inputs = [*(self._given.tensors[i] for i in self._needs), *trained]
         return self.outputs.value(_Joined.apply(self, joined, flags, *inputs))
 
 

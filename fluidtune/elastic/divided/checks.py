@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from fluidtune.error_lines import failure
 
 from .batch_statistics import SeenStatistics
 from .call import Call, Streams, Twin, Undivided
-from .description import Description, dumped
+from .description import Classes, Description, dumped
 from .flags import Flags, under
 from .parts import Odd, Rule, Tree, candidates, join_rule, tree_of
 from .weights import same_bytes
@@ -58,9 +57,7 @@ class CannotDivide(Exception):
     """Calls like this one stay whole; the message says why, in words of the user's."""
 
 
-def computed_whole(
-    twin: Twin, described: Description, given: Tree, flags: Flags, pickling: ModuleType, backward: bool = True
-) -> Whole:
+def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags, classes: Classes) -> Whole:
     """Compute the call whole, by a twin of the module. The random streams of torch are where they were.
 
     Raises:
@@ -68,16 +65,17 @@ def computed_whole(
     """
     before, others = Streams(described.device), _other_streams()
     twin.refresh()
-    first = _skeleton(twin, pickling)
-    tensors = list(given.tensors)
-    needs = [i for i, tensor in enumerate(tensors) if tensor.requires_grad] if flags["grad"] else []
+    first = _skeleton(twin, classes)
+    tensors = [tensor.detach().clone() for tensor in given.tensors]
+    versions = [tensor._version for tensor in tensors]
+    needs = [i for i, tensor in enumerate(given.tensors) if tensor.requires_grad] if flags["grad"] else []
     for i in needs:
-        tensors[i] = tensors[i].detach().requires_grad_()
+        tensors[i].requires_grad_()
     started = time.perf_counter()
     try:
         args, kwargs = given.value(tensors)
         with SeenStatistics() as seen:
-            output = tree_of(twin.module._call_impl(*args, **kwargs), "output", pickling)
+            output = tree_of(twin.module._call_impl(*args, **kwargs), "output", classes)
         after = Streams(described.device)
         moved = _other_streams() != others
     except Odd as error:
@@ -89,14 +87,16 @@ def computed_whole(
         _restore(others)
     if moved:
         raise CannotDivide("it draws from the random numbers of Python or NumPy")
-    if _skeleton(twin, pickling) != first:
+    if versions != [tensor._version for tensor in tensors]:
+        raise CannotDivide("it changes its inputs")
+    if _skeleton(twin, classes) != first:
         raise CannotDivide("it leaves something behind in its attributes")
     _refuse_written(twin, described)
     _refuse_views(output, [*tensors, *twin.tensors])
     cotangents = _cotangents(output.tensors)
     gradients: list[torch.Tensor | None] = []
-    if flags["grad"] and backward and any(grad is not None for grad in cotangents):
-        wanted = [*(tensors[i] for i in needs), *(twin.tensors[i] for i in described.trained)]
+    if flags["grad"] and any(grad is not None for grad in cotangents):
+        wanted = [*(tensors[i] for i in needs), *twin.trained]
         pairs = [(end, grad) for end, grad in zip(output.tensors, cotangents, strict=True) if grad is not None]
         try:
             gradients = list(
@@ -119,7 +119,7 @@ def computed_whole(
     )
 
 
-def computed_again(twin: Twin, given: Tree, flags: Flags, pickling: ModuleType) -> list[torch.Tensor]:
+def computed_again(twin: Twin, given: Tree, flags: Flags) -> list[torch.Tensor]:
     """The tensors of the call's output, computed whole by a twin, without gradients.
 
     Raises:
@@ -129,7 +129,7 @@ def computed_again(twin: Twin, given: Tree, flags: Flags, pickling: ModuleType) 
     try:
         args, kwargs = given.value()
         with under(flags):
-            return list(tree_of(twin.module._call_impl(*args, **kwargs), "output", pickling).tensors)
+            return list(tree_of(twin.module._call_impl(*args, **kwargs), "output", given.classes).tensors)
     except Exception as error:
         raise CannotDivide(f"it fails ({failure(error)})") from error
 
@@ -280,14 +280,14 @@ def _cotangents(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     return found
 
 
-def _skeleton(twin: Twin, pickling: ModuleType) -> bytes:
+def _skeleton(twin: Twin, classes: Classes) -> bytes:
     numbers = {id(tensor): number for number, tensor in enumerate(twin.tensors)}
 
     def number(obj: Any) -> Any:
-        return numbers.get(id(obj), "new") if isinstance(obj, torch.Tensor) else None
+        return numbers.get(id(obj), "new") if isinstance(obj, torch.Tensor) else classes.number(obj)
 
     try:
-        return dumped(twin.module, number, pickling)
+        return dumped(twin.module, number, classes.pickling)
     except Exception as error:
         return failure(error).encode()
 

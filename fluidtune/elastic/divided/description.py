@@ -8,11 +8,13 @@ So are global variables that the module's methods name.
 
 from __future__ import annotations
 
+import copy
 import enum
 import hashlib
 import io
 import operator
 import pickle
+import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -66,27 +68,76 @@ def dumped(value: Any, number: Callable[[Any], Any], pickling: ModuleType) -> by
 
 
 def loaded(data: bytes, find: Callable[[Any], Any]) -> Any:
-    """The value of `dumped`. ``find``: the object of a number."""
+    """The value of `dumped`. ``find``: the object that a number stands for."""
     unpickler = type("Finding", (pickle.Unpickler,), {"persistent_load": lambda self, number: find(number)})
     return unpickler(io.BytesIO(data)).load()
 
 
-class Description:
-    """A module as it is now. ``pickling``: a module like `pickle`.
+class Classes:
+    """Classes that no import finds, as those of a script: by number, the same ones in the leader and its followers.
 
-    ``skeleton``: the bytes; ``digest``: of them. ``tensors``: by number.
+    A follower gets them by value, as bytes. The leader never makes one of bytes: unpickling a class would give it other
+    methods. ``pickling``: a module like `pickle`.
+    """
+
+    def __init__(self, pickling: ModuleType = pickle) -> None:
+        self.pickling = pickling
+        self._known: list[type] = []
+        self._numbers: dict[type, int] = {}
+
+    def number(self, obj: Any) -> Any:
+        """What stands for the object in bytes, if it is such a class; else None. A new one is added."""
+        if not isinstance(obj, type) or _is_importable(obj):
+            return None
+        if obj not in self._numbers:
+            self._add(obj)
+        return "class", self._numbers[obj]
+
+    def _add(self, cls: type) -> None:
+        self._numbers[cls] = len(self._known)
+        self._known.append(cls)
+
+    def find(self, number: Any) -> type:
+        return self._known[number[1]]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def dumped(self) -> bytes:
+        """All of them, as they are now with the global variables that they name."""
+        return self.pickling.dumps(tuple(self._known)) if self._known else b""
+
+    def take(self, data: bytes) -> None:
+        """A follower: what the leader has dumped."""
+        if data:
+            self._known = list(pickle.loads(data))
+            self._numbers = {cls: number for number, cls in enumerate(self._known)}
+
+
+def _is_importable(cls: type) -> bool:
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls
+
+
+class Description:
+    """A module as it is now. ``classes``: those of the trial.
+
+    ``skeleton``: the bytes; ``digest``: of them and of the classes. ``tensors``: by number.
 
     Raises:
         CannotBeSent: no other process can have it.
     """
 
-    def __init__(self, module: nn.Module, pickling: ModuleType) -> None:
+    def __init__(self, module: nn.Module, classes: Classes) -> None:
+        self.module = module
         self.tensors: list[torch.Tensor] = []
         numbers: dict[int, int] = {}
 
         def number(obj: Any) -> Any:
             if not isinstance(obj, torch.Tensor):
-                return None
+                return classes.number(obj)
             if id(obj) not in numbers:
                 _refuse(obj)
                 numbers[id(obj)] = len(self.tensors)
@@ -95,15 +146,16 @@ class Description:
 
         _refuse_module(module)
         try:
-            self.skeleton = dumped(module, number, pickling)
+            self.skeleton = dumped(module, number, classes.pickling)
         except CannotBeSent:
             raise
         except Exception as error:
             raise CannotBeSent(f"it cannot be pickled ({type(error).__name__}: {error})") from error
         self._kinds = self._kinds_now()
+        self.classes = classes.dumped()
         kinds = repr([(kind[:2], kind[3:]) for kind in self._kinds]).encode()
-        self.digest = hashlib.sha1(self.skeleton + kinds).digest()
-        self._watch = _Watch(module, pickling)
+        self.digest = hashlib.sha1(self.skeleton + self.classes + kinds).digest()
+        self._watch = _Watch(module, classes.pickling)
 
     def _kinds_now(self) -> list[Any]:
         return [(t.dtype, t.shape, t.device, t.requires_grad, t.is_leaf) for t in self.tensors]
@@ -126,10 +178,17 @@ class Description:
         """Whether the module is still as it is described here."""
         return self._kinds == self._kinds_now() and self._watch.holds()
 
+    def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
+        """A copy of the module in this process that computes with these tensors."""
+        pairs = zip(self.tensors, tensors, strict=True)
+        return copy.deepcopy(self.module, {id(tensor): other for tensor, other in pairs})
 
-def rebuilt(skeleton: bytes, tensors: Sequence[torch.Tensor]) -> nn.Module:
-    """A replica that computes with these tensors."""
-    module: nn.Module = loaded(skeleton, lambda number: tensors[number])
+
+def rebuilt(skeleton: bytes, tensors: Sequence[torch.Tensor], classes: Classes) -> nn.Module:
+    """A replica in another process that computes with these tensors."""
+    module: nn.Module = loaded(
+        skeleton, lambda number: tensors[number] if isinstance(number, int) else classes.find(number)
+    )
     return module
 
 

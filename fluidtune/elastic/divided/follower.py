@@ -19,7 +19,7 @@ from torch import nn
 from fluidtune.error_lines import failure
 
 from .call import Streams, part_modes
-from .description import rebuilt
+from .description import Classes, rebuilt
 from .door import Address, Refused, connect
 from .flags import under
 from .parts import Tree, tree_of
@@ -67,7 +67,7 @@ class Follower:
         self, trial: str, worker: str, secret: bytes, device: str = "cpu", pickling: ModuleType = pickle
     ) -> None:
         self.trial, self.worker = trial, worker
-        self._secret, self._device, self._pickling = secret, torch.device(device), pickling
+        self._secret, self._device, self._classes = secret, torch.device(device), Classes(pickling)
         self._link: Link | None = None
         self._held: dict[int, _Held] = {}
         self._graphs: dict[int, _Graph] = {}
@@ -107,6 +107,10 @@ class Follower:
         assert link is not None
         if kind == "module":
             self._take_module(*value)
+        elif kind == "classes":
+            self._classes.take(value)
+            for held in self._held.values():
+                held.replicas.clear()
         elif kind == "weights":
             key, changed, layouts, new = value
             held = self._held[key]
@@ -146,7 +150,7 @@ class Follower:
         assert link is not None
         for digest, skeleton in held.waiting.items():
             try:
-                held.replicas[digest] = rebuilt(skeleton, held.weights.tensors)
+                held.replicas[digest] = rebuilt(skeleton, held.weights.tensors, self._classes)
                 link.send("ready", (key, digest, None))
             except Exception as error:
                 link.send("ready", (key, digest, failure(error)))
@@ -181,10 +185,10 @@ class Follower:
             if len(states) > 1:
                 torch.cuda.set_rng_state(states[1], self._device)
         with under(value["flags"]):
-            args, kwargs = Tree(value["skeleton"], tuple(own)).value()
+            args, kwargs = Tree(value["skeleton"], tuple(own), self._classes).value()
             with part_modes(*modes, self._gather):
                 result = replica._call_impl(*args, **kwargs)
-            found = tree_of(result, "output", self._pickling)
+            found = tree_of(result, "output", self._classes)
         trained = [held.weights.tensors[number] for number in held.trained]
         if value["graded"]:
             self._graphs[value["key"]] = _Graph([own[i] for i in value["needs"]], list(found.tensors), trained, modes)

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # a trial without torch has no modules
     from torch import nn
 
     from .call import Call
-    from .description import Description
+    from .description import Classes, Description
     from .module_calls import ModuleCalls
     from .weights import PublishedWeights, SentWeights
     from .wire import Link
@@ -60,9 +61,10 @@ class Follower:
     name: str
     link: Link
     division: Division
-    #: By key of a module, what it has: of its weights, and which replicas.
+    #: By key of a module, what it has: of its weights, and which replicas; and the classes of the script.
     weights: dict[int, SentWeights] = field(default_factory=dict)
     replicas: dict[int, list[bytes]] = field(default_factory=dict)
+    classes: bytes = b""
     #: Replicas that it was sent and has not made so far.
     pending: int = 0
     pace: float | None = None
@@ -92,7 +94,7 @@ class Division:
         pays: bool = True,
         patient: bool = False,
     ) -> None:
-        self.pickling, self.pays = pickling, pays
+        self._pickling, self.pays = pickling, pays
         self._trial, self._device, self._patient, self._process = trial, device, patient, os.getpid()
         self._peers: list[Follower] = []
         self._arrived: list[Follower] = []
@@ -115,6 +117,13 @@ class Division:
         self._first_divided: float | None = None
         self._ungrowable: str | None = None
         self._door = Door(secret, host, self._greet)
+
+    @cached_property
+    def classes(self) -> Classes:
+        """Classes of the trial's script."""
+        from .description import Classes
+
+        return Classes(self._pickling)
 
     # -- for the trial's host
 
@@ -238,6 +247,10 @@ class Division:
                     peer.weights.pop(key, None)
                     peer.replicas.pop(key, None)
                 self._settle(peer, wait=self._patient)
+                if peer.classes != described.classes:  # replicas that have the classes as they were are of no use
+                    peer.classes = described.classes
+                    peer.replicas.clear()
+                    peer.link.send("classes", described.classes)
                 has = peer.replicas.setdefault(calls.key, [])
                 if described.digest not in has and not peer.pending:
                     trained = [tensor.requires_grad for tensor in described.tensors]

@@ -112,7 +112,7 @@ class ModuleCalls(Nothing):
             return None
         flags = flags_now()
         try:
-            given = tree_of((args, kwargs), "inputs", self._division.pickling)
+            given = tree_of((args, kwargs), "inputs", self._division.classes)
         except Odd as error:
             self._stays_whole(str(error))
             return None
@@ -142,7 +142,7 @@ class ModuleCalls(Nothing):
         if before is not None and before.holds():
             return before
         try:
-            self._described = found = Description(module, self._division.pickling)
+            self._described = found = Description(module, self._division.classes)
         except CannotBeSent as error:
             self._described = None
             self._stays_whole(str(error))
@@ -173,16 +173,9 @@ class ModuleCalls(Nothing):
         sizes = self._division.sizes(samples or 0, peers) if rule.draws else None
         return _digest(structure, rule.shapes(given), sizes)
 
-    def _make_twin(self) -> Twin:
-        assert self._described is not None
-        if self._twin is None:
-            self._twin = Twin(self._described)
-        return self._twin
-
     def _call(
         self,
-        own: Any,
-        trained: Any,
+        own: Twin,
         described: Description,
         given: Tree,
         arguments: Any,
@@ -198,16 +191,13 @@ class ModuleCalls(Nothing):
         return Call(
             key,
             own,
-            trained,
             described,
-            self._make_twin,
             given,
-            parts_of(given, arguments, rule, sizes, self._division.pickling),
+            parts_of(given, arguments, rule, sizes),
             rule,
             sizes,
             peers[: len(sizes) - 1],
             flags,
-            self._division.pickling,
             self.key,
             self._division.turn,
             self._over,
@@ -233,22 +223,23 @@ class ModuleCalls(Nothing):
         if len(self._recent) == _RECENT and sum(self._recent) > _RECENT // 2:
             self._refuse(structure, "each of its calls is of another kind, so that all had to be checked")
             return
-        twin = self._make_twin()
-
-        def divide(rule: Rule) -> Call | None:
-            trained = [twin.tensors[number] for number in described.trained]
-            return self._call(twin.module, trained, described, given, arguments, rule, flags, peers)
-
+        twin, classes = Twin(described, copies=True), self._division.classes
+        before = len(classes)
         try:
-            whole = checks.computed_whole(twin, described, given, flags, self._division.pickling)
+            whole = checks.computed_whole(twin, described, given, flags, classes)
+            if len(classes) != before:  # followers do not know a class of the output: they are sent it first
+                self._described = None
+                return
+
+            def divide(rule: Rule) -> Call | None:
+                return self._call(twin, described, given, arguments, rule, flags, peers)
+
             rule = checks.find_rule(whole, twin, described, given, arguments, flags, known, divide)
         except checks.Later:
             return
         except checks.CannotDivide as error:
             self._refuse(structure, str(error))
             return
-        finally:
-            self._twin = None
         self._whole_s = min(whole.seconds, self._whole_s or whole.seconds)
         self._verdicts[structure] = rule
         samples = rule.samples(given, arguments)
@@ -272,10 +263,10 @@ class ModuleCalls(Nothing):
         self._weigh(structure)
         if isinstance(self._verdicts[structure], str):
             return None
-        module = self._module()
-        trained = [described.tensors[number] for number in described.trained]
+        twin = self._twin = self._twin or Twin(described, copies=False)
+        twin.refresh()
         before = Streams(described.device) if self._random.randrange(AGAIN) == 0 else None
-        call = self._call(module, trained, described, given, arguments, rule, flags, peers)
+        call = self._call(twin, described, given, arguments, rule, flags, peers)
         if call is None:
             return None
         if call.graded:
@@ -301,12 +292,11 @@ class ModuleCalls(Nothing):
         before.restore()
         try:
             still = {**flags, "grad": False}
-            whole = checks.computed_again(self._make_twin(), given, still, self._division.pickling)
+            whole = checks.computed_again(Twin(described, copies=True), given, still)
         except checks.CannotDivide:
             return False
         finally:
             after.restore()
-            self._twin = None
         ours = outputs.joined()
         return len(ours) == len(whole) and all(
             checks.difference(own, other, flags) is None for own, other in zip(ours, whole, strict=True)

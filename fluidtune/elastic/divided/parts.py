@@ -9,12 +9,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from .description import dumped, loaded
+from .description import Classes, dumped, loaded
 
 #: How an output of all parts is made: the dimension along which they are joined; `SAME`: each part has it.
 SAME = -1
@@ -26,18 +25,21 @@ class Odd(Exception):
 
 @dataclass(frozen=True)
 class Tree:
-    """A value as bytes and tensors."""
+    """A value as bytes and tensors. ``classes``: those of the trial."""
 
     skeleton: bytes
     tensors: tuple[torch.Tensor, ...]
+    classes: Classes
 
     def value(self, tensors: Sequence[torch.Tensor] | None = None) -> Any:
         """The value, with these tensors in the places of its own."""
         found = self.tensors if tensors is None else tensors
-        return loaded(self.skeleton, lambda number: found[number])
+        return loaded(
+            self.skeleton, lambda number: found[number] if isinstance(number, int) else self.classes.find(number)
+        )
 
 
-def tree_of(value: Any, what: str, pickling: ModuleType = pickle) -> Tree:
+def tree_of(value: Any, what: str, classes: Classes) -> Tree:
     """``what``: "inputs" or "output", for an error.
 
     Raises:
@@ -48,7 +50,7 @@ def tree_of(value: Any, what: str, pickling: ModuleType = pickle) -> Tree:
 
     def number(obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
-            return None
+            return classes.number(obj)
         if id(obj) not in numbers:
             if type(obj) not in (torch.Tensor, torch.nn.Parameter) or obj.layout is not torch.strided:
                 raise Odd(f"its {what} has a tensor of another kind ({type(obj).__name__}, {obj.layout})")
@@ -58,11 +60,11 @@ def tree_of(value: Any, what: str, pickling: ModuleType = pickle) -> Tree:
             tensors.append(obj)
         return numbers[id(obj)]
 
-    for each in (pickle, pickling):
+    for each in (pickle, classes.pickling):
         tensors.clear()
         numbers.clear()
         try:
-            return Tree(dumped(value, number, each), tuple(tensors))
+            return Tree(dumped(value, number, each), tuple(tensors), classes)
         except Odd:
             raise
         except Exception as error:
@@ -139,7 +141,7 @@ def _lists(arguments: Any) -> list[Any]:
     return [each for each in (*args, *kwargs.values()) if isinstance(each, list)]
 
 
-def parts_of(call: Tree, arguments: Any, rule: Rule, sizes: Sequence[int], pickling: ModuleType) -> list[Tree]:
+def parts_of(call: Tree, arguments: Any, rule: Rule, sizes: Sequence[int]) -> list[Tree]:
     """What each part of the call is given."""
     if rule.entries:
         args, kwargs = arguments
@@ -150,7 +152,7 @@ def parts_of(call: Tree, arguments: Any, rule: Rule, sizes: Sequence[int], pickl
         found, at = [], 0
         for size in sizes:
             own = tuple(cut(v, at, size) for v in args), {name: cut(v, at, size) for name, v in kwargs.items()}
-            found.append(tree_of(own, "inputs", pickling))
+            found.append(tree_of(own, "inputs", call.classes))
             at += size
         return found
     pieces = [
