@@ -18,7 +18,7 @@ Gather = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _normalises(func: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
-    """What batch normalisation is called with, by name, where its statistics are the batch's; None: it is another call."""
+    """What batch normalisation is called with, by name, if its statistics are the batch's; None: it is another call."""
     if func is F.batch_norm:
         names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
         given = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
@@ -127,7 +127,9 @@ class _Normalised(torch.autograd.Function):
         )
         of_both = torch.stack([of_bias, of_weight])
         means = ctx.gather(of_both.flatten()).sum(0).view_as(of_both) / count
-        given = [None if kind is None else each.to(kind) for kind, each in zip(ctx.types, (of_weight, of_bias))]
+        given = [
+            None if kind is None else each.to(kind) for kind, each in zip(ctx.types, (of_weight, of_bias), strict=True)
+        ]
         # d loss / d x = weight * inverse * (d y - mean of d y - normalised x * mean of (d y * normalised x))
         factor = scale * inverse
         slope = -factor * inverse * means[1]

@@ -79,8 +79,9 @@ class Twin:
 
     def __init__(self, described: Description, copies: bool) -> None:
         self._described, self._copies = described, copies
-        self.tensors = [self._alias(tensor) for tensor in described.tensors]
-        self.module: nn.Module = described.replica(self.tensors)
+        with torch.inference_mode(False):
+            self.tensors = [self._alias(tensor) for tensor in described.tensors]
+            self.module: nn.Module = described.replica(self.tensors)
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
@@ -530,7 +531,7 @@ class _Joined(torch.autograd.Function):
 def part_modes(
     draws: bool, statistics: bool, cut: tuple[int, int, int, int], gather: Callable[[torch.Tensor], torch.Tensor]
 ) -> AbstractContextManager[Any]:
-    """What a part is computed under. ``cut``: samples of the batch, the part's first one, its samples, their dimension."""
+    """What a part is computed under. ``cut``: samples of the batch, the part's first one, its own, their dimension."""
     if not draws and not statistics:
         return nullcontext()
     stack = ExitStack()

@@ -67,7 +67,6 @@ def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags
     twin.refresh()
     first = _skeleton(twin, classes)
     tensors = [tensor.detach().clone() for tensor in given.tensors]
-    versions = [tensor._version for tensor in tensors]
     needs = [i for i, tensor in enumerate(given.tensors) if tensor.requires_grad] if flags["grad"] else []
     for i in needs:
         tensors[i].requires_grad_()
@@ -87,7 +86,7 @@ def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags
         _restore(others)
     if moved:
         raise CannotDivide("it draws from the random numbers of Python or NumPy")
-    if versions != [tensor._version for tensor in tensors]:
+    if not all(same_bytes(own.detach(), tensor.detach()) for own, tensor in zip(tensors, given.tensors, strict=True)):
         raise CannotDivide("it changes its inputs")
     if _skeleton(twin, classes) != first:
         raise CannotDivide("it leaves something behind in its attributes")

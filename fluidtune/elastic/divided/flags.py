@@ -56,7 +56,7 @@ def under(flags: Flags) -> Iterator[None]:
 
 
 def odd_mode() -> str | None:
-    """What is under way in this thread that looks at each operation of a call, so that the call stays whole; or None."""
+    """What looks at each operation of this thread, so that the call stays whole; None: nothing does."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "it is being compiled"
     if torch._C._functorch.peek_interpreter_stack() is not None:

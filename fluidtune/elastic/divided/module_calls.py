@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
 """Where the inputs of a call are cut, and how the outputs of its parts are joined.
 
-What a call is given, and what it returns, is bytes and tensors: a pickle in which tensors have numbers. So any structure
-of tensors can be cut and joined: dictionaries, dataclasses, a framework's own outputs.
+What a call is given, and what it returns, is bytes and tensors: a pickle in which tensors have numbers. So any
+structure of tensors can be cut and joined: dictionaries, dataclasses, a framework's own outputs.
 """
 
 from __future__ import annotations

@@ -134,11 +134,7 @@ class ReplicaWeights:
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one type and shape have the same bytes: -0.0 is not 0.0, and NaN is NaN."""
-    whole = _WHOLE_NUMBERS.get(one.dtype.itemsize)
-    if whole is None or one.is_complex():
-        return (
-            torch.equal(torch.view_as_real(one.resolve_conj()), torch.view_as_real(other))
-            if one.is_complex()
-            else False
-        )
+    if one.is_complex():
+        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
+    whole = _WHOLE_NUMBERS[one.dtype.itemsize]
     return torch.equal(one.view(whole), other.view(whole))

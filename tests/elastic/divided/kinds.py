@@ -420,7 +420,11 @@ def a_head_without_a_loss() -> Any:
 def hooks_on_gradients() -> Any:
     m = net()
     m[0].weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
-    m[2].weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5))
+
+    def halve(p: Any) -> None:
+        p.grad.mul_(0.5)
+
+    m[2].weight.register_post_accumulate_grad_hook(halve)
     return m, entropy
 
 
