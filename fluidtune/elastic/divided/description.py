@@ -16,6 +16,7 @@ import operator
 import pickle
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -131,7 +132,7 @@ class Description:
     """
 
     def __init__(self, module: nn.Module, classes: Classes) -> None:
-        self.module = module
+        self._module = weakref.ref(module)
         self.tensors: list[torch.Tensor] = []
         numbers: dict[int, int] = {}
 
@@ -181,7 +182,9 @@ class Description:
     def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
         """A copy of the module in this process that computes with these tensors."""
         pairs = zip(self.tensors, tensors, strict=True)
-        return copy.deepcopy(self.module, {id(tensor): other for tensor, other in pairs})
+        module = self._module()
+        assert module is not None
+        return copy.deepcopy(module, {id(tensor): other for tensor, other in pairs})
 
 
 def rebuilt(skeleton: bytes, tensors: Sequence[torch.Tensor], classes: Classes) -> nn.Module:

@@ -318,6 +318,7 @@ class Division:
     def forget(self, calls: ModuleCalls) -> None:
         """A module is gone. Any thread."""
         self._forgotten.append(calls.key)
+        calls.let_go()
 
     def forget_key(self, key: int) -> None:
         self._forgotten.append(key)

@@ -79,8 +79,13 @@ class ModuleCalls(Nothing):
         module = self._module()
         if module is not None and module._compiled_call_impl is self:
             module._compiled_call_impl = None
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Keep nothing of the module."""
         if self._weights is not None:
             self._weights.close()
+        self._described = self._twin = self._latest = None
 
     def _stays_whole(self, why: str) -> None:
         if ("whole", why) not in self.said:

@@ -88,8 +88,10 @@ class PublishedWeights:
         sent.area, sent.stamps = self._area, list(self._stamps)
 
     def close(self) -> None:
+        """Let go of the memory; idempotent."""
         if self._memory is not None:
             self._memory.close()
+        self._views = []
 
 
 class ReplicaWeights:

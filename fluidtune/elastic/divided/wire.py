@@ -91,6 +91,7 @@ class SharedMemory:
     def close(self) -> None:
         """Close the file; what is mapped stays as long as tensors need it."""
         file, self.file = self.file, -1
+        self._bytes = torch.empty(0, dtype=torch.uint8)
         if file >= 0:
             os.close(file)
 
