@@ -83,6 +83,12 @@ class Follower:
         try:
             self._link = Link(connection, shared, self._device)
             welcome = self._link.receive(_WELCOME_S)
+            if welcome.kind == "pair":
+                from .pair import Pair
+
+                self._link.pair = Pair(*welcome.value)
+                self._link.pair.meet()
+                welcome = self._link.receive(_WELCOME_S)
         except Lost as error:
             raise ConnectionResetError(f"the leader has gone: {error}") from error
         if welcome.kind != "welcome":
@@ -112,9 +118,9 @@ class Follower:
             for held in self._held.values():
                 held.replicas.clear()
         elif kind == "weights":
-            key, changed, layouts, new = value
+            key, *what = value
             held = self._held[key]
-            held.weights.take(changed, layouts, link, message.tensors, new)
+            held.weights.take(*what, message.tensors, link)
             self._build(key)
         elif kind == "forget":
             for key in value["modules"]:
@@ -138,7 +144,7 @@ class Follower:
         numbers = [number for number, flag in enumerate(trained) if flag]
         held = self._held.get(key)
         if held is None or held.trained != numbers or held.weights.trained != trained:
-            held = self._held[key] = _Held(ReplicaWeights(trained, self._device), numbers)
+            held = self._held[key] = _Held(ReplicaWeights(trained), numbers)
         held.waiting[digest] = skeleton
         if held.weights.tensors:
             self._build(key)

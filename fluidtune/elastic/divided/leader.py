@@ -183,12 +183,24 @@ class Division:
             link.send("refused", self._ungrowable or "the trial has ended here")
             link.close()
             return
-        follower = Follower(name, link, self, since=time.perf_counter())
+        if self._device.startswith("cuda"):
+            self._pair(link, connection)
         link.send("welcome")
+        follower = Follower(name, link, self, since=time.perf_counter())
         with self._lock:
             self._arrived.append(follower)
             self._changed = True
         self._begin_look()
+
+    def _pair(self, link: Link, connection: socket.socket) -> None:
+        """Both ends have a GPU: connect these."""
+        from .pair import Pair
+
+        host = "127.0.0.1" if link.shares else connection.getsockname()[0]
+        pair = Pair(host, None)
+        link.send("pair", (host, pair.port))
+        pair.meet()
+        link.pair = pair
 
     def lost(self, peer: Follower, why: str) -> None:
         """A follower is gone, or is given up."""

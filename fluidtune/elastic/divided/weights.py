@@ -27,6 +27,17 @@ class SentWeights:
     stamps: list[int] = field(default_factory=list)
 
 
+class _Area:
+    """The weights on cores, in memory that followers can map; ``layouts``: of all, those on a GPU have no place."""
+
+    def __init__(self, layouts: Sequence[Layout], memory: SharedMemory, write: bool) -> None:
+        own = [i for i, layout in enumerate(layouts) if not layout[3]]
+        starts, size = places([layouts[i] for i in own])
+        memory.grow(size) if write else memory.map(size)
+        self.memory = memory
+        self.views = {i: memory.view(at, layouts[i]) for i, at in zip(own, starts, strict=True)}
+
+
 class PublishedWeights:
     """The leader's side, for one module. ``tensors``: by number, see `Description`."""
 
@@ -34,104 +45,85 @@ class PublishedWeights:
         self._tensors = list(tensors)
         self._layouts = [layout_of(tensor) for tensor in tensors]
         self._stamps = [0] * len(tensors)
-        self._sums: list[Any] = [None] * len(tensors)
-        #: Counts the memories that the weights were written to.
-        self._area = 0
-        self._memory: SharedMemory | None = None
-        self._views: list[torch.Tensor] = []
-        self._on_gpu = any(tensor.is_cuda for tensor in tensors)
-
-    def _begin(self) -> None:
-        starts, size = places(self._layouts)
-        if self._memory is not None:
-            self._memory.close()
-        self._memory = SharedMemory()
-        self._memory.grow(size)
-        self._views = [self._memory.view(at, layout) for at, layout in zip(starts, self._layouts, strict=True)]
-        self._area += 1
+        #: By number of a tensor on a GPU, what it was known by.
+        self._known: dict[int, Any] = {}
+        self._area: _Area | None = None
+        #: Counts the areas.
+        self._areas = 0
 
     def publish(self, graphs: bool) -> None:
         """Take in what has changed. ``graphs``: followers have graphs that need the weights as they were."""
-        fresh = self._memory is None
-        if fresh:
-            self._begin()
-        changed = [i for i, tensor in enumerate(self._tensors) if fresh or self._has_changed(i, tensor.detach())]
-        if not changed:
-            return
-        if graphs and not fresh:
-            before = self._views
-            self._begin()
-            torch._foreach_copy_(self._views, before)
+        before = self._area
+        changed = [
+            i for i, tensor in enumerate(self._tensors) if before is None or self._has_changed(i, tensor.detach())
+        ]
+        on_cores = [i for i in changed if not self._layouts[i][3]]
+        if before is None or (graphs and on_cores):
+            self._area = area = _Area(self._layouts, SharedMemory(), write=True)
+            self._areas += 1
+            if before is not None:
+                for i, view in area.views.items():
+                    view.copy_(before.views[i])
+                before.memory.close()
         for i in changed:
-            self._views[i].copy_(self._tensors[i].detach())
             self._stamps[i] += 1
+        assert self._area is not None
+        for i in on_cores:
+            self._area.views[i].copy_(self._tensors[i].detach())
 
     def _has_changed(self, i: int, tensor: torch.Tensor) -> bool:
-        if tensor.is_cuda:
+        tensor = tensor.detach()
+        if self._layouts[i][3]:
             now = (tensor._version, tensor.data_ptr(), float(tensor.sum(dtype=torch.float64)))
-            before, self._sums[i] = self._sums[i], now
+            before, self._known[i] = self._known.get(i), now
             return self._tensors[i].requires_grad or before != now
-        return not same_bytes(tensor, self._views[i])
+        assert self._area is not None
+        return not same_bytes(tensor, self._area.views[i])
 
     def send(self, link: Link, key: int, sent: SentWeights) -> None:
         """Send a follower what it lacks."""
+        area = self._area
+        assert area is not None
         stamps = sent.stamps or [-1] * len(self._stamps)
         changed = [i for i, stamp in enumerate(self._stamps) if stamp != stamps[i]]
-        if sent.area == self._area and (not changed or (link.shares and not self._on_gpu)):
-            return  # what is new is in memory that the follower has mapped
-        assert self._memory is not None
-        if link.shares:
-            new = self._memory.file if sent.area != self._area else None
-            link.send("weights", (key, changed, self._layouts, new is not None), file=new)
-        else:
-            link.send("weights", (key, changed, self._layouts, False), [self._views[i] for i in changed])
-        sent.area, sent.stamps = self._area, list(self._stamps)
+        new = sent.area != self._areas
+        if link.shares:  # what is new on cores is in memory that the follower has mapped
+            changed = [i for i in changed if self._layouts[i][3]]
+        if changed or (link.shares and new):
+            values = [self._tensors[i].detach() if self._layouts[i][3] else area.views[i] for i in changed]
+            file = area.memory.file if link.shares and new else None
+            link.send("weights", (key, changed, self._layouts, file is not None), values, file)
+        sent.area, sent.stamps = self._areas, list(self._stamps)
 
     def close(self) -> None:
         """Let go of the memory; idempotent."""
-        if self._memory is not None:
-            self._memory.close()
-        self._views = []
+        if self._area is not None:
+            self._area.memory.close()
+            self._area = None
 
 
 class ReplicaWeights:
-    """The follower's side, for one module. ``device``: where those are that the leader has on a GPU."""
+    """The follower's side, for one module. ``trained``: by number, whether it gets a gradient."""
 
-    def __init__(self, trained: Sequence[bool], device: torch.device) -> None:
-        self.trained, self._device = trained, device
+    def __init__(self, trained: Sequence[bool]) -> None:
+        self.trained = trained
         #: By number, what replicas compute with.
         self.tensors: list[torch.Tensor] = []
-        self._memory: SharedMemory | None = None
-        self._views: list[torch.Tensor] = []
 
-    def take(self, changed: Sequence[int], layouts: list[Layout], link: Link, values: Any, new: bool) -> None:
-        """What the leader has sent. ``new``: it has written to another memory. ``values``: without shared memory."""
-        if link.shares and new:
-            self._map(layouts, link.take_file())
-        at = dict(zip(changed, values, strict=True)) if not link.shares else {i: self._views[i] for i in changed}
+    def take(self, changed: Sequence[int], layouts: list[Layout], new: bool, values: Sequence[Any], link: Link) -> None:
+        """What the leader has sent: ``values``, of the tensors ``changed``; ``new``: with an area of memory."""
+        found: dict[int, torch.Tensor] = {i: value.clone() for i, value in zip(changed, values, strict=True)}
+        if new:
+            area = _Area(layouts, SharedMemory(link.take_file()), write=False)
+            found.update(area.views)
+            area.memory.close()
         if not self.tensors:
-            self.tensors = [self._made(i, at[i], layouts[i]) for i in range(len(layouts))]
+            self.tensors = [
+                torch.nn.Parameter(found[i]) if trained else found[i] for i, trained in enumerate(self.trained)
+            ]
             return
-        for i, tensor in enumerate(self.tensors):
-            if link.shares and not layouts[i][3]:
-                if new:
-                    tensor.data = self._views[i]
-            elif i in at:  # a graph may still need what was there
-                tensor.data = at[i].to(tensor.device, copy=True)
-
-    def _map(self, layouts: list[Layout], file: int) -> None:
-        starts, size = places(layouts)
-        self._memory = SharedMemory(file)
-        self._memory.map(size)
-        self._views = [self._memory.view(at, layout) for at, layout in zip(starts, layouts, strict=True)]
-        self._memory.close()
-
-    def _made(self, i: int, value: torch.Tensor, layout: Layout) -> torch.Tensor:
-        if layout[3]:
-            value = value.to(self._device, copy=True)
-        elif self._memory is None:
-            value = value.clone()
-        return torch.nn.Parameter(value, requires_grad=True) if self.trained[i] else value
+        for i, value in found.items():  # not in place: a graph may need what was there
+            self.tensors[i].data = value
 
 
 def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -18,9 +18,12 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from .pair import Pair
 
 _HEAD = struct.Struct("<QQI")  # bytes of the header, bytes of shared memory in use, file descriptors that follow
 #: Tensors begin at multiples of this many bytes: a cache line of x86-64.
@@ -58,7 +61,7 @@ def compact(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
 def layout_of(tensor: torch.Tensor) -> Layout:
     """How a copy of the tensor lies."""
     shape = tuple(tensor.shape)
-    return tensor.dtype, shape, compact(shape, tensor.stride()), tensor.is_cuda
+    return tensor.dtype, shape, compact(shape, tensor.stride()), on_gpu(tensor)
 
 
 class SharedMemory:
@@ -108,13 +111,18 @@ def places(layouts: Sequence[Layout], begin: int = 0) -> tuple[list[int], int]:
     return found, begin
 
 
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether the tensor goes by a `Pair`, and comes to the other end's GPU."""
+    return tensor.is_cuda
+
+
 class Link:
     """One connection. ``shared``: both ends are on one machine, connected by a Unix socket. ``device``: of tensors that
-    come and were on a GPU at the other end.
+    come and were on a GPU at the other end. ``pair``: what these go through, in place of the connection.
     """
 
-    def __init__(self, connection: socket.socket, shared: bool, device: torch.device) -> None:
-        self._socket, self._device = connection, device
+    def __init__(self, connection: socket.socket, shared: bool, device: torch.device, pair: Pair | None = None) -> None:
+        self._socket, self._device, self.pair = connection, device, pair
         connection.settimeout(_SEND_S)
         self._out = self._in = None
         _links.add(self)
@@ -144,11 +152,14 @@ class Link:
             Lost: the other side is gone.
         """
         layouts = [layout_of(tensor) for tensor in tensors]
+        paired = [self.pair is not None and layout[3] for layout in layouts]
+        beside = [tensor for tensor, flag in zip(tensors, paired, strict=True) if not flag]
+        own = [layout for layout, flag in zip(layouts, paired, strict=True) if not flag]
         used = 0
         if self._out is not None:
-            starts, used = places(layouts)
+            starts, used = places(own)
             self._out.grow(used)
-            for at, layout, tensor in zip(starts, layouts, tensors, strict=True):
+            for at, layout, tensor in zip(starts, own, beside, strict=True):
                 if tensor.numel():
                     self._out.view(at, layout).copy_(tensor)
         header = pickle.dumps((kind, value, layouts), 5)
@@ -157,9 +168,13 @@ class Link:
             if file is not None:
                 socket.send_fds(self._socket, [b"f"], [file])
             if self._out is None:
-                for layout, tensor in zip(layouts, tensors, strict=True):
+                for layout, tensor in zip(own, beside, strict=True):
                     if tensor.numel():
-                        self._socket.sendall(_raw(_dense(tensor, layout)))
+                        self._socket.sendall(_raw(_dense(tensor.cpu(), layout)))
+            if any(paired):
+                assert self.pair is not None
+                through = [_dense(t, y) for t, y, flag in zip(tensors, layouts, paired, strict=True) if flag]
+                self.pair.send([tensor for tensor in through if tensor.numel()], self._has_ended)
         except OSError as error:
             raise Lost(f"its connection ended: {error}") from error
 
@@ -175,20 +190,36 @@ class Link:
             raise Lost("its connection has lost its place")
         kind, value, layouts = pickle.loads(self._exactly(bytearray(length), deadline))
         self._files = files
+        own = [layout for layout in layouts if self.pair is None or not layout[3]]
         if self._in is not None:
             self._in.map(used)
-            starts, _ = places(layouts)
+            starts, _ = places(own)
             found = [
                 self._in.view(at, layout) if all(layout[1]) else _empty(layout)
-                for at, layout in zip(starts, layouts, strict=True)
+                for at, layout in zip(starts, own, strict=True)
             ]
         else:
-            found = [_empty(layout) for layout in layouts]
+            found = [_empty(layout) for layout in own]
             for tensor in found:
                 if tensor.numel():
                     self._exactly(_raw(tensor), deadline)
-        tensors = [t.to(self._device) if layout[3] else t for t, layout in zip(found, layouts, strict=True)]
-        return Message(kind, value, tensors)
+        if self.pair is None:
+            tensors = [t.to(self._device) if layout[3] else t for t, layout in zip(found, layouts, strict=True)]
+            return Message(kind, value, tensors)
+        through = [_empty(layout).to(self._device) for layout in layouts if layout[3]]
+        try:
+            self.pair.receive([tensor for tensor in through if tensor.numel()], self._has_ended)
+        except OSError as error:
+            raise Lost(str(error)) from error
+        each = {True: iter(through), False: iter(found)}
+        return Message(kind, value, [next(each[layout[3]]) for layout in layouts])
+
+    def _has_ended(self) -> bool:
+        """Whether the other side is gone, also while a message of it waits."""
+        try:
+            return self.has_message() and not self._socket.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def has_message(self) -> bool:
         """Whether something has come, or the connection has ended."""
@@ -228,6 +259,8 @@ class Link:
         self._let_go()
 
     def _let_go(self) -> None:
+        if self.pair is not None:
+            self.pair.close()
         self._socket.close()
         for memory in (self._out, self._in):
             if memory is not None:
@@ -254,9 +287,9 @@ def _empty(layout: Layout) -> torch.Tensor:
 
 def _dense(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The tensor on the CPU, as its layout says."""
-    if not tensor.is_cuda and tensor.stride() == layout[2] and not tensor.is_conj() and not tensor.is_neg():
+    if tensor.stride() == layout[2] and not tensor.is_conj() and not tensor.is_neg():
         return tensor
-    return _empty(layout).copy_(tensor)
+    return torch.empty_strided(layout[1], layout[2], dtype=layout[0], device=tensor.device).copy_(tensor)
 
 
 def _raw(tensor: torch.Tensor) -> memoryview:

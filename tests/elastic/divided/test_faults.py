@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from fluidtune.elastic.divided import call as divided_call
 from fluidtune.elastic.divided.door import Refused, connect
 from fluidtune.elastic.divided.follower import Follower
-from tests.elastic.divided.grown import SECRET, Grown, grown
+from tests.elastic.divided.grown import Grown, grown
 
 STEPS = 12
 
@@ -168,7 +168,9 @@ def test_500_kills(request: pytest.FixtureRequest) -> None:
                         trial.pids.remove(pid)
                 if len(trial.pids) < 3:
                     trial.add()
-                thread = threading.Timer(chance.uniform(0.0, 0.004), os.kill, (chance.choice(trial.pids), signal.SIGKILL))
+                thread = threading.Timer(
+                    chance.uniform(0.0, 0.004), os.kill, (chance.choice(trial.pids), signal.SIGKILL)
+                )
                 thread.start()
                 killed += 1
             loop.step()
