@@ -19,23 +19,11 @@ Gather = Callable[[torch.Tensor], torch.Tensor]
 
 def _normalises(func: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
     """What batch normalisation is called with, by name, if its statistics are the batch's; None: it is another call."""
-    if func is F.batch_norm:
-        names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-        given = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
-    elif func is torch.batch_norm:
-        names = (
-            "input",
-            "weight",
-            "bias",
-            "running_mean",
-            "running_var",
-            "training",
-            "momentum",
-            "eps",
-            "cudnn_enabled",
-        )
-        given = {}
-    else:
+    names: tuple[str, ...] = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+    given = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    if func is torch.batch_norm:
+        names = "input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled"
+    elif func is not F.batch_norm:
         return None
     found = {**given, **dict(zip(names, args, strict=False)), **kwargs}
     return found if found["training"] else None

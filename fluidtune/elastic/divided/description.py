@@ -152,6 +152,8 @@ class Description:
             raise
         except Exception as error:
             raise CannotBeSent(f"it cannot be pickled ({type(error).__name__}: {error})") from error
+        if any(id(parameter) not in numbers for parameter in module.parameters()):
+            raise CannotBeSent("its pickle leaves weights out")
         self._kinds = self._kinds_now()
         self.classes = classes.dumped()
         kinds = repr([(kind[:2], kind[3:]) for kind in self._kinds]).encode()
@@ -231,7 +233,7 @@ class _Watch:
         self._pickling = pickling
         modules = list(module.modules())
         self._modules = {id(each) for each in modules}
-        self._tables: list[tuple[dict[str, Any], list[Any]]] = []
+        self._tables: list[tuple[Any, list[Any]]] = []
         self._hooks: list[Any] = []
         self._mutable: list[Any] = []
         for each in modules:
@@ -244,10 +246,18 @@ class _Watch:
                     self._hooks.append(value)
                 elif not name.startswith("_forward_") and not self._is_known(value):
                     self._mutable.append(value)
-        for table, names in _globals_of({type(each) for each in modules}):
-            kept = {name: table[name] for name in names}
-            self._tables.append((_Part(table, names), list(kept.values())))  # type: ignore[arg-type]
-            self._mutable += [value for value in kept.values() if not self._is_known(value)]
+        functions = [
+            function
+            for cls in {type(each) for each in modules}
+            for base in cls.__mro__
+            if base.__module__.partition(".")[0] not in _LIBRARIES
+            for function in vars(base).values()
+        ]
+        functions += [value for each in modules for value in each.__dict__.values()]
+        for outside in _outside_of(functions):
+            values = outside.values()
+            self._tables.append((outside, values))
+            self._mutable += [value for value in values if not self._is_known(value)]
         self._mutable = [value for value in self._mutable if not (isinstance(value, dict | list | set) and not value)]
         self._empty = [
             value for table, kept in self._tables for value in kept if isinstance(value, list | set) and not value
@@ -285,8 +295,8 @@ class _Watch:
         return self._pickled() == self._looks
 
 
-class _Part:
-    """Some names of a dictionary, as `_Watch` reads one."""
+class _Globals:
+    """The global variables of these names, as `_Watch` reads them."""
 
     def __init__(self, table: dict[str, Any], names: Sequence[str]) -> None:
         self._table, self._names = table, names
@@ -295,23 +305,37 @@ class _Part:
         return [self._table.get(name) for name in self._names]
 
 
-def _globals_of(classes: Iterable[type]) -> list[tuple[dict[str, Any], list[str]]]:
-    """The global variables that methods of these classes name, and functions that these name: dictionary and names."""
+class _Enclosed:
+    """What a function finds around it, as `_Watch` reads it."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._cells = function.__closure__ or ()
+
+    def values(self) -> list[Any]:
+        return [_content(cell) for cell in self._cells]
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+def _outside_of(values: Iterable[Any]) -> list[Any]:
+    """Variables outside of these functions, and of functions that they name, that they read."""
     found: dict[int, tuple[dict[str, Any], set[str]]] = {}
+    enclosed: list[Any] = []
     seen: set[int] = set()
-    waiting = [
-        function
-        for cls in classes
-        for base in cls.__mro__
-        if base.__module__.partition(".")[0] not in _LIBRARIES
-        for function in vars(base).values()
-        if isinstance(function, types.FunctionType)
-    ]
+    waiting = list(values)
     while waiting:
         function = waiting.pop()
-        if id(function.__code__) in seen or (function.__module__ or "").partition(".")[0] in _LIBRARIES:
+        function = getattr(function, "__func__", function)
+        if not isinstance(function, types.FunctionType) or id(function) in seen:
             continue
-        seen.add(id(function.__code__))
+        seen.add(id(function))
+        if (function.__module__ or "").partition(".")[0] in _LIBRARIES:
+            continue
         table = function.__globals__
         for name in _names_in(function.__code__):
             value = table.get(name)
@@ -319,7 +343,10 @@ def _globals_of(classes: Iterable[type]) -> list[tuple[dict[str, Any], list[str]
                 waiting.append(value)
             elif name in table and not isinstance(value, (type, ModuleType, types.BuiltinFunctionType)):
                 found.setdefault(id(table), (table, set()))[1].add(name)
-    return [(table, sorted(names)) for table, names in found.values()]
+        if function.__closure__:
+            enclosed.append(_Enclosed(function))
+            waiting += enclosed[-1].values()
+    return [*(_Globals(table, sorted(names)) for table, names in found.values()), *enclosed]
 
 
 def _names_in(code: types.CodeType) -> set[str]:

@@ -118,9 +118,8 @@ class Follower:
             for held in self._held.values():
                 held.replicas.clear()
         elif kind == "weights":
-            key, *what = value
-            held = self._held[key]
-            held.weights.take(*what, message.tensors, link)
+            key, changed, layouts, new = value
+            self._held[key].weights.take(changed, layouts, new, message.tensors, link)
             self._build(key)
         elif kind == "forget":
             for key in value["modules"]:

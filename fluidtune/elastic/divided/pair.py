@@ -46,7 +46,8 @@ class Pair:
         self._rank = 0 if port is None else 1
         wait = timedelta(seconds=_MEET_S)
         self._store = dist.TCPStore(host, port or 0, 2, port is None, wait, wait_for_workers=False)
-        self._make, self._group = group, None
+        self._make = group
+        self._group: Any = None
 
     @property
     def port(self) -> int:

@@ -201,6 +201,23 @@ def a_global_variable() -> Any:
 
 
 @divided
+def what_functions_find_around_them() -> Any:
+    """A function that is an attribute, with a variable and a dictionary of the loop."""
+    scale, table = 1.0, {"late": False}
+
+    def run(self: Any, x: Any) -> Any:
+        return self.net(x - x.mean(0) if table["late"] else x) * scale * TEMPERATURE
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        nonlocal scale
+        scale, table["late"] = 1.0 + i // 4, i >= 10
+        globals()["TEMPERATURE"] = 1.0 + i // 7
+        return F.cross_entropy(m(x), y)
+
+    return Of(run), step
+
+
+@divided
 def batches_smaller_than_the_width() -> Any:
     return net(), lambda m, x, y, i: F.cross_entropy(m(x[: 1 + i % 5]), y[: 1 + i % 5])
 

@@ -40,7 +40,7 @@ class Transfer(threading.Thread):
             raise self._error
 
 
-class gloo:  # noqa: N801 (it stands for a function)
+class gloo:
     def __init__(self, store: Any, rank: int) -> None:
         self._group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30))
 
