@@ -157,8 +157,9 @@ class Description:
         self._kinds = self._kinds_now()
         self.classes = classes.dumped()
         kinds = repr([(kind[:2], kind[3:]) for kind in self._kinds]).encode()
-        self.digest = hashlib.sha1(self.skeleton + self.classes + kinds).digest()
         self._watch = _Watch(module, classes.pickling)
+        # A follower has a class that it imports as it was imported: the check tells whether that is how it is here.
+        self.digest = hashlib.sha1(self.skeleton + self.classes + kinds + self._watch.outside).digest()
 
     def _kinds_now(self) -> list[Any]:
         return [(t.dtype, t.shape, t.device, t.requires_grad, t.is_leaf) for t in self.tensors]
@@ -246,43 +247,47 @@ class _Watch:
                     self._hooks.append(value)
                 elif not name.startswith("_forward_") and not self._is_known(value):
                     self._mutable.append(value)
-        functions = [
-            function
-            for cls in {type(each) for each in modules}
-            for base in cls.__mro__
-            if base.__module__.partition(".")[0] not in _LIBRARIES
-            for function in vars(base).values()
-        ]
+        bases = {base for each in modules for base in type(each).__mro__ if not _of_library(base)}
+        outside: list[Any] = []
+        for base in bases:
+            self._tables.append((vars(base), list(vars(base).values())))
+            outside += [value for value in vars(base).values() if not callable(value)]
+        functions = [function for base in bases for function in vars(base).values()]
         functions += [value for each in modules for value in each.__dict__.values()]
-        for outside in _outside_of(functions):
-            values = outside.values()
-            self._tables.append((outside, values))
-            self._mutable += [value for value in values if not self._is_known(value)]
+        for table in _outside_of(functions):
+            values = table.values()
+            self._tables.append((table, values))
+            outside += values
+        self._mutable += [value for value in outside if not self._is_known(value) or isinstance(value, torch.Tensor)]
         self._mutable = [value for value in self._mutable if not (isinstance(value, dict | list | set) and not value)]
         self._empty = [
             value for table, kept in self._tables for value in kept if isinstance(value, list | set) and not value
         ]
-        self._looks = self._pickled()
+        self._looks = self._pickled(self._mutable)
+        #: What methods read outside of the module, as bytes.
+        self.outside = self._pickled([value for value in outside if not isinstance(value, _NAMED)])
 
     def _is_known(self, value: Any) -> bool:
         if isinstance(value, (*_PLAIN, *_NAMED, torch.Tensor, Nothing)) or id(value) in self._modules:
             return True
         return isinstance(value, tuple) and all(self._is_known(each) for each in value)
 
-    def _pickled(self) -> bytes:
-        if not self._mutable:
+    def _pickled(self, values: list[Any]) -> bytes:
+        if not values:
             return b""
 
         def number(obj: Any) -> Any:
-            return id(obj) if isinstance(obj, torch.Tensor) or id(obj) in self._modules else None
+            if isinstance(obj, torch.Tensor):
+                return id(obj), obj._version
+            return id(obj) if id(obj) in self._modules else None
 
         try:
-            return dumped(self._mutable, number, pickle)
+            return dumped(values, number, pickle)
         except Exception:
             try:
-                return dumped(self._mutable, number, self._pickling)
+                return dumped(values, number, self._pickling)
             except Exception:
-                return repr(self._mutable).encode()
+                return repr(values).encode()
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
@@ -292,7 +297,11 @@ class _Watch:
             values = table.values()
             if len(values) != len(kept) or not all(map(operator.is_, values, kept)):
                 return False
-        return self._pickled() == self._looks
+        return self._pickled(self._mutable) == self._looks
+
+
+def _of_library(obj: Any) -> bool:
+    return (obj.__module__ or "").partition(".")[0] in _LIBRARIES
 
 
 class _Globals:
@@ -334,7 +343,7 @@ def _outside_of(values: Iterable[Any]) -> list[Any]:
         if not isinstance(function, types.FunctionType) or id(function) in seen:
             continue
         seen.add(id(function))
-        if (function.__module__ or "").partition(".")[0] in _LIBRARIES:
+        if _of_library(function):
             continue
         table = function.__globals__
         for name in _names_in(function.__code__):

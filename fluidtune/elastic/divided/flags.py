@@ -7,12 +7,19 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.nn.modules import module as _modules
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 #: Settings by name. Those whose names end in "autocast" are (enabled, type) of a kind of device.
 Flags = dict[str, Any]
 _AUTOCAST = ("cpu", "cuda")
+_GLOBAL_HOOKS = (
+    _modules._global_forward_pre_hooks,
+    _modules._global_forward_hooks,
+    _modules._global_backward_pre_hooks,
+    _modules._global_backward_hooks,
+)
 
 
 def flags_now() -> Flags:
@@ -55,8 +62,11 @@ def under(flags: Flags) -> Iterator[None]:
         yield
 
 
-def odd_mode() -> str | None:
-    """What looks at each operation of this thread, so that the call stays whole; None: nothing does."""
+def odd_mode(looks: int) -> str | None:
+    """What looks at each operation of this thread, so that the call stays whole; None: nothing does.
+
+    ``looks``: hooks for all modules that are FluidTune's own.
+    """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "it is being compiled"
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -67,6 +77,8 @@ def odd_mode() -> str | None:
         not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
     ):
         return "it is called under a TorchFunctionMode"
+    if any(len(hooks) > own for hooks, own in zip(_GLOBAL_HOOKS, (looks, looks, 0, 0), strict=True)):
+        return "hooks are there for all modules"
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
         return "it is called where tensors that are saved for the backward are replaced, as by a checkpoint"
     return None

@@ -110,6 +110,8 @@ class Division:
         self._first: Callable[[], None] | None = None
         self._shares: list[float] = []
         self._paced = 0
+        #: Looks that are under way: hooks for all modules.
+        self.looks = 0
         #: Calls of this iteration that were divided, and that were not.
         self.divided = self.whole = 0
         self._changed = False
@@ -214,6 +216,10 @@ class Division:
     def can_divide(self) -> bool:
         """Whether this process has followers now, and is the leader (and not a fork of it)."""
         return bool(self._peers or self._arrived) and os.getpid() == self._process
+
+    def in_turn(self) -> bool:
+        """Whether this thread asks the followers just now."""
+        return self._in_turn == threading.get_ident()
 
     @contextmanager
     def free_turn(self) -> Iterator[bool]:
@@ -352,11 +358,17 @@ class Division:
         def seen(module: nn.Module, args: Any) -> None:
             if next(module.parameters(), None) is not None and self._first is not None:
                 self._calls_modules = True
-                handle.remove()
+                self._first()
                 self._first = None
 
         handle = register_module_forward_pre_hook(seen)
-        self._first = handle.remove
+        self.looks += 1
+
+        def forget() -> None:
+            handle.remove()
+            self.looks -= 1
+
+        self._first = forget
 
     def _begin_look(self) -> None:
         now = time.monotonic()
@@ -398,6 +410,7 @@ class _Look:
         from torch.nn.modules import module as hooks
 
         self._division, self._left = division, _LOOKED
+        division.looks += 1
         self._stacks = threading.local()
         self._handles = [
             hooks.register_module_forward_pre_hook(self._enter),
@@ -407,6 +420,8 @@ class _Look:
     def _enter(self, module: nn.Module, args: Any) -> None:
         from .module_calls import ModuleCalls
 
+        if self._division.in_turn():  # a part is computed
+            return
         stack = self._stacks.__dict__.setdefault("stack", [])
         calls = module._compiled_call_impl
         if not stack or not stack[-1]:
@@ -420,6 +435,8 @@ class _Look:
         stack.append(True)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._division.in_turn():
+            return
         stack = self._stacks.__dict__.setdefault("stack", [])
         if stack:
             stack.pop()
@@ -429,6 +446,7 @@ class _Look:
                 self._division._end_look()
 
     def end(self) -> None:
+        self._division.looks -= 1
         for handle in self._handles:
             handle.remove()
 

@@ -107,7 +107,7 @@ class ModuleCalls(Nothing):
         if self._division.keeps_whole(module):
             self._stays_whole("elastic.keep_whole() says so")
             return None
-        odd = odd_mode()
+        odd = odd_mode(self._division.looks)
         if odd is not None:
             self._stays_whole(odd)
             return None

@@ -11,7 +11,7 @@ import copy
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -198,6 +198,26 @@ def a_global_variable() -> Any:
             return self.net(x) / TEMPERATURE
 
     return Tempered(), step
+
+
+@divided
+def an_attribute_of_the_class() -> Any:
+    class Scaled(nn.Module):
+        scale = 1.0
+        table: ClassVar = {"late": False}
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x - x.mean(0) if self.table["late"] else x) * self.scale
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        Scaled.scale, Scaled.table["late"] = 1.0 + i // 5, i >= 9
+        return F.cross_entropy(m(x), y)
+
+    return Scaled(), step
 
 
 @divided
@@ -526,6 +546,23 @@ def hooks_of_others() -> Any:
     m = nn.Linear(12, 5)
     m.register_forward_hook(lambda module, args, out: out * 2)
     return m, entropy
+
+
+@whole("hooks are there for all modules")
+def hooks_on_all_modules() -> Any:
+    from torch.nn.modules.module import register_module_forward_hook
+
+    seen: list[int] = []
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        handle = register_module_forward_hook(lambda module, args, out: seen.append(len(args[0])))
+        loss = F.cross_entropy(m(x), y)
+        handle.remove()
+        assert set(seen) == {len(x)}
+        seen.clear()
+        return loss
+
+    return nn.Linear(12, 5), step
 
 
 @whole("cannot be pickled")
