@@ -8,7 +8,6 @@ So are global variables that the module's methods name.
 
 from __future__ import annotations
 
-import copy
 import enum
 import hashlib
 import io
@@ -17,6 +16,7 @@ import pickle
 import sys
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -54,18 +54,38 @@ class Nothing:
         return None
 
 
-def pickler_of(pickling: ModuleType) -> Any:
-    """The class of a pickler that takes a ``persistent_id``."""
-    return getattr(pickling, "CloudPickler", None) or pickling.Pickler
-
-
 def dumped(value: Any, number: Callable[[Any], Any], pickling: ModuleType) -> bytes:
-    """``value`` as bytes. ``number``: what stands for an object in them; None: its pickle."""
+    """``value`` as bytes. ``number``: what stands for an object in them; None: its pickle.
+
+    Modules are pickled as torch's are, by their attributes, also those of a framework that would save a file.
+    """
+    base = getattr(pickling, "CloudPickler", None) or pickling.Pickler
+
+    def reduced(self: Any, obj: Any) -> Any:
+        if isinstance(obj, nn.Module) and type(obj).__reduce__ is not object.__reduce__:
+            return _new, (type(obj),), obj.__getstate__()
+        for kind in (list, dict, set):  # one that has attributes may need them before it gets its elements
+            if isinstance(obj, kind) and type(obj) not in (kind, OrderedDict) and getattr(obj, "__dict__", None):
+                return _new, (type(obj),), (dict(vars(obj)), kind(obj)), None, None, _fill
+        return base.reducer_override(self, obj) if hasattr(base, "reducer_override") else NotImplemented
+
+    methods = {"persistent_id": lambda self, obj: number(obj), "reducer_override": reduced}
     buffer = io.BytesIO()
-    base = pickler_of(pickling)
-    pickler = type("Numbering", (base,), {"persistent_id": lambda self, obj: number(obj)})(buffer, protocol=5)
-    pickler.dump(value)
+    type("Numbering", (base,), methods)(buffer, protocol=5).dump(value)
     return buffer.getvalue()
+
+
+def _new(cls: type) -> Any:
+    return cls.__new__(cls)
+
+
+def _fill(made: Any, state: Any) -> None:
+    """Give a container of a class of its own its attributes, then its elements."""
+    vars(made).update(state[0])
+    if isinstance(made, list):
+        list.extend(made, state[1])
+    else:
+        (dict if isinstance(made, dict) else set).update(made, state[1])
 
 
 def loaded(data: bytes, find: Callable[[Any], Any]) -> Any:
@@ -132,7 +152,7 @@ class Description:
     """
 
     def __init__(self, module: nn.Module, classes: Classes) -> None:
-        self._module = weakref.ref(module)
+        self._module, self._pickling = weakref.ref(module), classes.pickling
         self.tensors: list[torch.Tensor] = []
         numbers: dict[int, int] = {}
 
@@ -184,10 +204,22 @@ class Description:
 
     def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
         """A copy of the module in this process that computes with these tensors."""
-        pairs = zip(self.tensors, tensors, strict=True)
+        own: list[Any] = []
+        numbers = {id(tensor): number for number, tensor in enumerate(self.tensors)}
+
+        def number(obj: Any) -> Any:
+            if isinstance(obj, torch.Tensor):
+                return numbers[id(obj)]
+            if isinstance(obj, _NAMED):  # classes and functions are not copied
+                own.append(obj)
+                return "own", len(own) - 1
+            return None
+
         module = self._module()
         assert module is not None
-        return copy.deepcopy(module, {id(tensor): other for tensor, other in pairs})
+        data = dumped(module, number, self._pickling)
+        made: nn.Module = loaded(data, lambda key: tensors[key] if isinstance(key, int) else own[key[1]])
+        return made
 
 
 def rebuilt(skeleton: bytes, tensors: Sequence[torch.Tensor], classes: Classes) -> nn.Module:

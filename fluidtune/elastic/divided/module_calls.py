@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fluidtune.error_lines import failure
+
 from . import checks
 from .call import Call, Streams, Twin, Undivided
 from .description import CannotBeSent, Description, Nothing
@@ -227,8 +229,13 @@ class ModuleCalls(Nothing):
         if len(self._recent) == _RECENT and sum(self._recent) > _RECENT // 2:
             self._refuse(structure, "each of its calls is of another kind, so that all had to be checked")
             return
-        twin, classes = Twin(described, copies=True), self._division.classes
+        classes = self._division.classes
         before = len(classes)
+        try:
+            twin = Twin(described, copies=True)
+        except Exception as error:
+            self._refuse(structure, f"no copy of it can be made ({failure(error)})")
+            return
         try:
             whole = checks.computed_whole(twin, described, given, flags, classes)
             if len(classes) != before:  # followers do not know a class of the output: they are sent it first
