@@ -208,8 +208,8 @@ class WorkerLost(Event):
     """A worker process of the trial died; its devices did not.
 
     ``left``: the devices of the workers with which the trial goes on: it has lost a follower. If there are none, it has
-    lost its first worker, and must start again from what it goes on from. ``device``: the dead worker's, if known. ``alive``: the device of a worker that certainly
-    lives, since it told of the death.
+    lost its first worker, and must start again from what it goes on from. ``device``: the dead worker's, if known.
+    ``alive``: the device of a worker that certainly lives, since it told of the death.
     """
 
     trial: str
@@ -230,8 +230,9 @@ class TrialEnded(Event):
 class Start(Instruction):
     """Run the trial, for the first time, on these devices. devices[0] is its first worker's.
 
-    ``share``: the part of each device that it gets, 1.0 or 1/p on a device for p trials. A trial that is no gang and gets
-    several devices starts on devices[0]; the shell brings in the others as soon as it can, and then says `Resized`.
+    ``share``: the part of each device that it gets, 1.0 or 1/p on a device for p trials. A trial that is no gang and
+    gets several devices starts on devices[0]; the shell brings in the others as soon as it can, and then says
+    `Resized`.
     """
 
     trial: str

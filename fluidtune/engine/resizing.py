@@ -1,7 +1,7 @@
 """Decides which running trials change their width: DynamicFluid (alg. 3.2), and what the paper leaves open.
 
-Only trials that can grow are resized, each by one resize at a time. A trial that shares a device and can be moved may be
-suspended, so that it can resume alone on another. Whatever can be moved is taken off a device that is leaving.
+Only trials that can grow are resized, each by one resize at a time. A trial that shares a device and can be moved may
+be suspended, so that it can resume alone on another. Whatever can be moved is taken off a device that is leaving.
 Nothing here starts a trial, and nothing grows while a trial waits that could use a device.
 """
 
@@ -36,8 +36,9 @@ SUSPEND_FACTOR = 5
 
 
 def clear_leaving_devices(state: State, now: float) -> list[Instruction]:
-    """Takes trials off devices that leave: a wide trial whose first worker may stay shrinks. Others are suspended, unless
-    they could go on from nothing only.
+    """Takes trials off devices that leave: a wide trial whose first worker may stay shrinks.
+
+    Others are suspended, unless they could go on from nothing only.
     """
     out: list[Instruction] = []
     leaving = state.devices.leaving

@@ -16,7 +16,9 @@ def engine_with(devices: int, *trials: m.TrialAdded, **group: Any) -> Engine:
     return engine
 
 
-def added(*names: str, kind: m.Kind = "plain", share: float = 1.0, iterations: float = 100.0, growable: bool = False) -> list[m.TrialAdded]:
+def added(
+    *names: str, kind: m.Kind = "plain", share: float = 1.0, iterations: float = 100.0, growable: bool = False
+) -> list[m.TrialAdded]:
     return [m.TrialAdded(name, "g", kind, iterations, share, growable=growable) for name in names]
 
 

@@ -193,11 +193,6 @@ def kept_commits(storage: Any) -> list[Commit]:
     return found
 
 
-def follower_commit_store(storage: Any, worker: str) -> CommitStore:
-    """Where a follower commits in place of a leader that died."""
-    return _store(os.path.join(commit_path(storage), f"heir-{worker}"), _StorageFiles(storage))
-
-
 def _store(folder: str, files: _StorageFiles) -> CommitStore:
     from fluidtune.elastic import CommitStore
 

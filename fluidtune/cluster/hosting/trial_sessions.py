@@ -1,4 +1,4 @@
-"""Makes the session that a trial's code finds in this process, and puts it away."""
+"""Makes the session that a trial's code finds in its leader's process, and puts it away."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fluidtune.elastic import LazySession, use, wake_on_first_use
 from fluidtune.elastic.transport.membership import LOOPBACK
 
 if TYPE_CHECKING:
-    from fluidtune.elastic import ElasticSession, FollowerSession, LeaderSession
+    from fluidtune.elastic import ElasticSession, LeaderSession
 
 #: The environment variable with the number of the emulated device that a worker process stands for.
 DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
@@ -26,7 +26,9 @@ def leader_session(spec: LoadSpec, worker: str, **resuming: Any) -> LeaderSessio
     ``resuming``: arguments of `ElasticSession`. A trial that begins anew gets a `LazySession`.
     """
     if spec.emulation is not None:
-        return _emulated_session(spec, worker, leader=True)
+        session = emulated.EmulatedSession(spec.trial, emulated_device(), spec.emulation, spec.secret)
+        emulated.use_host(session)
+        return session
     if resuming["resume"] is None:
         lazy = LazySession(lambda: _elastic_session(spec, worker, leader=True, **resuming))
         wake_on_first_use(lazy)
@@ -34,22 +36,9 @@ def leader_session(spec: LoadSpec, worker: str, **resuming: Any) -> LeaderSessio
     return _in_use(_elastic_session(spec, worker, leader=True, **resuming))
 
 
-def follower_session(spec: LoadSpec, worker: str, **committing: Any) -> FollowerSession:
-    """The session of another worker of a trial, in use by this process from now on.
-
-    ``committing``: arguments of `ElasticSession`.
-    """
-    if spec.emulation is not None:
-        return _emulated_session(spec, worker, leader=False)
-    return _in_use(_elastic_session(spec, worker, leader=False, **committing))
-
-
-def _emulated_session(spec: LoadSpec, worker: str, leader: bool) -> emulated.EmulatedSession:
-    assert spec.emulation is not None
-    device = int(os.environ[DEVICE_VARIABLE])
-    session = emulated.EmulatedSession(spec.trial, worker, leader, device, spec.emulation, spec.secret)
-    emulated.use_host(session)
-    return session
+def emulated_device() -> int:
+    """The number of the emulated device that this process stands for."""
+    return int(os.environ[DEVICE_VARIABLE])
 
 
 def _elastic_session(spec: LoadSpec, worker: str, leader: bool, **more: Any) -> ElasticSession:
