@@ -284,7 +284,10 @@ def _on_worker_lost(event: m.WorkerLost, state: State, now: float) -> Iterable[m
     if not left:
         return _send_to_front(state, trial, now, because(Reason.WORKER_LOST, to=0), alive=event.alive)
     trial.past = "lost"
-    return state.end_resize(trial, left, Reason.WORKER_LOST)
+    out = state.end_resize(trial, left, Reason.WORKER_LOST)
+    if left != event.left:
+        trial.resizing_to, state.narrowed[trial.name] = left, None
+    return out
 
 
 def _lose_follower(state: State, trial: Trial, device: int) -> list[m.Instruction]:
@@ -300,8 +303,8 @@ def _lose_follower(state: State, trial: Trial, device: int) -> list[m.Instructio
         trial.speed.restart()
     state.update_wide(trial)
     state.reconsider = True
-    freed = [m.Release(trial.name, promised, why=because(Reason.DEVICE_LOST))] if promised else []
-    return [m.Resize(trial.name, staying, why=because(Reason.DEVICE_LOST)), *freed]
+    state.narrowed[trial.name] = None
+    return [m.Release(trial.name, promised, why=because(Reason.DEVICE_LOST))] if promised else []
 
 
 def _send_to_front(

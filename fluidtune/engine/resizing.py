@@ -35,6 +35,14 @@ LOOK_AGAIN = 32
 SUSPEND_FACTOR = 5
 
 
+def leave_lost_devices(state: State) -> list[Instruction]:
+    """Tells trials that have lost a device, but not their first one, to go on with the others."""
+    trials = [state.trials[name] for name in state.narrowed]
+    state.narrowed.clear()
+    why = because(Reason.DEVICE_LOST)
+    return [Resize(trial.name, trial.devices, why=why) for trial in trials if trial.resizing_to is not None]
+
+
 def clear_leaving_devices(state: State, now: float) -> list[Instruction]:
     """Takes trials off devices that leave: a wide trial whose first worker may stay shrinks.
 

@@ -63,6 +63,8 @@ class State:
     running: dict[str, None] = field(default_factory=dict)
     #: Exactly the trials that run on several devices and are no gangs (values are unused).
     wide: dict[str, None] = field(default_factory=dict)
+    #: Trials that have just lost a device that was not their first one, and have not been told (values are unused).
+    narrowed: dict[str, None] = field(default_factory=dict)
     #: Trials that were told to suspend and do not wait again yet. Growing leaves an idle device for each of them.
     claims: dict[str, None] = field(default_factory=dict)
     #: The node that is being emptied for the next trial that needs several devices of one node; None if none is.
