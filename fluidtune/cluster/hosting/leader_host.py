@@ -29,7 +29,7 @@ from fluidtune.cluster.hosting.commit_stores import (
     leader_commit_store,
 )
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
-from fluidtune.cluster.hosting.result_replay import ReportedResults, without_results
+from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
 from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
 from fluidtune.cluster.sharing.beside import Turn
@@ -37,9 +37,7 @@ from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneTicket
 from fluidtune.cluster.sharing.mps import failed, verify
 from fluidtune.elastic import GroupLost, Left, Reform
-from fluidtune.elastic.errors import CannotDivide, explain
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
-from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import ownership
 from fluidtune.ray_compat import trainable as ray_trainable
 from salus_share.errors import StaleToken
@@ -151,8 +149,9 @@ class LeaderHost:
             streams=capture_streams(),
             fingerprint=mark,
             note=reports.note,
-            brief=without_results,
-            rewind=reports.rewind,
+            rewind=reports.go_on,
+            reports=reports.since,
+            owner=lambda: self.trainable,
         )
         if spec.lanes is not None:
             if self._mps is not None:
@@ -198,7 +197,7 @@ class LeaderHost:
         reports, session, trainable = self.reports, self.session, self.trainable
         assert reports is not None and session is not None and trainable is not None, "the trial was not loaded"
         if reform is not None:
-            session.direct(reform)
+            session.direct(reform)  # type: ignore[attr-defined]  # an emulated one
         reports.drop_stored(stored)
         missed = reports.next_missed()
         if missed is not None:
@@ -214,17 +213,19 @@ class LeaderHost:
                 with self._gate():
                     result = self._iterate()
             except GroupLost as error:
-                why = str(error) if isinstance(error, CannotDivide) else None
-                return IterationReply({}, self._kind(), 0.0, facts=GroupFacts(ungrowable=why), lost=str(error))
+                return IterationReply({}, self._kind(), 0.0, lost=str(error))
             except Exception as error:
                 lack = self._lack_behind(error)
-                why = session.fails_divided(error) if lack is None else None
+                why = session.unproved_by(error) if lack is None else None
                 if lack is None and why is None:
                     raise
-                return IterationReply({}, self._kind(), 0.0, facts=GroupFacts(ungrowable=why), lost=why, lack=lack)
+                return IterationReply({}, self._kind(), 0.0, lost=why, lack=lack)
             seconds = time.perf_counter() - started
             if not reports.was_seen(result):
-                break
+                why = session.unproved_by(None)
+                if why is None:
+                    break
+                return IterationReply({}, self._kind(), 0.0, lost=why)
             rewritten += self._saved_again(result)
         self._has_checkpoint = self._has_checkpoint or bool(result.get(ray_trainable.SHOULD_CHECKPOINT))
         facts = session.facts()
@@ -282,22 +283,21 @@ class LeaderHost:
         """One iteration. An elastic class trainable comes to its boundary before the iteration."""
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
-        if not isinstance(trainable, FunctionTrainable) and session.facts().is_elastic:
-            session.boundary(trainable.iteration)
-        try:
-            result: dict[str, Any] = trainable.train()
-            wait_for_gpu()
-        except Exception as error:
-            explain(error, session.facts().lost, dismissed=False)
-            raise
-        lost = session.facts().lost
-        if lost is not None:
-            raise GroupLost(lost)
+        self._come_to_boundary()
+        result: dict[str, Any] = trainable.train()
+        wait_for_gpu()
         if ray_trainable.RESULT_DUPLICATE in result:
             session.ended()
         else:
             reports.keep_result(result)
         return result
+
+    def _come_to_boundary(self) -> None:
+        """Of a function it is the loop that comes to it."""
+        trainable, session = self.trainable, self.session
+        assert trainable is not None and session is not None
+        if not isinstance(trainable, FunctionTrainable) and session.facts().is_elastic:
+            session.boundary(trainable.iteration)
 
     def _lack_behind(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
@@ -323,7 +323,8 @@ class LeaderHost:
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
         while trainable.iteration < reports.reported:
-            if ray_trainable.RESULT_DUPLICATE in self._iterate():
+            self._come_to_boundary()  # which may find that the trial is there
+            if trainable.iteration < reports.reported and ray_trainable.RESULT_DUPLICATE in self._iterate():
                 break
         if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
             session.load_commit()
@@ -354,7 +355,7 @@ class LeaderHost:
         return reports.reported
 
     def leave_in_order(self) -> None:
-        """Let an elastic loop run to its next boundary, where it commits and dismisses its followers."""
+        """Let an elastic loop run to its next boundary, where it commits."""
         session, trainable = self.session, self.trainable
         if trainable is None or session is None or not session.facts().is_elastic:
             return
