@@ -39,19 +39,3 @@ class GroupFacts:
     cannot_commit: str | None = None
     #: The random streams with which the trial's code began. None: none, or they were sent before.
     streams: dict[str, Any] | None = field(default=None, repr=False)
-    # Until the merge with the session of one process, which has none of these:
-    last_reform: tuple[float, float] | None = None
-    refused: float | None = None
-    differences: int = 0
-    difference: str | None = None
-    mends: bool = False
-    lost: str | None = None
-
-
-@dataclass(frozen=True)
-class Reform:
-    """Until the same merge."""
-
-    generation: int
-    members: tuple[str, ...]
-    address: tuple[str, int]

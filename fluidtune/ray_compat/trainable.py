@@ -17,6 +17,7 @@ from ray.tune import Trainable
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.registry import _ParameterRegistry
 from ray.tune.result import (
+    AUTO_RESULT_KEYS,
     EPISODES_TOTAL,
     EXPR_PROGRESS_FILE,
     EXPR_RESULT_FILE,
@@ -30,6 +31,8 @@ from ray.tune.result import (
 from ray.tune.trainable import FunctionTrainable
 from ray.tune.trainable import trainable as trainable_module
 
+#: The keys of a result that Tune fills in.
+FILLED_IN = frozenset(AUTO_RESULT_KEYS)
 #: Ray's names that are used elsewhere.
 __all__ = ["ENV_VARS_TO_PROPAGATE", "EPISODES_TOTAL", "EXPR_PROGRESS_FILE", "EXPR_RESULT_FILE", "RESULT_DUPLICATE"]
 __all__ += ["TIMESTEPS_TOTAL", "TIME_TOTAL_S", "TRAINING_ITERATION", "TRIAL_INFO", "TrainingResult"]

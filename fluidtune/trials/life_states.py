@@ -31,7 +31,7 @@ PLACES: dict[tuple[Place, Place], str] = {
     ("loading", "queued"): "LeaderBuried, RoomLacking, DeviceJudged, PlainProcessNeeded, PlaceTaken, Placed",
     ("loading", "ended"): "LeaderBuried, Raised, DeviceJudged",
     ("loading", "released"): "Released",
-    ("live", "queued"): "LeaderBuried, RoomLacking, DeviceJudged, PlainProcessNeeded, PlaceTaken, Placed",
+    ("live", "queued"): "LeaderBuried, BeginsAnew, RoomLacking, DeviceJudged, PlainProcessNeeded, PlaceTaken, Placed",
     ("live", "moving"): "Asked, Loaded, IterationDone, Answered, Restored, CheckpointKept, Raised, RoomLacking",
     ("live", "ended"): "LeaderBuried, Raised, DeviceJudged",
     ("live", "released"): "Released",

@@ -283,6 +283,14 @@ class IterationDone(Event):
 
 
 @dataclass(frozen=True)
+class BeginsAnew(Event):
+    """The leader has no result, because what the trial went on from is not whole: the trial begins anew."""
+
+    call: Call
+    why: str
+
+
+@dataclass(frozen=True)
 class Answered(Event):
     """The leader has returned ``value`` from a call that is neither an iteration nor a restore."""
 
@@ -430,7 +438,7 @@ class Load(Instruction):
 class CallLeader(Instruction):
     """Send the call to the leader.
 
-    Answered by `IterationDone`, `Answered`, `Restored`, `LeaderDied`, `Raised` or `RoomLacking`.
+    Answered by `IterationDone`, `BeginsAnew`, `Answered`, `Restored`, `LeaderDied`, `Raised` or `RoomLacking`.
     """
 
     worker: Worker

@@ -116,6 +116,12 @@ def _on_plain_process_needed(event: m.PlainProcessNeeded, life: TrialLife) -> No
 
 
 @on_event.register
+def _on_begins_anew(event: m.BeginsAnew, life: TrialLife) -> None:
+    if life.expects(event.call):
+        recover(life, f"it begins anew: {event.why}", alive=life.crew.devices[0])
+
+
+@on_event.register
 def _on_device_judged(event: m.DeviceJudged, life: TrialLife) -> None:
     why = event.asked.why
     if event.asked.follower:

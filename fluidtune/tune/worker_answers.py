@@ -27,6 +27,8 @@ def called(call: m.Call, value: Any) -> m.Event:
     if isinstance(value, Exception):
         return _raised(call, value)
     if isinstance(value, IterationReply):
+        if value.anew:
+            return m.BeginsAnew(call, value.anew)
         if value.lack is not None:
             return _lacking(call, value.lack)
         number = value.result.get(TRAINING_ITERATION, value.iteration)

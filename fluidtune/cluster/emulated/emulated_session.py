@@ -69,6 +69,9 @@ class EmulatedSession:
     def ended(self) -> None:
         """Nothing to do: there is no commit."""
 
+    def unproved_by(self, error: BaseException | None) -> None:
+        """Nothing has to be proved: there is no commit."""
+
     def load_commit(self) -> None:
         """Nothing to do: there is no commit."""
 

@@ -39,7 +39,7 @@ _WITH_RAY = {"ray", "fluidtune"}
 #: optimizer is made; and what an elastic trial imports. For W&B's first run it is 220 modules and 0.5 s of a core, for
 #: MLflow's 480 modules and 0.9 s (its default store is a database).
 _LATER = {
-    "torch": ("torch._dynamo", "fluidtune.elastic.group.session", "fluidtune.elastic.transport.torch_backend"),
+    "torch": ("torch._dynamo", "fluidtune.elastic.session", "fluidtune.elastic.transport.torch_backend"),
     "wandb": ("wandb.sdk.launch",),
     "mlflow": ("mlflow.store.tracking.sqlalchemy_workspace_store",),
 }

@@ -31,14 +31,14 @@ from fluidtune.cluster.hosting.commit_stores import (
     leader_commit_store,
 )
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
-from fluidtune.cluster.hosting.result_replay import ReportedResults, without_results
+from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
 from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneTicket
 from fluidtune.cluster.sharing.mps import failed, verify
-from fluidtune.elastic import Left
+from fluidtune.elastic import BeginsAnew, Left
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import ownership
@@ -111,10 +111,10 @@ _NO_GATE = contextlib.nullcontext()
 class LeaderHost:
     """Hosts one trial's leader, from its loading to its end.
 
-    ``worker``: its process' name. ``kept``, ``gpu``, ``mps``: what the process has for all of its trials.
+    ``kept``, ``gpu``, ``mps``: what the process has for all of its trials.
     """
 
-    def __init__(self, spec: LoadSpec, worker: str, kept: KeptTrainable, gpu: GpuProbe, mps: MpsFound | None) -> None:
+    def __init__(self, spec: LoadSpec, kept: KeptTrainable, gpu: GpuProbe, mps: MpsFound | None) -> None:
         self.spec = spec
         #: What `load` makes, in this order; None before.
         self.reports: ReportedResults | None = None
@@ -126,7 +126,7 @@ class LeaderHost:
         self.turn: Turn | None = None
         self.trainable: Trainable | None = None
         self._train_workers = None if spec.train is None else TrainWorkers(spec.train)
-        self._worker, self._kept, self._gpu, self._mps = worker, kept, gpu, mps
+        self._kept, self._gpu, self._mps = kept, gpu, mps
         self._has_checkpoint = self._streams_sent = False
         #: It has begun an iteration.
         self._began = False
@@ -149,14 +149,14 @@ class LeaderHost:
             restore_streams(streams)
         self.session = leader_session(
             spec,
-            self._worker,
             commits=None if storage is None else leader_commit_store(storage),
             resume=resume,
             streams=capture_streams(),
             fingerprint=mark,
             note=reports.note,
-            brief=without_results,
-            rewind=reports.rewind,
+            rewind=reports.go_on,
+            reports=reports.since,
+            owner=lambda: self.trainable,
         )
         if spec.may_grow and spec.emulation is None:
             self.division = division_of(spec)
@@ -233,14 +233,20 @@ class LeaderHost:
             try:
                 with self._gate():
                     result = self._iterate()
+            except BeginsAnew as error:
+                return IterationReply({}, self._kind(), 0.0, anew=str(error))
             except Exception as error:
                 lack = self._lack_behind(error)
-                if lack is None:
+                why = session.unproved_by(error) if lack is None else None
+                if lack is None and why is None:
                     raise
-                return IterationReply({}, self._kind(), 0.0, lack=lack)
+                return IterationReply({}, self._kind(), 0.0, anew=why, lack=lack)
             seconds = time.perf_counter() - started
             if not reports.was_seen(result):
-                break
+                why = session.unproved_by(None)
+                if why is None:
+                    break
+                return IterationReply({}, self._kind(), 0.0, anew=why)
             rewritten += self._saved_again(result)
         self._has_checkpoint = self._has_checkpoint or bool(result.get(ray_trainable.SHOULD_CHECKPOINT))
         facts = self.facts()
@@ -296,8 +302,7 @@ class LeaderHost:
         """One iteration. An elastic class trainable comes to its boundary before the iteration."""
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
-        if not isinstance(trainable, FunctionTrainable) and session.facts().is_elastic:
-            session.boundary(trainable.iteration)
+        self._come_to_boundary()
         if self.division is not None:
             self.division.begin_iteration()
         result: dict[str, Any] = trainable.train()
@@ -307,6 +312,13 @@ class LeaderHost:
         else:
             reports.keep_result(result)
         return result
+
+    def _come_to_boundary(self) -> None:
+        """Of a function it is the loop that comes to it."""
+        trainable, session = self.trainable, self.session
+        assert trainable is not None and session is not None
+        if not isinstance(trainable, FunctionTrainable) and session.facts().is_elastic:
+            session.boundary(trainable.iteration)
 
     def _lack_behind(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
@@ -332,7 +344,8 @@ class LeaderHost:
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
         while trainable.iteration < reports.reported:
-            if ray_trainable.RESULT_DUPLICATE in self._iterate():
+            self._come_to_boundary()  # which may find that the trial is there
+            if trainable.iteration < reports.reported and ray_trainable.RESULT_DUPLICATE in self._iterate():
                 break
         if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
             session.load_commit()

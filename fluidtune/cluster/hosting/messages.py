@@ -75,9 +75,10 @@ class IterationReply:
     """One iteration's result, and what the worker has learned in it.
 
     ``iteration``: its number by the trainable's own count. ``seconds``: its duration. ``facts``: of the trial and its
-    followers; without the streams if they were sent before. ``lack``: there is no result, because the trial needs more
-    room than it has. ``memory``: the part of the device's memory that the trial has needed so far; None: not known.
-    ``ephemeral``: the part of it that the trial needs only within an iteration. ``compute``: the part of its device that it kept busy, 0 to 1; None: not known.
+    followers; without the streams if they were sent before. ``anew``: why there is no result, and the trial begins
+    anew. ``lack``: there is no result, because the trial needs more room than it has. ``memory``: the part of the
+    device's memory that the trial has needed so far; None: not known. ``ephemeral``: the part of it that the trial
+    needs only within an iteration. ``compute``: the part of its device that it kept busy, 0 to 1; None: not known.
     ``gpu``: what NVML says of the device; None in most iterations. ``saved``: what Tune's ``save`` would return now, if
     the result came with a checkpoint, so that Tune will ask. ``rewritten``: checkpoints of iterations that ran again
     and are not reported again. Tune lacks them, or the trial would have gone on from there.
@@ -88,6 +89,7 @@ class IterationReply:
     seconds: float
     iteration: int = 0
     facts: GroupFacts = field(default_factory=GroupFacts)
+    anew: str | None = None
     lack: Lack | None = None
     memory: float | None = None
     ephemeral: float = 0.0

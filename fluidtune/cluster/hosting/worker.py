@@ -87,7 +87,7 @@ class Worker:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
         self._begin(spec)
         self._cores.take(spec.cores)
-        self._leader = LeaderHost(spec, self._name, self._kept, self._gpu, self._mps)
+        self._leader = LeaderHost(spec, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
 
     def train(self, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
