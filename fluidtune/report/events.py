@@ -61,7 +61,7 @@ SCHEMA = {
         "device utilisation memory_used memory_total processes", "index uuid name mig driver"
     ),
     "group_announced": EventSchema.of("group synchronous algorithm", "concurrency"),
-    "trial_added": EventSchema.of("trial group kind iterations", "share name parameters growable"),
+    "trial_added": EventSchema.of("trial group kind iterations", "share name growable parameters"),
     "kind_found": EventSchema.of("trial kind"),
     "can_grow": EventSchema.of("trial"),
     "trial_started": EventSchema.of("trial devices share resumed", "reason why numbers"),

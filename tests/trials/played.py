@@ -627,6 +627,8 @@ class Play:
         kind: Any = trial.true_kind
         if self._chance(15):
             return ValueError("its code")
+        if trial.kind == "elastic" and self._chance(5):
+            return IterationReply({}, kind, 0.0, anew="its counter differs")
         if worker.devices < trial.gang:
             return IterationReply({}, kind, 0.0, lack=Lack("its workers", devices=trial.gang))
         if self._chance(15):

@@ -297,6 +297,14 @@ def test_a_second_place_costs_the_first() -> None:
     assert kinds(out) == ["DropCalls", "Unload", "RequestLeader"] and driver.life.wants_leader(2)
 
 
+def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> None:
+    driver = Driver().elastic()
+    driver.asked()
+    assert told(driver.hears(m.BeginsAnew(driver.call, "its counter differs"))) == [engine.WorkerLost("a", alive=0)]
+    assert driver.life.place == "queued" and driver.life.seen.results == 1
+    assert driver.hears(m.BeginsAnew(driver.call, "its counter differs")) == []
+
+
 # --- leaving
 
 
