@@ -18,14 +18,6 @@ from .kept_loops import EPOCHS, INCOMPLETE, WHOLE, momentum, own_counter, parts,
 from .restarts import Trial, same
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def alone(loop):
     """What a loop returns and reports in one process without a session, to the end."""
     trial = Trial(Path("/nowhere/at/all"), at=set())
@@ -103,7 +95,7 @@ def test_what_matters_late_is_found_by_the_next_proof(tmp_path):
             report(loss=loss / kept.largest if epoch > 4 else loss)
         return model.state_dict()
 
-    expected, reports = alone(staged)
+    expected, _ = alone(staged)
     trial = Trial(tmp_path)
     trial.life(staged, dies=3)
     trial.life(staged, dies=8)

@@ -355,7 +355,7 @@ class CommitStore:
             verdict = Verdict()
         if verdict.refused is not None:
             return None
-        marks = [mark for mark in found if mark.life == newest.life]
+        marks = [mark for mark in found if (mark.life, mark.fingerprint) == (newest.life, newest.fingerprint)]
         pair = None if is_trusted(newest.iteration, verdict.proved) else _newest_pair(marks)
         if pair is None and not verdict.proved:
             log.info("the commit of iteration %d in %s has no pair to prove it by", newest.iteration, self._folder)
