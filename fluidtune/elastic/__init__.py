@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 from .current_session import LazySession, current, use, wake_on_first_use
 from .errors import BeginsAnew, GroupLost, Left
 from .leader_session import LeaderSession
-from .loop_thread import LoopOutcome, LoopThread  # shim until the driver side is merged
 
 if TYPE_CHECKING:
     from .commits.commit_store import Commit, CommitStore, Files, LocalFiles
@@ -50,8 +49,6 @@ __all__ = [
     "LeaderSession",
     "Left",
     "LocalFiles",
-    "LoopOutcome",
-    "LoopThread",
     "current",
     "epochs",
     "prepare",
