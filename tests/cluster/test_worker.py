@@ -262,9 +262,10 @@ class Dividing(divided_leader.Division):
     asked: ClassVar[list[Any]] = []
     known: ClassVar[DivisionFacts] = DivisionFacts()
 
-    def __init__(self, trial: str, secret: bytes, host: str | None, device: str, backend: str) -> None:
+    address = ("here", 1)  # type: ignore[assignment]
+
+    def __init__(self, trial: str, secret: bytes, host: str | None, device: str, backend: str, **more: Any) -> None:
         self.asked.append((trial, secret, host, device, backend))
-        self.address = ("here", 1)
 
     def facts(self) -> DivisionFacts:
         return self.known

@@ -5,15 +5,15 @@ It holds replicas of modules and nothing of the trial's script: it runs no loop,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ray import cloudpickle
 
 from fluidtune.cluster import emulated
 from fluidtune.cluster.hosting.messages import AttachSpec
 from fluidtune.cluster.hosting.trial_sessions import emulated_device
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from fluidtune.cluster.sharing.gpu_probe import GpuProbe
     from fluidtune.cluster.sharing.lanes import Lack
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Follows(Protocol):
     """What follows a leader: a `fluidtune.elastic.divided.follower.Follower`, or an `EmulatedFollower`."""
 
-    def attach(self, address: Hashable) -> None:
+    def attach(self, address: Any) -> None:
         """Attach this process to the leader there. What it raises says why that cannot be."""
 
     def run(self) -> None:
@@ -73,4 +73,4 @@ def _of(spec: AttachSpec, worker: str) -> Follows:
     # Imported here: an emulated follower needs no torch.
     from fluidtune.elastic.divided.follower import Follower
 
-    return Follower(spec.trial, worker, spec.secret, spec.device, spec.backend)
+    return Follower(spec.trial, worker, spec.secret, spec.device, pickling=cloudpickle)

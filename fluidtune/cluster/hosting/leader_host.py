@@ -18,6 +18,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
@@ -398,7 +399,7 @@ def division_of(spec: LoadSpec) -> Division:
     from fluidtune.elastic.divided.leader import Division  # here, because an emulated trial needs none
 
     host = None if spec.one_node else ray.util.get_node_ip_address()
-    return Division(spec.trial, spec.secret, host, spec.device, spec.backend)
+    return Division(spec.trial, spec.secret, host, spec.device, spec.backend, pickling=cloudpickle)
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:
