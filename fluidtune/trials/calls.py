@@ -171,7 +171,7 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
     crew, before, facts = life.crew, life.crew.facts, reply.facts
     life.losses.forgive()
     life.done_here += 1
-    crew.facts = facts
+    crew.facts = crew.facts if final else facts
     life.streams = facts.streams or life.streams
     if reply.kind != life.kind:
         life.kind = reply.kind

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
+from ray.tune.trainable import wrap_function
 
 from benchmarks.salus_jobs import service_status
 from fluidtune.cluster.hosting import commit_stores, leader_host
@@ -28,7 +29,7 @@ from fluidtune.elastic.divided import follower as divided_follower
 from fluidtune.elastic.divided import leader as divided_leader
 from fluidtune.elastic.divided.leader import DivisionFacts
 from fluidtune.group_facts import GroupFacts
-from fluidtune.ray_compat.trainable import trainable_module
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, trainable_module
 from salus_share.seat_table import home
 from tests.cluster.test_commits import Failing
 from tests.contracts.processes import peer_processes
@@ -304,6 +305,25 @@ def test_a_leader_listens_from_its_loading_on_and_tells_what_its_division_knows(
     assert (facts.checked, facts.ungrowable, facts.first_divided) == ((("Linear", "divided", ""),), "it is so", 0.5)
     assert asked == [("trial", b"secret", None, "cpu", "torch"), "iteration", "close", "cleanup"]
     assert alone.address is None
+
+
+def ends(folder: str) -> str | None:
+    class Function(wrap_function(lambda config: None)):  # type: ignore[misc]
+        def setup(self, config: dict[str, Any]) -> None:
+            """Ray's would want a place for checkpoints."""
+
+        def step(self) -> dict[str, Any]:
+            return {RESULT_DUPLICATE: True}
+
+    divided_leader.Division = Dividing  # type: ignore[misc]
+    worker = fresh(folder, "w")
+    Dividing.known = DivisionFacts(ungrowable="no module was called in a whole iteration")
+    worker.load(Function, LoadSpec("trial", {"config": {}}))
+    return worker.train().facts.ungrowable
+
+
+def test_that_a_function_is_over_is_no_iteration_without_a_divided_call(in_a_process: Any) -> None:
+    assert in_a_process(ends) is None
 
 
 class Following(divided_follower.Follower):

@@ -248,6 +248,7 @@ def test_the_end_of_a_loop_is_no_result() -> None:
     driver.asked()
     out = driver.hears(m.IterationDone(driver.call, Shown(0), None, final=True))
     assert out == [m.TellTune(driver.call, {}, None)] and driver.life.seen.results == 0
+    assert driver.life.crew.facts.address == ADDRESS, "followers may still come"
 
 
 @pytest.mark.parametrize("waits", [False, True])

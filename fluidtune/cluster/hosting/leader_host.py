@@ -250,7 +250,8 @@ class LeaderHost:
                 return IterationReply({}, self._kind(), 0.0, anew=why)
             rewritten += self._saved_again(result)
         self._has_checkpoint = self._has_checkpoint or bool(result.get(ray_trainable.SHOULD_CHECKPOINT))
-        facts = self.facts()
+        # That a function is over is no iteration: no module need be called in it.
+        facts = session.facts() if ray_trainable.RESULT_DUPLICATE in result else self.facts()
         reply = IterationReply(
             result=result,
             kind=self._kind(),
