@@ -16,7 +16,6 @@ import psutil
 import pytest
 from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
-from ray.tune.trainable import wrap_function
 
 from benchmarks.salus_jobs import service_status
 from fluidtune.cluster.hosting import commit_stores, leader_host
@@ -307,18 +306,18 @@ def test_a_leader_listens_from_its_loading_on_and_tells_what_its_division_knows(
     assert alone.address is None
 
 
+class Over(Trainable):
+    """It says what Tune says when a function has returned."""
+
+    def step(self) -> dict[str, Any]:
+        return {RESULT_DUPLICATE: True}
+
+
 def ends(folder: str) -> str | None:
-    class Function(wrap_function(lambda config: None)):  # type: ignore[misc]
-        def setup(self, config: dict[str, Any]) -> None:
-            """Ray's would want a place for checkpoints."""
-
-        def step(self) -> dict[str, Any]:
-            return {RESULT_DUPLICATE: True}
-
     divided_leader.Division = Dividing  # type: ignore[misc]
     worker = fresh(folder, "w")
     Dividing.known = DivisionFacts(ungrowable="no module was called in a whole iteration")
-    worker.load(Function, LoadSpec("trial", {"config": {}}))
+    worker.load(Over, LoadSpec("trial", {"config": {}}))
     return worker.train().facts.ungrowable
 
 
