@@ -38,11 +38,11 @@ _PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
 class Use(Enum):
     """What a worker does for trials.
 
-        started for a trial --> SERVING <--take-- IDLE <-- started as a spare
-                                   |               ^
-                                clean_up           |
-                                   v               |
-                                CLEANING --free----+
+    started for a trial --> SERVING <--take-- IDLE <-- started as a spare
+                               |               ^
+                            clean_up           |
+                               v               |
+                            CLEANING --free----+
     """
 
     SERVING = "serving"

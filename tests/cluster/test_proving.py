@@ -1,4 +1,4 @@
-"""A trial that goes on in another process: its commit is proved there, or it begins anew. Ray's cluster does not run."""
+"""A trial that goes on in another process: its commit is proved there, or it begins anew. No cluster runs here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fluidtune.cluster.hosting import leader_host
 from fluidtune.cluster.hosting import worker as worker_module
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.elastic import GroupLost
 from tests.cluster.test_worker import fresh, session_here
 from tests.contracts.processes import peer_processes
 from tests.ray_compat.storage import TrialStorage
@@ -147,15 +148,35 @@ def test_a_moved_trial_reports_what_it_would_have(kind: str, keeps: bool, tmp_pa
     assert all(each["cannot"] is None for each in (second if keeps else first))
 
 
-def saved_while_it_proves(folder: str) -> str:
-    replies(begin(folder, "class", True, 0), 5)
-    worker = begin(folder, "class", True, 5)
-    kept = worker.save(os.path.join(folder, "kept"))
-    steps = Path(kept.checkpoint.path, "steps").read_text()
+def first_process(folder: str, kind: str, keeps: bool, count: int) -> None:
+    replies(begin(folder, kind, keeps, 0), count)
+
+
+def saving_process(folder: str, kind: str, keeps: bool, delivered: int) -> tuple[str | None, Any]:
+    """What is in a checkpoint that Tune wants first, and the number of the iteration that it hears of next."""
+    worker = begin(folder, kind, keeps, delivered)
+    try:
+        kept = worker.save(os.path.join(folder, "kept")) if kind == "class" else worker.save()
+    except GroupLost as error:
+        return type(error).__name__, None
+    steps = None if kept.checkpoint is None else Path(kept.checkpoint.path, "steps").read_text()
     [reply] = replies(worker, 1)
-    return f"{steps} {reply.result['training_iteration']}"
+    return steps, reply.result["training_iteration"]
 
 
-def test_a_save_that_comes_first_has_the_state_that_tune_has_seen(tmp_path: Path) -> None:
-    with peer_processes(1) as (process,):
-        assert process.call(saved_while_it_proves, str(tmp_path)) == "5 6"
+@pytest.mark.parametrize(
+    ("kind", "keeps", "delivered", "expected"),
+    [
+        ("class", True, 5, ("5", 6)),  # commit 4 is proved by iteration 4, and 5 runs again
+        ("class", True, 4, ("4", 5)),
+        ("class", False, 5, ("BeginsAnew", None)),
+        ("class", False, 4, ("BeginsAnew", None)),
+        ("function", True, 5, (None, 6)),
+        ("function", True, 4, (None, 5)),
+    ],
+)
+def test_a_save_that_comes_first_has_what_tune_has_seen(kind, keeps, delivered, expected, tmp_path: Path) -> None:
+    with peer_processes(2) as (first, second):
+        first.call(first_process, str(tmp_path), kind, keeps, 5)
+        first.kill()
+        assert second.call(saving_process, str(tmp_path), kind, keeps, delivered) == expected

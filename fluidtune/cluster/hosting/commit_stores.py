@@ -181,4 +181,4 @@ def kept_commits(storage: Any) -> list[Commit]:
 
 
 #: Shim until the driver side is merged.
-follower_commit_store = None
+follower_commit_store: Any = None

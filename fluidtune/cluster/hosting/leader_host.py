@@ -250,7 +250,9 @@ class LeaderHost:
         Tune saves a class after each ``saves_every`` iterations that it hears of.
         """
         trainable, every = self.trainable, self.spec.saves_every
-        assert trainable is not None
+        assert trainable is not None and self.reports is not None
+        if self.reports.proves:  # Tune has newer ones
+            return []
         if isinstance(trainable, FunctionTrainable):
             saved = ray_trainable.saved_with_result(trainable, result)
         else:
@@ -322,13 +324,16 @@ class LeaderHost:
         """Tune's ``save``. After a recovery the trial first gets back to the iteration that Tune has seen last."""
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
-        while trainable.iteration < reports.reported:
-            self._come_to_boundary()  # which may find that the trial is there
+        is_function = isinstance(trainable, FunctionTrainable)
+        while (reports.within_reach if is_function else trainable.iteration) < reports.reported:
+            self._come_to_boundary()  # which may find that a class is there
             if trainable.iteration < reports.reported and ray_trainable.RESULT_DUPLICATE in self._iterate():
                 break
-        if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
+        if reports.resume is not None and not is_function:
+            if reports.proves:  # what is saved must be proved
+                self._come_to_boundary()
             session.load_commit()
-        if isinstance(trainable, FunctionTrainable) and not ray_trainable.has_reported(trainable):
+        if is_function and not ray_trainable.has_reported(trainable):
             return ray_trainable.TrainingResult(checkpoint=None, metrics=dict(reports.last))
         return trainable.save(*args)
 

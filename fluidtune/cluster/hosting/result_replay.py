@@ -123,6 +123,19 @@ class ReportedResults:
         self.reported, self.last = self.trainable.iteration, result
         return False
 
+    @property
+    def proves(self) -> bool:
+        """Whether the current iteration only proves the commit: the trial goes on elsewhere."""
+        assert self.trainable is not None
+        pair = None if self.resume is None else self.resume.pair
+        return pair is not None and bool(self.trainable.iteration <= pair[1].note.iteration)
+
+    @property
+    def within_reach(self) -> int:
+        """The iteration to which a function comes without a report: its own, or that of the commit that it proves."""
+        assert self.trainable is not None
+        return self.resume.note.iteration if self.proves and self.resume is not None else self.trainable.iteration
+
     def note(self) -> CommitNote:
         """What every commit contains of the results."""
         assert self.trainable is not None

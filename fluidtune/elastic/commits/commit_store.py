@@ -65,10 +65,10 @@ class Commit:
 
     ``trial``, ``fingerprint``: see `ElasticSession`. ``loop``: which call of `epochs` in the user's function (0: the
     first). ``epoch``: the epoch that runs next. ``iteration``: the iterations done, those before a restart included.
-    ``state``: what `TrialState.capture` returned. ``marks``: of what the loop carries besides; see `carried`. ``note``: what the host keeps with it. ``streams``: the random
-    streams with which the trial's code began (`random_streams`). ``life``: names the session that made it. ``reports``:
-    what was reported since the boundary before, one dict of metrics for each report. ``machine``: what its numbers were
-    computed by; see `proof`.
+    ``state``: what `TrialState.capture` returned. ``marks``: of what the loop carries besides; see `carried`. ``note``:
+    what the host keeps with it. ``streams``: the random streams with which the trial's code began (`random_streams`).
+    ``life``: names the session that made it. ``reports``: what was reported since the boundary before, one dict of
+    metrics for each report. ``machine``: what its numbers were computed by; see `proof`.
     """
 
     trial: str
