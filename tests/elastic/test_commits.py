@@ -97,7 +97,7 @@ DAMAGE = {
     "empty": lambda data: b"",
     "one bit": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
     "swapped": lambda data: data[:8] + (99).to_bytes(8, "little") + data[16:],
-    "longer mark": lambda data: data[:16] + (data[16] + 1).to_bytes(1, "little") + data[17:],
+    "another mark": lambda data: data.replace(b'"f"', b'"g"', 1),
     "foreign": lambda data: b"another program's file, which is long enough to have a head of its own" * 9,
 }
 

@@ -106,7 +106,7 @@ def _parts_apart(now: dict[str, Any], then: Epoch, names: Sequence[str], compare
             continue
         for key in dict.fromkeys((*others, *mine)):
             if not compare.same(mine.get(key), others.get(key), was.get(key)):
-                yield f"the {key} of {name}"
+                yield f"{key!r} of {name}"
     if not compare.same(now["loose"], after["loose"], before["loose"]):
         yield "a parameter that belongs to no module"
     if not compare.same(now["parameters"], after["parameters"], before["parameters"]):
