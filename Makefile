@@ -65,6 +65,7 @@ lint: $(STAMP)
 	$(BIN)/python -m tools.ray_boundary
 	$(BIN)/python -m tools.house_rules
 	$(BIN)/python -m tools.reach
+	$(BIN)/python -m tools.size
 
 # Run `make lint` before each commit.
 hooks: $(STAMP)

@@ -29,12 +29,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fluidtune.group_facts import Reform  # shim until the driver side is merged
-
 from .current_session import LazySession, current, use, wake_on_first_use
 from .errors import BeginsAnew, GroupLost, Left
 from .leader_session import LeaderSession
-from .loop_thread import LoopOutcome, LoopThread  # shim until the driver side is merged
 
 if TYPE_CHECKING:
     from .commits.commit_store import Commit, CommitStore, Files, LocalFiles
@@ -52,9 +49,6 @@ __all__ = [
     "LeaderSession",
     "Left",
     "LocalFiles",
-    "LoopOutcome",
-    "LoopThread",
-    "Reform",
     "current",
     "epochs",
     "prepare",

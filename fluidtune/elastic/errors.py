@@ -19,9 +19,5 @@ class BeginsAnew(GroupLost):
     """The trial has no commit from which it could go on rightly: it begins again where stock Ray Tune would."""
 
 
-class Refused(Left):
-    """Shim until the driver side is merged."""
-
-
 class CannotDivide(GroupLost):
     """Shim until the driver side is merged."""

@@ -60,10 +60,8 @@ class _HandOver(WorkerGroupCallback):
         before = ray_worker_group.placement_group, ray_worker_group.PlacementGroupSchedulingStrategy
         held, places = _Held(), self._places
         ray_worker_group.placement_group = lambda **_: held
-        ray_worker_group.PlacementGroupSchedulingStrategy = (
-            lambda placement_group, placement_group_bundle_index: PlacementGroupSchedulingStrategy(
-                *places[placement_group_bundle_index]
-            )
+        ray_worker_group.PlacementGroupSchedulingStrategy = lambda placement_group, placement_group_bundle_index: (
+            PlacementGroupSchedulingStrategy(*places[placement_group_bundle_index])
         )
         try:
             yield

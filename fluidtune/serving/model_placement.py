@@ -255,9 +255,7 @@ def planned(
     return found, render(found, gpu_memory is not None)
 
 
-def plan(
-    named: NamedTables, gpus: int | None, gpu_memory: float | None, goal: float, budget: float
-) -> dict[str, Any]:
+def plan(named: NamedTables, gpus: int | None, gpu_memory: float | None, goal: float, budget: float) -> dict[str, Any]:
     """Where the models of these tables are to stand, as one object. docs/placement.md has its keys.
 
     gpus: None: the least number that attains ``goal``. gpu_memory: GiB of weights on each; None: no limit. budget:

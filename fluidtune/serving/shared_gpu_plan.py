@@ -45,9 +45,7 @@ def kind_of(tables: Iterable[Mapping[str, Any]]) -> str | None:
     return found[0]
 
 
-def planned(
-    file: NamedTables, gpus: int | None, memory: float, part: float, seconds: float
-) -> dict[str, Any]:
+def planned(file: NamedTables, gpus: int | None, memory: float, part: float, seconds: float) -> dict[str, Any]:
     """The plan as one object; docs/placement.md has its keys.
 
     gpus: None: as few as can be, for ``part`` of each rate; else the largest part of all rates up to ``part``. memory:

@@ -178,7 +178,3 @@ def kept_commits(storage: Any) -> list[Commit]:
         log.warning("the commit in %s cannot be read, and is passed over: %s", commit_path(storage), failure(error))
         return []
     return [] if commit is None else [commit]
-
-
-#: Shim until the driver side is merged.
-follower_commit_store: Any = None

@@ -1,4 +1,4 @@
-"""Makes the session that a trial's code finds in this process, and puts it away."""
+"""Makes the session that a trial's code finds in its leader's process, and puts it away."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 DEVICE_VARIABLE = "FLUIDTUNE_EMULATED_DEVICE"
 
 
-def leader_session(spec: LoadSpec, worker: str, **resuming: Any) -> LeaderSession:
+def leader_session(spec: LoadSpec, **resuming: Any) -> LeaderSession:
     """The session of a trial's first worker, in use by this process from now on.
 
     ``resuming``: arguments of `ElasticSession`. A trial that begins anew gets a `LazySession`.
     """
     if spec.emulation is not None:
-        return _emulated_session(spec, worker, leader=True)
+        host = emulated.EmulatedSession(spec.trial, emulated_device(), spec.emulation, spec.secret)
+        emulated.use_host(host)
+        return host
     if resuming["resume"] is None:
         lazy = LazySession(lambda: _elastic_session(spec, **resuming))
         wake_on_first_use(lazy)
@@ -34,24 +36,9 @@ def leader_session(spec: LoadSpec, worker: str, **resuming: Any) -> LeaderSessio
     return session
 
 
-def follower_session(spec: LoadSpec, worker: str, **_: Any) -> Any:
-    """The session of another worker of an emulated trial, in use by this process from now on."""
-    return _emulated_session(spec, worker, leader=False)
-
-
-class _EmulatedSession(emulated.EmulatedSession):
-    """Shim until the driver side is merged: one with all methods of `LeaderSession`."""
-
-    def unproved_by(self, error: BaseException | None) -> str | None:
-        return None
-
-
-def _emulated_session(spec: LoadSpec, worker: str, leader: bool) -> _EmulatedSession:
-    assert spec.emulation is not None
-    device = int(os.environ[DEVICE_VARIABLE])
-    session = _EmulatedSession(spec.trial, worker, leader, device, spec.emulation, spec.secret)
-    emulated.use_host(session)
-    return session
+def emulated_device() -> int:
+    """The number of the emulated device that this process stands for."""
+    return int(os.environ[DEVICE_VARIABLE])
 
 
 def _elastic_session(spec: LoadSpec, **more: Any) -> ElasticSession:

@@ -5,8 +5,9 @@ hand, a scheduler), and would go on from its commit with that as at the start. N
 the trial itself has run the epoch behind it: what it reported then, and what all prepared objects became, is in the
 next commit, and an epoch that is run again must make the same of them.
 
-On cores, all must be equal to the bit, if the same kind of cores computes with as many threads (`machine`). Elsewhere
-sums are made in another order each time, and `_METRICS_APART` and `_STEPS_APART` say what still is the same. Python's
+On cores, all must be equal to the bit, if the same kind of cores computes with as many threads, and no call of a module
+was divided (`machine`). Elsewhere sums are made in another order each time, and `_METRICS_APART` and `_STEPS_APART` say
+what still is the same. Python's
 own random stream is restored but not compared: other threads of the process, as those of trackers, draw from it. What a
 loop makes of its draws shows elsewhere.
 """
@@ -51,10 +52,13 @@ class Epoch:
     reports: Sequence[dict[str, Any]]
 
 
-def machine(device: torch.device) -> str:
-    """What computes here. Two equal names, of cores: the same operations give the same numbers to the bit."""
-    if device.type != "cpu":
-        return device.type
+def machine(device: torch.device, divided: bool = False) -> str:
+    """What computes here: where two names are equal, the same operations give the same numbers to the bit.
+
+    Empty where they do not: on GPUs, and where calls of modules are ``divided``.
+    """
+    if device.type != "cpu" or divided:
+        return ""
     return f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 

@@ -1,0 +1,22 @@
+"""Calls of modules divided among devices: a trial's loop runs once, and `model(x)` is computed by several processes.
+
+The *leader* is the trial's own process. Each *follower* holds replicas of modules and nothing of the script. docs/
+divided.md has the decision, and what happens in each fault.
+
+| module | its one idea |
+| --- | --- |
+| `leader` | which calls are looked at, who helps, and what the driver hears of it |
+| `checks` | whether a call can be divided: computed whole and divided, and compared |
+| `call` | one divided call, forward and backward, and what is done when a follower is lost |
+| `follower` | serves a leader: replicas, and graphs of parts |
+| `description` | a module as bytes and tensors, and whether it has changed since |
+| `parts` | where inputs are cut, and how outputs are joined |
+| `whole_draws` | what a forward draws is drawn for the whole batch |
+| `batch_statistics` | batch normalisation over the whole batch |
+| `flags` | settings of torch that change numbers, and go with a call |
+| `weights` | weights go out when their bytes have changed |
+| `wire` | messages with tensors between two processes |
+| `door` | how a follower finds its leader, and both know each other |
+"""
+
+from __future__ import annotations

@@ -1,0 +1,327 @@
+"""A module as bytes and tensors, from which another process makes a replica; and whether it has changed since.
+
+The bytes are a pickle in which tensors have numbers. What a loop may change of a module between two calls is compared
+at each call, by identity: attributes of all of its modules (``training`` is one), the tensors' types and whether they
+are trained. What can change without another identity, as a list or a configuration object, is compared by its pickle.
+So are global variables that the module's methods name.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import hashlib
+import io
+import operator
+import pickle
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+#: What cannot change without another identity.
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
+_NAMED = (types.FunctionType, types.BuiltinFunctionType, type, ModuleType)
+#: Of each module, the dictionaries that torch keeps in it.
+_HELD = ("_parameters", "_buffers", "_modules")
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+#: Packages whose functions no script changes the global variables of.
+_LIBRARIES = ("torch", "numpy", "builtins")
+_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+class CannotBeSent(Exception):
+    """No replica of the module can be made; the message says why."""
+
+
+class Nothing:
+    """What stands in a module's dictionary for FluidTune's own sake, and belongs into no copy of the module."""
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+
+def pickler_of(pickling: ModuleType) -> Any:
+    """The class of a pickler that takes a ``persistent_id``."""
+    return getattr(pickling, "CloudPickler", None) or pickling.Pickler
+
+
+def dumped(value: Any, number: Callable[[Any], Any], pickling: ModuleType) -> bytes:
+    """``value`` as bytes. ``number``: what stands for an object in them; None: its pickle."""
+    buffer = io.BytesIO()
+    base = pickler_of(pickling)
+    pickler = type("Numbering", (base,), {"persistent_id": lambda self, obj: number(obj)})(buffer, protocol=5)
+    pickler.dump(value)
+    return buffer.getvalue()
+
+
+def loaded(data: bytes, find: Callable[[Any], Any]) -> Any:
+    """The value of `dumped`. ``find``: the object that a number stands for."""
+    unpickler = type("Finding", (pickle.Unpickler,), {"persistent_load": lambda self, number: find(number)})
+    return unpickler(io.BytesIO(data)).load()
+
+
+class Classes:
+    """Classes that no import finds, as those of a script: by number, the same ones in the leader and its followers.
+
+    A follower gets them by value, as bytes. The leader never makes one of bytes: unpickling a class would give it other
+    methods. ``pickling``: a module like `pickle`.
+    """
+
+    def __init__(self, pickling: ModuleType = pickle) -> None:
+        self.pickling = pickling
+        self._known: list[type] = []
+        self._numbers: dict[type, int] = {}
+
+    def number(self, obj: Any) -> Any:
+        """What stands for the object in bytes, if it is such a class; else None. A new one is added."""
+        if not isinstance(obj, type) or _is_importable(obj):
+            return None
+        if obj not in self._numbers:
+            self._add(obj)
+        return "class", self._numbers[obj]
+
+    def _add(self, cls: type) -> None:
+        self._numbers[cls] = len(self._known)
+        self._known.append(cls)
+
+    def find(self, number: Any) -> type:
+        return self._known[number[1]]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def dumped(self) -> bytes:
+        """All of them, as they are now with the global variables that they name."""
+        return self.pickling.dumps(tuple(self._known)) if self._known else b""
+
+    def take(self, data: bytes) -> None:
+        """A follower: what the leader has dumped."""
+        if data:
+            self._known = list(pickle.loads(data))
+            self._numbers = {cls: number for number, cls in enumerate(self._known)}
+
+
+def _is_importable(cls: type) -> bool:
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is cls
+
+
+class Description:
+    """A module as it is now. ``classes``: those of the trial.
+
+    ``skeleton``: the bytes; ``digest``: of them and of the classes. ``tensors``: by number.
+
+    Raises:
+        CannotBeSent: no other process can have it.
+    """
+
+    def __init__(self, module: nn.Module, classes: Classes) -> None:
+        self._module = weakref.ref(module)
+        self.tensors: list[torch.Tensor] = []
+        numbers: dict[int, int] = {}
+
+        def number(obj: Any) -> Any:
+            if not isinstance(obj, torch.Tensor):
+                return classes.number(obj)
+            if id(obj) not in numbers:
+                _refuse(obj)
+                numbers[id(obj)] = len(self.tensors)
+                self.tensors.append(obj)
+            return numbers[id(obj)]
+
+        _refuse_module(module)
+        try:
+            self.skeleton = dumped(module, number, classes.pickling)
+        except CannotBeSent:
+            raise
+        except Exception as error:
+            raise CannotBeSent(f"it cannot be pickled ({type(error).__name__}: {error})") from error
+        self._kinds = self._kinds_now()
+        self.classes = classes.dumped()
+        kinds = repr([(kind[:2], kind[3:]) for kind in self._kinds]).encode()
+        self.digest = hashlib.sha1(self.skeleton + self.classes + kinds).digest()
+        self._watch = _Watch(module, classes.pickling)
+
+    def _kinds_now(self) -> list[Any]:
+        return [(t.dtype, t.shape, t.device, t.requires_grad, t.is_leaf) for t in self.tensors]
+
+    @property
+    def device(self) -> torch.device | None:
+        """The GPU of its tensors; None: it has none on a GPU."""
+        return next((t.device for t in self.tensors if t.is_cuda), None)
+
+    @property
+    def trained(self) -> list[int]:
+        """The numbers of the tensors that get gradients."""
+        return [number for number, tensor in enumerate(self.tensors) if tensor.requires_grad]
+
+    def has_tensors_of(self, other: Description) -> bool:
+        """Whether both have the same tensors, so that weights that were sent are of use."""
+        return self._kinds == other._kinds and all(map(operator.is_, self.tensors, other.tensors))
+
+    def holds(self) -> bool:
+        """Whether the module is still as it is described here."""
+        return self._kinds == self._kinds_now() and self._watch.holds()
+
+    def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
+        """A copy of the module in this process that computes with these tensors."""
+        pairs = zip(self.tensors, tensors, strict=True)
+        module = self._module()
+        assert module is not None
+        return copy.deepcopy(module, {id(tensor): other for tensor, other in pairs})
+
+
+def rebuilt(skeleton: bytes, tensors: Sequence[torch.Tensor], classes: Classes) -> nn.Module:
+    """A replica in another process that computes with these tensors."""
+    module: nn.Module = loaded(
+        skeleton, lambda number: tensors[number] if isinstance(number, int) else classes.find(number)
+    )
+    return module
+
+
+def _refuse(tensor: torch.Tensor) -> None:
+    if type(tensor) not in _TENSORS or tensor.layout is not torch.strided or tensor.is_quantized:
+        raise CannotBeSent(f"it holds a tensor of another kind ({type(tensor).__name__}, {tensor.layout})")
+    if not tensor.is_leaf:
+        raise CannotBeSent("it holds a tensor that was computed from others with a gradient")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise CannotBeSent(f"it holds a tensor on {tensor.device}")
+
+
+def _refuse_module(module: nn.Module) -> None:
+    """CannotBeSent: it is of a kind that is called in another way, or has hooks."""
+    for each in module.modules():
+        if isinstance(each, torch.jit.ScriptModule):
+            raise CannotBeSent("it is a script of torch.jit")
+        if isinstance(each, nn.parallel.DistributedDataParallel | nn.DataParallel) or "fsdp" in type(each).__module__:
+            raise CannotBeSent(f"{type(each).__name__} divides it already")
+        if hasattr(each, "_orig_mod") or (
+            each is not module
+            and getattr(each, "_compiled_call_impl", None) is not None
+            and not isinstance(each._compiled_call_impl, Nothing)
+        ):
+            raise CannotBeSent("it is compiled")
+        if any(each.__dict__.get(name) for name in _HOOKS):
+            raise CannotBeSent(f"{type(each).__name__} has hooks")
+    cards = {t.device for t in (*module.parameters(), *module.buffers()) if t.is_cuda}
+    if len(cards) > 1:
+        raise CannotBeSent("its tensors are on several GPUs")
+
+
+class _Watch:
+    """What can change of a module between two calls."""
+
+    def __init__(self, module: nn.Module, pickling: ModuleType) -> None:
+        self._pickling = pickling
+        modules = list(module.modules())
+        self._modules = {id(each) for each in modules}
+        self._tables: list[tuple[dict[str, Any], list[Any]]] = []
+        self._hooks: list[Any] = []
+        self._mutable: list[Any] = []
+        for each in modules:
+            own = each.__dict__
+            self._tables.append((own, list(own.values())))
+            for name, value in own.items():
+                if name in _HELD:
+                    self._tables.append((value, list(value.values())))
+                elif name in _HOOKS:
+                    self._hooks.append(value)
+                elif not name.startswith("_forward_") and not self._is_known(value):
+                    self._mutable.append(value)
+        for table, names in _globals_of({type(each) for each in modules}):
+            kept = {name: table[name] for name in names}
+            self._tables.append((_Part(table, names), list(kept.values())))  # type: ignore[arg-type]
+            self._mutable += [value for value in kept.values() if not self._is_known(value)]
+        self._mutable = [value for value in self._mutable if not (isinstance(value, dict | list | set) and not value)]
+        self._empty = [
+            value for table, kept in self._tables for value in kept if isinstance(value, list | set) and not value
+        ]
+        self._looks = self._pickled()
+
+    def _is_known(self, value: Any) -> bool:
+        if isinstance(value, (*_PLAIN, *_NAMED, torch.Tensor, Nothing)) or id(value) in self._modules:
+            return True
+        return isinstance(value, tuple) and all(self._is_known(each) for each in value)
+
+    def _pickled(self) -> bytes:
+        if not self._mutable:
+            return b""
+
+        def number(obj: Any) -> Any:
+            return id(obj) if isinstance(obj, torch.Tensor) or id(obj) in self._modules else None
+
+        try:
+            return dumped(self._mutable, number, pickle)
+        except Exception:
+            try:
+                return dumped(self._mutable, number, self._pickling)
+            except Exception:
+                return repr(self._mutable).encode()
+
+    def holds(self) -> bool:
+        """Whether nothing has changed."""
+        if any(self._hooks) or any(self._empty):
+            return False
+        for table, kept in self._tables:
+            values = table.values()
+            if len(values) != len(kept) or not all(map(operator.is_, values, kept)):
+                return False
+        return self._pickled() == self._looks
+
+
+class _Part:
+    """Some names of a dictionary, as `_Watch` reads one."""
+
+    def __init__(self, table: dict[str, Any], names: Sequence[str]) -> None:
+        self._table, self._names = table, names
+
+    def values(self) -> list[Any]:
+        return [self._table.get(name) for name in self._names]
+
+
+def _globals_of(classes: Iterable[type]) -> list[tuple[dict[str, Any], list[str]]]:
+    """The global variables that methods of these classes name, and functions that these name: dictionary and names."""
+    found: dict[int, tuple[dict[str, Any], set[str]]] = {}
+    seen: set[int] = set()
+    waiting = [
+        function
+        for cls in classes
+        for base in cls.__mro__
+        if base.__module__.partition(".")[0] not in _LIBRARIES
+        for function in vars(base).values()
+        if isinstance(function, types.FunctionType)
+    ]
+    while waiting:
+        function = waiting.pop()
+        if id(function.__code__) in seen or (function.__module__ or "").partition(".")[0] in _LIBRARIES:
+            continue
+        seen.add(id(function.__code__))
+        table = function.__globals__
+        for name in _names_in(function.__code__):
+            value = table.get(name)
+            if isinstance(value, types.FunctionType):
+                waiting.append(value)
+            elif name in table and not isinstance(value, (type, ModuleType, types.BuiltinFunctionType)):
+                found.setdefault(id(table), (table, set()))[1].add(name)
+    return [(table, sorted(names)) for table, names in found.values()]
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*(_names_in(each) for each in inner))

@@ -1,0 +1,72 @@
+"""Settings of torch that change what a call computes: they are part of its signature, and go with it to followers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+#: Settings by name. Those whose names end in "autocast" are (enabled, type) of a kind of device.
+Flags = dict[str, Any]
+_AUTOCAST = ("cpu", "cuda")
+
+
+def flags_now() -> Flags:
+    """The settings of this thread and process."""
+    modes = [str(mode.device) for mode in _get_current_function_mode_stack()]
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        **{f"{kind} autocast": (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in _AUTOCAST},
+        "default type": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul": torch.get_float32_matmul_precision(),
+        "cudnn": (torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+        "device": modes[-1].split(":")[0] if modes else None,
+    }
+
+
+@contextmanager
+def under(flags: Flags) -> Iterator[None]:
+    """Compute as this follower's leader would. The settings of the process stay; those of the thread are put back."""
+    if torch.get_default_dtype() != flags["default type"]:
+        torch.set_default_dtype(flags["default type"])
+    if torch.are_deterministic_algorithms_enabled() != flags["deterministic"]:
+        torch.use_deterministic_algorithms(flags["deterministic"])
+    if torch.get_float32_matmul_precision() != flags["matmul"]:
+        torch.set_float32_matmul_precision(flags["matmul"])
+    cudnn = torch.backends.cudnn
+    cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark = flags["cudnn"]
+    with ExitStack() as stack:
+        if flags["inference"]:
+            stack.enter_context(torch.inference_mode())
+        else:
+            stack.enter_context(torch.set_grad_enabled(flags["grad"]))
+        for kind in _AUTOCAST:
+            enabled, dtype = flags[f"{kind} autocast"]
+            if enabled:
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+        if flags["device"] is not None:
+            stack.enter_context(torch.device(flags["device"]))
+        yield
+
+
+def odd_mode() -> str | None:
+    """What looks at each operation of this thread, so that the call stays whole; None: nothing does."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return "it is being compiled"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "it is called in a functional transform"
+    if torch._C._len_torch_dispatch_stack():
+        return "it is called under a TorchDispatchMode"
+    if torch._C._len_torch_function_stack() and any(
+        not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
+    ):
+        return "it is called under a TorchFunctionMode"
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return "it is called where tensors that are saved for the backward are replaced, as by a checkpoint"
+    return None

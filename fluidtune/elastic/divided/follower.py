@@ -1,0 +1,226 @@
+"""A follower: it serves a leader with replicas of modules, and has nothing of the script.
+
+It computes parts of calls, forward and backward, and keeps the graph of a part until its backward or until the leader
+says that there is none. It ends when its leader does.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fluidtune.error_lines import failure
+
+from .call import Streams, part_modes
+from .description import Classes, rebuilt
+from .door import Address, Refused, connect
+from .flags import under
+from .parts import Tree, tree_of
+from .weights import ReplicaWeights
+from .wire import Link, Lost, Message
+
+__all__ = ["Follower", "Refused"]
+
+#: Replicas of one module that differ in its attributes, as those for training and for evaluation.
+REPLICAS = 4
+#: Seconds in which a leader takes a follower in. Judgement: it does so in a thread of its own.
+_WELCOME_S = 60.0
+
+
+class _Stopped(Exception):
+    """The leader wants no answer to its request."""
+
+
+@dataclass
+class _Held:
+    """What this process has of one of the leader's modules."""
+
+    weights: ReplicaWeights
+    trained: list[int]
+    replicas: OrderedDict[bytes, nn.Module] = field(default_factory=OrderedDict)
+    waiting: dict[bytes, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class _Graph:
+    """A part that may have a backward. ``modes``: how it was computed, see `part_modes`."""
+
+    begins: list[torch.Tensor]
+    ends: list[torch.Tensor]
+    trained: list[torch.Tensor]
+    modes: tuple[bool, bool, tuple[int, int, int, int]]
+
+
+class Follower:
+    """``worker``: its name. ``device``: "cpu", or "cuda": of what the leader has on a GPU. ``pickling``: see
+    `Description`.
+    """
+
+    def __init__(
+        self, trial: str, worker: str, secret: bytes, device: str = "cpu", pickling: ModuleType = pickle
+    ) -> None:
+        self.trial, self.worker = trial, worker
+        self._secret, self._device, self._classes = secret, torch.device(device), Classes(pickling)
+        self._link: Link | None = None
+        self._held: dict[int, _Held] = {}
+        self._graphs: dict[int, _Graph] = {}
+
+    def attach(self, address: Address) -> None:
+        """Connect to the leader; from its next call on this process takes part.
+
+        Raises:
+            OSError: there is no leader, or it cannot be reached.
+            Refused: it does not take this follower.
+        """
+        connection, shared = connect(address, self._secret, self.worker)
+        try:
+            self._link = Link(connection, shared, self._device)
+            welcome = self._link.receive(_WELCOME_S)
+        except Lost as error:
+            raise ConnectionResetError(f"the leader has gone: {error}") from error
+        if welcome.kind != "welcome":
+            raise Refused(str(welcome.value))
+
+    def run(self) -> None:
+        """Serve the leader until it needs this process no more, or is gone."""
+        assert self._link is not None, "attach first"
+        try:
+            while True:
+                self._serve(self._link.receive())
+        except Lost:
+            return
+
+    def close(self) -> None:
+        """End the connection; idempotent. Any thread: `run` returns."""
+        if self._link is not None:
+            self._link.close()
+
+    def _serve(self, message: Message) -> None:
+        link, kind, value = self._link, message.kind, message.value
+        assert link is not None
+        if kind == "module":
+            self._take_module(*value)
+        elif kind == "classes":
+            self._classes.take(value)
+            for held in self._held.values():
+                held.replicas.clear()
+        elif kind == "weights":
+            key, changed, layouts, new = value
+            held = self._held[key]
+            held.weights.take(changed, layouts, link, message.tensors, new)
+            self._build(key)
+        elif kind == "forget":
+            for key in value["modules"]:
+                self._held.pop(key, None)
+            for key in value["calls"]:
+                self._graphs.pop(key, None)
+        elif kind in ("forward", "backward"):
+            try:
+                answer = self._forward(value, message.tensors) if kind == "forward" else self._backward(message)
+            except Lost:
+                raise
+            except _Stopped:
+                answer = "raised", "stopped", []
+            except Exception as error:
+                answer = "raised", failure(error), []
+            link.send(*answer)
+
+    # -- modules
+
+    def _take_module(self, key: int, digest: bytes, skeleton: bytes, trained: list[bool]) -> None:
+        numbers = [number for number, flag in enumerate(trained) if flag]
+        held = self._held.get(key)
+        if held is None or held.trained != numbers or held.weights.trained != trained:
+            held = self._held[key] = _Held(ReplicaWeights(trained, self._device), numbers)
+        held.waiting[digest] = skeleton
+        if held.weights.tensors:
+            self._build(key)
+
+    def _build(self, key: int) -> None:
+        """Make the replicas whose weights have come."""
+        held = self._held[key]
+        link = self._link
+        assert link is not None
+        for digest, skeleton in held.waiting.items():
+            try:
+                held.replicas[digest] = rebuilt(skeleton, held.weights.tensors, self._classes)
+                link.send("ready", (key, digest, None))
+            except Exception as error:
+                link.send("ready", (key, digest, failure(error)))
+            while len(held.replicas) > REPLICAS:
+                held.replicas.popitem(last=False)
+        held.waiting.clear()
+
+    # -- calls
+
+    def _gather(self, row: torch.Tensor) -> torch.Tensor:
+        link = self._link
+        assert link is not None
+        link.send("row", None, [row])
+        message = link.receive()
+        if message.kind != "rows":
+            raise _Stopped
+        return message.tensors[0].clone()
+
+    def _forward(self, value: dict[str, Any], tensors: list[torch.Tensor]) -> tuple[str, Any, list[torch.Tensor]]:
+        started = time.perf_counter()
+        held = self._held[value["module"]]
+        replica = held.replicas[value["digest"]]
+        held.replicas.move_to_end(value["digest"])
+        own = [tensor.clone() for tensor in tensors]  # what comes next is written over what has come
+        states = [own.pop() for _ in range(value["draws"])][::-1]
+        for i in value["needs"]:
+            own[i].requires_grad_()
+        modes = bool(states), value["statistics"], value["cut"]
+        card = self._device if self._device.type == "cuda" else None
+        if states:
+            torch.set_rng_state(states[0])
+            if len(states) > 1:
+                torch.cuda.set_rng_state(states[1], self._device)
+        with under(value["flags"]):
+            args, kwargs = Tree(value["skeleton"], tuple(own), self._classes).value()
+            with part_modes(*modes, self._gather):
+                result = replica._call_impl(*args, **kwargs)
+            found = tree_of(result, "output", self._classes)
+        trained = [held.weights.tensors[number] for number in held.trained]
+        if value["graded"]:
+            self._graphs[value["key"]] = _Graph([own[i] for i in value["needs"]], list(found.tensors), trained, modes)
+        said = {
+            "skeleton": found.skeleton,
+            "requires": [tensor.requires_grad for tensor in found.tensors],
+            "drawn": Streams(card if len(states) > 1 else None).digest if states else None,
+            "seconds": time.perf_counter() - started,
+        }
+        return "outputs", said, [tensor.detach() for tensor in found.tensors]
+
+    def _backward(self, message: Message) -> tuple[str, Any, list[torch.Tensor]]:
+        value = message.value
+        graph = self._graphs[value["key"]] if value["keep"] else self._graphs.pop(value["key"])
+        grads = iter([tensor.clone() for tensor in message.tensors])
+        pairs = []
+        for end, there in zip(graph.ends, value["have"], strict=True):
+            if there:
+                grad = next(grads)
+                if end.requires_grad:
+                    pairs.append((end, grad))
+        wanted = [*graph.begins, *graph.trained]
+        found: list[torch.Tensor | None] = [None] * len(wanted)
+        if pairs:
+            with part_modes(*graph.modes, self._gather):
+                found = list(
+                    torch.autograd.grad(
+                        [end for end, _ in pairs],
+                        wanted,
+                        [grad for _, grad in pairs],
+                        retain_graph=value["keep"],
+                        allow_unused=True,
+                    )
+                )
+        return "gradients", [each is not None for each in found], [each for each in found if each is not None]

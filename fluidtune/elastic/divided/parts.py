@@ -1,0 +1,262 @@
+"""Where the inputs of a call are cut, and how the outputs of its parts are joined.
+
+What a call is given, and what it returns, is bytes and tensors: a pickle in which tensors have numbers. So any
+structure of tensors can be cut and joined: dictionaries, dataclasses, a framework's own outputs.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .description import Classes, dumped, loaded
+
+#: How an output of all parts is made: the dimension along which they are joined; `SAME`: each part has it.
+SAME = -1
+
+
+class Odd(Exception):
+    """A call's inputs or outputs are of a kind that is not divided; the message says which."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A value as bytes and tensors. ``classes``: those of the trial."""
+
+    skeleton: bytes
+    tensors: tuple[torch.Tensor, ...]
+    classes: Classes
+
+    def value(self, tensors: Sequence[torch.Tensor] | None = None) -> Any:
+        """The value, with these tensors in the places of its own."""
+        found = self.tensors if tensors is None else tensors
+        return loaded(
+            self.skeleton, lambda number: found[number] if isinstance(number, int) else self.classes.find(number)
+        )
+
+
+def tree_of(value: Any, what: str, classes: Classes) -> Tree:
+    """``what``: "inputs" or "output", for an error.
+
+    Raises:
+        Odd: it cannot be handed on.
+    """
+    tensors: list[torch.Tensor] = []
+    numbers: dict[int, int] = {}
+
+    def number(obj: Any) -> Any:
+        if not isinstance(obj, torch.Tensor):
+            return classes.number(obj)
+        if id(obj) not in numbers:
+            if type(obj) not in (torch.Tensor, torch.nn.Parameter) or obj.layout is not torch.strided:
+                raise Odd(f"its {what} has a tensor of another kind ({type(obj).__name__}, {obj.layout})")
+            if obj.device.type not in ("cpu", "cuda") or obj.is_quantized:
+                raise Odd(f"its {what} has a tensor on {obj.device}")
+            numbers[id(obj)] = len(tensors)
+            tensors.append(obj)
+        return numbers[id(obj)]
+
+    for each in (pickle, classes.pickling):
+        tensors.clear()
+        numbers.clear()
+        try:
+            return Tree(dumped(value, number, each), tuple(tensors), classes)
+        except Odd:
+            raise
+        except Exception as error:
+            failed = error
+    raise Odd(f"its {what} cannot be pickled ({type(failed).__name__}: {failed})") from failed
+
+
+def same_but_tensors(one: Tree, other: Tree) -> bool:
+    """Whether two values are equal but for what is in their tensors."""
+    if one.skeleton == other.skeleton:
+        return True
+    try:  # the pickles of two processes may differ in what they say twice
+        found = [tree.value([("tensor", place) for place in range(len(tree.tensors))]) for tree in (one, other)]  # type: ignore[arg-type, misc]
+        return bool(found[0] == found[1]) and type(found[0]) is type(found[1])
+    except Exception:
+        return False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How calls of one structure are divided, once that was checked.
+
+    ``cut``: by input tensor, the dimension along which it is cut; None: each part gets it whole. ``join``: by output
+    tensor, see `SAME`. ``entries``: arguments that are lists have an entry a sample, and so has the output, if it is a
+    list. ``draws``, ``statistics``: the forward draws random numbers; it normalises by the batch.
+    """
+
+    cut: tuple[int | None, ...]
+    entries: bool = False
+    join: tuple[int, ...] = ()
+    draws: bool = False
+    statistics: bool = False
+
+    @property
+    def dim(self) -> int:
+        """The dimension of samples."""
+        return next((dim for dim in self.cut if dim is not None), 0)
+
+    def samples(self, call: Tree, arguments: Any) -> int | None:
+        """How many samples a call has; None: it does not fit the rule."""
+        if self.entries:
+            counts = {len(each) for each in _lists(arguments)}
+        else:
+            counts = set()
+        for tensor, dim in zip(call.tensors, self.cut, strict=True):
+            if dim is not None:
+                counts.add(tensor.shape[dim])
+        return counts.pop() if len(counts) == 1 else None
+
+    def shapes(self, call: Tree) -> tuple[Any, ...]:
+        """The shapes of a call's tensors but for the batch."""
+        return tuple(
+            tuple(-1 if dim == place else size for place, size in enumerate(tensor.shape))
+            for tensor, dim in zip(call.tensors, self.cut, strict=True)
+        )
+
+
+def candidates(call: Tree, arguments: Any) -> Iterator[Rule]:
+    """Rules that may hold for calls of this structure, the likeliest first; none is checked.
+
+    Along the first dimension, then the second one (recurrent nets), then lists with an entry a sample.
+    """
+    for dim in (0, 1):
+        count = next((tensor.shape[dim] for tensor in call.tensors if tensor.dim() > dim), 0)
+        if count > 1:
+            yield Rule(tuple(dim if t.dim() > dim and t.shape[dim] == count else None for t in call.tensors))
+    counts = {len(each) for each in _lists(arguments)}
+    if len(counts) == 1 and counts.pop() > 1:
+        yield Rule(tuple(None for _ in call.tensors), entries=True)
+
+
+def _lists(arguments: Any) -> list[Any]:
+    args, kwargs = arguments
+    return [each for each in (*args, *kwargs.values()) if isinstance(each, list)]
+
+
+def parts_of(call: Tree, arguments: Any, rule: Rule, sizes: Sequence[int]) -> list[Tree]:
+    """What each part of the call is given."""
+    if rule.entries:
+        args, kwargs = arguments
+
+        def cut(value: Any, at: int, size: int) -> Any:
+            return value[at : at + size] if isinstance(value, list) else value
+
+        found, at = [], 0
+        for size in sizes:
+            own = tuple(cut(v, at, size) for v in args), {name: cut(v, at, size) for name, v in kwargs.items()}
+            found.append(tree_of(own, "inputs", call.classes))
+            at += size
+        return found
+    pieces = [
+        [tensor] * len(sizes) if dim is None else tensor.split(list(sizes), dim)
+        for tensor, dim in zip(call.tensors, rule.cut, strict=True)
+    ]
+    return [replace(call, tensors=tuple(piece[part] for piece in pieces)) for part in range(len(sizes))]
+
+
+def join_rule(whole: Tree, parts: Sequence[Tree], rule: Rule) -> Rule | str:
+    """The rule, with how outputs are joined; or why they cannot be. (Values are compared by whoever asks.)"""
+    if rule.entries and isinstance(whole.value(), list):
+        return rule
+    if not all(same_but_tensors(part, whole) for part in parts):
+        return "what it returns besides tensors depends on the batch"
+    join = []
+    for place, tensor in enumerate(whole.tensors):
+        shapes = [part.tensors[place].shape for part in parts]
+        if all(shape == tensor.shape for shape in shapes):
+            join.append(SAME)
+            continue
+        if any(len(shape) != tensor.dim() for shape in shapes):
+            return f"output {place} has another number of dimensions for a part of the batch"
+        dims = [
+            dim
+            for dim in range(tensor.dim())
+            if sum(shape[dim] for shape in shapes) == tensor.shape[dim]
+            and all(
+                (*shape[:dim], *shape[dim + 1 :]) == (*tensor.shape[:dim], *tensor.shape[dim + 1 :]) for shape in shapes
+            )
+        ]
+        if not dims:
+            return f"output {place} of the parts does not add up to that of the batch"
+        join.append(dims[0])
+    return replace(rule, join=tuple(join))
+
+
+class Outputs:
+    """The outputs of all parts. ``parts``: of each, its value as bytes and tensors."""
+
+    def __init__(self, parts: Sequence[Tree], rule: Rule) -> None:
+        self._parts, self._rule = parts, rule
+        self._entries = rule.entries and not rule.join
+
+    def fit(self) -> bool:
+        """Whether they are alike, so that they can be joined as the rule says."""
+        if self._entries:
+            return all(isinstance(part.value(), list) for part in self._parts)
+        first = self._parts[0]
+        if not all(same_but_tensors(part, first) for part in self._parts[1:]):
+            return False
+        for place, dim in enumerate(self._rule.join):
+            ours = [part.tensors[place] for part in self._parts]
+            if dim == SAME:
+                if not all(torch.equal(ours[0], other) for other in ours[1:]) and not ours[0].isnan().any():
+                    return False
+            else:
+                rests = {(*t.shape[:dim], *t.shape[dim + 1 :]) for t in ours}
+                if len(rests) > 1:
+                    return False
+        return True
+
+    def joined(self) -> list[torch.Tensor]:
+        """The tensors of the whole output."""
+        if self._entries:
+            return [tensor.detach() for part in self._parts for tensor in part.tensors]
+        return [
+            self._parts[0].tensors[place].detach().clone()
+            if dim == SAME
+            else torch.cat([part.tensors[place].detach() for part in self._parts], dim)
+            for place, dim in enumerate(self._rule.join)
+        ]
+
+    def value(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the call returns, with these tensors of `joined`."""
+        if not self._entries:
+            return self._parts[0].value(tensors)
+        found, at = [], 0
+        for part in self._parts:
+            found += part.value(tensors[at : at + len(part.tensors)])
+            at += len(part.tensors)
+        return found
+
+    def by_joined(self, of_part: Callable[[int], Sequence[bool]]) -> list[bool]:
+        """By tensor of `joined`, what holds for it in the parts. ``of_part``: by tensor of a part."""
+        each = [list(of_part(part)) for part in range(len(self._parts))]
+        if self._entries:
+            return [flag for flags in each for flag in flags]
+        return [any(flags) for flags in zip(*each, strict=True)] if self._rule.join else []
+
+    def split(self, grads: Sequence[torch.Tensor | None]) -> list[list[torch.Tensor | None]]:
+        """By part, the gradients of its tensors; ``grads``: of those of `joined`."""
+        if self._entries:
+            found, at = [], 0
+            for part in self._parts:
+                found.append(list(grads[at : at + len(part.tensors)]))
+                at += len(part.tensors)
+            return found
+        cut: list[list[torch.Tensor | None]] = [[] for _ in self._parts]
+        for place, (dim, grad) in enumerate(zip(self._rule.join, grads, strict=True)):
+            if grad is None or dim == SAME:  # what each part has counts once
+                pieces = [grad, *[None] * (len(self._parts) - 1)]
+            else:
+                pieces = list(grad.split([part.tensors[place].shape[dim] for part in self._parts], dim))
+            for own, piece in zip(cut, pieces, strict=True):
+                own.append(piece)
+        return cut

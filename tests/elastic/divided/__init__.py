@@ -1,0 +1,1 @@
+"""Tests of divided calls: real followers, in processes that are forked for them."""

@@ -1,0 +1,85 @@
+"""A trial with followers, for tests: a `Division` in this process, and followers in processes that are forked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from ray import cloudpickle
+
+from fluidtune.elastic.divided.follower import Follower
+from fluidtune.elastic.divided.leader import Division
+
+SECRET = b"s" * 32
+
+
+class Grown:
+    """A leader in this process whose width tests set. ``pays``: see `Division`."""
+
+    def __init__(self, pays: bool = False, host: str | None = None) -> None:
+        self.division = Division("trial", SECRET, host, pickling=cloudpickle, pays=pays, patient=True)
+        self.pids: list[int] = []
+        self._host = host
+        self.checked: list[tuple[str, str, str]] = []
+
+    def width(self, width: int) -> None:
+        """Have this many workers from the next call on."""
+        while len(self.pids) + 1 > width:
+            self.kill(self.pids[-1])
+        while len(self.pids) + 1 < width:
+            self.add()
+        self.division.begin_iteration()
+        self.division._looked = 0.0
+        self.division._begin_look()
+
+    def add(self, wrap: Callable[[Follower], Any] | None = None) -> int:
+        """Attach a follower. ``wrap``: what its process does with it instead of `Follower.run`."""
+        before = len(self.division._peers) + len(self.division._arrived)
+        address = self.division.address
+        if self._host is not None:  # as from another machine
+            address = type(address)(address.name, "elsewhere", address.port)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                torch.set_num_threads(1)
+                follower = Follower("trial", f"follower-{os.getpid()}", SECRET, pickling=cloudpickle)
+                follower.attach(address)
+                (wrap or Follower.run)(follower)
+            finally:
+                os._exit(0)
+        self.pids.append(pid)
+        deadline = time.monotonic() + 20
+        while len(self.division._peers) + len(self.division._arrived) == before and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return pid
+
+    def kill(self, pid: int) -> None:
+        self.pids.remove(pid)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+    def close(self) -> None:
+        self.division.close()
+        for pid in list(self.pids):
+            self.kill(pid)
+
+    def facts(self) -> Any:
+        facts = self.division.facts()
+        self.checked += facts.checked
+        return facts
+
+
+@contextmanager
+def grown(width: int = 2, **more: Any) -> Iterator[Grown]:
+    """A leader with followers, ended afterwards."""
+    made = Grown(**more)
+    try:
+        made.width(width)
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,606 @@
+"""Kinds of modules and of calls: what is divided, and what stays whole and with which word.
+
+Each kind is a function that returns (module, step); ``step(module, x, y, i)`` is the loss of step i, or does the step
+itself and returns a number. ``DIVIDED`` has kinds of which calls are divided; ``WHOLE`` has those that stay whole, each
+with a part of the word that says why.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+Step = Callable[[Any, torch.Tensor, torch.Tensor, int], Any]
+DIVIDED: dict[str, Callable[[], tuple[Any, Step]]] = {}
+WHOLE: dict[str, tuple[str, Callable[[], tuple[Any, Step]]]] = {}
+
+
+def divided(make: Any) -> Any:
+    DIVIDED[make.__name__] = make
+    return make
+
+
+def whole(word: str) -> Any:
+    def keep(make: Any) -> Any:
+        WHOLE[make.__name__] = word, make
+        return make
+
+    return keep
+
+
+def net(*more: nn.Module, width: int = 16) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(12, width), nn.Tanh(), *more, nn.Linear(width, 5))
+
+
+def entropy(m: Any, x: torch.Tensor, y: torch.Tensor, i: int) -> torch.Tensor:
+    return F.cross_entropy(m(x), y)
+
+
+class Of(nn.Module):
+    """A module with this forward, over a net. ``more``: its attributes."""
+
+    def __init__(self, forward: Callable[..., Any], **more: Any) -> None:
+        super().__init__()
+        self.net = net()
+        self.run = forward
+        for name, value in more.items():
+            setattr(self, name, value)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self, *args, **kwargs)
+
+
+@dataclass
+class Seen:
+    logits: torch.Tensor
+    extra: list[torch.Tensor]
+    name: str = "seen"
+
+
+# --- structures
+
+
+@divided
+def plain() -> Any:
+    return net(), entropy
+
+
+@divided
+def evaluation_and_inference() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        loss = F.cross_entropy(m(x), y)
+        m.eval()
+        with torch.inference_mode() if i % 2 else torch.no_grad():
+            score = m(x).argmax(1).eq(y).double().mean()
+        m.train()
+        return loss * (1 + score.item())
+
+    return net(nn.Dropout(0.2)), step
+
+
+@divided
+def dictionaries() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        out = m({"x": x, "y": [y, None]}, scale=2.0)
+        return F.cross_entropy(out["logits"], y) + out["more"][1].mean()
+
+    def run(self: Any, batch: Any, scale: float) -> Any:
+        z = self.net(batch["x"]) * scale
+        return {"logits": z, "more": (batch["y"][0], z.exp())}
+
+    return Of(run), step
+
+
+@divided
+def dataclasses_() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        seen = m(Seen(x, [y]))
+        assert seen.name == "out"
+        return F.cross_entropy(seen.logits, y) + seen.extra[0].square().mean()
+
+    return Of(
+        lambda self, seen: Seen(self.net(seen.logits), [seen.logits.sum(1) * self.net[0].bias.sum()], "out")
+    ), step
+
+
+@divided
+def second_dimension() -> Any:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.LSTM(4, 8, num_layers=2, dropout=0.3), nn.Linear(8, 5)
+
+        def forward(self, x: Any) -> Any:
+            z, (h, _) = self.cell(x)
+            return self.head(z[-1]), h
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        out, h = m(x.view(-1, 3, 4).transpose(0, 1))
+        return F.cross_entropy(out, y) + h.square().mean()
+
+    return Recurrent(), step
+
+
+@divided
+def lists_with_an_entry_a_sample() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        boxes = m([x[k, : 4 + k % 3].contiguous() for k in range(len(x))])
+        return sum(F.cross_entropy(box["logits"], y[k : k + 1]) for k, box in enumerate(boxes)) / len(boxes)
+
+    def run(self: Any, rows: Any) -> Any:
+        return [{"logits": self.net(F.pad(row, (0, 12 - len(row))))[None]} for row in rows]
+
+    return Of(run), step
+
+
+@divided
+def what_has_no_batch() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        z, scale = m(x)
+        return F.cross_entropy(z * scale, y)
+
+    return Of(lambda self, x: (self.net(x), self.scale.exp()), scale=nn.Parameter(torch.zeros(()))), step
+
+
+@divided
+def loss_inside_with_an_ignored_label() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        return m(x, torch.where(y == 1, -100, y) if i > 4 else y)
+
+    return Of(lambda self, x, y: F.cross_entropy(self.net(x), y)), step
+
+
+@divided
+def plain_values_that_change() -> Any:
+    """From step 8 on samples are mixed: a plain value says so, so that such a call is checked anew."""
+    return (
+        Of(lambda self, x, k: self.net(x - x.mean(0) if k == "late" else x)),
+        lambda m, x, y, i: F.cross_entropy(m(x, "late" if i >= 8 else "early"), y),
+    )
+
+
+@divided
+def attributes_that_the_loop_changes() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        m.scale = 1.0 + i // 6
+        m.table["late"] = i >= 9
+        return F.cross_entropy(m(x), y)
+
+    def run(self: Any, x: Any) -> Any:
+        return self.net(x - x.mean(0) if self.table["late"] else x) * self.scale
+
+    return Of(run, scale=1.0, table={"late": False}), step
+
+
+TEMPERATURE = 1.0
+
+
+@divided
+def a_global_variable() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        globals()["TEMPERATURE"] = 1.0 + i // 5
+        return F.cross_entropy(m(x), y)
+
+    class Tempered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Any) -> Any:
+            return self.net(x) / TEMPERATURE
+
+    return Tempered(), step
+
+
+@divided
+def batches_smaller_than_the_width() -> Any:
+    return net(), lambda m, x, y, i: F.cross_entropy(m(x[: 1 + i % 5]), y[: 1 + i % 5])
+
+
+# --- several modules, weights
+
+
+@divided
+def two_modules_with_tied_weights() -> Any:
+    one, two = net(), net()
+    two[2].weight = one[2].weight
+    one[2].bias = two[2].bias
+    return nn.ModuleList([one, two]), lambda m, x, y, i: F.cross_entropy(m[0](x) + m[1](x.flip(1)), y)
+
+
+@divided
+def adversaries() -> Any:
+    """Two optimizers of its own, and a backward through a module whose weights get none."""
+    pair = nn.ModuleList([nn.Linear(12, 12), nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 1))])
+    optimizers = [torch.optim.Adam(each.parameters(), 1e-2) for each in pair]
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        fake = m[0](x)
+        of_d = F.softplus(m[1](fake.detach())).mean() + F.softplus(-m[1](x)).mean()
+        optimizers[1].zero_grad()
+        of_d.backward()
+        optimizers[1].step()
+        of_g = F.softplus(-m[1](fake)).mean()
+        optimizers[0].zero_grad()
+        of_g.backward()
+        optimizers[0].step()
+        return of_d.item() + of_g.item()
+
+    return pair, step
+
+
+@divided
+def layers_added_frozen_and_cast() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        if i == 5:
+            m.insert(2, nn.Linear(16, 16))
+        if i == 8:
+            m[0].requires_grad_(False)
+        if i == 11:
+            m.float()
+        if i == 13:
+            m.double()
+        return F.cross_entropy(m(x.float() if 11 <= i < 13 else x).double(), y)
+
+    return net(), step
+
+
+@divided
+def weights_written_in_every_way() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        with torch.no_grad():
+            if i == 4:
+                m[0].weight.data.mul_(1.1)
+            if i == 6:
+                m[0].weight.data = m[0].weight.data * 0.9
+            if i == 8:
+                m[2].bias.detach().numpy()[:] += 0.1
+        return F.cross_entropy(m(x), y)
+
+    return net(), step
+
+
+@divided
+def an_average_of_weights() -> Any:
+    student = net()
+    teacher = copy.deepcopy(student).requires_grad_(False)
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        with torch.no_grad():
+            target = m[1](x)
+            for p, q in zip(m[0].parameters(), m[1].parameters(), strict=True):
+                q.lerp_(p, 0.1)
+        return F.cross_entropy(m[0](x), y) + F.mse_loss(m[0](x), target)
+
+    return nn.ModuleList([student, teacher]), step
+
+
+@divided
+def copies_and_pickles_of_a_model() -> Any:
+    """A copy that is made while calls are divided computes alone, with its own weights."""
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        other = copy.deepcopy(m) if i % 2 else torch.load(_saved(m), weights_only=False)
+        with torch.no_grad():
+            other[0].weight.add_(1.0)
+            assert not torch.equal(other(x), m(x))
+        return F.cross_entropy(m(x), y)
+
+    return net(), step
+
+
+def _saved(m: Any) -> Any:
+    import io
+
+    file = io.BytesIO()
+    torch.save(m, file)
+    file.seek(0)
+    return file
+
+
+# --- random numbers
+
+
+@divided
+def dropouts() -> Any:
+    layers = nn.Dropout(0.3), nn.AlphaDropout(0.2), nn.FeatureAlphaDropout(0.2)
+    return net(*layers), entropy
+
+
+@divided
+def channels_in_another_order() -> Any:
+    m = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Dropout2d(0.3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(54, 5))
+    images = torch.randn(40, 3, 5, 5, generator=torch.Generator().manual_seed(3)).to(memory_format=torch.channels_last)
+    return m.to(memory_format=torch.channels_last), lambda m, x, y, i: F.cross_entropy(m(images[: len(x)]), y)
+
+
+@divided
+def noise_in_forward() -> Any:
+    def run(self: Any, x: Any) -> Any:
+        z = self.net(x)
+        noise = torch.randn_like(z) + torch.rand(z.shape) + torch.empty_like(z).exponential_()
+        return z + 0.1 * noise + 0.1 * torch.randint(0, 5, (len(x), 5)) + F.gumbel_softmax(z)
+
+    return Of(run), entropy
+
+
+@divided
+def attention_with_dropout() -> Any:
+    layer = nn.TransformerEncoderLayer(12, 3, 16, dropout=0.2, batch_first=True)
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        return F.cross_entropy(m(x[:, None] * torch.ones(1, 4, 1)).mean(1)[:, :5], y)
+
+    return layer, step
+
+
+@divided
+def a_sampler_on_the_same_stream() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        order = torch.randperm(len(x))
+        return F.cross_entropy(m(x[order]), y[order])
+
+    return net(nn.Dropout(0.5)), step
+
+
+@divided
+def batch_normalisation() -> Any:
+    return net(nn.BatchNorm1d(16), nn.Dropout(0.2), nn.BatchNorm1d(16, momentum=None, affine=False)), entropy
+
+
+# --- graphs
+
+
+@divided
+def second_derivatives() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        x = x.clone().requires_grad_()
+        loss = F.cross_entropy(m(x), y)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + slope.square().sum()
+
+    return net(nn.BatchNorm1d(16), nn.Dropout(0.1)), step
+
+
+@divided
+def several_backwards() -> Any:
+    """One keeps the graph, the order is another one, and one graph is never used."""
+    own = net()
+    optimizer = torch.optim.SGD(own.parameters(), 0.05)
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        a, b, unused = m(x), m(x * 2), m(x * 3)
+        optimizer.zero_grad()
+        F.cross_entropy(a, y).backward(retain_graph=True)
+        F.cross_entropy(b, y).backward()
+        a.square().mean().backward()
+        optimizer.step()
+        return a.sum().item() + unused.sum().item()
+
+    return own, step
+
+
+@divided
+def outputs_changed_in_place() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        out = m(x)
+        out.mul_(2.0)
+        out[:, 0] += 1.0
+        return F.cross_entropy(out, y)
+
+    return net(), step
+
+
+@divided
+def a_head_without_a_loss() -> Any:
+    """Weights that get no gradient keep none: weight decay would move them."""
+    m = Of(lambda self, x: (self.net(x), self.head(x)), head=nn.Linear(12, 3))
+    optimizer = torch.optim.AdamW(m.parameters(), 1e-2, weight_decay=0.5)
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        a, b = m(x)
+        loss = F.cross_entropy(a, y) + (b.mean() if i % 2 else 0.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return m, step
+
+
+@divided
+def hooks_on_gradients() -> Any:
+    m = net()
+    m[0].weight.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+
+    def halve(p: Any) -> None:
+        p.grad.mul_(0.5)
+
+    m[2].weight.register_post_accumulate_grad_hook(halve)
+    return m, entropy
+
+
+@divided
+def fused_optimizer() -> Any:
+    m = net()
+    optimizer = torch.optim.AdamW(m.parameters(), 1e-2, fused=True)
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(m(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return m, step
+
+
+@divided
+def checkpoint_inside() -> Any:
+    def run(self: Any, x: Any) -> Any:
+        z = checkpoint(self.deep, x, use_reentrant=False)
+        return self.net(checkpoint(self.deep, z, use_reentrant=False))
+
+    return Of(run, deep=nn.Sequential(nn.Linear(12, 12), nn.Dropout(0.3), nn.Tanh())), entropy
+
+
+@divided
+def reentrant_checkpoint_around() -> Any:
+    return net(nn.Dropout(0.3)), lambda m, x, y, i: F.cross_entropy(
+        checkpoint(m, x.clone().requires_grad_(), use_reentrant=True), y
+    )
+
+
+@divided
+def autocast() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = m(x.float())
+        return F.cross_entropy(out.double(), y)
+
+    return net().float(), step
+
+
+# --- what stays whole
+
+
+@whole("mixes samples")
+def attention_over_the_batch() -> Any:
+    return Of(lambda self, x: torch.softmax(x @ x.T * self.net[0].bias.exp().sum(), 1) @ x), (
+        lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
+    )
+
+
+@whole("leaves something behind")
+def a_memory_bank() -> Any:
+    def run(self: Any, x: Any) -> Any:
+        self.bank.append(x.detach().mean(0))
+        return x * self.scale + torch.stack(self.bank[-3:]).mean(0)
+
+    return Of(run, bank=[], scale=nn.Parameter(torch.ones(()))), lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
+
+
+@whole("changes seen")
+def a_buffer_changed_in_forward() -> Any:
+    m = Of(lambda self, x: x * self.scale + self.seen.add_(1.0).mean(), scale=nn.Parameter(torch.ones(())))
+    m.register_buffer("seen", torch.zeros(1))
+    return m, lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
+
+
+@whole("changes its inputs")
+def inputs_changed_in_place() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        x = x.clone()
+        return F.cross_entropy(m(x)[:, :5] * x[:, :5], y)
+
+    return Of(lambda self, x: x.mul_(2.0) * self.scale, scale=nn.Parameter(torch.ones(()))), step
+
+
+@whole("hooks")
+def hooks_of_others() -> Any:
+    m = nn.Linear(12, 5)
+    m.register_forward_hook(lambda module, args, out: out * 2)
+    return m, entropy
+
+
+@whole("cannot be pickled")
+def a_lock() -> Any:
+    m = nn.Linear(12, 5)
+    m.lock = threading.Lock()
+    return m, entropy
+
+
+@whole("random numbers of Python or NumPy")
+def draws_of_python() -> Any:
+    import random
+
+    return Of(lambda self, x: x * self.scale * random.random(), scale=nn.Parameter(torch.ones(()))), (
+        lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
+    )
+
+
+@whole("draws")
+def draws_inside_a_kernel() -> Any:
+    return nn.Sequential(
+        nn.RReLU(), nn.PReLU()
+    ), lambda m, x, y, i: F.cross_entropy(m[0](m[1](x))[:, :5], y) + 0 * m(x).sum()
+
+
+@whole("no dimension of its inputs")
+def no_batch_at_all() -> Any:
+    return Of(lambda self: self.table * 2.0, table=nn.Parameter(torch.ones(12, 5))), (
+        lambda m, x, y, i: F.cross_entropy(x @ m(), y)
+    )
+
+
+@whole("compiled")
+def compiled() -> Any:
+    return torch.compile(nn.Linear(12, 5), backend="eager"), entropy
+
+
+@whole("functional transform")
+def functional_transforms() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        whole = F.cross_entropy(m(x), y)
+        each = torch.func.vmap(m)(x)
+        return whole + F.cross_entropy(each, y)
+
+    return nn.Linear(12, 5), step
+
+
+@whole("tensor of another kind")
+def tensor_subclasses() -> Any:
+    class Tagged(torch.Tensor):
+        pass
+
+    return nn.Linear(12, 5), lambda m, x, y, i: F.cross_entropy(m(x.as_subclass(Tagged)).as_subclass(torch.Tensor), y)
+
+
+@whole("TorchDispatchMode")
+def a_dispatch_mode() -> Any:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        with FlopCounterMode(display=False):
+            return F.cross_entropy(m(x), y)
+
+    return nn.Linear(12, 5), step
+
+
+@whole("saved for the backward")
+def checkpoint_around() -> Any:
+    return nn.Linear(12, 5), lambda m, x, y, i: F.cross_entropy(checkpoint(m, x, use_reentrant=False), y)
+
+
+@whole("view")
+def an_output_that_is_the_input() -> Any:
+    m = Of(lambda self, x: x if self.scale is not None else None, scale=nn.Parameter(torch.ones(())))
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        x = x.clone()
+        m(x).add_(1.0)
+        return F.cross_entropy((x * m.scale)[:, :5], y)
+
+    return m, step
+
+
+@whole("each of its calls is of another kind")
+def another_value_each_call() -> Any:
+    return Of(lambda self, x, i: x * self.scale * i, scale=nn.Parameter(torch.ones(()))), (
+        lambda m, x, y, i: sum(F.cross_entropy(m(x, 1.0 + i + k / 20)[:, :5], y) for k in range(12))
+    )
+
+
+@whole("keep_whole")
+def kept_whole() -> Any:
+    from fluidtune.elastic.divided.leader import keep_whole
+
+    return keep_whole(nn.Linear(12, 5)), entropy

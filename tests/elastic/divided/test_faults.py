@@ -1,0 +1,334 @@
+"""Followers that die, hang, are slow or fail at each message: the loop goes on as alone, and nothing is repeated."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fluidtune.elastic.divided import call as divided_call
+from fluidtune.elastic.divided.door import Refused, connect
+from fluidtune.elastic.divided.follower import Follower
+from tests.elastic.divided.grown import SECRET, Grown, grown
+
+STEPS = 12
+
+
+def layers(statistics: bool) -> nn.Module:
+    torch.manual_seed(1)
+    between = (nn.BatchNorm1d(16),) if statistics else ()
+    return nn.Sequential(nn.Linear(12, 16), *between, nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 5)).double()
+
+
+class Loop:
+    """A small loop; `step` is one of its steps."""
+
+    def __init__(self, statistics: bool = False, seed: int = 2) -> None:
+        self.model = layers(statistics)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9)
+        self.data = torch.Generator().manual_seed(seed)
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        x = torch.randn(20, 12, generator=self.data, dtype=torch.float64)
+        y = torch.randint(5, (20,), generator=self.data)
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+
+    def result(self) -> list[float]:
+        return [*self.losses, *(p.sum().item() for p in self.model.parameters()), torch.rand(1).item()]
+
+
+def alone(statistics: bool, steps: int = STEPS) -> list[float]:
+    loop = Loop(statistics)
+    for _ in range(steps):
+        loop.step()
+    return loop.result()
+
+
+def at(kind: str, number: int, act: Callable[[Follower], None], after: bool = False) -> Callable[[Follower], None]:
+    """A follower that does ``act`` at its ``number``-th message of this kind; ``after``: once it has computed."""
+
+    def run(follower: Follower) -> None:
+        serve, seen = follower._serve, 0
+
+        def hooked(message: Any) -> None:
+            nonlocal seen
+            seen += message.kind == kind
+            if message.kind == kind and seen == number:
+                if after:
+                    send = follower._link.send
+                    follower._link.send = lambda *args, **more: act(follower) or send(*args, **more)
+                else:
+                    act(follower)
+            serve(message)
+
+        follower._serve = hooked
+        follower.run()
+
+    return run
+
+
+def die(follower: Follower) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang(follower: Follower) -> None:
+    time.sleep(3600)
+
+
+def fail(follower: Follower) -> None:
+    def broken(*args: Any, **more: Any) -> None:
+        raise MemoryError("no memory is left in the follower")
+
+    for held in follower._held.values():
+        for replica in held.replicas.values():
+            replica.forward = broken
+
+
+def meet_no_more(follower: Follower) -> None:
+    follower._gather = lambda row: die(follower)
+
+
+MOMENTS = {
+    "module": at("module", 1, die),
+    "weights": at("weights", 1, die),
+    "the check's forward": at("forward", 1, die),
+    "the check's backward": at("backward", 1, die),
+    "forward": at("forward", 4, die),
+    "forward, computed": at("forward", 4, die, after=True),
+    "backward": at("backward", 4, die),
+    "backward, computed": at("backward", 4, die, after=True),
+    "forward, hung": at("forward", 4, hang),
+    "backward, hung": at("backward", 4, hang),
+    "forward, failed": at("forward", 4, fail),
+    "meeting in the forward": at("forward", 4, meet_no_more),
+    "meeting in the backward": at("backward", 4, meet_no_more),
+}
+
+
+@pytest.mark.parametrize("followers", [1, 2])
+@pytest.mark.parametrize("statistics", [False, True], ids=["", "statistics"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_follower_is_lost(moment: str, statistics: bool, followers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(divided_call, "GRACE_S", 0.5)
+    monkeypatch.setattr(divided_call, "PATIENCE", 1.0)
+    before = alone(statistics)
+    loop = Loop(statistics)
+    with grown(1) as trial:
+        trial.add(MOMENTS[moment])
+        for _ in range(followers - 1):
+            trial.add()
+        trial.division.begin_iteration()
+        for _ in range(STEPS):
+            loop.step()
+        if moment != "forward, failed" and (statistics or "meeting" not in moment):
+            assert len(trial.division._peers) == followers - 1
+        assert loop.result() == pytest.approx(before, rel=1e-9)
+
+
+def test_a_lost_follower_costs_no_more_than_its_part() -> None:
+    """No other call, and nothing of the loop, is run again."""
+    loop, calls = Loop(), []
+    with grown(1) as trial:
+        trial.add(at("backward", 4, die))
+        trial.add()
+        trial.division.begin_iteration()
+        for _ in range(STEPS):
+            loop.step()
+            calls.append(trial.division.divided + trial.division.whole)
+    assert len(loop.losses) == STEPS
+    assert calls == sorted(set(calls)), "a call in each step, and none twice"
+
+
+def test_500_kills(request: pytest.FixtureRequest) -> None:
+    """Followers are killed at random moments while others arrive; the result is that of a loop without any."""
+    kills = 60 if request.config.getoption("--kills") == 1 else 500
+    chance = random.Random(7)
+    expected, loop = alone(True, 40 * kills // 10), Loop(True)
+    with grown(3) as trial:
+        killed = 0
+        for step in range(40 * kills // 10):
+            if step % 4 == 0 and killed < kills:
+                for pid in list(trial.pids):
+                    if os.waitpid(pid, os.WNOHANG)[0]:
+                        trial.pids.remove(pid)
+                if len(trial.pids) < 3:
+                    trial.add()
+                thread = threading.Timer(chance.uniform(0.0, 0.004), os.kill, (chance.choice(trial.pids), signal.SIGKILL))
+                thread.start()
+                killed += 1
+            loop.step()
+        for pid in list(trial.pids):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                trial.pids.remove(pid)
+    assert loop.result() == pytest.approx(expected, rel=1e-8)
+
+
+def test_thousand_resizes() -> None:
+    """Width 1, 2, 3, 1, ..: each change takes part in the next call, and nothing is left behind."""
+    gc.collect()
+    files = len(os.listdir("/proc/self/fd"))
+    expected, loop = alone(True, 120), Loop(True)
+    with grown(1) as trial:
+        for step in range(120):
+            trial.width(1 + step % 3)
+            loop.step()
+            assert len(trial.division._peers) <= step % 3
+    assert loop.result() == pytest.approx(expected, rel=1e-9)
+    assert len(os.listdir("/proc/self/fd")) <= files + 2
+
+
+def test_a_slow_follower_gets_less() -> None:
+    def slow(follower: Follower) -> None:
+        forward = follower._forward
+
+        def slowed(value: Any, tensors: Any) -> Any:
+            time.sleep(0.02 * value["cut"][2] / 10)
+            kind, said, found = forward(value, tensors)
+            said["seconds"] += 0.02 * value["cut"][2] / 10
+            return kind, said, found
+
+        follower._forward = slowed
+        follower.run()
+
+    loop = Loop()
+    loop.model = nn.Sequential(*(each for each in loop.model if not isinstance(each, nn.Dropout)))
+    with grown(1) as trial:
+        trial.add(slow)
+        trial.division.begin_iteration()
+        for _ in range(70):
+            loop.step()
+        own, other = trial.division.sizes(20, trial.division._peers)
+    assert other <= 4 < 16 <= own
+
+
+def test_the_error_is_that_of_alone() -> None:
+    class Fails(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if bool((x[:, 0] > 100).any()):
+                raise ValueError(f"a batch of {len(x)} has a bad sample")
+            return super().forward(x)
+
+    model = Fails(12, 5)
+    with grown(2) as trial:
+        for _ in range(4):
+            model(torch.randn(20, 12)).sum().backward()
+        assert trial.division.divided
+        bad = torch.randn(20, 12)
+        bad[15, 0] = 101.0  # in the follower's part
+        for _ in range(2):
+            with pytest.raises(ValueError, match="a batch of 20 has a bad sample"):
+                model(bad)
+        assert len(trial.division._peers) == 1
+        assert model(torch.randn(20, 12)).shape == (20, 5)
+
+
+def test_a_loop_that_is_ended_from_outside_leaves_no_half_call() -> None:
+    class Ended(BaseException):
+        pass
+
+    class Stops(nn.Linear):
+        stop = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if Stops.stop and threading.current_thread() is threading.main_thread() and os.getpid() == leader:
+                raise Ended
+            return super().forward(x)
+
+    leader, model = os.getpid(), Stops(12, 5)
+    with grown(2) as trial:
+        for _ in range(4):
+            model(torch.randn(20, 12)).sum().backward()
+        assert trial.division.divided
+        Stops.stop = True
+        with pytest.raises(Ended):
+            model(torch.randn(20, 12))
+        Stops.stop = False
+        assert model(torch.randn(20, 12)).shape == (20, 5)
+
+
+@pytest.mark.parametrize("secret", [b"x" * 32, b""], ids=["another", "none"])
+def test_a_stranger_is_not_let_in(secret: bytes) -> None:
+    with grown(1) as trial:
+        with pytest.raises((OSError, Refused)):
+            connect(trial.division.address, secret, "stranger")
+        assert not trial.division.can_divide()
+
+
+def test_a_follower_of_a_dead_leader_ends() -> None:
+    """Also while a data loader's process of the leader lives on."""
+    read, write = os.pipe()
+    leader = os.fork()
+    if leader == 0:
+        trial = Grown()
+        follower = trial.add()
+        loader = os.fork()
+        if loader == 0:
+            os.close(write)
+            time.sleep(3600)
+        os.write(write, f"{follower} {loader}".encode())
+        os.close(write)
+        time.sleep(3600)
+    follower, loader = (int(each) for each in os.read(read, 100).split())
+    os.kill(leader, signal.SIGKILL)
+    os.waitpid(leader, 0)
+    try:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and _lives(follower):
+            time.sleep(0.01)
+        assert not _lives(follower)
+    finally:
+        os.kill(loader, signal.SIGKILL)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_followers_of_another_machine() -> None:
+    """Through a port, where no memory is shared."""
+    expected, loop = alone(True), Loop(True)
+    with grown(3, host="127.0.0.1") as trial:
+        for _ in range(STEPS):
+            loop.step()
+        assert trial.division.divided
+        assert not any(peer.link.shares for peer in trial.division._peers)
+    assert loop.result() == pytest.approx(expected, rel=1e-9)
+
+
+def test_memory_stays_flat() -> None:
+    """Of the leader and of its follower, also where graphs are never used."""
+    loop = Loop()
+
+    def held(pid: int) -> int:
+        with open(f"/proc/{pid}/statm") as file:
+            return int(file.read().split()[1])
+
+    with grown(2) as trial:
+        before = []
+        for step in range(900):
+            loop.step()
+            loop.model(torch.zeros(20, 12, dtype=torch.float64))
+            if step == 300:
+                before = [held(os.getpid()), held(trial.pids[0])]
+        after = [held(os.getpid()), held(trial.pids[0])]
+    pages = [late - early for early, late in zip(before, after, strict=True)]
+    assert max(pages) < 1500, pages
