@@ -21,7 +21,7 @@ from fluidtune.elastic.data import trial_state
 from fluidtune.elastic.transport import trees
 
 from . import kept_loops
-from .restarts import EveryBoundary
+from .restarts import EveryBoundary, same
 
 
 def lone_session(**more):
@@ -294,6 +294,24 @@ def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
     assert torch.equal(state["stateful"][1]["state"][0]["momentum_buffer"], momentum)
     assert state["stateful"][1]["param_groups"][0]["lr"] == 0.5
     assert state["stateful"][0]._metadata == model.state_dict()._metadata
+    session.close()
+
+
+def test_what_goes_on_from_a_commit_does_not_change_it():
+    model, optimizer, _ = kept_loops.parts()
+    progress = elastic.state(history=[1])
+    session = lone_session()
+    session.prepare(model, optimizer, progress)
+    x, y = kept_loops.data().tensors
+    kept_loops.step(model, optimizer, x, y)
+    state = session._objects.capture()
+    buffers = [each["momentum_buffer"].clone() for each in state["stateful"][1]["state"].values()]
+    for _ in range(2):
+        session._objects.load(state)
+        kept_loops.step(model, optimizer, x, y)
+        progress.history.append(2)
+    assert same(buffers, [each["momentum_buffer"] for each in state["stateful"][1]["state"].values()])
+    assert len(progress.history) == 2
     session.close()
 
 

@@ -187,8 +187,8 @@ class CommitPolicy:
         exact = bool(self._machine) and self._machine == second.machine
         found = differences(self._state.now(), self._reported, then, self._state.names, exact)
         apart = [] if self._carried is None else self._marks().apart(second.marks, exact)
-        if found or apart:
-            raise self._anew("; ".join(found) or "ends with other values of the loop's own", apart)
+        if found is not None or apart:
+            raise self._anew(found or "ends with other values of the loop's own", apart)
         self._tried, self._proved = None, second.iteration
         if self._store is not None:
             self._store.note_proved(self._fingerprint, second.iteration)
