@@ -62,6 +62,8 @@ class CommitNote:
 class ReportedResults:
     """The reported results of one trial, in the worker that hosts it.
 
+    One thing: which iteration comes next decides what Tune hears of it, and what a commit keeps.
+
     ``delivered``: the number of iterations that Tune has seen. ``mark``: the fingerprint of the trial's configuration.
     ``repeats``: Tune retries the trial after a failure, and hears of iterations that run again, as under stock Tune.
     ``own_numbers``: the user reports numbers of his own as ``training_iteration``. A checkpoint then does not say how
