@@ -63,7 +63,7 @@ class LeaderSession(Protocol):
         return None
 
     def forget_resume(self) -> None:
-        """Do not go on from the trial's commit. Called before the loop runs: Tune has restored another trial's state."""
+        """Go on without the trial's commit. Called before the loop runs: Tune has given it another trial's state."""
         return
 
     def prefer_checkpoint(self) -> None:

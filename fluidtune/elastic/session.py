@@ -39,6 +39,7 @@ class ElasticSession(LeaderSession):
         note: returns what the host wants kept with a commit (`Commit.note`), picklable; called for every commit.
         rewind: called in the loop's thread, with the note of the commit from which the trial goes on after a proof.
         reports: returns the metrics of each report since it was called last; called at every boundary.
+        divided: returns whether a call of a module was divided since it was called last; called at every boundary.
         owner: returns the class trainable that calls `boundary`; None: there is none.
         streams: the random streams with which the trial's code began (`random_streams`), for commits.
         pickling: a module like `pickle`, for what is no tensor in the trial's state.
@@ -58,6 +59,7 @@ class ElasticSession(LeaderSession):
         note: Callable[[], Any] = lambda: None,
         rewind: Callable[[Any], None] = lambda note: None,
         reports: Callable[[], list[dict[str, Any]]] = list,
+        divided: Callable[[], bool] = lambda: False,
         owner: Callable[[], Any] = lambda: None,
         streams: Streams | None = None,
         pickling: ModuleType = pickle,
@@ -76,6 +78,7 @@ class ElasticSession(LeaderSession):
             note=note,
             rewind=rewind,
             reports=reports,
+            divided=divided,
             streams=None if streams is None else complete_streams(streams),
         )
         self._position = TrialPosition(loop=-1, epoch=0, iteration=0 if resume is None else resume.starts.iteration)

@@ -1,4 +1,4 @@
-"""A trial that goes on in another process: its commit is proved there, or it begins anew. Ray's cluster does not run."""
+"""A trial that goes on in another process: its commit is proved there, or it begins anew. No cluster runs here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from fluidtune.cluster.hosting import leader_host
 from fluidtune.cluster.hosting import worker as worker_module
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.elastic import GroupLost
+from fluidtune.group_facts import GroupFacts
 from tests.cluster.test_worker import fresh, session_here
 from tests.contracts.processes import peer_processes
 from tests.ray_compat.storage import TrialStorage
@@ -93,7 +95,7 @@ def begin(folder: str, kind: str, keeps: bool, delivered: int) -> Worker:
     if kind == "function":
         kwargs["storage"] = TrialStorage(Path(folder))
         worker_module.storage_of = leader_host.storage_of = lambda spec: spec.kwargs["storage"]
-    assert worker.load(KINDS[kind](), LoadSpec("trial", kwargs, delivered=delivered)) is None
+    assert isinstance(worker.load(KINDS[kind](), LoadSpec("trial", kwargs, delivered=delivered)), GroupFacts)
     return worker
 
 
@@ -102,7 +104,7 @@ def replies(worker: Worker, count: int) -> list[IterationReply]:
     found: list[IterationReply] = []
     for _ in range(count):
         found.append(worker.train())
-        if found[-1].lost is not None or "loss" not in found[-1].result:
+        if found[-1].anew is not None or "loss" not in found[-1].result:
             break
         store = session_here()._commits._store
         assert store is not None
@@ -116,7 +118,7 @@ def life(folder: str, kind: str, keeps: bool, delivered: int, count: int) -> lis
     found = replies(begin(folder, kind, keeps, delivered), count)
     names = ("loss", "training_iteration", "iterations_since_restore")
     return [
-        {name: each.result.get(name) for name in names} | {"lost": each.lost, "cannot": each.facts.cannot_commit}
+        {name: each.result.get(name) for name in names} | {"anew": each.anew, "cannot": each.facts.cannot_commit}
         for each in found
     ]
 
@@ -135,27 +137,47 @@ def test_a_moved_trial_reports_what_it_would_have(kind: str, keeps: bool, tmp_pa
     second = process("two", 5, LAST - 5)
     if not keeps:
         [refused] = second
-        assert refused["lost"].startswith("epoch 3 run again from its commit reports loss")
-        assert "steps" in refused["lost"]
+        assert refused["anew"].startswith("epoch 3 run again from its commit reports loss")
+        assert "steps" in refused["anew"]
         second = process("two", 5, LAST - 5)
-        assert second[-1]["cannot"] and refused["lost"].startswith(second[-1]["cannot"])
+        assert second[-1]["cannot"] and refused["anew"].startswith(second[-1]["cannot"])
     assert [each["loss"] for each in first + second] == [each["loss"] for each in expected]
     assert [each["training_iteration"] for each in first + second] == list(range(1, LAST + 1))
     # Commit 4 is proved by iteration 4; iteration 5 was seen, 6 is new.
     assert second[0]["iterations_since_restore"] == (3 if keeps else 6)
-    assert [each["lost"] for each in second] == [None] * 3
+    assert [each["anew"] for each in second] == [None] * 3
     assert all(each["cannot"] is None for each in (second if keeps else first))
 
 
-def saved_while_it_proves(folder: str) -> str:
-    replies(begin(folder, "class", True, 0), 5)
-    worker = begin(folder, "class", True, 5)
-    kept = worker.save(os.path.join(folder, "kept"))
-    steps = Path(kept.checkpoint.path, "steps").read_text()
+def first_process(folder: str, kind: str, keeps: bool, count: int) -> None:
+    replies(begin(folder, kind, keeps, 0), count)
+
+
+def saving_process(folder: str, kind: str, keeps: bool, delivered: int) -> tuple[str | None, Any]:
+    """What is in a checkpoint that Tune wants first, and the number of the iteration that it hears of next."""
+    worker = begin(folder, kind, keeps, delivered)
+    try:
+        kept = worker.save(os.path.join(folder, "kept")) if kind == "class" else worker.save()
+    except GroupLost as error:
+        return type(error).__name__, None
+    steps = None if kept.checkpoint is None else Path(kept.checkpoint.path, "steps").read_text()
     [reply] = replies(worker, 1)
-    return f"{steps} {reply.result['training_iteration']}"
+    return steps, reply.result["training_iteration"]
 
 
-def test_a_save_that_comes_first_has_the_state_that_tune_has_seen(tmp_path: Path) -> None:
-    with peer_processes(1) as (process,):
-        assert process.call(saved_while_it_proves, str(tmp_path)) == "5 6"
+@pytest.mark.parametrize(
+    ("kind", "keeps", "delivered", "expected"),
+    [
+        ("class", True, 5, ("5", 6)),  # commit 4 is proved by iteration 4, and 5 runs again
+        ("class", True, 4, ("4", 5)),
+        ("class", False, 5, ("BeginsAnew", None)),
+        ("class", False, 4, ("BeginsAnew", None)),
+        ("function", True, 5, (None, 6)),
+        ("function", True, 4, (None, 5)),
+    ],
+)
+def test_a_save_that_comes_first_has_what_tune_has_seen(kind, keeps, delivered, expected, tmp_path: Path) -> None:
+    with peer_processes(2) as (first, second):
+        first.call(first_process, str(tmp_path), kind, keeps, 5)
+        first.kill()
+        assert second.call(saving_process, str(tmp_path), kind, keeps, delivered) == expected

@@ -263,6 +263,7 @@ class Dividing(divided_leader.Division):
     known: ClassVar[DivisionFacts] = DivisionFacts()
 
     address = ("here", 1)  # type: ignore[assignment]
+    divided = 0
 
     def __init__(self, trial: str, secret: bytes, host: str | None, device: str, backend: str, **more: Any) -> None:
         self.asked.append((trial, secret, host, device, backend))

@@ -55,6 +55,8 @@ class Trial:
         self.ran: list[list[int]] = []
         self.said: list[str | None] = []
         self.session: ElasticSession | None = None
+        #: Calls of modules are divided in this life.
+        self.divided = False
         #: The iterations done, as the host counts them.
         self.iteration = 0
 
@@ -100,6 +102,7 @@ class Trial:
             note=lambda: self.iteration,
             rewind=go_on,
             reports=take,
+            divided=lambda: self.divided,
             streams=capture_streams(),
         )
         elastic.use(session)

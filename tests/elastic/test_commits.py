@@ -21,7 +21,7 @@ from fluidtune.elastic.data import trial_state
 from fluidtune.elastic.transport import trees
 
 from . import kept_loops
-from .restarts import EveryBoundary
+from .restarts import EveryBoundary, same
 
 
 def lone_session(**more):
@@ -97,7 +97,7 @@ DAMAGE = {
     "empty": lambda data: b"",
     "one bit": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
     "swapped": lambda data: data[:8] + (99).to_bytes(8, "little") + data[16:],
-    "longer mark": lambda data: data[:16] + (data[16] + 1).to_bytes(1, "little") + data[17:],
+    "another mark": lambda data: data.replace(b'"f"', b'"g"', 1),
     "foreign": lambda data: b"another program's file, which is long enough to have a head of its own" * 9,
 }
 
@@ -294,6 +294,24 @@ def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
     assert torch.equal(state["stateful"][1]["state"][0]["momentum_buffer"], momentum)
     assert state["stateful"][1]["param_groups"][0]["lr"] == 0.5
     assert state["stateful"][0]._metadata == model.state_dict()._metadata
+    session.close()
+
+
+def test_what_goes_on_from_a_commit_does_not_change_it():
+    model, optimizer, _ = kept_loops.parts()
+    progress = elastic.state(history=[1])
+    session = lone_session()
+    session.prepare(model, optimizer, progress)
+    x, y = kept_loops.data().tensors
+    kept_loops.step(model, optimizer, x, y)
+    state = session._objects.capture()
+    buffers = [each["momentum_buffer"].clone() for each in state["stateful"][1]["state"].values()]
+    for _ in range(2):
+        session._objects.load(state)
+        kept_loops.step(model, optimizer, x, y)
+        progress.history.append(2)
+    assert same(buffers, [each["momentum_buffer"] for each in state["stateful"][1]["state"].values()])
+    assert len(progress.history) == 2
     session.close()
 
 

@@ -255,3 +255,22 @@ def test_a_class_trainables_steps_prove_its_commits(loop, tmp_path):
     assert trial.ran == (proved if loop is momentum else anew), trial.ran
     if loop is own_counter:
         assert trial.said[1].startswith("epoch 5 run again from its commit reports loss")
+
+
+@pytest.mark.parametrize("divided", [(False, False), (True, False), (False, True), (True, True)])
+def test_rounding_is_no_reason_to_begin_anew_where_calls_were_divided(divided, tmp_path):
+    """In the first process, which made the commits, or in the second, which proves them."""
+    rounding = [0.0]
+
+    def loop(report):
+        model, optimizer, loader = elastic.prepare(*parts())
+        for _ in elastic.epochs(0, EPOCHS):
+            loss = sum(step(model, optimizer, x, y, rounding[0] * model[0].weight.sum()) for x, y in loader)
+            report(loss=loss)
+
+    trial = Trial(tmp_path)
+    trial.divided = divided[0]
+    trial.life(loop, dies=6)
+    trial.divided, rounding[0] = divided[1], 1e-5
+    trial.life(loop)
+    assert (trial.said[1] is None) == any(divided), trial.said

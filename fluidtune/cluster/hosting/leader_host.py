@@ -129,8 +129,8 @@ class LeaderHost:
         self._train_workers = None if spec.train is None else TrainWorkers(spec.train)
         self._kept, self._gpu, self._mps = kept, gpu, mps
         self._has_checkpoint = self._streams_sent = False
-        #: It has begun an iteration.
-        self._began = False
+        #: It has begun an iteration; and a call of a module was divided since the last boundary.
+        self._began = self._divided = False
 
     def load(self, trainable_cls: type[Trainable]) -> Lack | GroupFacts:
         """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged, unless a lack caused it.
@@ -157,6 +157,7 @@ class LeaderHost:
             note=reports.note,
             rewind=reports.go_on,
             reports=reports.since,
+            divided=self._was_divided,
             owner=lambda: self.trainable,
         )
         if spec.may_grow and spec.emulation is None:
@@ -271,7 +272,9 @@ class LeaderHost:
         Tune saves a class after each ``saves_every`` iterations that it hears of.
         """
         trainable, every = self.trainable, self.spec.saves_every
-        assert trainable is not None
+        assert trainable is not None and self.reports is not None
+        if self.reports.proves:  # Tune has newer ones
+            return []
         if isinstance(trainable, FunctionTrainable):
             saved = ray_trainable.saved_with_result(trainable, result)
         else:
@@ -309,11 +312,18 @@ class LeaderHost:
             self.division.begin_iteration()
         result: dict[str, Any] = trainable.train()
         wait_for_gpu()
+        self._divided = self._divided or (self.division is not None and self.division.divided > 0)
         if ray_trainable.RESULT_DUPLICATE in result:
             session.ended()
         else:
             reports.keep_result(result)
         return result
+
+    def _was_divided(self) -> bool:
+        """Whether a call of a module was divided since this was asked last."""
+        now = self._divided or (self.division is not None and self.division.divided > 0)
+        self._divided = False
+        return now
 
     def _come_to_boundary(self) -> None:
         """Of a function it is the loop that comes to it."""
@@ -345,13 +355,16 @@ class LeaderHost:
         """Tune's ``save``. After a recovery the trial first gets back to the iteration that Tune has seen last."""
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
-        while trainable.iteration < reports.reported:
-            self._come_to_boundary()  # which may find that the trial is there
+        is_function = isinstance(trainable, FunctionTrainable)
+        while (reports.within_reach if is_function else trainable.iteration) < reports.reported:
+            self._come_to_boundary()  # which may find that a class is there
             if trainable.iteration < reports.reported and ray_trainable.RESULT_DUPLICATE in self._iterate():
                 break
-        if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
+        if reports.resume is not None and not is_function:
+            if reports.proves:  # what is saved must be proved
+                self._come_to_boundary()
             session.load_commit()
-        if isinstance(trainable, FunctionTrainable) and not ray_trainable.has_reported(trainable):
+        if is_function and not ray_trainable.has_reported(trainable):
             return ray_trainable.TrainingResult(checkpoint=None, metrics=dict(reports.last))
         return trainable.save(*args)
 

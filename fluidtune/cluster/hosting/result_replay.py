@@ -62,6 +62,8 @@ class CommitNote:
 class ReportedResults:
     """The reported results of one trial, in the worker that hosts it.
 
+    One thing: which iteration comes next decides what Tune hears of it, and what a commit keeps.
+
     ``delivered``: the number of iterations that Tune has seen. ``mark``: the fingerprint of the trial's configuration.
     ``repeats``: Tune retries the trial after a failure, and hears of iterations that run again, as under stock Tune.
     ``own_numbers``: the user reports numbers of his own as ``training_iteration``. A checkpoint then does not say how
@@ -122,6 +124,19 @@ class ReportedResults:
             return True
         self.reported, self.last = self.trainable.iteration, result
         return False
+
+    @property
+    def proves(self) -> bool:
+        """Whether the current iteration only proves the commit: the trial goes on elsewhere."""
+        assert self.trainable is not None
+        pair = None if self.resume is None else self.resume.pair
+        return pair is not None and bool(self.trainable.iteration <= pair[1].note.iteration)
+
+    @property
+    def within_reach(self) -> int:
+        """The iteration to which a function comes without a report: its own, or that of the commit that it proves."""
+        assert self.trainable is not None
+        return self.resume.note.iteration if self.proves and self.resume is not None else self.trainable.iteration
 
     def note(self) -> CommitNote:
         """What every commit contains of the results."""

@@ -6,7 +6,7 @@ each, and an epoch that is run again must end with the same marks (`proof`). The
 A variable is looked at if an epoch may read it before the epoch writes it, as the bytecode of the loop's body says; of
 a class trainable, if it is a public attribute. It counts if it is plain (numbers, text, tensors, collections of them),
 a random generator, or has a ``state_dict``, and if it has changed since the loop began. Of an object of one of the
-script's own classes the attributes are looked at.
+script's own classes the attributes are looked at. What is read off a clock is left out, or is named like it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import dis
 import enum
 import hashlib
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
@@ -38,6 +39,8 @@ class Carried:
 
     def __init__(self, look: Callable[[], tuple[dict[str, Any], str]]) -> None:
         self._look = look
+        #: When the loop began, by the clocks whose readings a loop may keep.
+        self._clocks = [(clock, clock()) for clock in (time.time, time.perf_counter)]
         self._begun: dict[str, tuple[str, str]] = {}
 
     @classmethod
@@ -83,9 +86,15 @@ class Carried:
             else:
                 parts = {name: value}
             for full, part in parts.items():
-                if id(part) not in known and not is_measured(full) and (mark := _mark(part)) is not None:
+                if id(part) in known or is_measured(full) or self._is_reading(part):
+                    continue
+                if (mark := _mark(part)) is not None:
                     found[full] = mark
         return found
+
+    def _is_reading(self, value: Any) -> bool:
+        """Whether the loop has read it off a clock. (A clock from the start of the machine, as ``perf_counter``.)"""
+        return isinstance(value, float) and any(begun <= value <= clock() for clock, begun in self._clocks)
 
 
 def read_first(code: CodeType, at: int) -> list[str]:

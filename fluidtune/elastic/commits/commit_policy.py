@@ -57,6 +57,7 @@ class CommitPolicy:
         note: Callable[[], Any],
         rewind: Callable[[Any], None],
         reports: Callable[[], list[dict[str, Any]]],
+        divided: Callable[[], bool],
         streams: Streams | None,
     ) -> None:
         if resume is not None and resume.fingerprint != fingerprint:
@@ -78,9 +79,11 @@ class CommitPolicy:
         #: Why no other process could go on from the newest boundary, nor from one that follows.
         self._obstacle: str | None = None
         self._trial, self._store, self._state, self._device = trial, store, state, device
-        self._fingerprint, self._note, self._rewind, self._reports = fingerprint, note, rewind, reports
-        #: What was reported since the last boundary.
+        self._fingerprint, self._note, self._rewind = fingerprint, note, rewind
+        self._reports, self._divided = reports, divided
+        #: What was reported since the last boundary, and what has computed it.
         self._reported: list[dict[str, Any]] = []
+        self._machine = ""
         self._life = uuid.uuid4().hex
         self._last_iteration = 0 if resume is None else resume.iteration  # of the last commit
         #: The loop and the iteration of the last commit that was made here; those whose commit completes its pair.
@@ -125,7 +128,7 @@ class CommitPolicy:
         """
         if self._tried is not None:
             raise self._anew("leaves the loop, which went on before")
-        self._reports()  # those from before the loop are no epoch's
+        self._look_back()  # what was before the loop is no epoch's
         self._carried = None if self._store is None else carried
         if self._carried is not None:
             self._carried.begin(self._state.objects)
@@ -173,7 +176,7 @@ class CommitPolicy:
         Raises:
             BeginsAnew: the epoch was run again, and has made something else.
         """
-        self._reported = self._reports()
+        self._look_back()
         if self._tried is None:
             return False
         newest = self._tried
@@ -181,12 +184,11 @@ class CommitPolicy:
         first, second = newest.pair
         read = self._state.readable
         then = Epoch(read(first.state), read(second.state), second.reports)
-        here = machine(self._device)
-        exact = self._device.type == "cpu" and first.machine == second.machine == here
+        exact = bool(self._machine) and self._machine == second.machine
         found = differences(self._state.now(), self._reported, then, self._state.names, exact)
         apart = [] if self._carried is None else self._marks().apart(second.marks, exact)
-        if found or apart:
-            raise self._anew("; ".join(found) or "ends with other values of the loop's own", apart)
+        if found is not None or apart:
+            raise self._anew(found or "ends with other values of the loop's own", apart)
         self._tried, self._proved = None, second.iteration
         if self._store is not None:
             self._store.note_proved(self._fingerprint, second.iteration)
@@ -199,6 +201,9 @@ class CommitPolicy:
         else:
             self._load(newest)
         return True
+
+    def _look_back(self) -> None:
+        self._reported, self._machine = self._reports(), machine(self._device, self._divided())
 
     def unproved_by(self, error: BaseException | None) -> str | None:
         """The loop has raised ``error``, or has reported more than the trial did: why it begins anew, if it was the
@@ -268,6 +273,6 @@ class CommitPolicy:
             streams=self.streams,
             life=self._life,
             reports=self._reported,
-            machine=machine(self._device),
+            machine=self._machine,
             marks=self._marks() if paired else Marks(),
         )

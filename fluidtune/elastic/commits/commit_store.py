@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import pickle
-import struct
 import threading
 import time
 from collections import deque
@@ -29,8 +28,7 @@ from ..random_streams import Streams
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"FLUIDCM2"
-_HEAD = struct.Struct("<8sQQQ32s")  # magic, sequence number, lengths of mark and payload, SHA-256 of all but the magic
+_MAGIC = b"FLUIDCM2"  # what is in a file follows it, and the SHA-256 of that: see `_sealed`
 _SLOTS = ("commit-0", "commit-1", "commit-2")
 _VERDICT = "verdict"
 
@@ -65,10 +63,10 @@ class Commit:
 
     ``trial``, ``fingerprint``: see `ElasticSession`. ``loop``: which call of `epochs` in the user's function (0: the
     first). ``epoch``: the epoch that runs next. ``iteration``: the iterations done, those before a restart included.
-    ``state``: what `TrialState.capture` returned. ``marks``: of what the loop carries besides; see `carried`. ``note``: what the host keeps with it. ``streams``: the random
-    streams with which the trial's code began (`random_streams`). ``life``: names the session that made it. ``reports``:
-    what was reported since the boundary before, one dict of metrics for each report. ``machine``: what its numbers were
-    computed by; see `proof`.
+    ``state``: what `TrialState.capture` returned. ``marks``: of what the loop carries besides; see `carried`. ``note``:
+    what the host keeps with it. ``streams``: the random streams with which the trial's code began (`random_streams`).
+    ``life``: names the session that made it. ``reports``: what was reported since the boundary before, one dict of
+    metrics for each report. ``machine``: what its numbers were computed by; see `proof`.
     """
 
     trial: str
@@ -262,7 +260,7 @@ class CommitStore:
         self._join()
         self._verdict = Verdict(fingerprint, iteration)
         try:
-            self._files.write_bytes(f"{self._folder}/{_VERDICT}", _sealed(self._verdict))
+            self._files.write_bytes(f"{self._folder}/{_VERDICT}", _sealed(vars(self._verdict)))
         except Exception as error:
             log.warning("that a commit is proved cannot be written, so it will be proved again: %s", failure(error))
 
@@ -271,7 +269,7 @@ class CommitStore:
         self._join()
         self.refused, self._verdict = why, Verdict(fingerprint, refused=why)
         try:
-            self._files.write_bytes(f"{self._folder}/{_VERDICT}", _sealed(self._verdict))
+            self._files.write_bytes(f"{self._folder}/{_VERDICT}", _sealed(vars(self._verdict)))
         except Exception as error:
             log.warning("that commits are not to be used cannot be written: %s", failure(error))
         self.discard()
@@ -308,7 +306,7 @@ class CommitStore:
             torch.save(kept, buffer, pickle_module=self._pickling)
             slot = self._slot_for(mark, self._slots)
             self._slots.pop(slot, None)  # a write that fails may have torn it: the next one goes there as well
-            self._files.write_bytes(f"{self._folder}/{slot}", _packed(mark, buffer.getvalue()))
+            self._files.write_bytes(f"{self._folder}/{slot}", _sealed(vars(mark), buffer.getvalue()))
             self._slots[slot] = mark
             self._error = None
         except Exception as error:
@@ -379,17 +377,17 @@ class CommitStore:
             data = self._read(name)
             if not data:  # never written, or discarded
                 continue
-            whole = _unpacked(data)
+            whole = _opened(data)
             if whole is None:
                 log.warning("commit %s/%s is not whole (%d bytes): passed over", self._folder, name, len(data))
-            else:
-                found.append((name, *whole))
+                continue
+            said, _, payload = whole.partition(b"\n")
+            found.append((name, _Mark(**json.loads(said)), payload))
         return found
 
     def _read_verdict(self) -> Verdict:
-        data = self._read(_VERDICT)
-        digest, said = data[:32], data[32:]
-        return Verdict(**json.loads(said)) if said and hashlib.sha256(said).digest() == digest else Verdict()
+        said = _opened(self._read(_VERDICT))
+        return Verdict() if said is None else Verdict(**json.loads(said))
 
     def _read(self, name: str) -> bytes:
         try:
@@ -404,26 +402,17 @@ def _newest_pair(marks: Iterable[_Mark]) -> tuple[_Mark, _Mark] | None:
     return next(found, None)
 
 
-def _sealed(verdict: Verdict) -> bytes:
-    said = json.dumps(vars(verdict)).encode()
-    return hashlib.sha256(said).digest() + said
+def _sealed(said: dict[str, Any], payload: bytes = b"") -> bytes:
+    """The content of a file: a line of JSON and the rest."""
+    body = json.dumps(said).encode() + b"\n" + payload
+    return _MAGIC + hashlib.sha256(body).digest() + body
 
 
-def _packed(mark: _Mark, payload: bytes) -> bytes:
-    said = json.dumps({name: getattr(mark, name) for name in _MARK}).encode()
-    digest = _digest(mark.sequence, said, payload)
-    return _HEAD.pack(_MAGIC, mark.sequence, len(said), len(payload), digest) + said + payload
-
-
-def _unpacked(data: bytes) -> tuple[_Mark, bytes] | None:
-    """What `_packed` was given; None: the file is not whole."""
-    if len(data) < _HEAD.size:
-        return None
-    magic, sequence, length, rest, digest = _HEAD.unpack_from(data)
-    said, payload = data[_HEAD.size : _HEAD.size + length], data[_HEAD.size + length :]
-    if magic != _MAGIC or rest != len(payload) or digest != _digest(sequence, said, payload):
-        return None
-    return _Mark(sequence, **json.loads(said)), payload
+def _opened(data: bytes) -> bytes | None:
+    """What was sealed; None: the file is not whole."""
+    head = len(_MAGIC) + hashlib.sha256().digest_size
+    body = data[head:]
+    return body if data[:head] == _MAGIC + hashlib.sha256(body).digest() else None
 
 
 def _pickle_with(moved: Mapping[tuple[str, str], tuple[str, str]]) -> ModuleType:
@@ -436,7 +425,3 @@ def _pickle_with(moved: Mapping[tuple[str, str], tuple[str, str]]) -> ModuleType
     module = ModuleType("pickle_with_moved_names")
     vars(module).update(Unpickler=Unpickler)
     return module
-
-
-def _digest(sequence: int, said: bytes, payload: bytes) -> bytes:
-    return hashlib.sha256(struct.pack("<QQ", sequence, len(said)) + said + payload).digest()

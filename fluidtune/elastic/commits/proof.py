@@ -5,8 +5,9 @@ hand, a scheduler), and would go on from its commit with that as at the start. N
 the trial itself has run the epoch behind it: what it reported then, and what all prepared objects became, is in the
 next commit, and an epoch that is run again must make the same of them.
 
-On cores, all must be equal to the bit, if the same kind of cores computes with as many threads (`machine`). Elsewhere
-sums are made in another order each time, and `_METRICS_APART` and `_STEPS_APART` say what still is the same. Python's
+On cores, all must be equal to the bit, if the same kind of cores computes with as many threads, and no call of a module
+was divided (`machine`). Elsewhere sums are made in another order each time, and `_METRICS_APART` and `_STEPS_APART` say
+what still is the same. Python's
 own random stream is restored but not compared: other threads of the process, as those of trackers, draw from it. What a
 loop makes of its draws shows elsewhere.
 """
@@ -26,8 +27,8 @@ import torch
 #: How far two metrics or numbers may be apart, relative to the larger one, where sums have no fixed order. Source: of
 #: eight loops that kept something of their own, the one that was nearest to right was off by 0.03.
 _METRICS_APART = 0.02
-#: How far tensors may be apart, relative to how far the epoch has moved them. Judgement: an epoch with another rate of
-#: learning, or another state of its optimizer, is off by more, and rounding by less as long as the loop is not chaotic.
+#: How far tensors may be apart together, relative to how far the epoch has moved them. Judgement: an epoch with another
+#: rate of learning, or another state of its optimizer, is off by more, and rounding by less unless the loop is chaotic.
 _STEPS_APART = 0.1
 #: Relative to its norm, what moves a tensor no more than rounding does. Source: `torch.finfo(torch.float32).eps`, eight
 #: times, for the layers behind each other.
@@ -51,10 +52,13 @@ class Epoch:
     reports: Sequence[dict[str, Any]]
 
 
-def machine(device: torch.device) -> str:
-    """What computes here. Two equal names, of cores: the same operations give the same numbers to the bit."""
-    if device.type != "cpu":
-        return device.type
+def machine(device: torch.device, divided: bool = False) -> str:
+    """What computes here: where two names are equal, the same operations give the same numbers to the bit.
+
+    Empty where they do not: on GPUs, and where calls of modules are ``divided``.
+    """
+    if device.type != "cpu" or divided:
+        return ""
     return f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
@@ -65,8 +69,8 @@ def is_measured(name: str) -> bool:
 
 def differences(
     now: dict[str, Any], reports: Sequence[dict[str, Any]], then: Epoch, names: Sequence[str], exact: bool
-) -> list[str]:
-    """What an epoch that was run again has made differently, in words; empty: the commits are proved.
+) -> str | None:
+    """What an epoch that was run again has made differently, in words; None: the commits are proved.
 
     ``now``: the live state (`TrialState.now`), with ``names`` of its objects. ``reports``: those of this run.
     """
@@ -74,10 +78,9 @@ def differences(
     said = []
     if metrics := list(_metrics_apart(reports, then.reports, compare)):
         said.append("reports " + ", ".join(metrics[:_NAMED]))
-    parts = list(_parts_apart(now, then, names, compare))
-    if parts:
-        said.append(f"{_listed(parts[:_NAMED])} {'differs' if len(parts) == 1 else 'differ'}")
-    return said
+    if parts := list(_parts_apart(now, then, names, compare)):
+        said.append(f"ends with other values of {_listed(parts[:_NAMED])}")
+    return " and ".join(said) or None
 
 
 def _metrics_apart(
@@ -92,62 +95,76 @@ def _metrics_apart(
                 continue
             if name not in mine or name not in others:
                 yield f"{name}, which it did not before" if name in mine else f"no {name}"
-            elif not compare.same(mine[name], others[name]):
+            elif not compare.equal(mine[name], others[name]):
                 yield f"{name} {_short(mine[name])}, not {_short(others[name])}"
 
 
 def _parts_apart(now: dict[str, Any], then: Epoch, names: Sequence[str], compare: _Comparison) -> Iterator[str]:
     before, after = then.before, then.after
     for name, mine, others, was in zip(names, now["stateful"], after["stateful"], before["stateful"], strict=True):
-        if compare.same(mine, others, was):
+        if compare.equal(mine, others, was):
             continue
         if not name.startswith("elastic.state()"):
             yield f"the {name}"
             continue
         for key in dict.fromkeys((*others, *mine)):
-            if not compare.same(mine.get(key), others.get(key), was.get(key)):
-                yield f"the {key} of {name}"
-    if not compare.same(now["loose"], after["loose"], before["loose"]):
+            if not compare.equal(mine.get(key), others.get(key), was.get(key)):
+                yield f"{key!r} of {name}"
+    if not compare.equal(now["loose"], after["loose"], before["loose"]):
         yield "a parameter that belongs to no module"
-    if not compare.same(now["parameters"], after["parameters"], before["parameters"]):
+    if not compare.equal(now["parameters"], after["parameters"], before["parameters"]):
         yield "a gradient"
     exactly = _Comparison(exact=True)
-    for number, parts in enumerate(zip(now["generators"], after["generators"], strict=True), 1):
-        if not exactly.same(*parts):
-            yield f"the generator of DataLoader {number}"
-    for number, parts in enumerate(zip(now["samplers"], after["samplers"], strict=True), 1):
-        if not compare.same(*parts):
-            yield f"the sampler of DataLoader {number}"
+    for what, same in (("generators", exactly.equal), ("samplers", compare.equal)):
+        for number, parts in enumerate(zip(now[what], after[what], strict=True), 1):
+            if not same(*parts):
+                yield f"the {what[:-1]} of DataLoader {number}"
     for library in ("numpy", "torch", "cuda"):
-        if not exactly.same(now["streams"].get(library), after["streams"].get(library)):
+        if not exactly.equal(now["streams"].get(library), after["streams"].get(library)):
             yield f"the random stream of {library}"
 
 
 class _Comparison:
-    """``exact``: to the bit."""
+    """``exact``: to the bit. Else tensors are compared together: a module's, and an optimizer's of one name.
+
+    So a gradient that is zero but for rounding, as of a bias in front of a norm, does not count.
+    """
 
     def __init__(self, exact: bool) -> None:
         self._exact = exact
         self._deep: set[tuple[int, int]] = set()
+        #: By group of tensors the squares of: how far they are apart, how far the epoch has moved them, their norm.
+        self._sums: dict[str, list[float]] = {}
 
-    def same(self, mine: Any, others: Any, was: Any = None) -> bool:
+    def equal(self, mine: Any, others: Any, was: Any = None) -> bool:
         """Whether two values are the same. ``was``: the value before the epoch."""
+        self._sums.clear()
+        self._deep.clear()
+        return self._same(mine, others, was) and all(
+            off <= max(_STEPS_APART**2 * moved, _ROUNDING**2 * size) for off, moved, size in self._sums.values()
+        )
+
+    def _same(self, mine: Any, others: Any, was: Any = None, key: Any = None, group: str = "") -> bool:
         if mine is others:
             return True
         if isinstance(mine, numpy.generic | numpy.ndarray) and isinstance(others, numpy.generic | numpy.ndarray):
             if mine.dtype.kind in "biufc" and others.dtype.kind in "biufc":
-                return self._same_tensors(torch.as_tensor(mine.copy()), torch.as_tensor(others.copy()), None)
+                return self._same_tensors(torch.as_tensor(mine.copy()), torch.as_tensor(others.copy()), None, group)
             return bool(numpy.array_equal(mine, others))
         if isinstance(mine, torch.Tensor) and isinstance(others, torch.Tensor):
-            return self._same_tensors(mine.detach(), others.detach(), was if isinstance(was, torch.Tensor) else None)
+            return self._same_tensors(mine.detach(), others.detach(), was, group)
         if isinstance(mine, torch.Tensor) or isinstance(others, torch.Tensor):
             return False
         if isinstance(mine, dict) and isinstance(others, dict):
             old = was if isinstance(was, dict) else {}
-            return mine.keys() == others.keys() and all(self.same(mine[key], others[key], old.get(key)) for key in mine)
+            return mine.keys() == others.keys() and all(
+                # An optimizer's tensors have names below the numbers of their parameters.
+                self._same(mine[each], others[each], old.get(each), each, str(each) if isinstance(key, int) else group)
+                for each in mine
+            )
         if isinstance(mine, list | tuple) and isinstance(others, list | tuple):
             past = was if isinstance(was, list | tuple) and len(was) == len(mine) else [None] * len(mine)
-            return len(mine) == len(others) and all(map(self.same, mine, others, past))
+            return len(mine) == len(others) and all(map(self._same, mine, others, past))
         if isinstance(mine, Number) and isinstance(others, Number):
             return self._same_numbers(mine, others)
         return self._same_objects(mine, others)
@@ -160,23 +177,23 @@ class _Comparison:
             return False
         return bool(abs(mine - others) <= _METRICS_APART * max(abs(mine), abs(others)))
 
-    def _same_tensors(self, mine: torch.Tensor, others: torch.Tensor, was: torch.Tensor | None) -> bool:
+    def _same_tensors(self, mine: torch.Tensor, others: torch.Tensor, was: Any, group: str) -> bool:
         if mine.shape != others.shape or mine.dtype != others.dtype:
             return False
         mine, others = _plain(mine), _plain(others)
-        if torch.equal(mine, others):
-            return True
         if not (mine.is_floating_point() or mine.is_complex()):
-            return False
+            return torch.equal(mine, others)
         if self._exact:
             return bool(((mine == others) | (mine.isnan() & others.isnan())).all())
         if not torch.equal(mine.isfinite(), others.isfinite()):
             return False
         wide = torch.complex128 if mine.is_complex() else torch.float64
         mine, others = (torch.nan_to_num(each.to(wide), 0.0, 0.0, 0.0) for each in (mine, others))
-        start = _plain(was.detach()).to(wide) if was is not None and was.shape == others.shape else 0 * others
-        off, moved, size = (float(each.norm()) for each in (mine - others, others - start, others))
-        return off <= max(_STEPS_APART * moved, _ROUNDING * size)
+        known = isinstance(was, torch.Tensor) and was.shape == others.shape
+        start = _plain(was.detach()).to(wide) if known else 0 * others
+        found = [float(each.norm()) ** 2 for each in (mine - others, others - start, others)]
+        self._sums[group] = [a + b for a, b in zip(self._sums.get(group, [0.0] * 3), found, strict=True)]
+        return True
 
     def _same_objects(self, mine: Any, others: Any) -> bool:
         if type(mine).__qualname__ != type(others).__qualname__:
@@ -193,7 +210,7 @@ class _Comparison:
             return False
         if hasattr(mine, "__code__"):
             return bool(mine.__code__.co_code == others.__code__.co_code)
-        return self.same(getattr(mine, "__dict__", None), getattr(others, "__dict__", None))
+        return self._same(getattr(mine, "__dict__", None), getattr(others, "__dict__", None))
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

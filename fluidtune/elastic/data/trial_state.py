@@ -141,9 +141,10 @@ class TrialState:
             )
         stateful = self._leaves.unpacked(state["stateful"], like=view["stateful"])
         for number, (obj, part) in enumerate(zip(self._stateful, stateful, strict=True)):
+            if not isinstance(obj, torch.nn.Module):
+                part = copied(part, lambda leaf: leaf)  # what keeps what it loads must not change the commit
             # A commit's tensors are on the CPU. torch's own put what they load where their tensors are.
             if not isinstance(obj, torch.nn.Module | torch.optim.Optimizer):
-                part = copied(part, lambda leaf: leaf)  # what keeps what it loads must not change the commit
                 part = put_back(part, state["on_device"][number], self._device)
             obj.load_state_dict(part)
             if isinstance(obj, torch.optim.Optimizer):
