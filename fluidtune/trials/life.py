@@ -145,11 +145,6 @@ class Crew:
     #: How many of its followers ended by an error of their own.
     follower_errors: int = 0
 
-    def members(self) -> dict[int, Worker]:
-        """The workers of its group by device, the leader's first."""
-        leader = {} if self.leader is None else {self.leader.device: self.leader}
-        return {**leader, **self.followers}
-
     @property
     def width(self) -> int:
         """How many workers take part at the moment."""

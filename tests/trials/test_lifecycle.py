@@ -525,7 +525,7 @@ def test_one_new_worker_that_is_not_attached_does_not_keep_the_others_from_it(wh
     out += driver.hears(m.Attached(joiners[2])) if first else []
     assert kinds(out) == [*expected, "Write", "Tell"]
     assert told(out) == [engine.ResizeFailed("a", (0, 2))]
-    assert driver.states == ("live", "steady", "stay") and driver.life.crew.members().keys() == {0, 2}
+    assert driver.states == ("live", "steady", "stay") and driver.life.crew.followers.keys() == {2}
     assert all(driver.hears(late) == [] for late, _ in not_attached(joiners[1])), "late answers change nothing"
 
 

@@ -36,8 +36,8 @@ _SITES = re.compile(r"/(?:site|dist)-packages/(?!(?:ray|fluidtune)/)")
 #: Packages that import Ray.
 _WITH_RAY = {"ray", "fluidtune"}
 #: What packages import when they are first used, and a driver therefore has not: torch its compiler, when the first
-#: optimizer is made; and what a trial that commits or grows imports. For W&B's first run it is 220 modules and 0.5 s of a core, for
-#: MLflow's 480 modules and 0.9 s (its default store is a database).
+#: optimizer is made; and what a trial that commits or grows imports. For W&B's first run it is 220 modules and 0.5 s of
+#: a core, for MLflow's 480 modules and 0.9 s (its default store is a database).
 _LATER = {
     "torch": (
         "torch._dynamo",
