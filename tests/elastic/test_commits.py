@@ -17,8 +17,7 @@ import torch
 
 from fluidtune import elastic
 from fluidtune.elastic import BeginsAnew, Commit, CommitStore, ElasticSession, LocalFiles
-from fluidtune.elastic.data import trial_state
-from fluidtune.elastic.transport import trees
+from fluidtune.elastic.data import trees, trial_state
 
 from . import kept_loops
 from .restarts import EveryBoundary, same

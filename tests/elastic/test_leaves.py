@@ -15,7 +15,7 @@ from fluidtune import elastic
 from fluidtune.elastic import CommitStore, ElasticSession
 from fluidtune.elastic.commits.commit_store import Commit
 from fluidtune.elastic.data.leaves import Leaves, Packed
-from fluidtune.elastic.transport.trees import map_tensors
+from fluidtune.elastic.data.trees import map_tensors
 
 CPU = torch.device("cpu")
 SCRIPT = """

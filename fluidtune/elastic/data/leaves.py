@@ -19,8 +19,8 @@ from typing import Any
 import numpy
 import torch
 
-from ..transport.trees import map_tensors
 from .plain_state import Drawing
+from .trees import map_tensors
 
 #: What needs no copy.
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}

@@ -16,11 +16,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from ..random_streams import capture_streams, restore_streams
-from ..transport.trees import copied, on_devices, put_back
 from .gradients import Accumulated
 from .leaves import Leaves
 from .loaders import generators_of, load_settings, settings_of
 from .plain_state import Drawing, State
+from .trees import copied, on_devices, put_back
 
 
 class TrialState:
