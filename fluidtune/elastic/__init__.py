@@ -7,8 +7,8 @@
         tune.report({"loss": ...})
 
 Three functions say what a commit holds and where it may be taken: `prepare`, `state` and `epochs`. Nothing of them is
-about the devices that a trial has: every trial can have several (`divided`). Outside FluidTune the same file runs
-unchanged.
+about the devices that a trial has: every trial can have several, as calls of its modules are divided (`divided`), but
+for those of a module that is given to `keep_whole`. Outside FluidTune the same file runs unchanged.
 
 Before a restarted trial goes on from a commit, the commit is proved: one epoch is run again, and must make what it made
 before. So a loop that keeps something besides what it has prepared never goes on wrongly: it begins anew.
@@ -19,6 +19,7 @@ before. So a loop that keeps something besides what it has prepared never goes o
 | `session`, `current_session`, `leader_session` | a trial's session, how the loop finds it, what a host asks of it |
 | `commits` | the states to which a trial can return, and their proof |
 | `data` | what a trial consists of, as one value |
+| `divided` | calls of modules among several devices |
 | `transport` | how processes find each other and exchange tensors |
 | `errors`, `random_streams` | what all of them use |
 
@@ -35,6 +36,7 @@ from .leader_session import LeaderSession
 
 if TYPE_CHECKING:
     from .commits.commit_store import Commit, CommitStore, Files, LocalFiles
+    from .divided.leader import keep_whole
     from .loop import epochs, prepare, state
     from .session import ElasticSession
 
@@ -51,6 +53,7 @@ __all__ = [
     "LocalFiles",
     "current",
     "epochs",
+    "keep_whole",
     "prepare",
     "state",
     "use",
@@ -61,6 +64,7 @@ _HOMES = {
     **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits.commit_store"),
     **dict.fromkeys(("epochs", "prepare", "state"), "loop"),
     "ElasticSession": "session",
+    "keep_whole": "divided.leader",
 }
 
 
