@@ -119,7 +119,8 @@ class Job:
 
     def _added(self, name: str, trial: _Trial, traits: m.Traits = ()) -> m.TrialAdded:
         left = trial.left if self.case.told else None
-        return m.TrialAdded(name, trial.group, self.case.kind, left, trial.share, traits)
+        kind = self.case.kind
+        return m.TrialAdded(name, trial.group, kind, left, trial.share, traits, growable=kind == "elastic")
 
     def run(self, events: int, seconds: float) -> list[float]:
         """Trials report and end, for so many events or so many CPU seconds."""

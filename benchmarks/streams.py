@@ -164,10 +164,10 @@ def run(case: Case, seed: int, devices: int, one_each: bool, **size: int) -> dic
     """One search on the twin."""
     search = Search(case, seed, **size)
     if one_each:
-        search.job = replace(search.job, kind="plain", max_packing=1)
+        search.job = replace(search.job, kind="plain", growable=False, max_packing=1)
     seconds = LiveTwin(search.job, devices, search.stops).run()
     # Also with one device for each trial the bound is that of a job whose trials may be packed and grow.
-    search.job = replace(search.job, kind="elastic", max_packing=None)
+    search.job = replace(search.job, kind="elastic", growable=True, max_packing=None)
     return search.figures(seconds, devices)
 
 

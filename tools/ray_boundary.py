@@ -72,8 +72,8 @@ PUBLIC_MODULES = frozenset(
 
 #: (file, name) -> why this access is allowed where it is.
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("fluidtune/elastic/hvd/elastic.py", "_handlers"): "Horovod's: its states keep their parts there",
-    ("fluidtune/elastic/hvd/elastic.py", "_saved_state"): "Horovod's: its states keep what they last saved there",
+    ("fluidtune/elastic/data/loaders.py", "_get_iterator"): "torch's: starts the processes of a DataLoader",
+    ("fluidtune/elastic/data/loaders.py", "_iterator"): "torch's: the processes of a DataLoader that persist",
     (
         "tests/benchmarks/test_common.py",
         "_hyperparam_mutations",
@@ -81,7 +81,8 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("tests/conftest.py", "_fixtureinfo"): "pytest's: the fixtures of a test, which have no public reader",
     ("tests/elastic/test_commits.py", "_metadata"): "torch's: what a state_dict carries beside its entries",
     ("tests/contracts/test_processes.py", "_workers"): "torch's: the processes of a DataLoader's iterator",
-    ("tests/elastic/test_gradients.py", "_post_accumulate_grad_hooks"): "torch's: has no public reader",
+    ("tests/elastic/restarts.py", "_iterator"): "torch's: the processes of a DataLoader that persist",
+    ("tests/elastic/restarts.py", "_shutdown_workers"): "torch's: ends the processes of a DataLoader",
 }
 
 #: collections.namedtuple documents these; the underscore keeps them apart from its fields.

@@ -1,7 +1,7 @@
 """Which devices the job could use beyond those that its trials hold: for a source that gets devices when they are used.
 
 It decides nothing and changes nothing. It answers what the engine would do next if it had more devices: which waiting
-trials would start, and how far elastic trials would grow. A source (`fluidtune.cluster.devices.holding`) decides
+trials would start, and how far running trials would grow. A source (`fluidtune.cluster.devices.holding`) decides
 which devices to ask the cluster for.
 """
 
@@ -24,7 +24,7 @@ class DeviceDemand:
     ``starting``: the trials that wait and would start, by the number of whole devices that each needs on one node.
     Trials that share a device by what they ask for count as one. Trials that wait for their group's concurrency do not
     count. ``growing``: the devices to which trials would grow or be moved if they were idle; 0 while a trial waits.
-    ``grown``: the devices that elastic trials hold or were promised beyond their first ones. ``claimed``: how many idle
+    ``grown``: the devices that trials hold or were promised beyond their first ones. ``claimed``: how many idle
     devices are for trials that leave the device that they share.
     """
 

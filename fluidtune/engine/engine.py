@@ -19,6 +19,7 @@ from fluidtune.engine.packing_search import SEARCH_LIMIT, PackingSearch, judge_a
 from fluidtune.engine.placing import devices_wanted, start_waiting
 from fluidtune.engine.resizing import (
     clear_leaving_devices,
+    leave_lost_devices,
     rebalance_widths,
     shrink_for_waiting,
     shrink_slower_trials,
@@ -91,6 +92,7 @@ class Engine:
             self._undelivered += apply_event(event, state, now)
         out, self._undelivered = self._undelivered, []
         state.drop_stale_claims()
+        out += leave_lost_devices(state)
         out += clear_leaving_devices(state, now)
         out += shrink_ungrowable_trials(state)
         out += shrink_slower_trials(state)

@@ -52,8 +52,11 @@ def _on_device_lost(event: m.DeviceLost, state: State, now: float) -> Iterable[m
         raise EngineError(f"device {event.device} was lost but is not known; gain it first, lose it once")
     out: list[m.Instruction] = []
     for name in list(devices.tenants[event.device]):
-        why = because(Reason.DEVICE_LOST)
-        out += _send_to_front(state, state.trials[name], now, why, gone=event.device)
+        trial = state.trials[name]
+        if trial.gang == 1 and trial.status == "running" and trial.devices[0] != event.device:
+            out += _lose_follower(state, trial, event.device)
+        else:
+            out += _send_to_front(state, trial, now, because(Reason.DEVICE_LOST), gone=event.device)
     devices.remove_device(event.device)
     return out
 
@@ -95,7 +98,7 @@ def _on_trial_added(event: m.TrialAdded, state: State, now: float) -> Iterable[m
     number = state.next_number()
     if trial is None:
         trial = Trial(event.trial, group, event.kind, share, event.iterations, number, target=event.iterations)
-        trial.traits = event.traits
+        trial.traits, trial.growable = event.traits, event.growable
         state.predictor.add_trial(event.traits)
         state.trials[event.trial] = trial
     elif trial.status in ("paused", "ended"):
@@ -105,6 +108,7 @@ def _on_trial_added(event: m.TrialAdded, state: State, now: float) -> Iterable[m
         trial.number = number
         # The shell may add it as plain again. The engine keeps the kind that was found while the trial ran.
         trial.kind = event.kind if event.kind != "plain" else trial.kind
+        trial.growable = trial.growable or event.growable
     else:
         raise EngineError(f"trial {event.trial!r} was added while it is {trial.status}; end it first")
     trial.planned = None
@@ -114,9 +118,14 @@ def _on_trial_added(event: m.TrialAdded, state: State, now: float) -> Iterable[m
 
 @apply_event.register
 def _on_kind_found(event: m.KindFound, state: State, now: float) -> Iterable[m.Instruction]:
-    trial = known_trial(state, event.trial)
-    trial.kind = event.kind
-    state.update_wide(trial)
+    known_trial(state, event.trial).kind = event.kind
+    state.reconsider = True
+    return ()
+
+
+@apply_event.register
+def _on_can_grow(event: m.CanGrow, state: State, now: float) -> Iterable[m.Instruction]:
+    known_trial(state, event.trial).growable = True
     state.reconsider = True
     return ()
 
@@ -172,15 +181,16 @@ def _on_trial_ended(event: m.TrialEnded, state: State, now: float) -> Iterable[m
 @apply_event.register
 def _on_result(event: m.Result, state: State, now: float) -> Iterable[m.Instruction]:
     trial = known_trial(state, event.trial)
-    if not (math.isfinite(event.seconds) and event.seconds > 0 and event.width > 0):
-        raise EngineError(f"{event!r}: expected finite seconds > 0 and a width > 0")
+    if not (math.isfinite(event.seconds) and event.seconds > 0 and (event.width is None or event.width > 0)):
+        raise EngineError(f"{event!r}: expected finite seconds > 0 and a width > 0, or None")
     if _is_late(trial, event):
         return ()
     if event.memory is not None:
         _record_memory(state, trial, event)
-    note_iteration(state, trial, event.seconds, now)
+    if event.width is not None:
+        note_iteration(state, trial, event.seconds, now)
     trial.settled = True
-    news = _record_seconds(state, trial, event)
+    news = event.width is not None and _record_seconds(state, trial, event.seconds, event.width)
     trial.done += 1
     trial.homes = ()
     if trial.iterations is not None:
@@ -193,7 +203,7 @@ def _on_result(event: m.Result, state: State, now: float) -> Iterable[m.Instruct
     if trial.cooldown:
         trial.cooldown -= 1
         news = news or not trial.cooldown
-    if news and trial.kind != "plain" and trial.worth_growing:
+    if news and (trial.kind != "plain" or trial.can_grow) and trial.worth_growing:
         state.reconsider = True
     return ()
 
@@ -208,17 +218,17 @@ def _record_memory(state: State, trial: Trial, event: m.Result) -> None:
         state.sharing.record_need(trial, event.memory, event.ephemeral, compute)
 
 
-def _record_seconds(state: State, trial: Trial, event: m.Result) -> bool:
-    """Adds the result to the figures of its width. Returns whether it is news for the trial's speed."""
+def _record_seconds(state: State, trial: Trial, taken: float, width: float) -> bool:
+    """Adds an iteration to the figures of its width. Returns whether it is news for the trial's speed."""
     # The books know better than the shell which trials share the device: a trial that is alone runs at width 1.
-    on_one = event.width <= 1 and len(trial.devices) == 1
-    width = current_width(state, trial) if on_one else event.width
+    on_one = width <= 1 and len(trial.devices) == 1
+    width = current_width(state, trial) if on_one else width
     if on_one:
         # The width at which it ran is unknown while a neighbour loads, or if the lane policy lets others go first.
         neighbours = state.devices.tenants[trial.devices[0]]
         if width <= 0 or not all(state.trials[name].settled for name in neighbours):
             return False
-    news = trial.speed.record_result(width, event.seconds)
+    news = trial.speed.record_result(width, taken)
     trial.group.speed.record_result(trial.name, trial.speed, width, trial.gang)
     usual = trial.gang
     seconds = trial.speed.seconds(usual) if width == usual and trial.speed.count(usual) else None
@@ -263,15 +273,38 @@ def _on_worker_lost(event: m.WorkerLost, state: State, now: float) -> Iterable[m
     trial = known_trial(state, event.trial)
     if _is_late(trial, event):
         return ()
-    devices = state.devices
-    if event.left and (not set(event.left) < set(trial.held) or event.left[0] != trial.devices[0]):
-        raise EngineError(f"{event!r}: the trial holds {trial.held}; expected some of those, its first one first")
+    devices, held = state.devices, trial.held
+    # It may have lost a device, of which the shell had not heard.
+    late = trial.past == "lost"
+    left = tuple(device for device in event.left if device in held) if late else event.left
+    if event.left and (not (late or set(left) < set(held)) or left[:1] != trial.devices[:1]):
+        raise EngineError(f"{event!r}: the trial holds {held}; expected some of those, its first one first")
     if event.device in devices.node:
         devices.cold.add(event.device)
-    if not event.left:
+    if not left:
         return _send_to_front(state, trial, now, because(Reason.WORKER_LOST, to=0), alive=event.alive)
     trial.past = "lost"
-    return state.end_resize(trial, event.left, Reason.WORKER_LOST)
+    out = state.end_resize(trial, left, Reason.WORKER_LOST)
+    if left != event.left:
+        trial.resizing_to, state.narrowed[trial.name] = left, None
+    return out
+
+
+def _lose_follower(state: State, trial: Trial, device: int) -> list[m.Instruction]:
+    """A device is gone that is not the trial's first one: it goes on with the others that it runs on."""
+    devices, width = state.devices, len(trial.devices)
+    staying = tuple(each for each in trial.devices if each != device)
+    promised = tuple(each for each in trial.held if each not in trial.devices and each != device)
+    for each in (device, *promised):
+        devices.remove_tenant(each, trial.name)
+    trial.devices = trial.resizing_to = staying
+    trial.past = "lost"
+    if len(staying) != width:
+        trial.speed.restart()
+    state.update_wide(trial)
+    state.reconsider = True
+    state.narrowed[trial.name] = None
+    return [m.Release(trial.name, promised, why=because(Reason.DEVICE_LOST))] if promised else []
 
 
 def _send_to_front(

@@ -12,9 +12,9 @@ from typing import Literal
 
 from fluidtune.engine.reasons import Why
 
-#: What can be done to a trial. ``plain``: it is started, on a share of a device too, but never resized or moved.
-#: ``checkpointing``: it may also be suspended and resumed through its own checkpoint. ``elastic``: it may also be
-#: resized in place.
+#: What a trial goes on from when it has left its devices. ``plain``: from nothing, so that it is never moved.
+#: ``checkpointing``: from its own checkpoint. ``elastic``: from a commit, which it makes when it leaves. Whether it can
+#: grow is another matter: see `CanGrow`.
 Kind = Literal["plain", "checkpointing", "elastic"]
 
 #: Searched-over hyperparameters of a trial, (name, value).
@@ -65,7 +65,9 @@ class DeviceLeaving(Event):
 
 @dataclass(frozen=True)
 class DeviceLost(Event):
-    """A device is gone, and every worker on it. Trials that held it go back to the queue."""
+    """A device is gone, and every worker on it. Trials whose first worker was there go back to the queue; others go on
+    with the workers that they have elsewhere.
+    """
 
     device: int
 
@@ -102,7 +104,7 @@ class TrialAdded(Event):
     ``iterations``: iterations left until the end of its budget; None: unknown. ``share``: the share of one
     device that the script asked for, or a whole number of devices. A trial that asks for several devices, a *gang*,
     gets exactly that number of one node and is never resized. ``traits``: its searched-over hyperparameters, from which
-    `runtime_prediction` tells how long an iteration will take.
+    `runtime_prediction` tells how long an iteration will take. ``growable``: see `CanGrow`.
     """
 
     trial: str
@@ -111,6 +113,7 @@ class TrialAdded(Event):
     iterations: float | None = None
     share: float = 1.0
     traits: Traits = ()
+    growable: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,17 @@ class KindFound(Event):
 
 
 @dataclass(frozen=True)
+class CanGrow(Event):
+    """The trial, or another trial of the same trainable, has shown that it can have several workers."""
+
+    trial: str
+
+
+@dataclass(frozen=True)
 class GrowthEnded(Event):
-    """The trial can be trained by one worker only, although it is elastic: it must not be given more devices again."""
+    """Several workers do not help the trial, although it seemed to be able to grow: it must not be given more devices
+    again.
+    """
 
     trial: str
 
@@ -151,6 +163,7 @@ class BudgetChanged(Event):
 class Result(Event):
     """The trial has done one iteration, in ``seconds``, at ``width``: its workers, or its share of one device.
 
+    ``width`` None: it changed meanwhile, so that the seconds are no measure of any width.
     ``memory``: the part of its device's memory that the trial needs; None: unknown. ``ephemeral``: the part of
     the device's memory that it needs within an iteration only, contained in ``memory``. ``compute``: the part of its
     device that it kept busy, 0 to 1; None: unknown.
@@ -158,7 +171,7 @@ class Result(Event):
 
     trial: str
     seconds: float
-    width: float
+    width: float | None
     memory: float | None = None
     ephemeral: float = 0.0
     compute: float | None = None
@@ -194,9 +207,9 @@ class ResizeFailed(Event):
 class WorkerLost(Event):
     """A worker process of the trial died; its devices did not.
 
-    ``left``: the devices of the workers with which the trial goes on by itself. If there are none, it must start again
-    from its last commit. ``device``: the dead worker's, if known. ``alive``: the device of a worker that certainly
-    lives, since it told of the death.
+    ``left``: the devices of the workers with which the trial goes on: it has lost a follower. If there are none, it has
+    lost its first worker, and must start again from what it goes on from. ``device``: the dead worker's, if known.
+    ``alive``: the device of a worker that certainly lives, since it told of the death.
     """
 
     trial: str
@@ -217,8 +230,9 @@ class TrialEnded(Event):
 class Start(Instruction):
     """Run the trial, for the first time, on these devices. devices[0] is its first worker's.
 
-    ``share``: the part of each device that it gets, 1.0 or 1/p on a device for p trials. An elastic trial that gets
-    several devices starts on devices[0]; the shell brings in the others as soon as it can, and then says `Resized`.
+    ``share``: the part of each device that it gets, 1.0 or 1/p on a device for p trials. A trial that is no gang and
+    gets several devices starts on devices[0]; the shell brings in the others as soon as it can, and then says
+    `Resized`.
     """
 
     trial: str
@@ -233,7 +247,7 @@ class Resume(Start):
 
 @dataclass(frozen=True)
 class Resize(Instruction):
-    """Change the workers of an elastic trial to those of ``devices``; devices[0] stays.
+    """Change the workers of a trial that can grow to those of ``devices``; devices[0] stays.
 
     The shell answers with `Resized` or `ResizeFailed`.
     """

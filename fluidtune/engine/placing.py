@@ -188,10 +188,10 @@ def _plan_batch(state: State) -> None:
 
 def _widest_of(state: State, trials: list[Trial]) -> int:
     """The largest d of any of these trials; 1 without trials."""
-    elastic = [trial for trial in trials if trial.kind == "elastic" and not trial.growth_ended]
+    growing = [trial for trial in trials if trial.can_grow]
     # The beta of trials that have not run is their group's: one trial for each group is enough.
-    fresh = {trial.group: trial for trial in elastic if trial.past == "new"}
-    run = [trial for trial in elastic if trial.past != "new"]
+    fresh = {trial.group: trial for trial in growing if trial.past == "new"}
+    run = [trial for trial in growing if trial.past != "new"]
     return max((widest(state, trial) for trial in (*fresh.values(), *run)), default=1)
 
 

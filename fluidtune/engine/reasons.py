@@ -114,8 +114,8 @@ class Reason(Enum):
     )
     GROWTH_ENDED = (
         ("Resize",),
-        "The trial's loop cannot have several workers.",
-        "its loop cannot have several workers",
+        "Several workers do not help the trial.",
+        "several workers do not help it",
         ("width", "to"),
     )
     LEAVING_DEVICE = (
@@ -164,8 +164,8 @@ class Reason(Enum):
         ("to",),
     )
     DEVICE_LOST = (
-        ("Release",),
-        "One of the trial's devices is gone, and it leaves the others.",
+        ("Release", "Resize"),
+        "One of the trial's devices is gone: it goes on with the others, or leaves them if its first worker was there.",
         "the trial lost a device",
         (),
     )

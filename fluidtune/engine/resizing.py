@@ -1,7 +1,7 @@
 """Decides which running trials change their width: DynamicFluid (alg. 3.2), and what the paper leaves open.
 
-Only elastic trials are resized, each by one resize at a time. A trial that shares a device and can be moved may be
-suspended, so that it can resume alone on another. Whatever can be moved is taken off a device that is leaving.
+Only trials that can grow are resized, each by one resize at a time. A trial that shares a device and can be moved may
+be suspended, so that it can resume alone on another. Whatever can be moved is taken off a device that is leaving.
 Nothing here starts a trial, and nothing grows while a trial waits that could use a device.
 """
 
@@ -35,21 +35,32 @@ LOOK_AGAIN = 32
 SUSPEND_FACTOR = 5
 
 
+def leave_lost_devices(state: State) -> list[Instruction]:
+    """Tells trials that have lost a device, but not their first one, to go on with the others."""
+    trials = [state.trials[name] for name in state.narrowed]
+    state.narrowed.clear()
+    why = because(Reason.DEVICE_LOST)
+    return [Resize(trial.name, trial.devices, why=why) for trial in trials if trial.resizing_to is not None]
+
+
 def clear_leaving_devices(state: State, now: float) -> list[Instruction]:
-    """Takes trials off devices that leave: a wide trial whose first worker may stay shrinks, others are suspended."""
+    """Takes trials off devices that leave: a wide trial whose first worker may stay shrinks.
+
+    Others are suspended, unless they could go on from nothing only.
+    """
     out: list[Instruction] = []
     leaving = state.devices.leaving
     for name in dict.fromkeys(name for device in sorted(leaving) for name in state.devices.tenants[device]):
         trial = state.trials[name]
-        if trial.kind == "plain" or not _at_rest(trial):
+        if not _at_rest(trial):
             continue
         staying = tuple(device for device in trial.devices if device not in leaving)
         width = len(trial.devices)
         why = because(Reason.LEAVING_DEVICE, width=width, leaving=width - len(staying))
-        if trial.kind == "elastic" and trial.gang == 1 and staying[:1] == trial.devices[:1]:
+        if trial.gang == 1 and staying[:1] == trial.devices[:1]:
             state.promise_devices(trial, staying)
             out.append(Resize(name, staying, why=why))
-        else:
+        elif trial.kind != "plain":
             state.suspend(trial, now)
             out.append(Suspend(name, why=why))
     return out
@@ -57,7 +68,7 @@ def clear_leaving_devices(state: State, now: float) -> list[Instruction]:
 
 def shrink_ungrowable_trials(state: State) -> list[Instruction]:
     """Takes trials that must not have several workers any more back to one."""
-    wide = [trial for name in state.wide if (trial := state.trials[name]).growth_ended and _at_rest(trial)]
+    wide = [trial for name in state.wide if (trial := state.trials[name]).growth_ended and trial.steady]
     return [_shrink(state, trial, 1, because(Reason.GROWTH_ENDED, width=len(trial.devices), to=1)) for trial in wide]
 
 
@@ -106,7 +117,7 @@ def shrink_for_waiting(state: State, wanted: int) -> list[Instruction]:
 
 
 def rebalance_widths(state: State, now: float) -> list[Instruction]:
-    """Suspensions, then DynamicFluid over the elastic trials and what its floor leaves idle; if nothing waits."""
+    """Suspensions, then DynamicFluid over the trials that can grow and what its floor leaves idle; if nothing waits."""
     state.reconsider = False
     state.events_before_look = len(state.running) // LOOK_AGAIN
     idle = len(state.devices.idle) - len(state.claims)
@@ -117,7 +128,7 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
     movers = [
         trial
         for trial in map(state.trials.__getitem__, state.running)
-        if trial.kind == "elastic" and trial.gang == 1 and trial.resizing_to is None
+        if trial.growable and trial.gang == 1 and trial.resizing_to is None
         if len(trial.devices) > 1 or state.is_alone(trial)  # trials that share a device do not grow
     ]
     if spare <= 0 or not any(_may_want(state, trial) for trial in movers):

@@ -61,8 +61,10 @@ class State:
     batch_height: float = 0.0
     #: Exactly the trials with status running or suspending, in the order they started (values are unused).
     running: dict[str, None] = field(default_factory=dict)
-    #: Exactly the elastic trials that run on several devices and are no gangs (values are unused).
+    #: Exactly the trials that run on several devices and are no gangs (values are unused).
     wide: dict[str, None] = field(default_factory=dict)
+    #: Trials that have just lost a device that was not their first one, and have not been told (values are unused).
+    narrowed: dict[str, None] = field(default_factory=dict)
     #: Trials that were told to suspend and do not wait again yet. Growing leaves an idle device for each of them.
     claims: dict[str, None] = field(default_factory=dict)
     #: The node that is being emptied for the next trial that needs several devices of one node; None if none is.
@@ -167,7 +169,7 @@ class State:
             self.trials[name].first = False
 
     def promise_devices(self, trial: Trial, devices: tuple[int, ...]) -> None:
-        """An elastic trial is to change to ``devices``. It holds the old and the new ones until it answers."""
+        """A trial is to change to ``devices``. It holds the old and the new ones until it answers."""
         if len(devices) > 1:
             self.devices.make_whole(trial.devices[0])
             trial.share = 1.0
@@ -200,8 +202,8 @@ class State:
         return [Release(trial.name, rest, why=because(reason, to=len(devices)))]
 
     def update_wide(self, trial: Trial) -> None:
-        """Keeps ``wide`` right after a change of the trial's kind or devices."""
-        if trial.kind == "elastic" and trial.gang == 1 and len(trial.devices) > 1:
+        """Keeps ``wide`` right after a change of the trial's devices."""
+        if trial.gang == 1 and len(trial.devices) > 1:
             self.wide[trial.name] = None
         else:
             self.wide.pop(trial.name, None)

@@ -94,6 +94,8 @@ class Trial:
     resizing_to: tuple[int, ...] | None = None
     #: The part of each device that it was given: 1.0, or 1 / slots of a shared device. 0.0 if and only if it has none.
     share: float = 0.0
+    #: It can have several workers: see `CanGrow`.
+    growable: bool = False
     #: It was found out that it must not have several workers: see `GrowthEnded`.
     growth_ended: bool = False
     #: Its searched-over hyperparameters.
@@ -161,7 +163,7 @@ class Trial:
     @property
     def can_grow(self) -> bool:
         """Whether it may ever have more than one worker."""
-        return self.kind == "elastic" and self.gang <= 1 and not self.growth_ended
+        return self.growable and self.gang <= 1 and not self.growth_ended
 
     @property
     def worth_growing(self) -> bool:
@@ -176,7 +178,7 @@ class TrialWork(NamedTuple):
     iterations: left; None if unknown.
     done: iterations done in all.
     base: seconds per iteration on one worker; an estimate while nothing is measured.
-    grows: an elastic trial would be done sooner with more devices (`width_rules.growth_pays`).
+    grows: a trial that can grow would be done sooner with more devices (`width_rules.growth_pays`).
     gang: how many devices of one node it needs at once.
     """
 

@@ -17,6 +17,7 @@ from ray.tune import Trainable
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE
 from ray.tune.registry import _ParameterRegistry
 from ray.tune.result import (
+    AUTO_RESULT_KEYS,
     EPISODES_TOTAL,
     EXPR_PROGRESS_FILE,
     EXPR_RESULT_FILE,
@@ -30,6 +31,8 @@ from ray.tune.result import (
 from ray.tune.trainable import FunctionTrainable
 from ray.tune.trainable import trainable as trainable_module
 
+#: The keys of a result that Tune fills in.
+FILLED_IN = frozenset(AUTO_RESULT_KEYS)
 #: Ray's names that are used elsewhere.
 __all__ = ["ENV_VARS_TO_PROPAGATE", "EPISODES_TOTAL", "EXPR_PROGRESS_FILE", "EXPR_RESULT_FILE", "RESULT_DUPLICATE"]
 __all__ += ["TIMESTEPS_TOTAL", "TIME_TOTAL_S", "TRAINING_ITERATION", "TRIAL_INFO", "TrainingResult"]
@@ -50,11 +53,6 @@ def time_total(trainable: Trainable) -> float:
     return trainable._time_total
 
 
-def set_iteration(trainable: Trainable, iteration: int) -> None:
-    """Let Tune's count of the trial's iterations go on from ``iteration``."""
-    trainable._iteration = iteration
-
-
 def own_totals(trainable: Trainable) -> tuple[Any, Any]:
     """Return Tune's sums of the trial's ``timesteps_this_iter`` and ``episodes_this_iter``.
 
@@ -69,11 +67,6 @@ def set_progress(
     """Let Tune's counts of the trial's iterations, of its training time, and `own_totals` go on from these."""
     trainable._iteration, trainable._time_total = iteration, seconds
     trainable._timesteps_total, trainable._episodes_total = timesteps, episodes
-
-
-def training_function(trainable: FunctionTrainable) -> Callable[..., Any]:
-    """Return the function that a function trainable runs; it takes the configuration."""
-    return trainable._trainable_func
 
 
 def has_reported(trainable: FunctionTrainable) -> bool:
@@ -105,17 +98,6 @@ def saved_with_result(trainable: Trainable, result: dict[str, Any]) -> Any:
     if kind.save is not Trainable.save or kind.save_checkpoint is not FunctionTrainable.save_checkpoint:
         return None
     return trainable.save()
-
-
-def mute_session() -> None:
-    """Make this process' train session swallow reports: it belongs to a follower.
-
-    It also says that its rank is not 0, so that Ray's own integrations with trackers record nothing.
-    """
-    session = get_session()
-    if session is not None:
-        session.report = lambda *args, **kwargs: None
-        session.world_rank = 1
 
 
 def training_thread() -> threading.Thread | None:

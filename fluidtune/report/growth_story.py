@@ -13,7 +13,8 @@ class GrowthFacts:
 
     def __init__(self, trial: str) -> None:
         self._trial = trial
-        self._kind, self._asked = "", 1.0
+        #: It can have several workers; and whether its log is an older one, by which exactly elastic trials can.
+        self._growable, self._older, self._asked = False, False, 1.0
         self._widest, self._most_devices, self._ran, self._results = 0, 0, False, 0
         self._max_workers: int | None = None
         #: How many growths began.
@@ -58,9 +59,12 @@ class GrowthFacts:
             self._waiting.discard(str(trial))
         if trial != self._trial:
             return
-        if name in ("trial_added", "kind_found"):
-            self._kind = str(event["kind"])
+        if name == "trial_added":
+            self._older = "growable" not in event
             self._asked = float(event.get("share") or self._asked)
+        if name in ("trial_added", "kind_found", "can_grow"):
+            older = self._older and event.get("kind") == "elastic"
+            self._growable = self._growable or older or name == "can_grow" or event.get("growable") is True
         elif name == "trial_result":
             self._results += 1
         elif name == "resize_started":
@@ -82,19 +86,19 @@ class GrowthFacts:
         if not self._ran:
             return "it has not been on a device"
         if self._ended is not None:
-            return f"its loop cannot have several workers: {self._ended}"
-        if self._kind in ("plain", "checkpointing"):
-            return f"it is {self._kind}: no call of fluidtune.elastic was seen in its loop"
+            return f"several workers do not help it: {self._ended}"
+        if self._max_workers == 1:
+            return "max_workers=1"
+        if not self._growable:
+            return "no call of a torch module with parameters was seen in it"
         if self._failed:
             return f"{plural(len(self._failed), 'growth')} failed, the last one because {self._failed[-1]}"
         if self._begun:
             return f"{plural(self._begun, 'growth')} began, and it left its devices before the growth was done"
-        if self._max_workers == 1:
-            return "max_workers=1"
         if self._most_devices <= 1:
             return "the job never had a second device"
         if not self._results:
-            return "it has reported nothing, and a trial grows after its first result"
+            return "it has reported nothing, and a trial grows when its speed is known"
         if not self._beside_idle:
             return "no device was idle while it ran"
         if not self._unused:

@@ -38,7 +38,6 @@ NEWS = {
     "worker_lost": "the worker {worker} on device {device} died{because}",
     "recovered": "{trial} goes on from iteration {iteration}",
     "resize_failed": "{trial} was not resized{because}",
-    "workers_differed": "the workers of {trial} differed{because}",
     "not_committed": "{trial} has no commit of its last iteration{because}",
     "growth_ended": "{trial} has one worker from now on{because}",
     "room_lacking": "device {device} has no room for {trial}{because}",

@@ -64,6 +64,7 @@ RELIED_ON = {
     "group_announced": "group:text synchronous:given concurrency?:whole?",
     "trial_added": "trial:text group:text kind:text iterations:amount? share?:amount",
     "kind_found": "trial:text kind:text",
+    "can_grow": "trial:text",
     "trial_started": "trial:text devices:places share:amount resumed:given",
     "trial_result": "trial:text iteration:amount seconds:amount width:amount metric:number? iterations?:count"
     " began?:number",
@@ -71,9 +72,8 @@ RELIED_ON = {
     "resize_started": "trial:text devices_from:places devices_to:places",
     "resized": "trial:text devices:places seconds:amount share?:amount?",
     "resize_failed": "trial:text devices:places",
-    "workers_differed": "trial:text",
     "not_committed": "trial:text",
-    "growth_checked": "trial:text verdict:text",
+    "growth_checked": "trial:text verdict:text module?:text",
     "growth_ended": "trial:text",
     "suspend_asked": "trial:text",
     "trial_suspended": "trial:text",

@@ -25,7 +25,7 @@ TOLD_FIRST = 3
 #: Event -> its kind, and its sentence. ``reason``: a colon and the event's reason in words, if it has one; ``because``:
 #: the same, or that the log has none.
 SENTENCES = {
-    "workers_differed": ("workers differed", "its workers differed{reason}"),
+    "can_grow": ("can grow", "turned out to be able to have several workers"),
     "not_committed": ("not committed", "its last iteration has no commit{reason}"),
     "growth_ended": ("growth ended", "must have one worker from now on{reason}"),
     "trial_suspended": ("left", "left its devices, to go on later{because}"),
@@ -319,10 +319,8 @@ class _Teller:
         self._tell("resize failed", f"a change{wanted} failed, {stays}{_with(event)}", width)
 
     def _on_growth_checked(self, event: EventDict) -> None:
-        found = {"same": "gave the same gradients", "differs": "gave other gradients"}.get(
-            event["verdict"], "could not be compared"
-        )
-        self._tell("growth checked", f"a step divided among two workers {found}{_with(event)}")
+        found = "are divided among its workers" if event["verdict"] == "divided" else "stay whole"
+        self._tell("growth checked", f"calls of {event.get('module', 'a module')} {found}{_with(event)}")
 
     def _on_suspend_asked(self, event: EventDict) -> None:
         kind = _kind_of("asked to leave", event)

@@ -8,14 +8,10 @@ from fluidtune.engine import messages as engine
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import TrialLife, on_event
 from fluidtune.trials.recoveries import fail, move, recover
-from fluidtune.trials.resizes import (
-    ask_to_leave,
-    end_growth,
-    group_reformed,
-    resize_again,
-    resize_refused,
-    tell_leader,
-)
+from fluidtune.trials.resizes import ask_to_leave, begin_resize, end_growth
+
+#: Why a trial whose trainable can have several workers does not use them itself.
+NO_MODULE = "it has called no torch module with parameters in an iteration"
 
 
 def issue_next(life: TrialLife) -> None:
@@ -33,8 +29,7 @@ def issue_next(life: TrialLife) -> None:
             life.calls.appendleft(call)
     call.issued, life.saved = True, None
     assert life.crew.leader is not None
-    group = tell_leader(life) if call.method == "train" else None
-    life.order(m.CallLeader(life.crew.leader, call, group))
+    life.order(m.CallLeader(life.crew.leader, call))
 
 
 @on_event.register
@@ -61,6 +56,9 @@ def _on_loaded(event: m.Loaded, life: TrialLife) -> None:
         return  # the trial ended while it was being loaded
     life.go("live")
     life.times_live += 1
+    life.crew.facts = event.facts
+    if len(life.crew.wanted) > len(life.crew.devices):
+        begin_resize(life)
     if life.times_live == 1:
         life.order(m.TellStarted(event.worker))
         return
@@ -173,33 +171,38 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
     crew, before, facts = life.crew, life.crew.facts, reply.facts
     life.losses.forgive()
     life.done_here += 1
-    crew.facts = facts
+    crew.facts = crew.facts if final else facts
     life.streams = facts.streams or life.streams
     if reply.kind != life.kind:
         life.kind = reply.kind
         life.order(m.SpreadKind(reply.kind))
-    if facts.last_reform is not None:
-        group_reformed(life, *facts.last_reform)
-    if facts.difference is not None and facts.differences > before.differences:
-        warning = m.Warn(f"trial {life.trial}: {facts.difference}")
-        life.order(warning, m.Write("workers_differed", reason=facts.difference))
+    if facts.calls_modules and not life.growable:
+        life.growable = True
+        life.order(m.SpreadGrowth())
+    for module, verdict, why in facts.checked:
+        life.order(m.Write("growth_checked", {"module": module, "verdict": verdict}, why))
     if facts.cannot_commit is not None and before.cannot_commit is None:
         warning = m.Warn(f"trial {life.trial} has no commit of its last iterations: {facts.cannot_commit}")
         life.order(warning, m.Write("not_committed", reason=facts.cannot_commit))
     if facts.ungrowable is not None:
         end_growth(life, facts.ungrowable)
-    if facts.refused is not None:
-        resize_refused(life, facts.refused)
+    elif facts.width > 1 and not facts.calls_modules:
+        end_growth(life, NO_MODULE)
     if not final:
         needs = reply.memory, reply.ephemeral, reply.compute
         life.order(m.Tell(engine.Result(life.trial, reply.seconds, crew.ran_at, *needs)), m.WriteIteration(reply))
-    resize_again(life)
 
 
 @on_event.register
 def _on_kind_learned(event: m.KindLearned, life: TrialLife) -> None:
     life.kind = event.kind
     life.order(m.Tell(engine.KindFound(life.trial, event.kind)))
+
+
+@on_event.register
+def _on_growth_learned(event: m.GrowthLearned, life: TrialLife) -> None:
+    life.growable = True
+    life.order(m.Tell(engine.CanGrow(life.trial)))
 
 
 @on_event.register

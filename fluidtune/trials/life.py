@@ -12,7 +12,7 @@ from typing import Any
 
 from fluidtune.engine.messages import Kind
 from fluidtune.engine.reasons import Why
-from fluidtune.group_facts import GroupFacts, Reform
+from fluidtune.group_facts import GroupFacts
 from fluidtune.trials.life_states import CHANGES, HELD, PLACES, WISHES, Change, Place, Wish
 from fluidtune.trials.messages import Call, Event, Instruction, Outside, Worker
 
@@ -125,38 +125,41 @@ class Crew:
     wanted: tuple[int, ...] = ()
     #: Why the engine has chosen ``wanted``. Set once the trial has had a place.
     why: Why | None = None
-    #: How many workers take part at the moment.
-    width: int = 1
     leader: Worker | None = None
-    #: The other members of its group, by device.
+    #: The workers that follow it, by device.
     followers: dict[int, Worker] = field(default_factory=dict)
     change: Change = "steady"
-    #: Devices whose workers are to become followers. Empty unless the group is ``gathering``.
+    #: Devices whose workers are to become followers. Empty unless ``attaching``.
     awaited: set[int] = field(default_factory=set)
-    #: By device, the workers that run the trial's code up to where they can enter the group.
+    #: By device, those of these workers that are found.
     joining: dict[int, Worker] = field(default_factory=dict)
-    #: Devices whose workers have got there.
-    ready: set[int] = field(default_factory=set)
+    #: Why the last worker of the resize under way that did not become a follower did not, in words.
+    failed: str = ""
     #: Number of the newest resize.
     generation: int = 0
-    #: The group that the leader is to be told of with the next iteration. Set exactly while it is ``announced``.
-    announced: Reform | None = None
-    #: What its leader knew of it at its newest result; the defaults while there is no leader.
+    #: What its leader knew of itself when it was loaded, and then at its newest result; the defaults while there is no
+    #: leader.
     facts: GroupFacts = field(default_factory=GroupFacts)
     #: The trial must not have several workers again.
     growth_ended: bool = False
     #: How many of its followers ended by an error of their own.
     follower_errors: int = 0
 
-    def members(self) -> dict[int, Worker]:
-        """The workers of its group by device, the leader's first."""
-        leader = {} if self.leader is None else {self.leader.device: self.leader}
-        return {**leader, **self.followers}
+    @property
+    def width(self) -> int:
+        """How many workers take part at the moment."""
+        return 1 + len(self.followers)
 
     @property
-    def ran_at(self) -> float:
-        """The width of its last iteration: workers, or its share of one device."""
-        return self.width if self.width > 1 else self.share
+    def ran_at(self) -> float | None:
+        """The width of its last iteration: workers, or its share of one device. None: it changed meanwhile."""
+        alone = self.share if self.width == 1 else 1.0
+        return {0: None, 1: alone}.get(self.facts.width, float(self.facts.width))
+
+    def note_devices(self) -> None:
+        """Workers have come or gone: keep ``devices`` right."""
+        order = dict.fromkeys((*self.devices, *self.wanted))
+        self.devices = tuple(device for device in order if device == self.devices[0] or device in self.followers)
 
 
 @dataclass(eq=False)
@@ -172,6 +175,8 @@ class TrialLife:
     outside: Outside
     kind: Kind
     seen: SeenResults
+    #: It, or another trial of its trainable, has shown that it can have several workers.
+    growable: bool = False
     #: It needs several devices. It has one process, and is never resized.
     gang: bool = field(init=False)
     place: Place = "queued"
@@ -194,7 +199,7 @@ class TrialLife:
     calls: deque[Call] = field(default_factory=deque)
     #: What its leader would answer to ``save`` now, if that came with its newest result.
     saved: Any = None
-    #: The random streams with which the trial's code began, for its joiners.
+    #: The random streams with which the trial's code began.
     streams: Any = None
     #: Its latest events, with the states after each.
     story: deque[tuple[str, Place, Change, Wish]] = field(default_factory=lambda: deque(maxlen=STORY_LENGTH))

@@ -13,10 +13,9 @@ from typing import Literal
 #: other devices. ``released``: Tune has let go of it, and its workers do not know yet. ``ended``: it has no worker.
 Place = Literal["queued", "placed", "loading", "live", "moving", "released", "ended"]
 
-#: ``steady``: its workers stay. ``gathering``: new workers run its code up to their first boundary. ``announced``: they
-#: are told to enter the new group, and the leader is told of it with its next iteration. ``reforming``: the leader is
-#: told, and takes them in at a boundary. Always ``steady`` unless the trial is ``live`` or ``released``.
-Change = Literal["steady", "gathering", "announced", "reforming"]
+#: ``steady``: its workers stay. ``attaching``: processes of new devices are found, and attach themselves to the leader,
+#: which trains on. Always ``steady`` unless the trial is ``live`` or ``released``.
+Change = Literal["steady", "attaching"]
 
 #: ``stay``, or ``leave``: it is to leave its devices at its next checkpoint or commit.
 Wish = Literal["stay", "leave"]
@@ -32,9 +31,7 @@ PLACES: dict[tuple[Place, Place], str] = {
     ("loading", "queued"): "LeaderBuried, RoomLacking, DeviceJudged, PlainProcessNeeded, PlaceTaken, Placed",
     ("loading", "ended"): "LeaderBuried, Raised, DeviceJudged",
     ("loading", "released"): "Released",
-    ("live", "queued"): (
-        "LeaderBuried, GroupBroken, RoomLacking, FollowerEnded, DeviceJudged, PlainProcessNeeded, PlaceTaken, Placed"
-    ),
+    ("live", "queued"): "LeaderBuried, BeginsAnew, RoomLacking, DeviceJudged, PlainProcessNeeded, PlaceTaken, Placed",
     ("live", "moving"): "Asked, Loaded, IterationDone, Answered, Restored, CheckpointKept, Raised, RoomLacking",
     ("live", "ended"): "LeaderBuried, Raised, DeviceJudged",
     ("live", "released"): "Released",
@@ -46,18 +43,13 @@ PLACES: dict[tuple[Place, Place], str] = {
 
 #: Every change of the group. Whatever takes the trial off its workers (see `PLACES`) makes it ``steady``, too.
 CHANGES: dict[tuple[Change, Change], str] = {
-    ("steady", "gathering"): "ResizeWanted, IterationDone",
-    ("steady", "announced"): "ResizeWanted, IterationDone",
-    ("gathering", "announced"): "Joined",
-    ("gathering", "steady"): "Joined, JoinFailed, JoinerDied, JoinerLate, IterationDone, GroupBroken, FollowerEnded",
-    ("announced", "reforming"): "Asked, Answered, Restored, CheckpointKept, IterationDone, Raised",
-    ("announced", "steady"): "FollowerEnded",
-    ("reforming", "steady"): "IterationDone, FollowerEnded",
+    ("steady", "attaching"): "ResizeWanted, Loaded",
+    ("attaching", "steady"): ("Attached, Refused, JoinerDied, JoinerLate, IterationDone, FollowerEnded, ResizeWanted"),
 }
 
 #: Every change of wish.
 WISHES: dict[tuple[Wish, Wish], str] = {
-    ("stay", "leave"): "LeaveWanted, RoomLacking, ResizeWanted, IterationDone",
+    ("stay", "leave"): "LeaveWanted, RoomLacking, ResizeWanted, Loaded",
     ("leave", "stay"): "Placed, Asked, Loaded, IterationDone, Answered, Restored, CheckpointKept, Raised, RoomLacking",
 }
 

@@ -37,9 +37,9 @@ def _on_placed(event: m.Placed, life: TrialLife) -> None:
     life.ask_to("stay")
     life.placements += 1
     crew = life.crew
-    # An elastic trial gets the workers of its other devices by a resize.
+    # A trial that is no gang gets the workers of its other devices when it is loaded.
     crew.devices = event.devices if life.gang else event.devices[:1]
-    crew.wanted, crew.why, crew.share, crew.width = event.devices, event.why, event.share, 1
+    crew.wanted, crew.why, crew.share = event.devices, event.why, event.share
     life.order(m.RequestLeader(crew.devices[0], crew.devices[1:], life.placements))
 
 

@@ -13,15 +13,14 @@ from typing import Any, Literal, Protocol
 from fluidtune.engine import messages as engine
 from fluidtune.engine.messages import Ending, Kind
 from fluidtune.engine.reasons import Why
-from fluidtune.group_facts import GroupFacts, Reform
+from fluidtune.group_facts import GroupFacts
 
 #: How long a worker may clean up before it is killed. ``long``: it may write a last commit or checkpoint. ``short``:
-#: its group broke, so that it may stand in a call that never returns.
+#: nothing of it is wanted any more.
 Patience = Literal["long", "short"]
-#: How a follower's part ended. ``over``: it was dismissed or its group broke. ``refused``: the leader did not take it
-#: in. ``error``: its own code failed. ``ungrowable``: the loop cannot be divided. ``broken``: its device has failed.
-#: ``died``: its process has.
-End = Literal["over", "refused", "error", "ungrowable", "broken", "died"]
+#: How a follower's part ended. ``over``: its leader has ended or has dropped it. ``error``: its own code failed.
+#: ``broken``: its device has failed. ``died``: its process has.
+End = Literal["over", "error", "broken", "died"]
 
 
 class Worker(Protocol):
@@ -72,8 +71,8 @@ class Outside:
     waits_for_checkpoints: bool
     #: The newest checkpoint that Tune has of the trial; None: Tune has none.
     newest_checkpoint: Callable[[], Checkpoint | None]
-    #: Whether one of these devices is on a node from which the leader at this address cannot be reached.
-    out_of_reach: Callable[[tuple[str, int], Collection[int]], bool]
+    #: Whether these devices are on several nodes.
+    on_several_nodes: Callable[[Collection[int]], bool]
     #: Whether trials of its trainable need several devices: others may have shown that while it ran.
     needs_several: Callable[[], bool]
 
@@ -193,9 +192,10 @@ class PlaceDied(Event):
 
 @dataclass(frozen=True)
 class Loaded(Event):
-    """The leader has loaded the trial."""
+    """The leader has loaded the trial, of which this is known now."""
 
     worker: Worker
+    facts: GroupFacts = field(default_factory=GroupFacts)
 
 
 @dataclass(frozen=True)
@@ -283,12 +283,11 @@ class IterationDone(Event):
 
 
 @dataclass(frozen=True)
-class GroupBroken(Event):
-    """The leader has no result, because its group broke. ``ungrowable``: why the loop must have one worker only."""
+class BeginsAnew(Event):
+    """The leader has no result, because what the trial went on from is not whole: the trial begins anew."""
 
     call: Call
     why: str
-    ungrowable: str | None = None
 
 
 @dataclass(frozen=True)
@@ -332,16 +331,15 @@ class JoinerFound(Event):
 
 
 @dataclass(frozen=True)
-class Joined(Event):
-    """A new worker stands at its first boundary. ``verdict``: what its rehearsal has found, and why."""
+class Attached(Event):
+    """A new worker is attached to the leader, and follows it."""
 
     worker: Worker
-    verdict: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
-class JoinFailed(Event):
-    """A new worker cannot get to its first boundary, for this reason."""
+class Refused(Event):
+    """A new worker was not attached, for this reason."""
 
     worker: Worker
     why: str
@@ -357,7 +355,7 @@ class JoinerDied(Event):
 
 @dataclass(frozen=True)
 class JoinerLate(Event):
-    """A new worker has not come to its first boundary in this many seconds."""
+    """A new worker was neither attached nor refused in this many seconds."""
 
     worker: Worker
     seconds: float
@@ -365,12 +363,11 @@ class JoinerLate(Event):
 
 @dataclass(frozen=True)
 class FollowerEnded(Event):
-    """A follower's loop is over. ``why``: a reason in words; ``said``: all that it returned, in words."""
+    """A follower does not follow any more. ``why``: in words."""
 
     worker: Worker
     how: End
     why: str = ""
-    said: str = ""
     error: Exception | None = None
 
 
@@ -389,6 +386,11 @@ class KindLearned(Event):
     """Another trial of the same trainable has shown its kind."""
 
     kind: Kind
+
+
+@dataclass(frozen=True)
+class GrowthLearned(Event):
+    """Another trial of the same trainable has shown that it can have several workers."""
 
 
 # Instructions
@@ -434,14 +436,13 @@ class Load(Instruction):
 
 @dataclass(frozen=True)
 class CallLeader(Instruction):
-    """Send the call to the leader. ``group``: the group that it is to form at a boundary from now on.
+    """Send the call to the leader.
 
-    Answered by `IterationDone`, `GroupBroken`, `Answered`, `Restored`, `LeaderDied`, `Raised` or `RoomLacking`.
+    Answered by `IterationDone`, `BeginsAnew`, `Answered`, `Restored`, `LeaderDied`, `Raised` or `RoomLacking`.
     """
 
     worker: Worker
     call: Call
-    group: Reform | None = None
 
 
 @dataclass(frozen=True)
@@ -460,22 +461,21 @@ class RequestJoiner(Instruction):
 
 
 @dataclass(frozen=True)
-class Join(Instruction):
-    """Have the worker run the trial's code up to its first boundary. ``first``: it is the first of the new workers.
+class Attach(Instruction):
+    """Have the worker attach itself to the leader, and then follow it.
 
-    Answered by `Joined`, `JoinFailed`, `JoinerDied` or `JoinerLate`.
+    Answered by `Attached`, `Refused`, `JoinerDied` or `JoinerLate`, and after `Attached` by `FollowerEnded`.
     """
 
     worker: Worker
-    first: bool
 
 
 @dataclass(frozen=True)
-class Enter(Instruction):
-    """Have the worker enter the group. Answered by `FollowerEnded`."""
+class Discard(Instruction):
+    """End the worker's process at once, for this reason: it follows the leader, or tries to. Nothing answers."""
 
     worker: Worker
-    group: Reform
+    why: str
 
 
 @dataclass(frozen=True)
@@ -487,14 +487,6 @@ class Unload(Instruction):
     then: bool = False
     keep: bool = False
     fresh: str | None = None
-
-
-@dataclass(frozen=True)
-class ExpectCleanup(Instruction):
-    """The worker ends its part by itself; kill it if it does not in time."""
-
-    worker: Worker
-    patience: Patience
 
 
 @dataclass(frozen=True)
@@ -516,12 +508,11 @@ class StopForking(Instruction):
 
 @dataclass(frozen=True)
 class GiveUpDevice(Instruction):
-    """The device has failed. ``follower``: its worker, and what that ``said``. Answered by `DeviceJudged`."""
+    """The device has failed. ``follower``: under a follower of the trial. Answered by `DeviceJudged`."""
 
     device: int
     why: str
-    follower: str | None = None
-    said: str = ""
+    follower: bool = False
 
 
 @dataclass(frozen=True)
@@ -631,17 +622,15 @@ class Warn(Instruction):
 
 
 @dataclass(frozen=True)
-class NoteVerdict(Instruction):
-    """A rehearsal of a growth has ended with this verdict."""
-
-    kind: str
-
-
-@dataclass(frozen=True)
 class SpreadKind(Instruction):
     """The trial has shown its kind: other trials of its trainable get `KindLearned` if theirs is not known yet."""
 
     kind: Kind
+
+
+@dataclass(frozen=True)
+class SpreadGrowth(Instruction):
+    """The trial has shown that it can have several workers: others of its trainable get `GrowthLearned`."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""How a trial leaves its workers: because Tune let go of it, because it moves, because a worker died, or because it
-failed.
+"""How a trial leaves its workers: because Tune let go of it, because it moves, because its leader died, or because it
+failed; and what follows when it loses a follower.
 
-After a loss the engine gives the trial other devices and it goes on there; Tune does not notice. If there were too many
-losses, the trial fails.
+After the loss of its leader the engine gives the trial other devices and it goes on there; Tune does not notice. If
+there were too many such losses, the trial fails. The loss of a follower costs nothing but the follower.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import LifeError, TrialLife, on_event
 from fluidtune.trials.life_states import HELD
-from fluidtune.trials.resizes import call_off, cancel_resize, end_growth, follower_failed, unload_joining
+from fluidtune.trials.resizes import call_off, discard_joining, follower_failed
 
 
 def recover(life: TrialLife, reason: str, died: int | None = None, alive: int | None = None) -> None:
@@ -66,7 +66,7 @@ def move(life: TrialLife) -> None:
 def unload(
     life: TrialLife, patience: m.Patience, then: bool = False, keep: bool = False, fresh: str | None = None
 ) -> None:
-    """Take all workers off the trial. The leader is unloaded first, so that it can commit and dismiss the others."""
+    """Take all workers off the trial. Its followers are unloaded when their leader lets go of them."""
     crew = life.crew
     leader, crew.leader = crew.leader, None
     followers, crew.followers = crew.followers, {}
@@ -74,11 +74,8 @@ def unload(
     crew.facts = GroupFacts()
     if leader is not None:
         life.order(m.Unload(leader, patience, then, keep, fresh))
-    for worker in joining:
+    for worker in (*followers.values(), *joining):
         life.order(m.Unload(worker, patience))
-    for worker in followers.values():
-        # It is unloaded when its loop has ended: `FollowerEnded`.
-        life.order(m.ExpectCleanup(worker, patience))
 
 
 # Events
@@ -119,73 +116,53 @@ def _on_plain_process_needed(event: m.PlainProcessNeeded, life: TrialLife) -> No
 
 
 @on_event.register
-def _on_group_broken(event: m.GroupBroken, life: TrialLife) -> None:
+def _on_begins_anew(event: m.BeginsAnew, life: TrialLife) -> None:
     if life.expects(event.call):
-        if event.ungrowable is not None:
-            end_growth(life, event.ungrowable)
-        recover(life, f"its group broke: {event.why}", alive=life.crew.devices[0])
+        recover(life, f"it begins anew: {event.why}", alive=life.crew.devices[0])
 
 
 @on_event.register
 def _on_device_judged(event: m.DeviceJudged, life: TrialLife) -> None:
-    device, why, follower, said = event.asked.device, event.asked.why, event.asked.follower, event.asked.said
-    if follower is not None and event.given_up:
-        recover(life, f"worker {follower} lost its device: {why}", died=device)
-    elif follower is not None:
-        follower_failed(life, said)
-        recover(life, f"worker {follower} left: {said}", alive=device)
-    elif event.given_up:
-        recover(life, why, died=device)
+    why = event.asked.why
+    if event.asked.follower:
+        return  # the trial goes on without it
+    if event.given_up:
+        recover(life, why, died=event.asked.device)
     else:
         fail(life, FluidTuneError(f"{why}; the job has no other GPU for the trial: run it where there is one"))
 
 
 @on_event.register
 def _on_follower_ended(event: m.FollowerEnded, life: TrialLife) -> None:
-    """A follower's loop is over: it was dismissed, its group broke, or its process died."""
+    """The leader computes what the follower has not, and the trial goes on. Nothing is repeated."""
     crew, worker, how = life.crew, event.worker, event.how
+    if crew.followers.get(worker.device) is not worker:
+        return
+    del crew.followers[worker.device]
     if how == "died":
         assert event.error is not None
         life.order(m.Bury(worker, event.error))
     else:
         life.order(m.Unload(worker, "short"))
-    if crew.leader is None or crew.followers.get(worker.device) is not worker:
-        return
-    del crew.followers[worker.device]
-    if how == "refused" or worker.device not in crew.wanted:
-        return  # where it was dismissed, it may serve another trial before the leader says so
-    others_enter = crew.followers.keys() - {*crew.devices, worker.device}
     if how == "broken":
-        life.order(m.GiveUpDevice(worker.device, event.why, worker.name, event.said))
-    elif crew.facts.mends and how in ("died", "over") and not others_enter:
-        _go_on_without(life, worker)
-    elif how == "died":
-        recover(life, f"worker {worker.name} died", died=worker.device)
-    else:
-        if how == "ungrowable":
-            end_growth(life, event.why)
-        elif how == "error":
-            follower_failed(life, event.said)
-        recover(life, f"worker {worker.name} left: {event.said}", alive=worker.device)
+        life.order(m.GiveUpDevice(worker.device, event.why, follower=True))
+    _go_on_without(life, worker, how, event.why)
+    if how == "error":
+        follower_failed(life, event.why)
 
 
-def _go_on_without(life: TrialLife, lost: m.Worker) -> None:
-    """The other workers go on by themselves; the engine decides anew how wide the trial shall be.
-
-    A resize that is under way is called off: no worker enters a group together with one that died.
-    """
+def _go_on_without(life: TrialLife, lost: m.Worker, how: m.End, why: str) -> None:
+    """The engine decides anew how wide the trial shall be. A resize that is under way is called off."""
     crew = life.crew
-    if lost.device not in crew.devices:
-        cancel_resize(life, f"worker {lost.name} was lost while it entered")
-        return
-    unload_joining(life)
-    crew.wanted = crew.devices = tuple(device for device in crew.devices if device in crew.members())
-    crew.width = len(crew.devices)
-    # What it cost the others is part of their next iteration.
-    fields = {"devices": list(crew.wanted), "seconds": 0.0, "why": Reason.WORKER_LOST.label}
+    discard_joining(life, "a resize was called off")
+    crew.note_devices()
+    crew.wanted = crew.devices
+    fields = {"devices": list(crew.devices), "seconds": 0.0, "why": Reason.WORKER_LOST.label}
+    said = f": {why}" if why else ""
+    died = lost.device if how == "died" else None
     life.order(
-        m.Write("resized", fields, f"worker {lost.name} was lost"),
-        m.Tell(engine.WorkerLost(life.trial, crew.devices, lost.device)),
+        m.Write("resized", fields, f"worker {lost.name} was lost{said}"),
+        m.Tell(engine.WorkerLost(life.trial, crew.devices, died)),
     )
 
 

@@ -71,6 +71,8 @@ class TrialRegistry:
         self._references: dict[Any, Any] = {}
         #: Name of a trainable -> its kind, as far as it was found out.
         self._kinds: dict[str, m.Kind] = {}
+        #: Names of the trainables whose trials can have several workers, as far as it was found out.
+        self._growable: set[str] = set()
         #: Name of a trainable -> how many devices its trials need for themselves and what they start in Ray.
         self._gangs: dict[str, int] = {}
 
@@ -186,18 +188,19 @@ class TrialRegistry:
             )
         left = run.life.iterations_to(member.target)
         kind = self.kind_of(trial)
-        share = self.share_of(trial)
+        share, growable = self.share_of(trial), self.can_grow(trial)
         log.arrives(
             trial.trial_id,
             group=member.group,
             kind=kind,
+            growable=growable,
             iterations=left,
             share=float(share),
             name=str(trial),
             parameters=parameters_of(trial),
         )
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
-        events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits))
+        events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits, growable))
         return events
 
     def promoted_in_place(self, known: str, group: str) -> None:
@@ -230,6 +233,14 @@ class TrialRegistry:
     def kind_found(self, trial: Trial, kind: m.Kind) -> None:
         """The trial has shown its kind; later trials of its trainable are taken to be of the same."""
         self._kinds[trial.trainable_name] = kind
+
+    def can_grow(self, trial: Trial) -> bool:
+        """Whether a trial of its trainable has shown that it can have several workers."""
+        return trial.trainable_name in self._growable
+
+    def growth_found(self, trial: Trial) -> None:
+        """The trial has shown that it can have several workers; so can later trials of its trainable."""
+        self._growable.add(trial.trainable_name)
 
     def can_save(self, trial: Trial) -> bool:
         """Whether the trial can be asked for a checkpoint at any iteration."""

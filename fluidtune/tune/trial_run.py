@@ -70,10 +70,10 @@ def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[st
         shares_gpus_by_count=job.setup.shares_gpus_by_count,
         waits_for_checkpoints=job.waits_for_checkpoints,
         newest_checkpoint=partial(newest_checkpoint, trial),
-        out_of_reach=job.out_of_reach,
+        on_several_nodes=job.on_several_nodes,
         needs_several=lambda: trials.share_of(trial) > 1,
     )
-    life = TrialLife(name, outside, trials.kind_of(trial), results_seen(trial))
+    life = TrialLife(name, outside, trials.kind_of(trial), results_seen(trial), trials.can_grow(trial))
     continued = None if job.has_started(name) else getattr(trial.run_metadata, PROGRESS, {}).get("checkpoint")
     return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life, continued)
 

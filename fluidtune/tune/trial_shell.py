@@ -7,12 +7,11 @@ workers answer goes back as events (`worker_answers`).
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
@@ -32,10 +31,9 @@ from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, Worke
 
 log = logging.getLogger(__name__)
 
-#: Set to 1 in the driver's environment, it has every growth rehearsed.
-CHECK = "FLUIDTUNE_CHECK"
-#: Seconds in which a new worker must come to its loop's first boundary; until then it holds a device and does nothing.
-LATE_S = 600.0
+#: Seconds in which a new worker must be attached or refused; until then it holds a device and does nothing. Judgement:
+#: on a busy node its process starts and imports torch in a minute.
+LATE_S = 300.0
 
 
 class TrialShell:
@@ -53,10 +51,11 @@ class TrialShell:
     ) -> None:
         self._job, self._actors, self._runs = job, actors, runs
         self._calls, self._callbacks, self._dispatch, self._emit = calls, callbacks, dispatch, emit
-        #: Which growths `fluidtune.elastic.checks.rehearsal` tries first: the job's first one, all, or none any more.
-        self.rehearses: Literal["first", "all", "none"] = "all" if os.environ.get(CHECK) == "1" else "first"
-        #: By name, new workers that run the trial's code up to its first boundary, and since when (monotonic clock).
-        self._on_their_way: dict[str, tuple[TrialRun, PooledWorker, float]] = {}
+        #: By name, new workers that have not said whether they are attached: since when (monotonic clock), and by which
+        #: call.
+        self._attaching: dict[str, tuple[TrialRun, PooledWorker, float, Any]] = {}
+        #: By name, the call with which a worker follows, or will when it is attached.
+        self._following: dict[str, Any] = {}
 
     def tell(self, run: TrialRun, event: m.Event) -> None:
         """Hand the event to the trial's life, and carry out what follows."""
@@ -64,10 +63,9 @@ class TrialShell:
             _METHODS[type(instruction)](self, run, instruction)
 
     def report_late(self, now: float) -> None:
-        """Tell trials of new workers that do not come to their loop's first boundary. ``now``: monotonic clock."""
-        for name, (run, worker, since) in list(self._on_their_way.items()):
+        """Tell trials of new workers that are not attached in time. ``now``: monotonic clock."""
+        for run, worker, since, _ in list(self._attaching.values()):
             if now - since > LATE_S:
-                del self._on_their_way[name]
                 self.tell(run, m.JoinerLate(worker, LATE_S))
 
     # --- to the engine
@@ -83,6 +81,14 @@ class TrialShell:
         for alike in self._runs.waiting_alike(run):
             if alike.life.kind == "plain":
                 self.tell(alike, m.KindLearned(found.kind))
+
+    def _spread_growth(self, run: TrialRun, found: m.SpreadGrowth) -> None:
+        self._job.trials.growth_found(run.trial)
+        self._job.log.write("can_grow", trial=run.id)
+        self._emit(engine.CanGrow(run.id))
+        for alike in self._runs.waiting_alike(run):
+            if not alike.life.growable:
+                self.tell(alike, m.GrowthLearned())
 
     def _spread_gang(self, run: TrialRun, found: m.SpreadGang) -> None:
         devices = self._job.trials.gang_found(run.trial, found.devices)
@@ -127,8 +133,8 @@ class TrialShell:
         method = getattr(_pooled(sent.worker).actor, call.method)
         if call.method == "train":
             self._job.stall_detector.iteration_asked(run.id, time.monotonic())
-            group, ticket, stored = sent.group, self._job.lane_ticket(run), self._job.results_stored(run.id)
-            task.future = method.remote(group, ticket, stored) if group or ticket or stored else method.remote()
+            ticket, stored = self._job.lane_ticket(run), self._job.results_stored(run.id)
+            task.future = method.remote(ticket, stored) if ticket or stored else method.remote()
         else:
             task.future = method.remote(*task.args, **task.kwargs)
         self._calls.track_call(task.future, partial(self.leader_answered, run, call))
@@ -165,37 +171,44 @@ class TrialShell:
             )
         )
 
-    def _join(self, run: TrialRun, join: m.Join) -> None:
-        worker, spec = _pooled(join.worker), self._job.load_spec(run)
-        if join.first and spec.emulation is None and self.rehearses != "none":
-            spec = replace(spec, rehearse=True)
-        self._on_their_way[worker.name] = run, worker, time.monotonic()
-        self._calls.track_call(worker.actor.join.remote(run.trainable_ref, spec), partial(self._joined, run, worker))
+    def _attach(self, run: TrialRun, attach: m.Attach) -> None:
+        worker = _pooled(attach.worker)
+        attached = worker.actor.attach.remote(self._job.attach_spec(run))
+        # It follows from its attachment on, and not only when the driver has heard of that.
+        self._following[worker.name] = worker.actor.follow.remote()
+        self._attaching[worker.name] = run, worker, time.monotonic(), attached
+        self._calls.track_call(attached, partial(self._attached, run, worker))
 
-    def _joined(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
-        if self._on_their_way.get(worker.name, (None,))[0] is run:  # else it joins another trial by now
-            del self._on_their_way[worker.name]
-        self.tell(run, worker_answers.joined(worker, value))
+    def _attached(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        del self._attaching[worker.name]
+        if value is None:
+            self._calls.track_call(self._following[worker.name], partial(self._followed, run, worker))
+        else:
+            del self._following[worker.name]
+        self.tell(run, worker_answers.attached(worker, value))
 
-    def _note_verdict(self, run: TrialRun, verdict: m.NoteVerdict) -> None:
-        if verdict.kind == "differs":
-            self.rehearses = "all"
-        elif self.rehearses == "first":
-            self.rehearses = "none"
+    def _followed(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        del self._following[worker.name]
+        self.tell(run, worker_answers.followed(worker, value))
 
-    def _enter(self, run: TrialRun, enter: m.Enter) -> None:
-        worker = _pooled(enter.worker)
-        future = worker.actor.enter.remote(enter.group)
-        self._calls.track_call(future, lambda value: self.tell(run, worker_answers.entered(worker, value)))
+    def _drop_follower(self, worker: PooledWorker) -> None:
+        """What the worker answers as a follower is of no interest any more."""
+        if worker.name in self._attaching:
+            self._calls.drop_call(self._attaching.pop(worker.name)[-1])
+        if worker.name in self._following:
+            self._calls.drop_call(self._following.pop(worker.name))
+
+    def _discard(self, run: TrialRun, discard: m.Discard) -> None:
+        worker = _pooled(discard.worker)
+        self._drop_follower(worker)
+        self._dispatch.kill_worker(worker, discard.why)
 
     # --- after a trial, and losses
 
     def _unload(self, run: TrialRun, unload: m.Unload) -> None:
+        self._drop_follower(_pooled(unload.worker))
         then = (lambda: self.tell(run, m.Unloaded())) if unload.then else None
         self._dispatch.unload_trial(_pooled(unload.worker), _seconds(unload.patience), then, unload.keep, unload.fresh)
-
-    def _expect_cleanup(self, run: TrialRun, expect: m.ExpectCleanup) -> None:
-        self._dispatch.expect_cleanup(_pooled(expect.worker), _seconds(expect.patience))
 
     def _bury(self, run: TrialRun, bury: m.Bury) -> None:
         worker, error = _pooled(bury.worker), bury.error
@@ -274,6 +287,7 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.Tell: lambda shell, run, told: shell._emit(told.event),
     m.Announce: TrialShell._announce,
     m.SpreadKind: TrialShell._spread_kind,
+    m.SpreadGrowth: TrialShell._spread_growth,
     m.SpreadGang: TrialShell._spread_gang,
     m.RequestLeader: TrialShell._request_leader,
     m.Load: TrialShell._load,
@@ -281,11 +295,9 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.DropCalls: TrialShell._drop_calls,
     m.StopForking: TrialShell._stop_forking,
     m.RequestJoiner: TrialShell._request_joiner,
-    m.Join: TrialShell._join,
-    m.NoteVerdict: TrialShell._note_verdict,
-    m.Enter: TrialShell._enter,
+    m.Attach: TrialShell._attach,
+    m.Discard: TrialShell._discard,
     m.Unload: TrialShell._unload,
-    m.ExpectCleanup: TrialShell._expect_cleanup,
     m.Bury: TrialShell._bury,
     m.GiveUpDevice: TrialShell._give_up_device,
     m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),

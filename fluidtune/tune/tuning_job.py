@@ -19,11 +19,10 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter
 
 from fluidtune import hash_seed
 from fluidtune.cluster.hosting.commit_stores import delete_commits
-from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
+from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec
 from fluidtune.cluster.hosting.train_workers import TrainRoom
 from fluidtune.cluster.pool import WorkerPool
 from fluidtune.cluster.sharing.lanes import LaneTicket
-from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.memory_trim import MemoryTrim
@@ -210,12 +209,19 @@ class TuningJob:
             lanes=self.setup.lane_settings(life.crew.devices[0]),
             ticket=self.lane_ticket(run),
             secret=run.secret,
-            one_node=self._on_one_node(life.crew.facts.address),
+            one_node=self._on_one_node(),
+            may_grow=not life.gang and self._scheduler.executor.max_workers != 1,
             may_be_squeezed=self.setup.shares_gpus_by_count and not life.squeezed,
             beside=self._scheduler.executor.beside,
             cores=self.trials.cores_of(run.trial),
             train=self._train_room(life.crew.devices),
         )
+
+    def attach_spec(self, run: TrialRun) -> AttachSpec:
+        """What a worker needs to follow the trial's leader."""
+        device = self.setup.torch_device
+        backend, emulation = self._scheduler.executor.backend, self.setup.emulation
+        return AttachSpec(run.id, run.life.crew.facts.address, run.secret, backend, device, emulation)
 
     def _train_room(self, devices: Sequence[int]) -> TrainRoom | None:
         """What a trial on these devices has for workers of Ray Train. The arbiter leases none for them."""
@@ -225,17 +231,14 @@ class TuningJob:
         places = () if layout.kind == "emulated" else tuple((held.group(each), held.bundle(each)) for each in devices)
         return TrainRoom(layout.worker, layout.bundle, len(devices), layout.most, places)
 
-    def _on_one_node(self, leader: tuple[str, int] | None) -> bool:
-        """Whether a trial's leader is to be found on its own node only. Its followers look where it is."""
+    def _on_one_node(self) -> bool:
+        """Whether the leader of a trial that is loaded now is to be found on its own node only."""
         self._several_nodes = self._several_nodes or len(set(self.devices.nodes.values())) > 1
-        if leader is not None:
-            return leader[0] == LOOPBACK
         return self.setup.one_node and not self._several_nodes
 
-    def out_of_reach(self, leader: tuple[str, int], devices: Collection[int]) -> bool:
-        """See `Outside`: nodes have come to a cluster that had one. The trial then has to be loaded anew."""
-        found = {self.devices.nodes.get(device) for device in devices} - {None}
-        return self._on_one_node(leader) and len(found) > 1
+    def on_several_nodes(self, devices: Collection[int]) -> bool:
+        """See `Outside`."""
+        return len({self.devices.nodes.get(device) for device in devices} - {None}) > 1
 
     def lane_ticket(self, run: TrialRun) -> LaneTicket | None:
         """The trial's needs on the device that it shares; None while it has the device alone."""

@@ -7,21 +7,19 @@ from typing import Any
 from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
-from fluidtune.cluster.hosting.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.sharing.lanes import Lack
-from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION
 from fluidtune.trials import messages as m
 from fluidtune.tune.trial_run import task_of
 
 
 def loaded(worker: PooledWorker, value: Any) -> m.Event:
-    """The worker answered ``load``. ``value`` None: the trial is loaded in it."""
+    """The worker answered ``load``: what is known of the trial, which is loaded in it, or what it lacks there."""
     if isinstance(value, Exception):
         return _raised(worker, value)
-    return _lacking(worker, value) if isinstance(value, Lack) else m.Loaded(worker)
+    return _lacking(worker, value) if isinstance(value, Lack) else m.Loaded(worker, value)
 
 
 def called(call: m.Call, value: Any) -> m.Event:
@@ -29,8 +27,8 @@ def called(call: m.Call, value: Any) -> m.Event:
     if isinstance(value, Exception):
         return _raised(call, value)
     if isinstance(value, IterationReply):
-        if value.lost:
-            return m.GroupBroken(call, value.lost, value.facts.ungrowable)
+        if value.anew:
+            return m.BeginsAnew(call, value.anew)
         if value.lack is not None:
             return _lacking(call, value.lack)
         number = value.result.get(TRAINING_ITERATION, value.iteration)
@@ -50,29 +48,25 @@ def _lacking(by: m.Call | PooledWorker, lack: Lack) -> m.Event:
     return m.RoomLacking(by, lack.reason, lack.need, lack.between, lack.broken, lack.devices)
 
 
-def joined(worker: PooledWorker, value: Any) -> m.Event:
-    """A new worker answered ``join``: it stands at its first boundary (None, or a verdict), or says why not."""
-    if isinstance(value, Verdict):
-        return m.Joined(worker, (value.kind, value.reason))
+def attached(worker: PooledWorker, value: Any) -> m.Event:
+    """A new worker answered ``attach``: it is attached (None), or says why not."""
     if value is None:
-        return m.Joined(worker)
+        return m.Attached(worker)
     if isinstance(value, RayActorError):
         return m.JoinerDied(worker, value)
-    return m.JoinFailed(worker, repr(value.cause) if isinstance(value, RayTaskError) else str(value))
+    return m.Refused(worker, _words(value))
 
 
-def entered(worker: PooledWorker, value: Any) -> m.Event:
-    """A follower's loop is over."""
-    how: m.End
-    why, error = "", None
+def followed(worker: PooledWorker, value: Any) -> m.Event:
+    """A follower answered ``follow``: its part is over."""
+    if value is None:
+        return m.FollowerEnded(worker, "over")
     if isinstance(value, RayActorError):
-        how, error = "died", value
-    elif isinstance(value, NotTakenIn):
-        how = "refused"
-    elif isinstance(value, Lack):
-        how, why = "broken", value.reason
-    elif isinstance(value, Ungrowable):
-        how, why = "ungrowable", value.reason
-    else:
-        how = "over" if value is None else "error"
-    return m.FollowerEnded(worker, how, why, str(value), error)
+        return m.FollowerEnded(worker, "died", error=value)
+    if isinstance(value, Lack):
+        return m.FollowerEnded(worker, "broken", value.reason)
+    return m.FollowerEnded(worker, "error", _words(value))
+
+
+def _words(value: Any) -> str:
+    return repr(value.cause) if isinstance(value, RayTaskError) else str(value)

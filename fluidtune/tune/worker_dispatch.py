@@ -160,7 +160,7 @@ class WorkerDispatch:
             return
         self.cleaning += 1
         worker.clean_up()
-        self.expect_cleanup(worker, within)
+        self._deadlines[worker.name] = time.monotonic() + within
 
         def on_answer(value: Any) -> None:
             self.cleaning -= 1
@@ -170,9 +170,11 @@ class WorkerDispatch:
 
         self._calls.track_call(worker.actor.unload.remote(self._job.pool.fresh or fresh, keep), on_answer)
 
-    def expect_cleanup(self, worker: PooledWorker, within: float) -> None:
-        """Kill the worker if it has not cleaned up within this many seconds. An earlier deadline of it stays."""
-        self._deadlines.setdefault(worker.name, time.monotonic() + within)
+    def kill_worker(self, worker: PooledWorker, why: str) -> None:
+        """End the worker's process at once, unless it is dead."""
+        if self._job.pool.is_alive(worker):
+            self._log_replaced(worker, why)
+            self._job.pool.kill_worker(worker)
 
     def kill_overdue_workers(self) -> None:
         """Replace workers that have not cleaned up in time."""
@@ -182,8 +184,7 @@ class WorkerDispatch:
                 del self._deadlines[name]
                 worker = self._job.pool.workers.get(name)
                 if worker is not None and worker.busy:
-                    self._log_replaced(worker, "it did not clean up in time")
-                    self._job.pool.kill_worker(worker)
+                    self.kill_worker(worker, "it did not clean up in time")
 
     def _trial_unloaded(self, worker: PooledWorker, value: Any) -> None:
         """The worker answered `unload`. None: it is clean and free. Anything else says why it must be replaced."""

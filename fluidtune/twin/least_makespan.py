@@ -86,7 +86,7 @@ def _speeds(job: RecordedJob, devices: int, gang: int) -> _Speeds:
     if gang > 1:
         return _hull([(profile.fastest(gang), gang * profile.fastest(gang))])
     points = [(seconds := profile.iteration((1,), trials), seconds / trials) for trials in (1, *profile.packed)]
-    if job.kind == "elastic":
+    if job.growable:
         widest = min(devices, job.max_workers or devices, profile.widest)
         points += [(seconds := profile.fastest(width), seconds * width) for width in range(2, widest + 1)]
     return _hull(points)

@@ -120,8 +120,7 @@ def _samples(events: list[Event], most: int | None) -> tuple[dict[str, dict[Plac
         elif what == "resized":
             pauses.append(event["seconds"])
             move(trial, tuple(event["devices"]))
-            # It is written with the result of the first iteration at the new width, all of which ran there.
-            disturbed.discard(trial)
+            disturbed.add(trial)
         elif what == "run_started":
             for gone in held:
                 move(gone, ())

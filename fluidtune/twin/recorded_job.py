@@ -69,7 +69,8 @@ class RecordedJob:
     """A tuning job.
 
     ``synchronous`` and ``concurrency``: by group, as in `fluidtune.engine.GroupAnnounced`. ``pending``: how many new
-    trials the search algorithm offers at once; None: all. ``kind``: what its trials turn out to be when they have run.
+    trials the search algorithm offers at once; None: all. ``kind``: what its trials turn out to be when they have
+    run. ``growable``: they turn out to be able to have several workers.
     """
 
     trials: tuple[RecordedTrial, ...]
@@ -78,6 +79,7 @@ class RecordedJob:
     concurrency: Mapping[str, int | None] = field(default_factory=dict)
     pending: int | None = None
     kind: Kind = "elastic"
+    growable: bool = True
     costs: Costs = Costs()
     #: Settings of `fluidtune.engine.Engine`.
     max_packing: int | None = None
@@ -133,11 +135,20 @@ def read_job(events: Iterable[Event]) -> RecordedJob:
         concurrency=concurrency,
         pending=_pending(listed),
         kind=kind,
+        growable=_growable(listed, kind),
         costs=_costs(listed, head["t"]),
         max_packing=given or (1 if on_cores else None),
         concurrent_packing=max((c or 1 for c in concurrency.values()), default=1) if on_cores and not given else 1,
         max_workers=settings.get("max_workers"),
     )
+
+
+def _growable(events: list[Event], kind: Kind) -> bool:
+    """Whether its trials can have several workers. In logs of older versions exactly elastic trials can."""
+    said = [event.get("growable") for event in events if event["event"] == "trial_added"]
+    if said and None in said:
+        return kind == "elastic"
+    return any(said) or any(event["event"] == "can_grow" for event in events)
 
 
 def _stages(events: list[Event]) -> dict[str, list[Stage]]:

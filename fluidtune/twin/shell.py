@@ -1,8 +1,8 @@
 """The shell on a virtual clock: carries out what the engine says, as the shell on Ray does, but in virtual time.
 
 An iteration takes what the profile says for the trial's devices and for the number of trials that train on its first
-device; these may change meanwhile. A resize waits for its new workers, then for the trial's next boundary between two
-iterations, and there stops the trial for as long as the profile says.
+device; these may change meanwhile. A growth waits for its new workers. When they are there, it stops the trial for as
+long as the profile says, amid an iteration. To shrink takes no time.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class _Step:
     since: float
     #: What a whole iteration takes with the neighbours of this moment.
     seconds: float
-    #: The answer to a resize, which the engine gets with the iteration's result.
-    resized: list[m.Event]
     left: float = 1.0
     end: float = 0.0
+    #: The trial was resized meanwhile.
+    mixed: bool = False
 
 
 @dataclass(eq=False)
@@ -79,8 +79,7 @@ class _Run:
     wanted: tuple[int, ...] | None = None
     #: Devices of ``wanted``, beside its own, on which its new workers are there.
     joined: set[int] = field(default_factory=set)
-    #: Devices that it was started on beyond its first. A resize brings them in after its first iteration, since before
-    #: that their workers cannot find it.
+    #: Devices that it was started on, if it is to have others than its first. They come when its first worker is there.
     later: tuple[int, ...] | None = None
     #: The engine wants it to leave.
     suspend: bool = False
@@ -100,8 +99,9 @@ class _Progress:
     stage: int = 0
     left: int = 0
     run: _Run | None = None
-    #: Its kind as the engine knows it.
+    #: Its kind, and whether it can grow, as the engine knows it.
     kind: m.Kind = "plain"
+    growable: bool = False
 
 
 @dataclass
@@ -139,6 +139,7 @@ class Twin:
         self._barred: dict[str, list[str]] = {}
         self._announced: set[str] = set()
         self._kind: m.Kind = "plain"
+        self._growable = False
         #: Number of warm workers that serve no trial, by device.
         self._idle: Counter[int] = Counter()
         costs = job.costs
@@ -201,7 +202,7 @@ class Twin:
     def _add_trial(self, name: str) -> None:
         progress = self._trials[name]
         stage = progress.trial.stages[progress.stage]
-        progress.left, progress.kind = stage.iterations, self._kind
+        progress.left, progress.kind, progress.growable = stage.iterations, self._kind, self._growable
         if stage.group not in self._announced:
             self._announced.add(stage.group)
             synchronous = self.job.synchronous.get(stage.group, True)
@@ -209,7 +210,8 @@ class Twin:
             self._events.append(
                 m.GroupAnnounced(stage.group, synchronous, concurrency, self._tails.get(stage.group, 0.0))
             )
-        self._events.append(m.TrialAdded(name, stage.group, self._kind, stage.told, stage.share))
+        added = m.TrialAdded(name, stage.group, self._kind, stage.told, stage.share, growable=self._growable)
+        self._events.append(added)
         if not stage.iterations:
             self._end_stage(name)
 
@@ -250,7 +252,7 @@ class Twin:
             first = instruction.devices[0]
             gang = progress.trial.stages[progress.stage].share > 1
             run = progress.run = _Run(instruction.trial, instruction.devices if gang else (first,))
-            self._get_worker(first, lambda: self._iterate(run))
+            self._get_worker(first, lambda: self._begin(run))
             if len(instruction.devices) > len(run.devices):
                 run.later = instruction.devices
         elif isinstance(instruction, m.Resize):
@@ -274,18 +276,39 @@ class Twin:
         """A new worker of the device is there."""
         self._call_after(self.job.costs.first, then)
 
+    def _begin(self, run: _Run) -> None:
+        """The trial's first worker is there."""
+        if run.live and run.later is not None:
+            self._resize(run, run.later)
+        self._iterate(run)
+
     def _resize(self, run: _Run, devices: tuple[int, ...]) -> None:
         run.wanted = devices
 
         def joined(device: int) -> None:
             if run.live and run.wanted == devices:
                 run.joined.add(device)
+                self._attach(run)
             else:
                 self._idle[device] += 1
 
         for device in devices:
             if device not in run.devices:
                 self._get_worker(device, partial(joined, device))
+        self._attach(run)
+
+    def _attach(self, run: _Run) -> None:
+        """The resize is done if all new workers are there. An iteration under way goes on at the new width."""
+        if run.wanted is None or not run.joined >= set(run.wanted) - set(run.devices):
+            return
+        pause = self.job.profile.resize if run.joined else 0.0
+        # Processes of followers that are dropped are ended, as `cluster.pool` ends them.
+        run.devices, run.wanted, run.joined = run.wanted, None, set()
+        self.resizes += 1
+        self._events.append(m.Resized(run.trial, run.devices, pause))
+        if run.step is not None:
+            run.step.mixed = True
+            self._go_on(run, run.step, pause)
 
     # Iterations
 
@@ -293,20 +316,11 @@ class Twin:
         """A boundary: the next iteration begins."""
         if not run.live:
             return
-        pause = 0.0
-        resized: list[m.Event] = []
-        if run.wanted is not None and run.joined >= set(run.wanted) - set(run.devices):
-            self._idle.update(set(run.devices) - set(run.wanted))
-            run.devices, run.wanted, run.joined = run.wanted, None, set()
-            pause = self.job.profile.resize
-            self.resizes += 1
-            resized.append(m.Resized(run.trial, run.devices, pause))
         if not run.trains:
             run.trains = True
             self._training.setdefault(run.devices[0], []).append(run)
             self._retime(run.devices[0])
-        begin = self.now + pause
-        run.step = _Step(begin, begin, self._seconds(run), resized)
+        run.step = _Step(self.now, self.now, self._seconds(run))
         self._schedule(run)
 
     def _seconds(self, run: _Run) -> float:
@@ -333,28 +347,35 @@ class Twin:
             step = run.step
             if step is None:
                 continue
-            seconds = self._seconds(run)
-            if seconds != step.seconds:
-                passed = max(0.0, self.now - step.since)
-                step.left = max(0.0, step.left - passed / step.seconds)
-                step.since, step.seconds = max(step.since, self.now), seconds
-                self._schedule(run)
+            if self._seconds(run) != step.seconds:
+                self._go_on(run, step)
+
+    def _go_on(self, run: _Run, step: _Step, pause: float = 0.0) -> None:
+        """The iteration under way goes on at the pace of this moment, after a pause."""
+        passed = max(0.0, self.now - step.since)
+        step.left = max(0.0, step.left - passed / step.seconds)
+        step.since, step.seconds = max(step.since, self.now) + pause, self._seconds(run)
+        self._schedule(run)
 
     def _done(self, run: _Run, step: _Step) -> None:
         name, run.step = run.trial, None
         seconds = self.now - step.begun
-        width = float(len(run.devices)) if len(run.devices) > 1 else 1 / len(self._training[run.devices[0]])
+        width: float | None = float(len(run.devices))
+        if len(run.devices) == 1:
+            width = 1 / len(self._training[run.devices[0]])
         progress = self._trials[name]
         if progress.kind != self.job.kind:
             self._kind = self.job.kind
             for found in (name, *(one for one in self.engine.waiting if self._trials[one].kind != self._kind)):
                 self._trials[found].kind = self._kind
                 self._events.append(m.KindFound(found, self._kind))
+        if self.job.growable and not progress.growable:
+            self._growable = True
+            for found in (name, *(one for one in self.engine.waiting if not self._trials[one].growable)):
+                self._trials[found].growable = True
+                self._events.append(m.CanGrow(found))
         self.iterations += 1
-        self._events += [*step.resized, m.Result(name, seconds, width, self.job.profile.memory)]
-        if run.later is not None:
-            self._resize(run, run.later)
-            run.later = None
+        self._events.append(m.Result(name, seconds, None if step.mixed else width, self.job.profile.memory))
         progress.left -= 1
         if not progress.left:
             self._end_stage(name)
@@ -362,7 +383,7 @@ class Twin:
             self._free_devices(progress)
             stage = progress.trial.stages[progress.stage]
             told = None if stage.told is None else max(0.0, stage.told - stage.iterations + progress.left)
-            moved = m.TrialAdded(name, stage.group, self._kind, told, stage.share)
+            moved = m.TrialAdded(name, stage.group, self._kind, told, stage.share, growable=self._growable)
             self._events += [m.TrialEnded(name, "paused"), moved]
         else:
             self._call_after(self.job.costs.turn, lambda: self._iterate(run))

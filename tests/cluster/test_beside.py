@@ -21,6 +21,7 @@ from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.cluster.sharing import beside
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.errors import FluidTuneError
+from fluidtune.group_facts import GroupFacts
 from fluidtune.tune.executor import FluidExecutor
 from salus_share import service as lane_service
 from salus_share.seat_table import FILE, SeatTable, home
@@ -151,7 +152,7 @@ def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
     monkeypatch.setattr("fluidtune.cluster.hosting.worker.is_forked", lambda: True)
     worker = Worker("w", {})
-    assert worker.load(Told, LoadSpec("t", {"config": {}}, beside=beside)) is None
+    assert isinstance(worker.load(Told, LoadSpec("t", {"config": {}}, beside=beside)), GroupFacts)
     within = [worker.train().result["within"] for _ in range(3)]
     during = list(Told.turns)
     assert worker.unload() is None
@@ -202,7 +203,7 @@ def test_a_process_whose_trial_woke_a_service_serves_the_next_trial(lane, monkey
         Waited.table = SeatTable(lane)
         worker = Worker("w", {})
         for trial in ("t1", "t2"):
-            assert worker.load(Waited, LoadSpec(trial, {"config": {}}, beside=True)) is None
+            assert isinstance(worker.load(Waited, LoadSpec(trial, {"config": {}}, beside=True)), GroupFacts)
             for _ in range(3):
                 worker.train()
             assert worker.unload() is None

@@ -20,6 +20,7 @@ from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.hosting.messages import LoadSpec
 from fluidtune.cluster.hosting.trial_sessions import DEVICE_VARIABLE
 from fluidtune.cluster.hosting.worker import Worker
+from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEFAULT
 from tests.contracts.processes import peer_processes
 from tests.ray_compat.storage import TrialStorage
@@ -56,7 +57,7 @@ def hosting(folder: str, trainable: Any, delivered: int, restored: Any = None, *
     """A worker that has just been given the trial. ``restored``: the newest checkpoint that Tune has."""
     kwargs = {"config": {"notes": f"{folder}/notes"}, "storage": TrialStorage(Path(folder))}
     worker = Worker("w", {})
-    assert worker.load(trainable, LoadSpec("trial", kwargs, delivered=delivered, **spec)) is None
+    assert isinstance(worker.load(trainable, LoadSpec("trial", kwargs, delivered=delivered, **spec)), GroupFacts)
     if restored is not None:
         worker.restore(restored)
     return worker

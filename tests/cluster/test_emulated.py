@@ -1,4 +1,4 @@
-"""Emulated devices without Ray: which trial is where, how long iterations last, how groups form and break."""
+"""Emulated devices without Ray: which trial is where, how long iterations last."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
-from fluidtune.cluster.emulated import EmulatedSession, Emulation
+from fluidtune.cluster.emulated import Emulation
 from fluidtune.cluster.emulated.occupancy_board import PREFIX, SLOTS, OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import keep_pace
-from fluidtune.elastic import LoopThread, Reform
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.tune.executor import FluidExecutor
 from salus_share import private_files
 from salus_share.errors import SalusError
-from tests.contracts.processes import until
 
 
 @pytest.fixture
@@ -71,7 +69,7 @@ class Place:
         return (1,), [count for since, count in self.changes if since <= self.now + 1e-9][-1]
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.now += max(seconds, 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -84,32 +82,26 @@ def test_an_iteration_lasts_what_the_neighbours_leave(changes: list, lasts: floa
     assert host.now == pytest.approx(lasts, abs=0.06)
 
 
+def test_a_pause_of_a_resize_is_no_progress(emulation: Emulation):
+    class Paused(Place):
+        def placement(self) -> tuple[tuple[int, ...], int]:
+            if not self.changes:
+                return (2,), 1
+            if self.now < 0.5 - 1e-9:
+                return (1,), 1
+            self.changes.clear()
+            self.now += 3.0
+            return (2,), 1
+
+    host = Paused((0.0, 1))
+    keep_pace(emulation.profile, 1.0, host, 0.0, clock=lambda: host.now, sleep=host.sleep)
+    assert host.now == pytest.approx(0.5 + 3.0 + 0.5 * 0.6, abs=0.06)
+
+
 def test_what_does_not_fit_the_memory_fails_as_on_a_gpu(emulation: Emulation):
     host = Place((0.0, 3))
     with pytest.raises(MemoryError, match=r"3 trials of 0\.4"):
         keep_pace(emulation.profile, 1.0, host, 0.0, clock=lambda: host.now, sleep=host.sleep)
-
-
-def test_a_grown_trial_is_on_its_devices_until_it_shrinks(emulation: Emulation):
-    leader = EmulatedSession("t", "w0", True, 0, emulation)
-    follower = EmulatedSession("t", "w1", False, 1, emulation)
-    loop = LoopThread(follower, lambda: None).start()
-    address = leader.facts().address
-    assert follower.wait_ready(5.0) and address is not None
-    follower.enter(Reform(1, ("w0", "w1"), address))
-    leader.direct(Reform(1, ("w0", "w1"), address))
-    while leader.facts().width == 1:
-        leader.begin_iteration()
-    board = OccupancyBoard(emulation.board)
-    assert leader.placement() == ((2,), 1)
-    until(lambda: board.count(1) == 1)  # the follower's thread takes its device after it has entered
-    leader.direct(Reform(2, ("w0",), address))
-    leader.begin_iteration()
-    assert leader.placement() == ((1,), 1)
-    assert loop.join(60.0) is not None and board.count(1) == 0
-    leader.close()
-    leader.close()
-    assert board.count(0) == 0
 
 
 def test_an_emulated_worker_imports_no_torch():

@@ -12,7 +12,7 @@ from fluidtune.cluster.hosting import commit_stores
 from fluidtune.cluster.hosting.leader_host import LeaderHost
 from fluidtune.cluster.hosting.messages import LoadSpec
 from fluidtune.cluster.hosting.result_replay import CommitNote, ReportedResults
-from fluidtune.elastic import GroupLost
+from fluidtune.elastic import BeginsAnew, Commit
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, set_progress
 
@@ -24,9 +24,7 @@ class Hosting(LeaderHost):
         self.deleted: list[str] = []
         self.forgot = 0
         files = SimpleNamespace(delete_dir=self.deleted.append)
-        storage = SimpleNamespace(
-            trial_fs_path="/job/trial_1", storage_filesystem=files, current_checkpoint_index=-1
-        )
+        storage = SimpleNamespace(trial_fs_path="/job/trial_1", storage_filesystem=files, current_checkpoint_index=-1)
         self.spec = LoadSpec("trial_1", {"storage": storage}, delivered=13)
         self.trainable: Any = Trainable.__new__(Trainable)
         self.trainable.restore = self.restored
@@ -35,7 +33,7 @@ class Hosting(LeaderHost):
         self.session: Any = SimpleNamespace(forget_resume=self.forget)
         reports = self.reports = ReportedResults(13, "")
         reports.trainable = self.trainable
-        reports.resume = SimpleNamespace(note=CommitNote(12, 1.0, []))
+        reports.resume = Commit("trial_1", "", 0, 12, 12, {}, CommitNote(12, 1.0, []))
 
     def restored(self, checkpoint: Any) -> None:
         set_progress(self.trainable, 10, 0.0)
@@ -105,13 +103,13 @@ def test_a_retry_from_the_start_reports_from_the_start() -> None:
 
 def test_a_function_that_does_not_come_to_the_loop_of_its_commit_has_not_ended() -> None:
     def ended() -> None:
-        raise GroupLost("the commit is of another loop")
+        raise BeginsAnew("the commit is of another loop")
 
     worker = Hosting()
-    worker.lane, worker._has_checkpoint = None, False
+    worker.lane, worker.division, worker._has_checkpoint, worker._divided = None, None, False, False
     worker.session = SimpleNamespace(facts=GroupFacts, ended=ended)
     worker.trainable.train = lambda: {RESULT_DUPLICATE: True}
-    assert worker.train().lost == "the commit is of another loop"
+    assert worker.train().anew == "the commit is of another loop"
 
 
 def test_a_leader_drops_the_results_that_the_storage_has() -> None:

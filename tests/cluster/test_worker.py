@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,20 +16,22 @@ import psutil
 import pytest
 from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
-from ray.tune.trainable import wrap_function
 
 from benchmarks.salus_jobs import service_status
 from fluidtune.cluster.hosting import commit_stores, leader_host
 from fluidtune.cluster.hosting import worker as worker_module
-from fluidtune.cluster.hosting.messages import LoadSpec
+from fluidtune.cluster.hosting.messages import AttachSpec, LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
-from fluidtune.cluster.sharing.lanes import LaneSettings, LaneTicket, is_lane_service
-from fluidtune.elastic import ElasticSession, Reform, current
-from fluidtune.elastic.checks.verdict import Verdict
-from fluidtune.ray_compat.trainable import trainable_module
+from fluidtune.cluster.sharing.lanes import Lack, LaneSettings, LaneTicket, is_lane_service
+from fluidtune.elastic import ElasticSession, current
+from fluidtune.elastic.divided import follower as divided_follower
+from fluidtune.elastic.divided import leader as divided_leader
+from fluidtune.elastic.divided.leader import DivisionFacts
+from fluidtune.group_facts import GroupFacts
+from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, trainable_module
 from salus_share.seat_table import home
 from tests.cluster.test_commits import Failing
-from tests.contracts.processes import peer_processes, until
+from tests.contracts.processes import peer_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
 
@@ -95,71 +95,8 @@ def fresh(folder: str, name: str) -> Worker:
 def hosting(folder: str, delivered: int = 0, **config: Any) -> Worker:
     """It has taken the place of one that hosted the trial and died."""
     worker = fresh(folder, "w")
-    assert worker.load(Counting, LoadSpec("trial", {"config": config}, delivered=delivered)) is None
+    assert isinstance(worker.load(Counting, LoadSpec("trial", {"config": config}, delivered=delivered)), GroupFacts)
     return worker
-
-
-def train_in_a_group_that_is_lost(folder: str, raises: bool) -> tuple[Any, ...]:
-    """One iteration in which the session finds that the group is lost, while the loop's thread notices nothing."""
-    worker = hosting(folder)
-    train(worker, 1)
-    session, step = session_here(), Counting.step
-
-    def go_on(self: Counting) -> dict[str, Any]:
-        session._group._lost = "worker 1 of generation 2 has died"
-        if raises:
-            raise ValueError("diverged")
-        return step(self)
-
-    Counting.step = go_on  # type: ignore[method-assign]
-    reply = worker.train()
-    assert worker._leader is not None and worker._leader.reports is not None
-    return reply.lost, reply.result, worker._leader.reports.next_missed()
-
-
-def train_where_the_division_may_be_at_fault(folder: str) -> tuple[Any, ...]:
-    """An iteration that raises, as one does whose batches are divided for the first time."""
-    worker = hosting(folder)
-    train(worker, 1)
-    session_here()._member.common.formed(joiners=True)
-    session_here()._member.common.follow(common=False)
-    session_here()._member.common.got(common=False)
-
-    def fail(self: Counting) -> dict[str, Any]:
-        raise ValueError("4 samples instead of 8")
-
-    Counting.step = fail  # type: ignore[method-assign]
-    session_here()._member.come_to = lambda *args: 0  # type: ignore[method-assign]  # its boundary would end the turn
-    reply = worker.train()
-    return reply.lost, reply.facts.ungrowable, reply.result
-
-
-def test_an_error_of_the_first_divided_turn_is_not_the_trials(in_a_process: Any) -> None:
-    lost, ungrowable, result = in_a_process(train_where_the_division_may_be_at_fault)
-    assert lost == ungrowable == "divided among 1 workers the loop fails: ValueError('4 samples instead of 8')"
-    assert result == {}
-
-
-def train_after_a_refusal(folder: str) -> float:
-    """Seconds of an iteration of half a second in which the leader has left the group that it had formed before."""
-    worker = hosting(folder)
-    train(worker, 1)
-    member, step = session_here()._member, Counting.step
-    member.last_reform, member._reformed_before = (2.0, 0.1), (1.0, 60.0)
-
-    def leave(self: Counting) -> dict[str, Any]:
-        member._leave_leader_alone()
-        time.sleep(0.5)
-        return step(self)
-
-    member._group.generation = 2.0
-    Counting.step = leave  # type: ignore[method-assign]
-    return worker.train().seconds
-
-
-def test_the_pause_of_an_older_resize_is_not_taken_off_again(in_a_process: Any) -> None:
-    # docs/bugs.md, 448
-    assert 0.5 <= in_a_process(train_after_a_refusal) < 60.0
 
 
 def session_here() -> ElasticSession:
@@ -224,23 +161,6 @@ def test_a_moved_trials_commit_has_what_was_reported_before(in_a_process: Any, s
     in_a_process(moved, saved)
 
 
-def mended(folder: str) -> None:
-    worker = hosting(folder)
-    train(worker, 2)
-    leader = worker._leader
-    assert leader is not None and leader.reports is not None
-    note = leader.reports.note()
-    train(worker, 2)
-    assert isinstance(leader.trainable, Counting)
-    leader.trainable.module.weight.data.fill_(2.0)
-    leader.reports.rewind(note)
-    assert [(r["training_iteration"], r["steps"]) for r in train(worker, 2)] == [(5, 5), (6, 6)]
-
-
-def test_what_a_mended_group_does_again_is_not_reported_again(in_a_process: Any) -> None:
-    in_a_process(mended)
-
-
 def away(folder: str) -> list[Any]:
     """What trials do whose storage fails a number of times while they are loaded, by the iterations that Tune knows.
 
@@ -268,7 +188,7 @@ def away(folder: str) -> list[Any]:
 
 def test_a_storage_that_is_away_while_a_trial_is_loaded_fails_none_that_has_nothing_there(in_a_process: Any) -> None:
     """docs/bugs.md, 689"""
-    assert in_a_process(away) == ["raised", (4, 4.0, 2), (1, 1.0, 1)]
+    assert in_a_process(away) == ["raised", (4, 4.0, 3), (1, 1.0, 1)]
 
 
 class Stepping(Counting):
@@ -279,7 +199,7 @@ class Stepping(Counting):
 
 
 def totals(folder: str) -> list[tuple[int, int]]:
-    """What Tune counts in an iteration after a commit, and after a recovery in place."""
+    """What Tune counts in an iteration after a commit, and after a proof."""
     worker = fresh(folder, "w")
     worker.load(Stepping, LoadSpec("trial", {"config": {}}))
     train(worker, 3)
@@ -288,7 +208,7 @@ def totals(folder: str) -> list[tuple[int, int]]:
     results = train(worker, 2)
     leader = worker._leader
     assert leader is not None and leader.reports is not None
-    leader.reports.rewind(replace(leader.reports.note(), iteration=2, timesteps_total=20, episodes_total=4))
+    leader.reports.go_on(replace(leader.reports.note(), iteration=2, timesteps_total=20, episodes_total=4))
     results += train(worker, 1)
     return [(result["timesteps_total"], result["episodes_total"]) for result in results]
 
@@ -296,48 +216,6 @@ def totals(folder: str) -> list[tuple[int, int]]:
 def test_timesteps_and_episodes_are_counted_on_from_a_commit(in_a_process: Any) -> None:
     """docs/bugs.md, 691"""
     assert in_a_process(totals) == [(40, 8), (50, 10), (60, 12)]
-
-
-def leading(folder: str) -> Any:
-    """Address of a leader that has done two iterations, as another worker before it."""
-    train(hosting(folder, notes=folder), 3)
-    worker = hosting(folder, delivered=2, notes=folder)
-    train(worker, 1)
-    assert worker._leader is not None and worker._leader.session is not None
-    return worker._leader.session.facts().address
-
-
-def led(reform: Reform, iterations: int) -> None:
-    worker = _worker[0]
-    session = session_here()
-    session.direct(reform)
-    until(lambda: session._member._group.joiners_announced(reform.generation, [1]))
-    train(worker, iterations)
-
-
-def following(folder: str) -> Any:
-    return fresh(folder, "f").join(Counting, LoadSpec("trial", {"config": {"notes": folder}}))
-
-
-def entering(reform: Reform) -> str | None:
-    return _worker[0].enter(reform)
-
-
-@pytest.mark.parametrize("raises", [True, False])
-def test_what_a_loop_says_in_a_group_that_is_lost_does_not_count(in_a_process: Any, raises: bool) -> None:
-    """A sum that was aborted on a GPU leaves something in the tensors."""
-    found = in_a_process(train_in_a_group_that_is_lost, raises)
-    assert found == ("worker 1 of generation 2 has died", {}, None)
-
-
-def test_iterations_have_the_same_number_in_all_workers(tmp_path: Path) -> None:
-    with peer_processes(2) as (leader, follower):
-        reform = Reform(1, ("w", "f"), leader.call(leading, str(tmp_path)))
-        assert follower.call(following, str(tmp_path)) is None
-        follower.send(entering, reform)
-        leader.call(led, reform, 3)
-        assert (tmp_path / str(leader.process.pid)).read_text().split() == ["0", "1", "2", "2", "3", "4", "5"]
-        until(lambda: (tmp_path / str(follower.process.pid)).read_text().split() == ["3", "4", "5"])
 
 
 class Splitting(Counting):
@@ -360,7 +238,7 @@ class Splitting(Counting):
 def drawn(folder: str, delivered: int) -> tuple[Any, Any, Any]:
     """(what a leader's setup has drawn, its initial streams, those that it sends with its next iteration)."""
     worker = fresh(folder, "w")
-    assert worker.load(Splitting, LoadSpec("trial", {"config": {}}, delivered=delivered)) is None
+    assert isinstance(worker.load(Splitting, LoadSpec("trial", {"config": {}}, delivered=delivered)), GroupFacts)
     worker.train()
     reply = worker.train()
     store = session_here()._commits._store
@@ -371,129 +249,123 @@ def drawn(folder: str, delivered: int) -> tuple[Any, Any, Any]:
     return reply.result["drawn"], session_here().facts().streams, sent_again
 
 
-def drawn_by_a_joiner(folder: str, streams: Any) -> Any:
-    worker = fresh(folder, "f")
-    assert worker.join(Splitting, LoadSpec("trial", {"config": {}}, streams=streams)) is None
-    assert worker._follower is not None and isinstance(worker._follower.trainable, Splitting)
-    return worker._follower.trainable.drawn
-
-
 def test_all_processes_of_a_trial_draw_alike_before_its_loop(tmp_path: Path) -> None:
-    with peer_processes(3) as (leader, follower, later):
-        first, streams, sent_again = leader.call(drawn, str(tmp_path), 0)
+    with peer_processes(2) as (leader, later):
+        first, _, sent_again = leader.call(drawn, str(tmp_path), 0)
         assert sent_again is None
-        assert follower.call(drawn_by_a_joiner, str(tmp_path), streams) == first
         assert later.call(drawn, str(tmp_path), 1)[0] == first  # by the commit
 
 
-class Sided(Counting):
-    """A trainable with side effects; what it prints and where it writes is read by the test."""
+class Dividing(divided_leader.Division):
+    """It says what a test has it say, and notes what it is asked."""
 
-    def setup(self, config: dict[str, Any]) -> None:
-        super().setup(config)
-        os.mkdir("made")
-        print("printed by setup")
-        os.system("echo printed by a process")
+    asked: ClassVar[list[Any]] = []
+    known: ClassVar[DivisionFacts] = DivisionFacts()
+
+    address = ("here", 1)  # type: ignore[assignment]
+    divided = 0
+
+    def __init__(self, trial: str, secret: bytes, host: str | None, device: str, backend: str, **more: Any) -> None:
+        self.asked.append((trial, secret, host, device, backend))
+
+    def facts(self) -> DivisionFacts:
+        return self.known
+
+    def begin_iteration(self) -> None:
+        self.asked.append("iteration")
+
+    def close(self) -> None:
+        self.asked.append("close")
+
+
+class Slow(Counting):
+    """It says when it is stopped."""
+
+    def cleanup(self) -> None:
+        Dividing.asked.append("cleanup")
+
+
+def divided(folder: str) -> tuple[Any, ...]:
+    divided_leader.Division = Dividing  # type: ignore[misc]
+    worker = fresh(folder, "w")
+    loaded = worker.load(Slow, LoadSpec("trial", {"config": {}}, secret=b"secret", one_node=True))
+    Dividing.known = DivisionFacts(True, 2, (("Linear", "divided", ""),), "it is so", 0.5)
+    reply = worker.train()
+    assert worker.unload() is None
+    asked, Dividing.asked = Dividing.asked, []
+    alone = worker.load(Counting, LoadSpec("trial", {"config": {}}, may_grow=False))
+    assert Dividing.asked == []
+    return loaded, reply.facts, asked, alone
+
+
+def test_a_leader_listens_from_its_loading_on_and_tells_what_its_division_knows(in_a_process: Any) -> None:
+    loaded, facts, asked, alone = in_a_process(divided)
+    assert (loaded.address, loaded.one_node, loaded.calls_modules) == (("here", 1), True, False)
+    assert (facts.address, facts.is_elastic, facts.calls_modules, facts.width) == (("here", 1), True, True, 2)
+    assert (facts.checked, facts.ungrowable, facts.first_divided) == ((("Linear", "divided", ""),), "it is so", 0.5)
+    assert asked == [("trial", b"secret", None, "cpu", "torch"), "iteration", "close", "cleanup"]
+    assert alone.address is None
+
+
+class Over(Trainable):
+    """It says what Tune says when a function has returned."""
 
     def step(self) -> dict[str, Any]:
-        with open("made/steps", "a") as file:
-            file.write("step ")
-        print("printed by step")
-        from fluidtune import elastic
-
-        return {**super().step(), "leads": elastic.is_leader()}
+        return {RESULT_DUPLICATE: True}
 
 
-class WorkingStorage(Storage):
-    """As Ray's: every process of the trial on one machine has the same working directory."""
-
-    @property
-    def trial_working_directory(self) -> str:
-        return os.path.join(self.trial_fs_path, "work")
-
-    def persist_artifacts(self, force: bool = False) -> None:
-        """As Ray's with ``sync_artifacts``: the trial's folder gets what is in the working directory."""
-        shutil.copytree(self.trial_working_directory, os.path.join(self.trial_fs_path, "kept"), dirs_exist_ok=True)
-
-
-class WorkingLogger:
-    """What older versions of Ray make a trial's directory with."""
-
-    def __init__(self, config: dict[str, Any], logdir: str) -> None:
-        self.logdir = logdir
-        os.makedirs(logdir, exist_ok=True)
-        os.chdir(logdir)
-
-    def on_result(self, result: dict[str, Any]) -> None: ...
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def sided_spec(folder: str) -> LoadSpec:
-    """Both log files asked for, as by ``RunConfig(log_to_file=True)``."""
-    config = {"__stdout_file__": "stdout", "__stderr_file__": "stderr"}
-    kwargs: dict[str, Any] = {"config": config, "storage": WorkingStorage(folder)}
-    if "logger_creator" in inspect.signature(Trainable.__init__).parameters:
-        kwargs["logger_creator"] = functools.partial(WorkingLogger, logdir=kwargs["storage"].trial_working_directory)
-    return LoadSpec("trial", kwargs)
-
-
-def sided_leader(folder: str) -> Any:
+def ends(folder: str) -> str | None:
+    divided_leader.Division = Dividing  # type: ignore[misc]
     worker = fresh(folder, "w")
-    assert worker.load(Sided, sided_spec(folder)) is None
-    worker.train()
-    assert worker.train().result["leads"] is True
-    assert worker._leader is not None and worker._leader.session is not None
-    return worker._leader.session.facts().address
+    Dividing.known = DivisionFacts(ungrowable="no module was called in a whole iteration")
+    worker.load(Over, LoadSpec("trial", {"config": {}}))
+    return worker.train().facts.ungrowable
 
 
-def sided_follower(folder: str) -> tuple[str | None, str]:
-    printed = os.open(os.path.join(folder, "printed"), os.O_CREAT | os.O_WRONLY)
-    os.dup2(printed, 1)
+def test_that_a_function_is_over_is_no_iteration_without_a_divided_call(in_a_process: Any) -> None:
+    assert in_a_process(ends) is None
+
+
+class Following(divided_follower.Follower):
+    """``how``: what happens when it is attached, and when it runs."""
+
+    how: ClassVar[tuple[Any, Any]] = (None, None)
+    closed: ClassVar[int] = 0
+
+    def attach(self, address: Any) -> None:
+        assert address == ("here", 1)
+        if self.how[0] is not None:
+            raise self.how[0]
+
+    def run(self) -> None:
+        if self.how[1] is not None:
+            raise self.how[1]
+
+    def close(self) -> None:
+        Following.closed += 1
+
+
+def followed(folder: str, attached: Any, ran: Any, broken: Any) -> tuple[Any, ...]:
+    divided_follower.Follower = Following  # type: ignore[misc]
+    Following.how = attached, ran
     worker = fresh(folder, "f")
-    return worker.join(Sided, sided_spec(folder)), os.getcwd()
+    worker._gpu.broken = lambda error: broken  # type: ignore[method-assign]
+    spec = AttachSpec("trial", ("here", 1), device="cuda" if broken else "cpu")
+    return worker.attach(spec), worker.follow(), worker.unload(), Following.closed
 
 
-def unloaded() -> tuple[str | None, str | None]:
-    print("printed afterwards", flush=True)
-    return _worker[0].unload(), os.environ.get("WANDB_MODE")
-
-
-def test_a_followers_side_effects_are_not_seen(tmp_path: Path) -> None:
-    with peer_processes(2) as (leader, follower):
-        reform = Reform(1, ("w", "f"), leader.call(sided_leader, str(tmp_path)))
-        answer, place = follower.call(sided_follower, str(tmp_path))
-        assert answer is None
-        follower.send(entering, reform)
-        leader.call(led, reform, 3)
-        until(lambda: Path(place, "made", "steps").exists())
-        leader.kill()
-        follower.result()
-        assert follower.call(unloaded) == (None, None)
-    assert (tmp_path / "work" / "made" / "steps").read_text() == "step " * 5
-    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["made", "stderr", "stdout"]
-    assert (tmp_path / "work" / "stdout").read_text().count("printed by setup") == 1
-    assert not Path(place).exists()
-    assert (tmp_path / "kept" / "made" / "steps").read_text() == "step " * 5
-    assert "printed by" not in (tmp_path / "printed").read_text()
-
-
-def without_data(config: dict[str, Any]) -> None:
-    raise FileNotFoundError("no data on this node")
-
-
-def failing(folder: str) -> str | None:
-    class WithoutStorage(wrap_function(without_data)):  # type: ignore[misc]
-        def setup(self, config: dict[str, Any]) -> None:
-            """Ray's would want a place for checkpoints."""
-
-    return fresh(folder, "f").join(WithoutStorage, LoadSpec("trial", {"config": {}}))
-
-
-def test_a_joiner_that_fails_says_why(in_a_process: Any) -> None:
-    assert "no data on this node" in in_a_process(failing)
+@pytest.mark.parametrize(
+    ("attached", "ran", "broken", "answers"),
+    [
+        (None, None, None, (None, None)),
+        (divided_follower.Refused("another trial's"), ValueError(), None, ("another trial's", None)),
+        (ConnectionRefusedError(), None, None, ("ConnectionRefusedError()", None)),
+        (None, ValueError("its own"), None, (None, "ValueError('its own')")),
+        (None, RuntimeError("CUDA"), Lack("it is lost", broken=0), (None, Lack("it is lost", broken=0))),
+    ],
+)
+def test_what_a_follower_answers(in_a_process: Any, attached: Any, ran: Any, broken: Any, answers: Any) -> None:
+    assert in_a_process(followed, attached, ran, broken) == (*answers, None, 1), "and its process can serve again"
 
 
 def restored_past_its_commit(folder: str) -> None:
@@ -513,65 +385,6 @@ def restored_past_its_commit(folder: str) -> None:
 
 def test_a_checkpoint_that_is_newer_than_the_commit_is_gone_on_from(in_a_process: Any) -> None:
     in_a_process(restored_past_its_commit)
-
-
-class Classifying(Trainable):
-    """An elastic class trainable; with ``weights`` its loss is no mean over the samples."""
-
-    def setup(self, config: dict[str, Any]) -> None:
-        import torch
-        from torch.utils.data import DataLoader, TensorDataset
-
-        from fluidtune import elastic
-
-        x = torch.randn(15, 3, generator=torch.Generator().manual_seed(1))
-        self.model, self.loader = (
-            torch.nn.Linear(3, 2),
-            DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=5),
-        )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.loader = elastic.prepare(self.model, self.optimizer, self.loader)[-1]
-
-    def step(self) -> dict[str, Any]:
-        import torch
-
-        weight = torch.tensor([1.0, 9.0]) if self.config["weights"] else None
-        for x, y in self.loader:
-            torch.nn.functional.cross_entropy(self.model(x), y, weight=weight).backward()
-            self.optimizer.step()
-        return {"done": False}
-
-
-def classify(config: dict[str, Any]) -> None:
-    trainable = Classifying()
-    trainable.config = config
-    trainable.setup(config)
-    from fluidtune import elastic
-
-    for _ in elastic.epochs(0, 3):
-        trainable.step()
-
-
-def rehearsing(folder: str) -> list[tuple[str, str]]:
-    class Function(wrap_function(classify)):  # type: ignore[misc]
-        def setup(self, config: dict[str, Any]) -> None:
-            """Ray's would want a place for checkpoints."""
-
-    found = []
-    for trainable in (Classifying, Function):
-        for weights in (False, True):
-            worker = fresh(folder, "f")
-            verdict = worker.join(trainable, LoadSpec("trial", {"config": {"weights": weights}}, rehearse=True))
-            assert isinstance(verdict, Verdict), verdict
-            worker.unload()
-            found.append((verdict.kind, verdict.reason))
-    return found
-
-
-def test_a_new_worker_rehearses_a_step_and_stays_out_if_it_differs(in_a_process: Any) -> None:
-    kinds, reasons = zip(*in_a_process(rehearsing), strict=True)
-    assert kinds == ("same", "differs") * 2
-    assert "gradient of" in reasons[1] and "gradient of" in reasons[3]
 
 
 class Keeping(Trainable):
@@ -610,11 +423,11 @@ def kept_between_trials(folder: str) -> list[str]:
     older = "logger_creator" in inspect.signature(Trainable.__init__).parameters
     more = {"logger_creator": lambda config: NoLogger(folder)} if older else {}
     for x in (1, 2, 3):
-        assert worker.load(Keeping, LoadSpec("trial", {"config": {"x": x}, **more})) is None
+        assert isinstance(worker.load(Keeping, LoadSpec("trial", {"config": {"x": x}, **more})), GroupFacts)
         result = worker.train().result
         assert (result["x"], result["training_iteration"]) == (x, 1)
         assert worker.unload(keep=True) is None
-    assert worker.load(Keeping, LoadSpec("trial", {"config": {"x": 4}, **more})) is None
+    assert isinstance(worker.load(Keeping, LoadSpec("trial", {"config": {"x": 4}, **more})), GroupFacts)
     assert worker.unload() is None
     return Keeping.told
 
@@ -636,7 +449,7 @@ def kept_for_one_trial(folder: str) -> list[str]:
     worker = fresh(folder, "w")
     older = "logger_creator" in inspect.signature(Trainable.__init__).parameters
     more = {"logger_creator": lambda config: NoLogger(folder)} if older else {}
-    assert worker.load(Unwilling, LoadSpec("trial", {"config": {"x": 1}, **more})) is None
+    assert isinstance(worker.load(Unwilling, LoadSpec("trial", {"config": {"x": 1}, **more})), GroupFacts)
     assert worker.unload(keep=True) is None
     with pytest.raises(ValueError, match="no second trial"):
         worker.load(Unwilling, LoadSpec("trial", {"config": {"x": 2}, **more}))
@@ -653,8 +466,10 @@ def unload_from_a_lane(folder: str) -> tuple[bool, str | None]:
     worker = fresh(folder, "w")
     settings, ticket = LaneSettings(f"test-{os.getpid()}", "HPT", 4 << 30, 1.0), LaneTicket((0.3, 0.1), 10.0, 0)
     try:
-        assert worker.load(Counting, LoadSpec("trial", {"config": {}}, lanes=settings, ticket=ticket)) is None
-        worker.train(None, ticket)
+        assert isinstance(
+            worker.load(Counting, LoadSpec("trial", {"config": {}}, lanes=settings, ticket=ticket)), GroupFacts
+        )
+        worker.train(ticket)
         shared = bool(service_status(home(settings.device))["lanes"])
         return shared, worker.unload()
     finally:

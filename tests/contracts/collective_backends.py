@@ -29,7 +29,6 @@ import torch.distributed as dist
 from fluidtune.elastic import GroupLost
 from fluidtune.elastic.transport import CollectiveBackend
 from fluidtune.elastic.transport.signing import Signer
-from fluidtune.elastic.transport.trees import broadcast_tree
 
 from .processes import PeerProcess, peer_processes
 
@@ -99,8 +98,11 @@ def spread(value: Any) -> Any:
     return tensor.tolist()
 
 
-def share_tree(tree: Any) -> Any:
-    return broadcast_tree(tree, HERE["backend"])
+def share(tensors: list[torch.Tensor], backend: CollectiveBackend) -> None:
+    """An object, and then tensors."""
+    backend.broadcast_object(len(tensors))
+    for tensor in tensors:
+        backend.broadcast_(tensor)
 
 
 def die_in_tree() -> None:
@@ -115,7 +117,7 @@ def die_in_tree() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     backend._broadcast_ = dying
-    broadcast_tree([torch.zeros(2**22) for _ in range(6)], backend)
+    share([torch.zeros(2**22) for _ in range(6)], backend)
 
 
 def die_while_forming(*place: Any) -> None:
@@ -130,7 +132,7 @@ def lost_after(name: str, *args: Any) -> tuple[float, str]:
     started = time.monotonic()
     try:
         if name == "tree":
-            broadcast_tree([torch.zeros(2**22) for _ in range(6)], HERE["backend"])
+            share([torch.zeros(2**22) for _ in range(6)], HERE["backend"])
         else:
             ask(name, *args)
     except GroupLost as error:
@@ -200,23 +202,6 @@ class CollectiveBackendContract:
         form(pool, 1)
         value = {"text": "x" * size, "where": (1, None)}
         assert together(pool, lambda rank: (ask, "broadcast_object", None if rank else value)) == [value] * 3
-
-    def test_trees_of_tensors(self, pool):
-        form(pool[:2], 1)
-        tree = {
-            "odd": torch.arange(7, dtype=torch.uint8),
-            "half": torch.ones(3, dtype=torch.bfloat16),
-            "flag": torch.tensor(True),
-            "none": torch.empty(0, 4),
-            "turned": torch.arange(6.0).reshape(2, 3).T,
-            "rest": [1, ("a", None), torch.randn(3, 5, dtype=torch.float64)],
-            "large": torch.arange(5_000_000.0).reshape(2, -1),
-            "larger": torch.arange(6_000_000),
-        }
-        for got in together(pool[:2], lambda rank: (share_tree, None if rank else tree)):
-            assert got["rest"][:2] == tree["rest"][:2]
-            for a, b in [(got[k], tree[k]) for k in tree if k != "rest"] + [(got["rest"][2], tree["rest"][2])]:
-                assert a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
 
     def test_generations_of_different_sizes_follow_each_other(self, pool):
         for generation, width in enumerate([2, 3, 1, 2, 3, 2], start=1):

@@ -22,7 +22,7 @@ import psutil
 
 _context = multiprocessing.get_context("forkserver")
 # torch._dynamo is what the first optimizer of a process would import, which takes seconds.
-_context.set_forkserver_preload(["fluidtune.elastic.group.session", "torch._dynamo"])
+_context.set_forkserver_preload(["fluidtune.elastic.session", "torch._dynamo"])
 
 
 class PeerProcess:

@@ -10,9 +10,15 @@ from tests.contracts.processes import PeerProcess, peer_processes
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[list[PeerProcess]]:
-    """Three processes; each has one thread of torch, and so has this process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    """Three processes; each has one thread of torch."""
     with peer_processes(3) as started:
         yield started
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The same operations then give the same numbers to the bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
     torch.set_num_threads(threads)

@@ -3,76 +3,157 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 
 from fluidtune import elastic
-from fluidtune.elastic import Commit, CommitStore, ElasticSession, GroupLost, LocalFiles
-from fluidtune.elastic.data import trial_state
-from fluidtune.elastic.transport import trees
-from tests.contracts.processes import peer_processes, until
+from fluidtune.elastic import BeginsAnew, Commit, CommitStore, ElasticSession, LocalFiles
+from fluidtune.elastic.data import trees, trial_state
 
-from . import trials
-from .driving import Driver, run
-from .groups import in_session, lone_session
+from . import kept_loops
+from .restarts import EveryBoundary, same
 
 
-def commit(iteration, size=10):
-    state = {"weights": torch.full((size,), float(iteration))}
-    return Commit("t", "f", loop=0, epoch=iteration, iteration=iteration, state=state)
+def lone_session(**more):
+    return ElasticSession(**{"trial": "t", **more})
 
 
-def keep(store, iteration, **more):
-    assert store.offer(lambda: commit(iteration), force=True, **more)
+@contextmanager
+def in_session(**more):
+    """`lone_session`, in use by this process."""
+    session = lone_session(**more)
+    elastic.use(session)
+    try:
+        yield session
+    finally:
+        session.close()
+        elastic.use(None)
+
+
+def commit(number, /, **more):
+    state = {"weights": torch.full((10,), float(number))}
+    return replace(Commit("t", "f", loop=0, epoch=number, iteration=number, state=state, life="one"), **more)
+
+
+def keep(store, number, /, **more):
+    assert store.offer(lambda: commit(number, **more), force=True)
     assert store.flush()
 
 
-def test_the_newest_whole_commit_is_loaded(tmp_path):
-    store = CommitStore(str(tmp_path / "deep" / "folder"))
+def loaded(folder):
+    """The iterations of the newest commit and of its pair, None: no commit."""
+    found = CommitStore(str(folder)).load()
+    return None if found is None else (found.iteration, found.pair and tuple(each.iteration for each in found.pair))
+
+
+def test_the_newest_whole_commit_is_loaded_with_the_newest_pair(tmp_path):
+    folder = tmp_path / "deep" / "folder"
+    store = CommitStore(str(folder))
     assert store.load() is None
-    for iteration in (1, 2, 3):
+    seen = []
+    for iteration in (1, 2, 3, 5, 8, 9, 10, 20, 21):
         keep(store, iteration)
-        found = CommitStore(str(tmp_path / "deep" / "folder")).load()
-        assert (found.iteration, found.epoch, found.loop, found.fingerprint) == (iteration, iteration, 0, "f")
-        assert found.state["weights"].tolist() == [iteration] * 10
-    assert sorted(os.listdir(tmp_path / "deep" / "folder")) == ["commit-0", "commit-1"]
+        seen.append(loaded(folder))
+        assert len(os.listdir(folder)) <= 3
+    pairs = [None, (2, (1, 2)), (3, (2, 3)), (5, (2, 3)), (8, (2, 3)), (9, (8, 9)), (10, (9, 10)), (20, (9, 10))]
+    assert seen == [*pairs, (21, (20, 21))]
+    found = CommitStore(str(folder)).load()
+    assert (found.epoch, found.loop, found.fingerprint) == (21, 0, "f")
+    assert [each.state["weights"].tolist() for each in (*found.pair, found)] == [[n] * 10 for n in (20.0, 21.0, 21.0)]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [{"life": "two"}, {"fingerprint": "g"}, {"loop": 1}, {"epoch": 3}, {"iteration": 3}, {"life": ""}],
+    ids=str,
+)
+def test_a_pair_is_of_two_boundaries_of_one_process_that_follow_each_other(second, tmp_path):
+    store = CommitStore(str(tmp_path))
+    keep(store, 1, life="" if second == {"life": ""} else "one")
+    keep(store, 2, **second)
+    assert loaded(tmp_path) is None
 
 
 def test_a_store_that_starts_again_keeps_the_newest(tmp_path):
-    for iteration in (5, 6, 7, 4):  # also one that went back to an earlier iteration
-        keep(CommitStore(str(tmp_path)), iteration)
-        assert CommitStore(str(tmp_path)).load().iteration == iteration
+    for first in (5, 7, 3):  # also one that went back to an earlier iteration
+        for iteration in (first, first + 1):
+            keep(CommitStore(str(tmp_path)), iteration, life=f"life {first}")
+        assert loaded(tmp_path) == (first + 1, (first, first + 1))
 
 
-@pytest.mark.parametrize("damage", ["cut", "cut in the head", "empty", "one bit", "swapped", "foreign"])
-def test_damage_is_found_and_the_one_before_it_taken(tmp_path, damage):
+DAMAGE = {
+    "cut": lambda data: data[: len(data) // 2],
+    "cut in the head": lambda data: data[:20],
+    "empty": lambda data: b"",
+    "one bit": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+    "swapped": lambda data: data[:8] + (99).to_bytes(8, "little") + data[16:],
+    "another mark": lambda data: data.replace(b'"f"', b'"g"', 1),
+    "foreign": lambda data: b"another program's file, which is long enough to have a head of its own" * 9,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_found_and_what_is_before_it_taken(tmp_path, damage):
     store = CommitStore(str(tmp_path))
-    for iteration in (1, 2, 3):  # 3 went to commit-0
+    for iteration in (1, 2, 5):
         keep(store, iteration)
-    path = tmp_path / "commit-0"
-    data = path.read_bytes()
-    middle = len(data) // 2
-    path.write_bytes(
-        {
-            "cut": data[:middle],
-            "cut in the head": data[:20],
-            "empty": b"",
-            "one bit": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
-            "swapped": data[:8] + (99).to_bytes(8, "little") + data[16:],
-            "foreign": b"another program's file, which is long enough to have a head of its own",
-        }[damage]
-    )
+    path = tmp_path / "commit-2"
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert loaded(tmp_path) == (2, (1, 2))
+    keep(CommitStore(str(tmp_path)), 3)  # takes the place of the damaged one
+    assert loaded(tmp_path) == (3, (2, 3))
+    path = tmp_path / "commit-1"  # the first of the pair
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert loaded(tmp_path) is None, "what cannot be proved is not gone on from"
+    keep(CommitStore(str(tmp_path)), 4)
+    assert loaded(tmp_path) == (4, (3, 4))
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_verdict_that_is_not_whole_is_none(tmp_path, damage):
     store = CommitStore(str(tmp_path))
-    assert store.load().iteration == 2
-    keep(store, 8)  # takes the place of the damaged one
-    assert CommitStore(str(tmp_path)).load().iteration == 8
-    (tmp_path / "commit-1").write_bytes(b"")
-    assert CommitStore(str(tmp_path)).load().iteration == 8
-    path.unlink()
-    assert CommitStore(str(tmp_path)).load() is None
+    keep(store, 1), keep(store, 2)
+    store.note_proved("f", 2)
+    assert loaded(tmp_path) == (2, None)
+    keep(store, 4)
+    assert loaded(tmp_path) == (4, None)
+    path = tmp_path / "verdict"
+    path.write_bytes(DAMAGE[damage](path.read_bytes()))
+    assert loaded(tmp_path) == (4, (1, 2))
+
+
+def test_a_proof_holds_until_a_trial_is_twice_as_old_and_for_one_configuration(tmp_path):
+    store = CommitStore(str(tmp_path))
+    keep(store, 1), keep(store, 2)
+    store.note_proved("f", 2)
+    for iteration, expected in [(4, (4, None)), (6, (6, None)), (7, (7, (6, 7))), (9, (9, (6, 7)))]:
+        keep(store, iteration)
+        assert loaded(tmp_path) == expected
+    keep(store, 10, fingerprint="g")
+    assert loaded(tmp_path) is None
+    keep(store, 11, fingerprint="g")
+    assert loaded(tmp_path) == (11, (10, 11))
+
+
+def test_a_trial_that_was_refused_has_no_commits_and_another_configuration_has(tmp_path):
+    store = CommitStore(str(tmp_path))
+    keep(store, 1), keep(store, 2)
+    store.refuse("f", "it keeps a counter")
+    assert loaded(tmp_path) is None and {(tmp_path / f"commit-{n}").stat().st_size for n in (0, 1)} == {0}
+    again = CommitStore(str(tmp_path))
+    keep(again, 1), keep(again, 2)
+    assert again.refused == "it keeps a counter" and loaded(tmp_path) is None
+    keep(again, 1, fingerprint="g"), keep(again, 2, fingerprint="g")
+    assert loaded(tmp_path) == (2, (1, 2))
 
 
 class Slow(LocalFiles):
@@ -134,20 +215,25 @@ def test_never_more_than_one_is_being_written(tmp_path):
     files.let.release(2)
     assert store.offer(lambda: commit(3), force=True)
     assert store.flush()
-    assert store.load().iteration == 3
+    assert newest(store) == 3
 
 
-def test_a_write_that_fails_leaves_the_one_before_it(tmp_path):
+def newest(store):
+    """The iteration of the newest whole commit, proved or not."""
+    return max(mark.iteration for _, mark, _ in store._whole())
+
+
+def test_a_write_that_fails_leaves_those_before_it(tmp_path):
     files = Slow()
     store = CommitStore(str(tmp_path), files=files, budget=1e9)
-    keep(store, 1)
+    keep(store, 1), keep(store, 2)
     files.fail = True
-    assert store.offer(lambda: commit(2))
-    assert not store.flush()
-    assert store.load().iteration == 1
+    assert store.offer(lambda: commit(3)) and not store.flush()
+    assert "no space left" in store.trouble
+    assert loaded(tmp_path) == (2, (1, 2))
     files.fail = False
-    keep(store, 3)
-    assert store.load().iteration == 3
+    keep(store, 4)
+    assert store.trouble is None and loaded(tmp_path) == (4, (1, 2))
 
 
 def test_a_storage_that_cannot_be_read_is_a_commit_that_failed(tmp_path):
@@ -162,21 +248,33 @@ def test_a_storage_that_cannot_be_read_is_a_commit_that_failed(tmp_path):
     files.read_bytes = failing
     assert store.offer(lambda: commit(2)) and not store.flush()
     files.read_bytes = reads
-    keep(store, 3)
-    assert CommitStore(str(tmp_path)).load().iteration == 3
+    keep(store, 3), keep(store, 4)
+    assert loaded(tmp_path) == (4, (3, 4))
 
 
-def test_a_write_that_fails_is_made_again_in_the_same_file(tmp_path):
+def test_the_second_of_a_pair_waits_for_no_write_and_comes_after_the_first(tmp_path):
     files = Slow()
+    files.let = threading.Semaphore(0)
     store = CommitStore(str(tmp_path), files=files, budget=1e9)
-    keep(store, 1)
-    keep(store, 2)
-    files.fail = True
-    assert store.offer(lambda: commit(3), force=True) and not store.flush()
-    files.fail = False
-    keep(store, 4)
-    (tmp_path / "commit-0").unlink()
-    assert store.load().iteration == 2
+    assert store.offer(lambda: commit(1))
+    assert store.offer(lambda: commit(2), force=True), "nothing is written so far"
+    assert files.writes == 0
+    files.let.release(2)
+    assert store.flush() and loaded(tmp_path) == (2, (1, 2))
+
+
+def test_the_first_of_a_pair_is_made_when_both_are_worth_it(tmp_path):
+    files = Slow()
+    store = CommitStore(str(tmp_path), files=files, budget=0.02, clock=files.clock)
+    files.cost = 1.0
+    made = []
+    for turn in range(1, 401):
+        files.now += 1.0
+        if store.offer(lambda turn=turn: commit(turn), times=2):
+            store.flush()
+            made.append(turn)
+    assert made[:2] == [1, 2] and len(made) > 3
+    assert all(b - a >= 99 for a, b in pairwise(made[1:]))
 
 
 def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
@@ -186,7 +284,7 @@ def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
     session.prepare(model, optimizer)
     model(torch.ones(1, 3)).backward()
     optimizer.step()
-    state = session._member.state.capture()
+    state = session._objects.capture()
     before = state["stateful"][0]["weight"].clone()
     momentum = state["stateful"][1]["state"][0]["momentum_buffer"].clone()
     optimizer.step()
@@ -198,30 +296,22 @@ def test_a_snapshot_shares_nothing_with_what_goes_on(tmp_path):
     session.close()
 
 
-@pytest.mark.parametrize("trial", [trials.mlp, trials.normed, trials.unfreezing])
-@pytest.mark.parametrize("before, after", [(1, 1), (2, 1), (1, 2)])
-def test_a_trial_goes_on_from_its_commit(pool, tmp_path, trial, before, after):
-    """Stopped after two turns, at one width, it goes on at another in a new session, as if nothing had been."""
-    reports, weights = trials.plain(trial, {})
-    config = {"commits": str(tmp_path)}
-    driver = Driver(pool, trial, config)
-    driver.turn(1)
-    if before == 2:
-        driver.resize(2)
-    pool[0].call(trials.allow)
-    driver.turn(2)
-    pool[0].call(trials.leave)
-    pool[0].call(trials.allow)
-    assert pool[0].call(trials.outcome)[0] == "left"
-    first = pool[0].call(trials.reports)
-    second, (got, *_) = run(pool, trial, {**config, "seed": 77}, [after])
-    assert first + second == pytest.approx(reports, rel=1e-4)
-    if before == after == 1:
-        assert first + second == reports
-        assert all(torch.equal(got[name], value) for name, value in weights.items())
-    for name, value in weights.items():
-        torch.testing.assert_close(got[name], value, rtol=1e-3, atol=1e-5)
-    assert pool[0].call(trials.facts)["iteration"] == 4
+def test_what_goes_on_from_a_commit_does_not_change_it():
+    model, optimizer, _ = kept_loops.parts()
+    progress = elastic.state(history=[1])
+    session = lone_session()
+    session.prepare(model, optimizer, progress)
+    x, y = kept_loops.data().tensors
+    kept_loops.step(model, optimizer, x, y)
+    state = session._objects.capture()
+    buffers = [each["momentum_buffer"].clone() for each in state["stateful"][1]["state"].values()]
+    for _ in range(2):
+        session._objects.load(state)
+        kept_loops.step(model, optimizer, x, y)
+        progress.history.append(2)
+    assert same(buffers, [each["momentum_buffer"] for each in state["stateful"][1]["state"].values()])
+    assert len(progress.history) == 2
+    session.close()
 
 
 def test_a_state_has_every_part_of_a_trial():
@@ -244,9 +334,9 @@ def test_a_state_has_every_part_of_a_trial():
         return session, (model, scale, optimizer, scheduler, generator)
 
     (first, a), (second, b) = build(3), build(1)
-    state = first._member.state.capture()
+    state = first._objects.capture()
     expected = torch.rand(1)
-    second._member.state.load(state, with_streams=True)
+    second._objects.load(state)
     assert torch.equal(torch.rand(1), expected)
     torch.testing.assert_close(b[0].state_dict(), a[0].state_dict(), rtol=0, atol=0)
     assert torch.equal(a[1], b[1])
@@ -264,7 +354,7 @@ def test_tensors_of_a_loops_own_values_come_back_where_they_were(monkeypatch):
     monkeypatch.setattr(trial_state, "on_devices", lambda part: [False, True] if "steps" in part else [])
     session = lone_session(device="meta")
     (own,) = session.prepare(elastic.state(**values))
-    session._objects.load(session._objects.capture(), with_streams=False)
+    session._objects.load(session._objects.capture())
     assert [each.device.type for each in own.kept] == ["cpu", "meta"] and own.steps == 4
     session.close()
 
@@ -273,7 +363,7 @@ def test_tensors_of_a_loops_own_values_come_back_where_they_were(monkeypatch):
 def test_a_tensor_of_a_gpu_trials_state_is_on_the_gpu_after_a_commit():
     session = lone_session(device="cuda")
     (own,) = session.prepare(elastic.state(rates=torch.ones(2, device="cuda"), on_cpu=torch.ones(2)))
-    session._objects.load(session._objects.capture(), with_streams=False)
+    session._objects.load(session._objects.capture())
     assert own.rates.is_cuda and not own.on_cpu.is_cuda
     session.close()
 
@@ -283,14 +373,14 @@ def resumed(start, commit_at=2, stop=5):
     model = torch.nn.Linear(2, 1)
     first = lone_session()
     first.prepare(model)
-    state = first._member.state.capture()
+    state = first._objects.capture()
     first.close()
     kept = Commit("t", "f", loop=0, epoch=commit_at, iteration=commit_at + 10, state=state)
     other = torch.nn.Linear(2, 1)
     with in_session(resume=kept, fingerprint="f") as session:
         assert session.iteration == commit_at + 10
         elastic.prepare(other)
-        epochs = session.run(lambda: list(elastic.epochs(start, stop)))
+        epochs = list(elastic.epochs(start, stop))
     return epochs, session.iteration, torch.equal(other.weight, model.weight)
 
 
@@ -301,19 +391,16 @@ def test_the_newer_of_commit_and_the_users_own_checkpoint_counts():
     assert resumed(0, commit_at=5) == ([], 15, True)
 
 
-def test_loops_without_a_start_begin_with_what_is_newer_than_the_commit():
+def test_a_class_trainable_begins_with_what_is_newer_than_the_commit():
     model = torch.nn.Linear(2, 1)
     before = model.weight.clone()
-    zero = {"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}
-    state = {"stateful": [zero], "loose": [], "generators": []}
-    for begin in (ElasticSession.boundary, ElasticSession.first_boundary):
-        kept = Commit("t", "", loop=0, epoch=8, iteration=8, state=state)
-        session = lone_session(resume=kept)
-        session.prepare(model)
-        session.prefer_checkpoint()
-        begin(session)
-        assert torch.equal(model.weight, before)
-        session.close()
+    kept = Commit("t", "", loop=0, epoch=8, iteration=8, state={})
+    session = lone_session(resume=kept)
+    session.prepare(model)
+    session.prefer_checkpoint()
+    assert session.boundary(9) == 0 and session.iteration == 9
+    assert torch.equal(model.weight, before)
+    session.close()
 
 
 def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_it(tmp_path):
@@ -327,13 +414,15 @@ def test_a_run_that_does_not_come_to_the_loop_of_its_commit_begins_anew_without_
 
     with in_session() as session:
         phase(0)
-        kept = Commit("t", "", loop=1, epoch=3, iteration=8, state=session._member.state.capture())
-    store.offer(lambda: kept, force=True)
-    with in_session(resume=store.load(), commits=store) as session, pytest.raises(GroupLost, match="number 2, which"):
-        session.run(phase, 3)
+        kept = Commit("t", "", loop=1, epoch=3, iteration=8, state=session._objects.capture())
+    with in_session(resume=kept, commits=store) as session:
+        assert phase(3) == []
+        with pytest.raises(BeginsAnew, match="number 2, which"):
+            session.ended()
     assert store.load() is None
     with in_session() as session:
-        assert session.run(phase, 3) == [*range(3, 10)]
+        assert phase(3) == [*range(3, 10)]
+        session.ended()
 
 
 def test_a_newer_checkpoint_takes_the_place_of_a_commit_in_whichever_loop_it_is():
@@ -348,48 +437,99 @@ def test_a_newer_checkpoint_takes_the_place_of_a_commit_in_whichever_loop_it_is(
 def test_the_hosts_note_is_kept_and_a_resume_can_be_forgotten(tmp_path):
     notes = iter(["first", "second", "third"])
     session = lone_session(
-        commits=CommitStore(str(tmp_path), budget=1e9),
+        commits=EveryBoundary(str(tmp_path)),
         resume=Commit("t", "", loop=0, epoch=2, iteration=2, state={}),
         note=lambda: next(notes),
     )
     session.forget_resume()
     assert session.iteration == 0
     turns = session.epochs(0, 3)
-    assert next(turns) == 0
-    assert next(turns) == 1
+    assert [next(turns) for _ in range(3)] == [0, 1, 2]
     session.close()
     found = CommitStore(str(tmp_path)).load()
-    assert (found.iteration, found.note) == (1, "first")
+    assert [(each.iteration, each.note) for each in found.pair] == [(1, "first"), (2, "second")]
 
 
-def test_a_commit_of_something_else_is_refused():
+def test_a_commit_of_another_configuration_is_refused():
     with pytest.raises(ValueError, match="'f', not 'g'"):
         lone_session(resume=commit(1), fingerprint="g")
-    session = lone_session(resume=Commit("t", "", 0, 1, 1, {"stateful": [{}, {}], "loose": [], "generators": []}))
-    session.prepare(torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="same objects in the same order"):
-        next(session.epochs(0, 2))
+
+
+def test_a_trial_that_leaves_twice_is_over(tmp_path):
+    session = lone_session(commits=CommitStore(str(tmp_path)))
+    turns = session.epochs(0, 9)
+    next(turns)
+    session.leave()
+    with pytest.raises(elastic.Left, match="after iteration 1"):
+        next(turns)
+    with pytest.raises(elastic.Left, match="after iteration 1"):
+        list(session.epochs(0, 9))
     session.close()
 
 
-def test_a_killed_leader_leaves_a_commit_that_can_be_loaded(tmp_path):
-    config = {"commits": str(tmp_path), "free": True, "stop": 10**6}
+def test_an_inner_loop_has_no_boundaries_and_objects_come_back_as_they_are(tmp_path):
+    model, optimizer, loader = kept_loops.parts()
+    with in_session(commits=EveryBoundary(str(tmp_path))) as session:
+        assert elastic.prepare(model) is model
+        given = elastic.prepare(model, optimizer, loader)
+        assert all(now is then for now, then in zip(given, (model, optimizer, loader), strict=True))
+        assert [list(elastic.epochs(0, 2)) for _ in elastic.epochs(0, 3)] == [[0, 1]] * 3
+        assert session.iteration == 3
+        with pytest.raises(TypeError, match="got a int"):
+            elastic.prepare(3)
+        with pytest.raises(TypeError, match="lazy module"):
+            elastic.prepare(torch.nn.LazyLinear(2))
+        for name in ("state_dict", "load_state_dict"):
+            with pytest.raises(TypeError, match="its own method"):
+                elastic.state(**{name: 1})
+    assert elastic.prepare(model, 3) == (model, 3) and list(elastic.epochs(2, 4)) == [2, 3]
 
-    def newest() -> int:
-        found = CommitStore(str(tmp_path)).load()
-        return 0 if found is None else found.iteration
 
-    reached = 0
-    for _ in range(3):
-        with peer_processes(1) as (leader,):
-            leader.call(trials.start, trials.mlp, config, True, "w0")
-            until(lambda leader=leader: len(leader.call(trials.reports)) > 20)
-            # On a busy machine twenty iterations may pass before the thread that writes commits has its turn.
-            until(lambda reached=reached: newest() > reached)
-            leader.kill()
-        assert newest() > reached
-        reached = newest()
-    assert len(os.listdir(tmp_path)) <= 3, "the two commits, and at most one that was being written"
+KILLED = """
+import sys
+from pathlib import Path
+from tests.elastic import kept_loops
+from tests.elastic.restarts import Trial
+import torch
+torch.set_num_threads(1)
+kept_loops.EPOCHS = 400
+trial = Trial(Path(sys.argv[1]))
+trial.results = [None] * 10**6  # Tune has them all
+def loop(report):
+    def said(**metrics):
+        report(**metrics)
+        print(trial.iteration, repr(metrics["loss"]), flush=True)
+    return kept_loops.dropout_and_norm(said)
+trial.life(loop)
+assert trial.said == [None], trial.said
+print("end")
+"""
+
+
+def lives_of(folder, kills):
+    """Iteration -> its loss, in processes of which each is killed when it has reported so many times."""
+    losses = {}
+    for kill in (*kills, None):
+        command = [sys.executable, "-c", KILLED, str(folder)]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+            for number, line in enumerate(process.stdout, 1):
+                if line.strip() != "end":
+                    iteration, loss = line.split()
+                    assert losses.setdefault(int(iteration), loss) == loss
+                if number == kill:
+                    process.send_signal(signal.SIGKILL)
+        assert process.returncode == (-signal.SIGKILL if kill else 0)
+    return losses
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_killed_processes_leave_commits_and_the_trial_is_what_it_would_have_been(tmp_path):
+    losses = lives_of(tmp_path / "killed", [1, 2, 3, 57, 80])
+    assert losses == lives_of(tmp_path / "alone", [])
+    assert sorted(losses) == list(range(1, 401))
+    assert len(os.listdir(tmp_path / "killed")) <= 5, "three commits, a verdict, at most one that was being written"
 
 
 @pytest.mark.parametrize("parameters", [torch.float64, torch.bfloat16])
@@ -403,7 +543,7 @@ def test_an_optimizers_state_keeps_its_types(kind, parameters):
         sessions[-1].prepare(model, optimizers[-1])
         model(torch.ones(2, 3, dtype=parameters)).sum().backward()
         optimizers[-1].step()
-    sessions[1]._objects.load(sessions[0]._objects.capture(), with_streams=False)
+    sessions[1]._objects.load(sessions[0]._objects.capture())
     given, found = (list(optimizer.state.values()) for optimizer in optimizers)
     for ours, theirs in zip(found, given, strict=True):
         assert ours.keys() == theirs.keys()

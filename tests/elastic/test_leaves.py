@@ -1,4 +1,4 @@
-"""What a `state_dict` holds besides tensors and plain values: copied, committed, and sent to workers by reference."""
+"""What a `state_dict` holds besides tensors and plain values: copied, committed, and referred to by name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import torch
 from ray import cloudpickle
 
 from fluidtune import elastic
-from fluidtune.elastic import CommitStore
+from fluidtune.elastic import CommitStore, ElasticSession
 from fluidtune.elastic.commits.commit_store import Commit
 from fluidtune.elastic.data.leaves import Leaves, Packed
-
-from .groups import lone_session
+from fluidtune.elastic.data.trees import map_tensors
 
 CPU = torch.device("cpu")
 SCRIPT = """
@@ -55,14 +54,25 @@ class Counted:
 
 
 def script() -> types.ModuleType:
-    """A script's own module, as a worker has it: none that another process could import."""
+    """A script's own module, as a process has it: none that another process could import."""
     module = types.ModuleType("a_script_of_the_user")
     exec(SCRIPT, vars(module))
     return module
 
 
+def packed(leaves, tree):
+    return map_tensors(lambda tensor: tensor, tree, leaves.packer())
+
+
+def keep(store, iteration, state, note=None):
+    """The commits of an iteration and of the one before it."""
+    for number in (iteration - 1, iteration):
+        made = Commit("t", "", 0, number, number, state, note, life="one")
+        assert store.offer(lambda made=made: made, force=True) and store.flush()
+
+
 def session_with(*objects, **more):
-    session = lone_session(pickling=cloudpickle, **more)
+    session = ElasticSession(trial="t", pickling=cloudpickle, **more)
     session.prepare(*objects)
     session._objects.loop_begins()
     return session
@@ -92,46 +102,45 @@ def test_a_scheduler_with_a_lambda_and_another_scheduler_steers_the_optimizer_th
     # docs/bugs.md, 696
     session, optimizer, scheduler = trained(epochs)
     store = CommitStore(str(tmp_path), pickling=cloudpickle)
-    assert store.offer(lambda: Commit("t", "", 0, epochs, epochs, session._objects.capture())) and store.flush()
-    assert session._objects.obstacle(lasting=True) is None
+    keep(store, epochs, session._objects.capture())
     expected = steered(optimizer, scheduler, 4)
     other, its_optimizer, its_scheduler = trained(0)
-    other._objects.load(CommitStore(str(tmp_path)).load().state, with_streams=False)
+    other._objects.load(CommitStore(str(tmp_path)).load().state)
     assert steered(its_optimizer, its_scheduler, 4) == expected
     session.close(), other.close()
 
 
-def test_what_refers_to_a_prepared_module_refers_to_the_workers_own():
+def test_what_refers_to_a_prepared_module_refers_to_that_of_the_process():
     def averaged():
         model = torch.nn.Sequential(torch.nn.Linear(2, 1))
         own = script().Counted(whole=model, part=model[0], held={model[0].weight}, count=3)
         return model, own, session_with(model, own)
 
     (_, _, first), (model, own, second) = averaged(), averaged()
-    second._objects.load(first._objects.capture(), with_streams=False)
+    second._objects.load(first._objects.capture())
     assert own.whole is model and own.part is model[0] and own.count == 3
     assert next(iter(own.held)) is model[0].weight
     first.close(), second.close()
 
 
-def test_classes_of_the_script_are_those_that_the_worker_has():
-    """A restored run has other ones of the same names. Nothing of a worker's own class is written over."""
+def test_classes_of_the_script_are_those_that_the_process_has():
+    """A restored run has other ones of the same names. Nothing of a class that is there is written over."""
     first, second = script(), script()
     kept = session_with(first.Counted(mode=first.Mode.COLD, record=first.Record(first.Mode.WARM), kind=first.Record))
     second.Record.steps = 7
     own = second.Counted(mode=second.Mode.WARM, record=second.Record(second.Mode.COLD), kind=None)
     other = session_with(own)
-    other._objects.load(kept._objects.capture(), with_streams=False)
+    other._objects.load(kept._objects.capture())
     assert own.mode is second.Mode.COLD and own.record.mode is second.Mode.WARM
     assert type(own.record) is own.kind is second.Record and second.Record.steps == 7
     kept.close(), other.close()
 
 
-def test_a_class_that_the_worker_has_not_comes_with_the_state():
+def test_a_class_that_the_process_has_not_comes_with_the_state():
     kept = session_with(script().Counted(records=[script().Record(3)]))
     own = script().Counted(records=[])
     other = session_with(own)
-    other._objects.load(kept._objects.capture(), with_streams=False)
+    other._objects.load(kept._objects.capture())
     assert [record.mode for record in own.records] == [3]
     kept.close(), other.close()
 
@@ -148,7 +157,7 @@ def test_plain_state_may_refer_to_what_was_prepared():
     state = kept._objects.capture()
     now.history[0][0] = 5.0
     for _ in range(2):  # a commit may be loaded twice
-        other._objects.load(state, with_streams=False)
+        other._objects.load(state)
         assert own.active is second[1] and own.draws is draws and own.best == 2.0
         assert own.history[0].tolist() == [1.0, 1.0]
         own.history[0][0] = 9.0
@@ -162,7 +171,7 @@ def test_tensors_of_a_gpu_inside_a_leaf_are_what_they_were(monkeypatch):
     teacher = torch.nn.Linear(2, 2)
     teacher.tied = teacher.weight
     leaves = Leaves(cloudpickle, [], CPU)
-    found = leaves.unpacked(leaves.packed({"teacher": teacher}), like=None)
+    found = leaves.unpacked(packed(leaves, {"teacher": teacher}), like=None)
     made = found["teacher"]
     assert made.tied is made.weight is not teacher.weight and torch.equal(made.weight, teacher.weight)
     assert isinstance(made.weight, torch.nn.Parameter) and made.weight.requires_grad
@@ -171,30 +180,28 @@ def test_tensors_of_a_gpu_inside_a_leaf_are_what_they_were(monkeypatch):
 def test_a_leaf_is_a_copy_and_plain_values_stay_as_they_are():
     leaves = Leaves(cloudpickle, [], CPU)
     values = {"numbers": {1, 2}, "text": "a", "tensor": torch.ones(2), "size": torch.Size([2])}
-    packed = leaves.packed(values)
-    assert isinstance(packed["numbers"], Packed) and packed["text"] == "a" and packed["tensor"] is values["tensor"]
+    kept = packed(leaves, values)
+    assert isinstance(kept["numbers"], Packed) and kept["text"] == "a" and kept["tensor"] is values["tensor"]
     values["numbers"].add(3)
-    found = leaves.unpacked(packed, like=None)
+    found = leaves.unpacked(kept, like=None)
     assert found["numbers"] == {1, 2} and found["size"] == torch.Size([2])
 
 
-def test_what_cannot_be_pickled_stops_growth_and_commits_and_not_the_trial(tmp_path, caplog):
+def test_what_cannot_be_pickled_stops_commits_and_not_the_trial(tmp_path, caplog):
     # docs/bugs.md, 697
     own = script().Counted(lock=threading.Lock())
     session = session_with(own, commits=CommitStore(str(tmp_path), pickling=cloudpickle))
-    assert session.run(lambda: list(session.epochs(0, 3))) == [0, 1, 2]
+    assert list(session.epochs(0, 3)) == [0, 1, 2]
+    session.close()
     assert "cannot pickle '_thread.lock' object" in session.facts().cannot_commit
-    assert "cannot pickle '_thread.lock' object" in session._objects.obstacle(lasting=True)
     assert CommitStore(str(tmp_path)).load() is None
     assert len([each for each in caplog.records if "no commit can be made" in each.getMessage()]) == 1
-    own.lock = None
-    assert session._objects.obstacle(lasting=True) is None
 
 
 def test_a_commit_has_results_with_what_the_script_defines(tmp_path):
     # docs/bugs.md, 698
     note = {"config": {"act": lambda x: x + 1, "model": script().Counted}, "at": 3}
     store = CommitStore(str(tmp_path), pickling=cloudpickle)
-    assert store.offer(lambda: Commit("t", "", 0, 1, 1, {}, note)) and store.flush()
+    keep(store, 1, {}, note)
     found = CommitStore(str(tmp_path)).load().note
     assert found["config"]["act"](1) == 2 and found["config"]["model"](a=1).a == 1

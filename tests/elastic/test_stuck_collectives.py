@@ -17,7 +17,6 @@ from fluidtune.elastic.transport.torch_backend import NCCL_SETTINGS
 from tests.contracts.collective_backends import HERE, SECRET, ask, everyone, everyone_dissolves, form, place, together
 from tests.contracts.processes import PeerProcess, peer_processes, until
 
-from .groups import lone_session
 from .nccl_standin import NcclStandIn
 
 pytestmark = pytest.mark.slow
@@ -64,10 +63,9 @@ def sum_and_do_not_look() -> None:
     backend.barrier()
 
 
-def train(leader: bool) -> str:
-    """A loop that ends with an error of its own if its gradients are not finite; in a session of the group's."""
+def train() -> str:
+    """A loop that ends with an error of its own if its gradients are not finite."""
     backend = HERE["backend"]
-    session = lone_session(worker=f"w{backend.rank}", leader=leader, backend=backend)
 
     def loop() -> None:
         gradient = torch.ones(4)
@@ -77,12 +75,9 @@ def train(leader: bool) -> str:
         raise ValueError("diverged")
 
     try:
-        if leader:
-            loop()
-        else:
-            session.run(loop)
+        loop()
     except (GroupLost, ValueError) as error:
-        return f"{type(error).__name__}, {session.facts().lost is not None}"
+        return f"{type(error).__name__}, {backend.lost is not None}"
     raise AssertionError("the loop has ended")
 
 
@@ -198,19 +193,14 @@ def test_the_others_go_on_when_one_dies_before_its_part_of_a_sum(pool, dying):
     assert everyone(left, summed) == [[2.0] * 4] * 2
 
 
-@pytest.mark.parametrize("leader, said", [(True, "ValueError, True"), (False, "GroupLost, False")])
-def test_an_error_over_what_an_aborted_sum_left_behind_is_a_lost_group(pool, leader, said):
-    """The leader's host asks its session whether the group is lost."""
+def test_an_error_over_what_an_aborted_sum_left_behind_is_a_lost_group(pool):
     form(pool, 1)
     doom_one(pool, 2)
-    worker = pool[0] if leader else pool[1]
-    worker.send(train, leader)
+    pool[0].send(train)
     time.sleep(0.3)
     pool[2].kill()
-    if not leader:
-        pool[0].send(summed)
-    assert worker.result() == said
-    assert noticed_in_time(worker, leads=leader)
+    assert pool[0].result() == "ValueError, True"
+    assert noticed_in_time(pool[0], leads=True)
 
 
 def test_a_worker_that_leaves_out_a_sum_is_named(pool):

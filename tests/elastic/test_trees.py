@@ -1,9 +1,8 @@
-"""A tensor arrives at another worker as it was: type, shape, order in memory, and what it shares with others."""
+"""The copy of a tensor is as it was: type, shape, order in memory, and what it shares with others."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 from typing import Any
 
 import pytest
@@ -11,39 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluidtune.elastic.transport.trees import broadcast_tree, copied, unsendable
+from fluidtune.elastic.data.trees import copied
 
 
-class Line:
-    """Stands for a group of two: what rank 0 has sent, rank 1 receives."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, rank: int, sent: list[Any]) -> None:
-        self.rank, self._sent = rank, sent
-
-    def broadcast_object(self, value: Any = None) -> Any:
-        if self.rank == 0:
-            self._sent.append(pickle.dumps(value))
-            return value
-        return pickle.loads(self._sent.pop(0))
-
-    def broadcast_(self, tensor: torch.Tensor) -> None:
-        if self.rank == 0:
-            self._sent.append(tensor.clone())
-        else:
-            tensor.copy_(self._sent.pop(0))
-
-
-def arrived(tree: Any) -> Any:
-    sent: list[Any] = []
-    broadcast_tree(tree, Line(0, sent))  # type: ignore[arg-type]
-    found = broadcast_tree(None, Line(1, sent))  # type: ignore[arg-type]
-    assert not sent
-    return found
-
-
-WAYS = [pytest.param(arrived, id="sent"), pytest.param(lambda tree: copied(tree, copy.deepcopy), id="copied")]
+def copy_of(tree: Any) -> Any:
+    return copied(tree, copy.deepcopy)
 
 
 def tensors() -> dict[str, torch.Tensor]:
@@ -75,12 +46,11 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", tensors())
-def test_a_tensor_arrives_as_it_was(way: Any, kind: str) -> None:
+def test_the_copy_of_a_tensor_is_as_it_was(kind: str) -> None:
     # docs/bugs.md, 348
     was = tensors()[kind]
-    found = way({"x": [was, 3]})["x"][0]
+    found = copy_of({"x": [was, 3]})["x"][0]
     assert (found.dtype, found.shape, found.layout) == (was.dtype, was.shape, was.layout)
     assert found.requires_grad == was.requires_grad
     if was.layout == torch.strided:
@@ -91,12 +61,11 @@ def test_a_tensor_arrives_as_it_was(way: Any, kind: str) -> None:
     assert found.layout != torch.strided or not found.numel() or found.data_ptr() != was.data_ptr()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_views_of_one_buffer_are_views_of_one_buffer(way: Any) -> None:
+def test_views_of_one_buffer_are_views_of_one_buffer() -> None:
     flat = torch.arange(10.0)
     tied = torch.rand(3)
     was = {"flat": flat, "head": flat[:4].view(2, 2), "tail": flat[5::2], "tied": [tied, tied], "alone": flat.clone()}
-    found = way(was)
+    found = copy_of(was)
     assert all(torch.equal(found[name], was[name]) for name in ("flat", "head", "tail", "alone"))
     found["flat"].mul_(2)
     assert torch.equal(found["head"], flat[:4].view(2, 2) * 2) and torch.equal(found["tail"], flat[5::2] * 2)
@@ -124,23 +93,14 @@ def test_any_views_of_any_buffers(data: st.DataObject) -> None:
         begin = data.draw(st.integers(0, 59))
         step = data.draw(st.integers(1, 7))
         views.append(buffer[begin::step])
-    for way in (arrived, lambda tree: copied(tree, copy.deepcopy)):
-        found = way(list(views))
-        for view, other in zip(views, found, strict=True):
-            assert torch.equal(view, other) and view.dtype == other.dtype
-        found[0].zero_()
-        zeroed = [view.clone() for view in views]
-        kept = [buffer.clone() for buffer in buffers]
-        views[0].zero_()
-        assert all(torch.equal(view, other) for view, other in zip(views, found, strict=True))
-        for buffer, before in zip(buffers, kept, strict=True):
-            buffer.copy_(before)
-        assert all(torch.equal(view, other) for view, other in zip(views, zeroed, strict=True))
-
-
-@pytest.mark.filterwarnings("ignore:.*quant.*")
-def test_what_cannot_be_sent_is_named() -> None:
-    assert unsendable([torch.ones(2), {"a": torch.eye(2).to_sparse()}]) is None
-    assert "meta" in (unsendable([torch.empty(2, device="meta")]) or "")
-    assert "mkldnn" in (unsendable(torch.ones(2).to_mkldnn()) or "")
-    assert "quantized" in (unsendable(torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)) or "")
+    found = copy_of(list(views))
+    for view, other in zip(views, found, strict=True):
+        assert torch.equal(view, other) and view.dtype == other.dtype
+    found[0].zero_()
+    zeroed = [view.clone() for view in views]
+    kept = [buffer.clone() for buffer in buffers]
+    views[0].zero_()
+    assert all(torch.equal(view, other) for view, other in zip(views, found, strict=True))
+    for buffer, before in zip(buffers, kept, strict=True):
+        buffer.copy_(before)
+    assert all(torch.equal(view, other) for view, other in zip(views, zeroed, strict=True))

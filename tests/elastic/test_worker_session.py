@@ -5,35 +5,19 @@ from __future__ import annotations
 import pytest
 
 from fluidtune import elastic
-from fluidtune.elastic import ElasticSession, FollowerSession, LazySession, LeaderSession
-from fluidtune.elastic.transport import TorchBackend
+from fluidtune.elastic import ElasticSession, LazySession, LeaderSession
 from fluidtune.group_facts import GroupFacts
-from tests.contracts.worker_sessions import GroupContract, LeaderContract, SessionCase
-
-
-def _session(worker: str, leader: bool) -> ElasticSession:
-    return ElasticSession(trial="t", worker=worker, leader=leader, backend=TorchBackend())
+from tests.contracts.worker_sessions import LeaderContract, SessionCase
 
 
 class ElasticCase(SessionCase):
     def leader(self, worker: str) -> LeaderSession:
-        session = _session(worker, leader=True)
-        elastic.use(session)
-        return session
-
-    def follower(self, worker: str) -> FollowerSession:
-        session = _session(worker, leader=False)
+        session = ElasticSession(trial="t")
         elastic.use(session)
         return session
 
     def set_up(self, session: LeaderSession) -> None:
         elastic.prepare()
-
-    def follow(self, session: FollowerSession) -> None:
-        here = elastic.current()
-        assert here is not None
-        while True:
-            here.boundary()
 
     def put_away(self) -> None:
         elastic.wake_on_first_use(None)
@@ -42,7 +26,7 @@ class ElasticCase(SessionCase):
 
 class LazyCase(ElasticCase):
     def leader(self, worker: str) -> LeaderSession:
-        session = LazySession(lambda: _session(worker, leader=True))
+        session = LazySession(lambda: ElasticSession(trial="t"))
         elastic.wake_on_first_use(session)
         return session
 
@@ -53,13 +37,13 @@ class AsleepCase(LazyCase):
     def set_up(self, session: LeaderSession) -> None: ...
 
 
-class TestElasticSession(GroupContract):
+class TestElasticSession(LeaderContract):
     @pytest.fixture
     def case(self) -> ElasticCase:
         return ElasticCase()
 
 
-class TestLazySession(GroupContract):
+class TestLazySession(LeaderContract):
     @pytest.fixture
     def case(self) -> LazyCase:
         return LazyCase()
@@ -71,8 +55,8 @@ class TestLazySessionAsleep(LeaderContract):
         return AsleepCase()
 
 
-def test_a_lazy_session_that_sleeps_cannot_be_resized():
-    session = LazySession(lambda: _session("w0", leader=True))
+def test_a_lazy_session_that_sleeps_has_no_boundaries():
+    session = LazySession(lambda: ElasticSession(trial="t"))
     assert session.facts() == GroupFacts()
     with pytest.raises(RuntimeError, match="has not called"):
         session.boundary(0)

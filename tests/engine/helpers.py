@@ -50,7 +50,13 @@ def holders(engine: Engine) -> dict[int, tuple[str, ...]]:
 
 
 def elastic(trial: str, iterations: float | None = 100, group: str = "g") -> m.TrialAdded:
-    return m.TrialAdded(trial, group, "elastic", iterations)
+    """A trial that commits and can grow."""
+    return m.TrialAdded(trial, group, "elastic", iterations, growable=True)
+
+
+def grows(trial: str) -> tuple[m.Event, m.Event]:
+    """The trial turns out to commit, and to be able to grow."""
+    return m.KindFound(trial, "elastic"), m.CanGrow(trial)
 
 
 def plain(trial: str, iterations: float | None = 100, share: float = 1.0, group: str = "g") -> m.TrialAdded:

@@ -41,7 +41,7 @@ def check_engine(engine: Engine) -> None:
 
 def _check_devices_of(trial: Trial, state: State) -> None:
     assert len(set(trial.devices)) == len(trial.devices), trial
-    wide = trial.kind == "elastic" and trial.gang == 1 and len(trial.devices) > 1
+    wide = trial.gang == 1 and len(trial.devices) > 1
     assert (trial.name in state.wide) == wide, trial
     if trial.gang > 1:
         assert len(trial.devices) in (0, trial.gang) and trial.resizing_to is None, trial

@@ -16,8 +16,10 @@ def engine_with(devices: int, *trials: m.TrialAdded, **group: Any) -> Engine:
     return engine
 
 
-def added(*names: str, kind: m.Kind = "plain", share: float = 1.0, iterations: float = 100.0) -> list[m.TrialAdded]:
-    return [m.TrialAdded(name, "g", kind, iterations, share) for name in names]
+def added(
+    *names: str, kind: m.Kind = "plain", share: float = 1.0, iterations: float = 100.0, growable: bool = False
+) -> list[m.TrialAdded]:
+    return [m.TrialAdded(name, "g", kind, iterations, share, growable=growable) for name in names]
 
 
 def measured(engine: Engine, trial: str, seconds: float = 10.0, width: float = 1.0, results: int = 4) -> None:
@@ -26,7 +28,7 @@ def measured(engine: Engine, trial: str, seconds: float = 10.0, width: float = 1
 
 
 def test_an_elastic_trial_grows_when_it_is_measured_and_at_most_twofold_then() -> None:
-    engine = engine_with(1, *added("a", kind="elastic"))
+    engine = engine_with(1, *added("a", kind="elastic", growable=True))
     assert engine.demand(8).growing == 0, "nothing is known of it"
     measured(engine, "a")
     assert engine.demand(8).growing == 1
@@ -35,7 +37,7 @@ def test_an_elastic_trial_grows_when_it_is_measured_and_at_most_twofold_then() -
 
 def test_a_trial_that_must_keep_to_one_worker_is_no_demand():
     # docs/bugs.md, 333
-    engine = engine_with(1, *added("a", kind="elastic"))
+    engine = engine_with(1, *added("a", kind="elastic", growable=True))
     measured(engine, "a")
     assert engine.demand(8).growing == 1
     engine.handle(m.GrowthEnded("a"), now=2.0)
@@ -44,7 +46,7 @@ def test_a_trial_that_must_keep_to_one_worker_is_no_demand():
 
 
 def test_what_the_demand_says_is_what_the_engine_does_with_it() -> None:
-    engine = engine_with(1, *added("a", kind="elastic"))
+    engine = engine_with(1, *added("a", kind="elastic", growable=True))
     measured(engine, "a")
     devices = 1
     for _ in range(3):
@@ -60,7 +62,7 @@ def test_what_the_demand_says_is_what_the_engine_does_with_it() -> None:
 
 
 def test_nothing_grows_while_a_trial_waits() -> None:
-    engine = engine_with(1, *added("a", kind="elastic"))
+    engine = engine_with(1, *added("a", kind="elastic", growable=True))
     measured(engine, "a")
     engine.handle(*added("b"), now=2.0)
     assert engine.demand(8) == DeviceDemand({1: 1})
@@ -68,7 +70,7 @@ def test_nothing_grows_while_a_trial_waits() -> None:
 
 def test_max_workers_limits_growth() -> None:
     engine = Engine(max_workers=2)
-    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added("a", kind="elastic"), now=0.0)
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added("a", kind="elastic", growable=True), now=0.0)
     measured(engine, "a")
     out = engine.handle(m.DeviceGained(1), now=1.0)
     assert out == [resize("a", (0, 1))]

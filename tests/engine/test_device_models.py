@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.device_table import DeviceModels
-from tests.engine.helpers import Bench, book, elastic, plain, resize, start
+from tests.engine.helpers import Bench, book, elastic, grows, plain, resize, start
 from tests.engine.invariants import check_engine, check_models
 
 FAST, SLOW = "H100", "L4"
@@ -26,7 +26,7 @@ def alone(devices: int, events: list[m.ModelFound], **settings: int) -> Bench:
     """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
     bench = Bench(devices, **settings)
     assert bench(*events, plain("a", 1000)) == [start("a", (0,), 1.0)]
-    assert bench(m.KindFound("a", "elastic")) == []
+    assert bench(*grows("a")) == []
     return bench
 
 

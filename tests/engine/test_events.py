@@ -84,6 +84,37 @@ def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
     assert resize("a", (0, 2, 1)) in bench.results("a", 1.0, 20, 2)
 
 
+def test_a_trial_that_loses_the_device_of_a_follower_goes_on_with_the_others():
+    bench = wide(3, 3)
+    assert bench(m.DeviceLost(1)) == [resize("a", (0, 2))]
+    assert bench.engine.trial("a").devices == (0, 2) and bench.engine.trial("a").status == "running"
+    assert bench(m.WorkerLost("a", left=(0, 2), device=1)) == [], "the shell has noticed by itself"
+    assert bench(m.Resized("a", (0, 2), 0.0)) == []
+    assert bench(m.DeviceLost(0)) == [release("a", (2,)), resume("a", (2,), 1.0)]
+
+
+def test_a_worker_that_the_shell_has_on_a_device_which_the_trial_has_lost_meanwhile_is_called_back():
+    bench = Bench(4)
+    assert bench(elastic("a")) == [start("a", (0, 1, 2, 3), 1.0)]
+    out = bench(m.DeviceLost(1), m.WorkerLost("a", left=(0, 2), device=1))
+    assert out == [release("a", (2, 3)), resize("a", (0,))]
+    assert bench(m.Resized("a", (0,), 0.0)) == []
+
+
+def test_a_trial_that_loses_a_device_and_ends_is_told_nothing():
+    bench = wide(2, 2)
+    assert bench(m.DeviceLost(1), m.TrialEnded("a", "stopped")) == [release("a", (0,))]
+
+
+def test_a_device_that_was_promised_is_lost_before_the_resize_is_answered():
+    bench = Bench(3)
+    assert bench(elastic("a")) == [start("a", (0, 1, 2), 1.0)]
+    assert bench(m.DeviceLost(1), plain("b")) == [release("a", (2,)), resize("a", (0,)), start("b", (2,), 1.0)]
+    assert bench(m.Resized("a", (0, 1, 2), 0.0)) == [], "an answer to what was called off"
+    assert bench.engine.held_devices() == {"a": (0,), "b": (2,)}
+    assert bench(m.Resized("a", (0,), 0.0)) == []
+
+
 def test_a_trial_that_lost_its_first_worker_resumes_where_another_worker_is_warm():
     bench = Bench(2)
     bench(elastic("a"))

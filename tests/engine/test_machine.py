@@ -34,6 +34,7 @@ class Shadow:
     group: str
     kind: str
     asked: float
+    grows: bool
     status: str = "waiting"
     has_run: bool = False
     #: Devices it has or was promised, in order; share of each.
@@ -78,10 +79,11 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(math.isfinite(number) for name, number in numbers.items() if name != "left"), instruction
         if "waiting" in numbers and isinstance(instruction, m.Start):
             assert numbers["waiting"] >= 1, instruction
-        if isinstance(instruction, m.Resize):
+        if isinstance(instruction, m.Resize) and instruction.why.reason is not Reason.DEVICE_LOST:
             assert numbers["width"] == len(trial.on), instruction
             assert numbers.get("to", len(instruction.devices)) == len(instruction.devices), instruction
             grows = len(instruction.devices) > len(trial.on)
+            assert not grows or trial.grows, instruction
             assert grows == (instruction.why.reason is Reason.IDLE_DEVICES), instruction
             assert not grows or numbers["left_to"] + numbers["resize"] < numbers["left"], instruction
 
@@ -108,7 +110,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert not self.leaving & set(instruction.devices), instruction
             assert isinstance(instruction, m.Resume) == trial.has_run, instruction
             several = len(instruction.devices) > 1
-            assert not several or trial.kind == "elastic" or trial.asked == len(instruction.devices)
+            assert not several or trial.grows or trial.asked == len(instruction.devices)
             if trial.asked >= 2:
                 assert len(instruction.devices) == trial.asked
                 assert len({self.nodes[d] for d in instruction.devices}) == 1
@@ -122,9 +124,10 @@ class EngineMachine(RuleBasedStateMachine):
             if several and trial.asked < 2:
                 trial.asked_devices, trial.on = instruction.devices, instruction.devices[:1]
         elif isinstance(instruction, m.Resize):
-            assert trial.status == "running" and trial.kind == "elastic" and trial.asked < 2, instruction
+            assert trial.status == "running" and trial.asked < 2, instruction
+            lost = instruction.why.reason is Reason.DEVICE_LOST
             assert trial.asked_devices is None, f"{instruction} before the last one was answered"
-            assert instruction.devices[0] == trial.on[0] and set(instruction.devices) != set(trial.on)
+            assert instruction.devices[0] == trial.on[0] and (set(instruction.devices) == set(trial.on)) == lost
             assert not self.leaving & (set(instruction.devices) - set(trial.on)), instruction
             trial.asked_devices = instruction.devices
             trial.held = tuple(dict.fromkeys(trial.held + instruction.devices))
@@ -158,15 +161,15 @@ class EngineMachine(RuleBasedStateMachine):
     # Rules
 
     @rule(
-        kinds=st.lists(st.tuples(KINDS, LEFT, SHARES), min_size=1, max_size=6),
+        kinds=st.lists(st.tuples(KINDS, st.booleans(), LEFT, SHARES), min_size=1, max_size=6),
         group=st.sampled_from(["sync", "asha", "three"]),
     )
     def add(self, kinds, group):
         events = []
-        for kind, left, share in kinds:
+        for kind, grows, left, share in kinds:
             name = f"t{len(self.trials)}"
-            self.trials[name] = Shadow(group, kind, share)
-            events.append(m.TrialAdded(name, group, kind, left, share))
+            self.trials[name] = Shadow(group, kind, share, grows)
+            events.append(m.TrialAdded(name, group, kind, left, share, growable=grows))
         self.send(*events)
 
     @precondition(lambda self: self.those("paused"))
@@ -192,7 +195,8 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(count):
             width = len(self.trials[name].on)
             if width:
-                self.send(m.Result(name, seconds / width * overhead ** (width - 1), width, memory))
+                taken = seconds / width * overhead ** (width - 1)
+                self.send(m.Result(name, taken, None if memory == 0.45 and width > 1 else width, memory))
 
     @precondition(lambda self: self.those("running", "suspending", "waiting", "paused"))
     @rule(pick=PICK, ending=st.sampled_from(["paused", "stopped", "failed"]))
@@ -215,9 +219,8 @@ class EngineMachine(RuleBasedStateMachine):
                 self.send(m.TrialEnded(name, "stopped"))
         trial = self.trials[left]
         if trial.asked < 2 and trial.asked_devices is None:
-            if len(trial.on) == 1:
-                trial.kind = "elastic"
-                self.send(m.KindFound(left, "elastic"))
+            trial.grows = True
+            self.send(m.CanGrow(left))
             self.send(m.BudgetChanged(left, 1000.0))
             for _ in range(2):
                 self.send(m.Result(left, seconds / len(trial.on), len(trial.on), 0.1))
@@ -237,6 +240,18 @@ class EngineMachine(RuleBasedStateMachine):
         out = self.send(m.WorkerLost(name, **told))
         assert isinstance(out[0], m.Release) and out[0].trial == name
 
+    @precondition(lambda self: any(len(trial.on) > 1 and trial.asked < 2 for trial in self.trials.values()))
+    @rule(pick=PICK, which=PICK)
+    def lose_follower(self, pick, which):
+        """It goes on with the others; a resize that is under way is called off."""
+        wide = [name for name, trial in self.trials.items() if len(trial.on) > 1 and trial.asked < 2]
+        name = wide[pick % len(wide)]
+        trial = self.trials[name]
+        device = trial.on[1 + which % (len(trial.on) - 1)]
+        trial.on, trial.asked_devices = tuple(d for d in trial.on if d != device), None
+        self.refused.add(name)
+        self.send(m.WorkerLost(name, trial.on, device))
+
     @rule(node=st.integers(0, 2))
     def gain_device(self, node):
         if len(self.nodes) < 9:
@@ -246,9 +261,13 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(pick=PICK)
     def lose_device(self, pick):
         device = sorted(self.nodes)[pick % len(self.nodes)]
-        for trial in self.trials.values():
+        for name, trial in self.trials.items():
             if device in trial.held:
-                self.stop(trial, "waiting")
+                if trial.asked < 2 and trial.status == "running" and trial.on[0] != device:
+                    trial.on, trial.asked_devices = tuple(d for d in trial.on if d != device), None
+                    self.refused.add(name)
+                else:
+                    self.stop(trial, "waiting")
                 trial.held = tuple(d for d in trial.held if d != device)
         del self.nodes[device]
         self.leaving.discard(device)
@@ -298,9 +317,16 @@ class EngineMachine(RuleBasedStateMachine):
     def find_kind(self, pick, kind):
         live = self.those("running", "waiting")
         name = live[pick % len(live)]
-        if len(self.trials[name].held) < 2:  # no shell calls a trial plain that runs on several devices
-            self.trials[name].kind = kind
-            self.send(m.KindFound(name, kind))
+        self.trials[name].kind = kind
+        self.send(m.KindFound(name, kind))
+
+    @precondition(lambda self: self.those("running", "waiting"))
+    @rule(pick=PICK)
+    def can_grow(self, pick):
+        live = self.those("running", "waiting")
+        name = live[pick % len(live)]
+        self.trials[name].grows = True
+        self.send(m.CanGrow(name))
 
     @precondition(lambda self: self.those("waiting"))
     @rule(pick=PICK, devices=st.integers(2, 3))
@@ -321,8 +347,7 @@ class EngineMachine(RuleBasedStateMachine):
     def what_must_not_grow_does_not(self):
         for name in getattr(self, "narrow", ()):
             trial = self.trials[name]
-            elastic = trial.kind == "elastic" and trial.asked < 2 and name not in self.refused
-            if trial.status == "running" and trial.asked_devices is None and elastic:
+            if trial.status == "running" and trial.asked_devices is None and trial.asked < 2:
                 assert len(trial.on) == 1, name
 
     @precondition(lambda self: self.trials)
@@ -394,7 +419,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert sum(trial.group == "three" for trial in running) <= 3
         for trial in running:
             if len(trial.held) > 1:
-                assert trial.kind == "elastic" or trial.asked == len(trial.held)
+                assert trial.grows or trial.asked == len(trial.held)
 
     def teardown(self):
         """With enough devices and everybody ending in turn, every trial starts and all is given back."""

@@ -11,7 +11,7 @@ import pytest
 from fluidtune.engine import Reason, Why, because
 from fluidtune.engine import messages as m
 from fluidtune.engine.reasons import NUMBERS
-from tests.engine.helpers import Bench, elastic, plain
+from tests.engine.helpers import Bench, elastic, grows, plain
 from tests.engine.test_packing_search import Device
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def c_is_looked_for() -> tuple[list[m.Instruction], str]:
 def a_trial_grows() -> tuple[list[m.Instruction], str]:
     bench = Bench(2)
     bench(plain("a"))
-    bench(m.KindFound("a", "elastic"))
+    bench(*grows("a"))
     out = bench(m.Result("a", 1.0, 1))
     return out, "1 device idle, no trial waits for them; 49.5 s left on 2 devices instead of 99 s on 1"
 
@@ -99,7 +99,7 @@ def a_larger_trial_lacks_devices() -> tuple[list[m.Instruction], str]:
     bench(m.Resized("a", (0, 1, 2), 0.1))
     bench.results("a", 0.45, 4, width=3)
     bench(m.TrialEnded("z", "stopped"), plain("b", 4000))
-    out = bench(m.KindFound("b", "elastic"), m.Result("b", 1.0, 1), m.DeviceGained(9, "node0"))
+    out = bench(*grows("b"), m.Result("b", 1.0, 1), m.DeviceGained(9, "node0"))
     later = "trials that would end later at their widths can use its devices"
     return out[1:], f"{later}; 995 s left on 1 device instead of 448 s on 3"
 
@@ -108,7 +108,7 @@ def a_larger_trial_lacks_devices() -> tuple[list[m.Instruction], str]:
 def a_wide_trial_is_slow() -> tuple[list[m.Instruction], str]:
     bench = Bench(2)
     bench(plain("a"))
-    bench(m.KindFound("a", "elastic"))
+    bench(*grows("a"))
     bench.results("a", 1.0, 1)
     bench(m.Resized("a", (0, 1), 0.1))
     return bench.results("a", 2.0, 4, width=2), "an iteration takes 2 s on 2 devices, and 1 s on 1"
@@ -116,7 +116,7 @@ def a_wide_trial_is_slow() -> tuple[list[m.Instruction], str]:
 
 @scenario(Reason.GROWTH_ENDED)
 def a_loop_cannot_be_divided() -> tuple[list[m.Instruction], str]:
-    return wide()(m.GrowthEnded("a")), "its loop cannot have several workers"
+    return wide()(m.GrowthEnded("a")), "several workers do not help it"
 
 
 @scenario(Reason.LEAVING_DEVICE)
@@ -195,7 +195,7 @@ def test_each_reason_comes_about_and_says_what_decided(reason: Reason) -> None:
 def test_of_two_trials_that_grow_at_once_the_second_has_what_the_first_left() -> None:
     bench = Bench(4)
     bench(plain("a"), plain("b"))
-    bench(m.KindFound("a", "elastic"), m.KindFound("b", "elastic"))
+    bench(*grows("a"), *grows("b"))
     said = bench(m.Result("a", 1.0, 1), m.Result("b", 1.0, 1))
     assert [dict(each.why.numbers)["idle"] for each in said] == [2, 1]
 

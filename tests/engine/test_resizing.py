@@ -4,14 +4,14 @@ import pytest
 
 from fluidtune.engine import EngineError
 from fluidtune.engine import messages as m
-from tests.engine.helpers import Bench, book, elastic, holders, plain, release, resize, resume, start, suspend
+from tests.engine.helpers import Bench, book, elastic, grows, holders, plain, release, resize, resume, start, suspend
 
 
 def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench:
     """One trial on device 0, just found to be elastic and not measured; the other devices are idle."""
     bench = Bench(devices, **settings)
     assert bench(plain("a", iterations)) == [start("a", (0,), 1.0)]
-    assert bench(m.KindFound("a", "elastic")) == []
+    assert bench(*grows("a")) == []
     return bench
 
 
@@ -33,12 +33,30 @@ def test_a_trial_doubles_its_width_until_its_scaling_is_known():
     assert bench(m.Result("a", 0.61, 2)) == [resize("a", (0, 1, 2, 3, 4))]  # beta 1.22 pays up to 5
 
 
-def test_a_trial_that_is_plain_or_has_little_left_does_not_grow():
+def test_a_trial_that_cannot_grow_or_has_little_left_does_not_grow():
     assert alone(iterations=2).results("a", 1.0, 1) == []
     assert alone(resize_seconds=60).results("a", 1.0, 5) == []
+    bench = Bench(2)
+    bench(plain("a"))
+    assert bench(m.KindFound("a", "elastic"), m.Result("a", 1.0, 1)) == []
+    assert bench(m.CanGrow("a")) == [resize("a", (0, 1))]
+
+
+def test_a_plain_trial_that_can_grow_grows_and_leaves_a_device_that_is_not_its_first():
+    bench = Bench(2)
+    bench(plain("a"))
+    assert bench(m.CanGrow("a"), m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
+    assert bench(m.Resized("a", (0, 1), 0.0)) == []
+    assert bench(m.DeviceLeaving(1)) == [resize("a", (0,))]
+    assert bench(m.Resized("a", (0,), 0.0)) == [release("a", (1,))]
+    assert bench(m.DeviceLeaving(0)) == [], "it would begin anew"
+
+
+def test_an_iteration_during_which_the_width_changed_measures_nothing():
     bench = alone()
-    assert bench(m.KindFound("a", "plain"), m.Result("a", 1.0, 1)) == []
-    assert bench(m.KindFound("a", "elastic")) == [resize("a", (0, 1))]
+    assert bench(m.Result("a", 1.0, None)) == [], "its speed on one device is not known yet"
+    assert book(bench.engine, "a").done == 1 and not book(bench.engine, "a").speed.measured
+    assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
 
 
 def test_a_trial_whose_growth_has_ended_goes_back_to_one_worker_and_stays_there():
@@ -63,7 +81,7 @@ def test_a_new_budget_is_a_reason_to_grow():
 def test_devices_are_kept_for_a_trial_that_is_not_measured_yet():
     bench = Bench(4)
     bench(plain("a"), plain("b"))
-    bench(m.KindFound("a", "elastic"), m.KindFound("b", "elastic"))
+    bench(*grows("a"), *grows("b"))
     assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 2))]
     assert bench(m.Result("b", 1.0, 1)) == [resize("b", (1, 3))]
 
@@ -117,16 +135,16 @@ def test_bad_scaling_of_one_trial_keeps_others_from_growing_but_one_sample_does_
     bench.results("a", 2.0, 2, width=2)  # a warm-up and one sample
     bench(m.TrialEnded("a", "stopped"))
     bench(plain("b"))
-    bench(m.KindFound("b", "elastic"))
+    bench(*grows("b"))
     assert bench(m.Result("b", 1.0, 1)) == [resize("b", (0, 1))]
     bench(m.Resized("b", (0, 1), 0.1))
     assert bench.results("b", 2.0, 3, width=2) == [resize("b", (0,))]
     bench(m.Resized("b", (0,), 0.1))
     bench(m.TrialEnded("b", "stopped"), plain("c"))
-    assert bench(m.KindFound("c", "elastic"), m.Result("c", 1.0, 1)) == []
+    assert bench(*grows("c"), m.Result("c", 1.0, 1)) == []
     # The next rung is another group of the same job and knows the same.
     bench(m.TrialEnded("c", "stopped"), m.GroupAnnounced("rung2"))
-    assert bench(m.TrialAdded("d", "rung2", "elastic", 100)) == [start("d", (0,), 1.0)]
+    assert bench(m.TrialAdded("d", "rung2", "elastic", 100, growable=True)) == [start("d", (0,), 1.0)]
     assert bench.results("d", 1.0, 5) == []
     assert bench.engine.group_overheads("g")[1] == pytest.approx(4.0)
     speed = bench.engine._state.groups["g"].speed
@@ -179,7 +197,7 @@ def test_dynamic_fluid_takes_from_one_to_give_to_another():
     bench(m.Resized("a", (0, 1, 2), 0.1))
     bench.results("a", 0.45, 4, width=3)
     bench(m.TrialEnded("z", "stopped"), plain("b", 4000))
-    out = bench(m.KindFound("b", "elastic"), m.Result("b", 1.0, 1), m.DeviceGained(9, "node0"))
+    out = bench(*grows("b"), m.Result("b", 1.0, 1), m.DeviceGained(9, "node0"))
     assert out == [resize("b", (3, 9)), resize("a", (0,))]
     assert bench(m.Resized("b", (3, 9), 0.1), m.Resized("a", (0,), 0.1)) == [release("a", (1, 2))]
     assert bench(m.Result("b", 0.6, 2)) == [resize("b", (3, 9, 1, 2))]
@@ -207,7 +225,7 @@ def test_a_packed_checkpointing_trial_is_suspended_for_an_idle_device():
     assert bench(m.Result("d", 1.0, 1)) == []  # no idle device yet
     assert bench(m.TrialEnded("d", "stopped")) == [release("d", (1,)), suspend("a")]
     assert bench.engine.trial("a").status == "suspending"
-    assert bench(m.Result("c", 3.0, 0.5), m.KindFound("c", "elastic"), m.Result("c", 3.0, 0.5)) == []
+    assert bench(m.Result("c", 3.0, 0.5), *grows("c"), m.Result("c", 3.0, 0.5)) == []
     assert bench(m.Result("c", 3.0, 0.5)) == []  # device 1 is kept for a
     moved = m.TrialEnded("a", "paused"), m.TrialAdded("a", "g", "checkpointing", 47)
     assert bench(*moved) == [release("a", (0,)), resume("a", (1,), 1.0)]
@@ -219,7 +237,7 @@ def test_a_suspending_trial_that_tune_pauses_keeps_no_device():
     bench(*[m.TrialAdded(name, "g", "checkpointing", 50) for name in "abcd"])
     for name in "abcd":
         bench.results(name, 3.0, 3, width=0.5)
-    bench(m.TrialEnded("b", "stopped"), m.KindFound("c", "elastic"))
+    bench(m.TrialEnded("b", "stopped"), *grows("c"))
     bench.results("d", 1.0, 2)
     bench(m.TrialEnded("d", "stopped"))
     assert bench.engine.trial("a").status == "suspending"

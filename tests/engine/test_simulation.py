@@ -98,7 +98,7 @@ def test_a_trial_that_does_not_scale_is_no_longer_resized_after_a_few_attempts()
     makespan = world.run(
         *[m.DeviceGained(d) for d in range(16)],
         m.GroupAnnounced("g"),
-        *[m.TrialAdded(name, "g", "elastic", 60) for name in todo],
+        *[m.TrialAdded(name, "g", "elastic", 60, growable=True) for name in todo],
     )
     print(f"{world.resizes} resizes, makespan {makespan:.1f} s, 60 s without")
     assert world.resizes <= 3 * len(todo)
@@ -112,7 +112,7 @@ def test_four_thousand_trials_on_four_hundred_devices():
     world = World(Engine(), todo)
     gained = [m.DeviceGained(d, f"n{d // 8}") for d in range(400)]
     first = world.engine.handle(
-        *gained, m.GroupAnnounced("g"), *[m.TrialAdded(n, "g", "elastic", 3) for n in todo], now=0.0
+        *gained, m.GroupAnnounced("g"), *[m.TrialAdded(n, "g", "elastic", 3, growable=True) for n in todo], now=0.0
     )
     assert len(first) == 400
     world.carry_out(first)
@@ -124,7 +124,7 @@ def test_elastic_trials_that_arrive_one_by_one_share_the_devices():
     engine = Engine()
     out = engine.handle(*[m.DeviceGained(d) for d in range(8)], m.GroupAnnounced("g"), now=0.0)
     for k in range(8):
-        out += engine.handle(m.TrialAdded(f"t{k}", "g", "elastic", 1000), now=0.0)
+        out += engine.handle(m.TrialAdded(f"t{k}", "g", "elastic", 1000, growable=True), now=0.0)
     for instruction in out:
         if isinstance(instruction, m.Resize) or (isinstance(instruction, m.Start) and len(instruction.devices) > 1):
             out += engine.handle(m.Resized(instruction.trial, instruction.devices, 0.1), now=1.0)

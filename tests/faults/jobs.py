@@ -50,8 +50,24 @@ def checkpointing(config):
             tune.report({"value": state["value"]}, checkpoint=kept)
 
 
+def network(seconds):
+    """A network whose forward takes ``seconds`` for 16 samples, and so half of that for half of them."""
+    import torch
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+
+        def forward(self, x):
+            time.sleep(seconds * len(x) / 16)
+            return self.layers(x)
+
+    return Network()
+
+
 def elastic(config):
-    """Trains a small network elastically. Its loss depends on every earlier step."""
+    """Trains a small network and commits. Its loss depends on every earlier step."""
     import torch
     from ray import tune
     from torch.utils.data import DataLoader, TensorDataset
@@ -60,22 +76,20 @@ def elastic(config):
 
     torch.manual_seed(int(config["x"]))
     inputs = torch.linspace(-1, 1, 64).reshape(-1, 1)
-    model = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+    model = network(config["step"] / 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     loader = DataLoader(TensorDataset(inputs, torch.sin(3 * inputs)), batch_size=16, shuffle=True)
     model, optimizer, loader = api.prepare(model, optimizer, loader)
     for epoch in api.epochs(0, config["iterations"]):
-        total, count = 0.0, 0
+        total = 0.0
         for x, y in loader:
-            time.sleep(config["step"] / 4 * len(x) / 16)  # a worker with half of the batch takes half of the time
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(x), y)
             loss.backward()
             optimizer.step()
-            n = api.samples(len(x))
-            total, count = total + loss.item() * n, count + n
+            total += loss.item() * len(x)
         note(config, epoch + 1)
-        tune.report({"value": api.mean(total, count)})
+        tune.report({"value": total / len(inputs)})
 
 
 TRAINABLES = {"plain": plain, "checkpointing": checkpointing, "elastic": elastic}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
 import struct
 import subprocess
 import sys
@@ -15,12 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fluidtune.cluster.forks.fork_server import ForkServer
 from tests.frameworks.tracked_search import EPOCHS, TRIALS
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.trackers, pytest.mark.timeout(900)]
 
-SEARCH, SILENT = (Path(__file__).parent / name for name in ("tracked_search.py", "silent_trial.py"))
+SEARCH = Path(__file__).parent / "tracked_search.py"
 
 
 def blocks(path: Path) -> Iterator[bytes]:
@@ -105,23 +102,3 @@ def test_a_trial_that_has_grown_leaves_one_run(tmp_path: Path) -> None:
     searched(tmp_path, "grown")
     assert len(of_wandb(tmp_path)) == len(of_mlflow(tmp_path)[0]) == len(of_tensorboard(tmp_path)) == 1
     assert len(list(tmp_path.glob("board*/*"))) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["imported before", "imported late", "on the shelf"])
-def test_a_follower_records_nothing_whatever_its_code_names(tmp_path: Path, where: str) -> None:
-    server = ForkServer(["wandb", "mlflow.tracking", "torch.utils.tensorboard", "tensorboardX"], os.environ)
-    try:
-        program = [str(SILENT), str(tmp_path), where]
-        if where == "on the shelf":
-            command = server.finish([], {}).command
-            assert command is not None
-            program = [*shlex.split(command), *program]
-        else:
-            program = [sys.executable, *program]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=600)
-    finally:
-        server.stop()
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "silent" in done.stdout
-    assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import queue
 import threading
 import time
@@ -10,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
@@ -26,32 +24,9 @@ def test_a_trainable_counts_on_from_what_it_is_given() -> None:
     trainable = Trainable.__new__(Trainable)
     compat.set_progress(trainable, 7, 2.5)
     assert (trainable.iteration, compat.time_total(trainable)) == (7, 2.5)
-    compat.set_iteration(trainable, 9)
-    assert (trainable.iteration, compat.time_total(trainable)) == (9, 2.5)
     assert compat.own_totals(trainable) == (None, None)
     compat.set_progress(trainable, 9, 2.5, 300, 4)
     assert compat.own_totals(trainable) == (300, 4)
-
-
-def test_a_followers_session_is_muted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Session:
-        told = 0
-
-        def report(self, *args: Any, **kwargs: Any) -> None:
-            self.told += 1
-
-    session = Session()
-    monkeypatch.setattr(compat, "get_session", lambda: session)
-    compat.mute_session()
-    session.report({"loss": 1}, checkpoint=None)
-    assert session.told == 0 and session.world_rank == 1
-    monkeypatch.setattr(compat, "get_session", lambda: None)
-    compat.mute_session()
-
-
-def test_tune_s_report_goes_through_the_session_that_is_muted() -> None:
-    source = inspect.getsource(inspect.unwrap(ray.tune.report))
-    assert "get_session().report(" in source
 
 
 def test_a_process_without_a_training_function_has_no_thread_of_one() -> None:

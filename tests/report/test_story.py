@@ -91,7 +91,7 @@ def test_a_trial_that_was_suspended_and_moved() -> None:
         "6 s waits again with 10 iterations to do",
         "7 s moved and went on on device 1: 2 devices idle, 1 trial waiting",
         "8 s goes on from iteration 4: moved to another device",
-        "It never grew: it has reported nothing, and a trial grows after its first result.",
+        "It never grew: it has reported nothing, and a trial grows when its speed is known.",
     ]
     assert "3 s trial a left its device, which 1 trial has now" not in told(events, "b")
     assert "6 s trial a left its device, which 1 trial has now" in told(events, "b")
@@ -147,11 +147,12 @@ REPORTED = [*RAN, result(2, "a", 1, 1.0, 1)]
 FAILED = [ev(2, "resize_failed", trial="a", devices=[0], reason=reason) for reason in ("died", "too late")]
 #: Why a trial never grew -> what happened on two devices.
 NEVER = {
-    "it is plain: no call of fluidtune.elastic was seen in its loop": [
-        *RAN,
-        ev(2, "kind_found", trial="a", kind="plain"),
+    "no call of a torch module with parameters was seen in it": [
+        ev(0, "trial_added", trial="a", group="g", kind="elastic", iterations=9, growable=False),
+        starts(1, "a", 0),
+        ev(2, "kind_found", trial="a", kind="elastic"),
     ],
-    "its loop cannot have several workers: it keeps an iterator": [
+    "several workers do not help it: it keeps an iterator": [
         *RAN,
         ev(2, "growth_ended", trial="a", reason="it keeps an iterator"),
     ],
@@ -162,7 +163,7 @@ NEVER = {
         ended(3, "a", "paused"),
     ],
     "it has not been on a device": RAN[:1],
-    "it has reported nothing, and a trial grows after its first result": RAN,
+    "it has reported nothing, and a trial grows when its speed is known": RAN,
     "no device was idle while it ran": [added(0, "b"), RAN[0], starts(1, "b", 1), *REPORTED[1:]],
     "other trials waited whenever a device was idle (3 s in all)": [added(0, "b"), *REPORTED, ended(4, "a")],
     "devices were idle for 3 s while it ran and no trial waited, but a trial grows only": [*REPORTED, ended(4, "a")],
@@ -205,7 +206,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("devices", "devices_from", "devices_to"), DEVICES),
     "kind": st.sampled_from(["plain", "checkpointing", "elastic"]),
     "ending": st.sampled_from(["paused", "stopped", "failed"]),
-    "verdict": st.sampled_from(["same", "differs", "unknown"]),
+    "verdict": st.sampled_from(["divided", "whole", "unknown"]),
     "share": st.sampled_from([1.0, 0.5, 1 / 3]),
     "iteration": st.integers(0, 99),
     "iterations": st.one_of(st.none(), st.integers(1, 99)),

@@ -19,9 +19,11 @@ def check_life(life: TrialLife) -> None:
 
 def check_crew(crew: Crew) -> None:
     """Asserts what holds of the group after every event."""
-    assert (crew.change == "gathering") == bool(crew.awaited), crew
-    assert (crew.change == "announced") == (crew.announced is not None), crew
-    assert crew.joining.keys() <= crew.awaited and crew.ready <= crew.awaited, crew
+    assert (crew.change == "attaching") == bool(crew.awaited), crew
+    assert crew.joining.keys() <= crew.awaited, crew
+    assert not crew.followers or set(crew.devices) == {crew.devices[0], *crew.followers}, crew
+    assert crew.devices[:1] == crew.wanted[:1], crew
+    assert not crew.awaited & {*crew.devices[:1], *crew.followers}, crew
     assert crew.leader is not None or not (crew.followers or crew.awaited or crew.facts.address), crew
     assert crew.leader is not None or crew.change == "steady", crew
     assert not crew.followers.keys() & crew.joining.keys(), crew

@@ -26,11 +26,9 @@ import fluidtune.tune
 from benchmarks.stand_in_tune import standing_alone
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess
-from fluidtune.cluster.hosting.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.sharing.lanes import Lack
-from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.controller import TrackedActor
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, TRAINING_ITERATION, TRIAL_INFO
@@ -43,7 +41,7 @@ from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Pool
 
 #: The kinds of trials, by what their code does; `Play` draws one for each job or one for each trial.
-KINDS = ("plain", "saving", "class", "elastic", "elastic", "mending")
+KINDS = ("plain", "saving", "class", "elastic", "elastic")
 #: What may go wrong, or change from outside, as often as it stands here.
 FAULTS = ("kill", "kill", "member", "member", "member", "lose", "leave", "gain", "late", "tune", "budget") + (
     "follower",
@@ -78,24 +76,18 @@ class PlayedWorker:
     role: str = ""
     #: Iterations that it counts as reported.
     reported: int = 0
-    #: Of a leader: its group without itself, what it was told to form, and whether the group broke.
+    #: Of a leader: those that are attached to it, what has changed of them in this iteration, and why growth is over.
     group: list[PlayedWorker] = field(default_factory=list)
-    reform: Any = None
-    formed: int = 0
-    broken: str | None = None
-    refused: float | None = None
+    changed: bool = False
     ungrowable: str | None = None
-    #: Its newest group: generation, and seconds that it took to form.
-    reformed: tuple[float, float] | None = None
-    #: How often the workers of its group differed.
-    differences: int = 0
+    #: It is reached from its own node only, and it may have followers.
+    one_node: bool = False
+    may_grow: bool = False
     #: How many devices its trial had when it was loaded.
     devices: int = 1
-    #: Of a follower: the generation that it entered, and how its part ended; "" while it goes on.
-    entered: int | None = None
-    joined: bool = False
+    #: Of a follower: how its part ended; "" while it goes on.
     over: str = ""
-    #: Its leader, once it is in a group.
+    #: Its leader, once it is attached.
     leads: PlayedWorker | None = None
 
     def __getattr__(self, method: str) -> Any:
@@ -123,6 +115,8 @@ class PlayedTrial:
     factor: int
     #: The name of its trainable: trials of one name are taken to be of one kind.
     named: str = ""
+    #: It calls modules with parameters.
+    grows: bool = False
     #: How many devices it needs with the workers of Ray Train that it starts; 0: it starts none.
     gang: int = 0
     #: Tune's object of it.
@@ -136,10 +130,6 @@ class PlayedTrial:
     #: It was asked for a checkpoint in order to pause.
     pausing: bool = False
     over: bool = False
-
-    @property
-    def elastic(self) -> bool:
-        return self.kind in ("elastic", "mending")
 
     @property
     def true_kind(self) -> str:
@@ -279,8 +269,8 @@ class Play:
         self.futures: list[Future] = []
         self.calm = self.answers = False
         self.ahead = 0
-        one = rng.choice([*KINDS, "mending", None])
-        grows = one in ("elastic", "mending")
+        one = rng.choice([*KINDS, None])
+        grows = rng.random() < 0.6
         devices = rng.choice([2, 3, 4, 6] if grows else [1, 2, 2, 3, 4])
         nodes = {device: f"node{device % rng.choice([1, 1, 2])}" for device in range(devices)}
         self.devices = PlayedDevices(nodes)
@@ -300,9 +290,9 @@ class Play:
             share = rng.choice([1.0, 1.0, 1.0, 0.5, 2.0 if several else 1.0])
             kind, budget = one or rng.choice(KINDS), rng.choice([20, 40] if grows else [2, 5, 10, 20])
             trial = PlayedTrial(f"t{number}", kind, share, budget, rng.choice([1, 1, 1, 10]))
-            trial.named = trial.kind
+            trial.named, trial.grows = trial.kind, grows
             if grows and number and rng.random() < 0.2:
-                trial.kind = rng.choice(["plain", "saving"])
+                trial.grows = False
             self.trials[trial.name] = trial
         if devices > 1 and rng.random() < 0.3:
             for trial in self.trials.values():
@@ -519,21 +509,14 @@ class Play:
             self.check(worker.trial is None, f"{worker.name} hosts two trials")
             worker.trial, worker.role = self.trials[args[1].trial], "leader"
             worker.reported = 0 if args[1].repeats else args[1].delivered
-            worker.group, worker.reform, worker.formed, worker.broken = [], None, 0, None
-            worker.refused = worker.ungrowable = worker.reformed = None
-            worker.differences = 0
+            worker.group, worker.changed, worker.ungrowable = [], False, None
             room = args[1].train
             worker.devices = worker.trial.gang if room is None else room.devices
-        elif method == "join":
+        elif method == "attach":
             self.check(worker.trial is None, f"{worker.name} hosts two trials")
-            worker.trial, worker.role = self.trials[args[1].trial], "follower"
-            worker.joined, worker.entered, worker.over, worker.leads = False, None, "", None
-        elif method == "enter":
-            self.check(worker.joined and worker.name in args[0].members, f"{worker.name} enters before it is ready")
-            worker.entered = args[0].generation
-        elif method == "train" and args and args[0] is not None:
-            self.check(args[0].members[0] == worker.name, f"{worker.name} does not lead {args[0]}")
-            worker.reform = args[0]
+            self.check(args[0].address is not None, f"{worker.name} does not know where its leader is")
+            worker.trial, worker.role = self.trials[args[0].trial], "follower"
+            worker.over, worker.leads = "", None
         if method in ("train", "save", "restore"):
             self.check(worker.role == "leader", f"{worker.name} leads no trial: {method}")
             busy = [one for one in self.futures if one.worker is worker and one.method in ("train", "save", "restore")]
@@ -550,37 +533,26 @@ class Play:
         self._left(worker)
 
     def _left(self, worker: PlayedWorker) -> None:
-        """The worker hosts nothing any more: what follows for its group."""
-        if worker.role == "leader":
-            for follower in worker.group:
-                follower.over = follower.over or "dismissed"
-            worker.group = []
+        """The worker hosts nothing any more: what follows for its leader and its followers."""
+        for follower in worker.group:
+            follower.over = follower.over or "over"
+        worker.group = []
         leader = worker.leads
-        if worker.role == "follower" and leader is not None and leader.alive and worker in leader.group:
+        if leader is not None and worker in leader.group:
             leader.group.remove(worker)
-            if not worker.over or worker.over not in ("dismissed", "refused"):
-                if leader.trial is not None and leader.trial.kind == "mending":
-                    pass
-                else:
-                    leader.broken = f"{worker.name} is lost"
-                    for follower in leader.group:
-                        follower.over = follower.over or "dismissed"
-                    leader.group = []
+            leader.changed = True
         worker.trial, worker.role, worker.leads = None, "", None
 
     def _can_answer(self, future: Future) -> bool:
         worker = future.worker
-        return not worker.alive or future.method != "enter" or bool(worker.over) or worker.trial is None
+        if not worker.alive or future.method in ("train", "info"):
+            return True
+        first = next(one for one in self.futures if one.worker is worker)
+        return first is future and (future.method != "follow" or bool(worker.over) or worker.leads is None)
 
     def answer(self, future: Future) -> None:
         """Give the call an answer that the worker could give now."""
         worker = future.worker
-        if future.method == "unload" and worker.alive:
-            # What it was called for before has ended by then.
-            for before in [one for one in self.futures if one.worker is worker and one is not future]:
-                if before.method == "enter" and not worker.over:
-                    worker.over = "dismissed"
-                self.answer(before)
         self.futures.remove(future)
         if worker.alive:
             value = getattr(self, f"_answer_{future.method}")(worker, *future.args)
@@ -602,7 +574,8 @@ class Play:
         return WorkerInfo(int(worker.name[1:]), [str(worker.device)], broken=broken, forked=forked)
 
     def _answer_load(self, worker: PlayedWorker, ref: Any, spec: Any) -> Any:
-        value: Any = None
+        worker.one_node, worker.may_grow = spec.one_node, spec.may_grow
+        value: Any = self._facts(worker)
         if self._chance(40):
             value = self.rng.choice(
                 [
@@ -614,35 +587,48 @@ class Play:
             )
         return value
 
-    def _answer_join(self, worker: PlayedWorker, ref: Any, spec: Any) -> Any:
-        if worker.trial is None:
-            return "a new worker's loop ended early"
+    def _answer_attach(self, worker: PlayedWorker, spec: Any) -> Any:
         if self._chance(60):
-            return self.rng.choice(["a new worker's loop ended early: ValueError()", Verdict("differs", "it differs")])
-        worker.joined = True
-        return Verdict("same", "") if spec.rehearse else None
+            return self.rng.choice(["it is refused", ValueError("its own")])
+        found = [pooled.actor for pooled in self.pool.workers.values() if pooled.actor.name == spec.address]
+        leaders = [one for one in found if one.alive and one.role == "leader" and one.trial is worker.trial]
+        if not leaders or worker.trial is None:
+            return "there is no leader"
+        (leader,) = leaders
+        node = {self.devices.nodes.get(one.device) for one in (leader, worker)} - {None}
+        self.check(len(node) < 2 or not leader.one_node, f"{worker.name} cannot reach {leader.name}")
+        leader.group.append(worker)
+        leader.changed, worker.leads = True, leader
+        return None
 
-    def _answer_enter(self, worker: PlayedWorker, reform: Any) -> Any:
+    def _answer_follow(self, worker: PlayedWorker) -> Any:
         over = worker.over
         if worker.role == "follower":
             self._left(worker)
-        return {
-            "refused": NotTakenIn(),
-            "its own": "ValueError('its own')",
-            "ungrowable": Ungrowable("it cannot be divided"),
-            "broken": Lack("its GPU is lost", broken=0),
-        }.get(over)
+        return {"its own": "ValueError('its own')", "broken": Lack("its GPU is lost", broken=0)}.get(over)
 
-    def _answer_train(self, worker: PlayedWorker, reform: Any = None, ticket: Any = None, stored: int = 0) -> Any:
+    def _facts(self, worker: PlayedWorker) -> GroupFacts:
+        assert worker.trial is not None
+        if not worker.may_grow:
+            return GroupFacts(is_elastic=worker.trial.kind == "elastic")
+        return GroupFacts(
+            is_elastic=worker.trial.kind == "elastic",
+            address=worker.name,
+            one_node=worker.one_node,
+            calls_modules=worker.trial.grows and worker.reported > 0,
+            width=0 if worker.changed else 1 + len(worker.group),
+            ungrowable=worker.ungrowable,
+        )
+
+    def _answer_train(self, worker: PlayedWorker, ticket: Any = None, stored: int = 0) -> Any:
         trial = worker.trial
         if trial is None:
             return RuntimeError("the trial was unloaded")
         kind: Any = trial.true_kind
-        if worker.broken is not None:
-            why, worker.broken = worker.broken, None
-            return IterationReply({}, kind, 0.0, lost=why)
         if self._chance(15):
             return ValueError("its code")
+        if trial.kind == "elastic" and self._chance(5):
+            return IterationReply({}, kind, 0.0, anew="its counter differs")
         if worker.devices < trial.gang:
             return IterationReply({}, kind, 0.0, lack=Lack("its workers", devices=trial.gang))
         if self._chance(15):
@@ -657,14 +643,7 @@ class Play:
                 ]
             )
             return IterationReply({}, kind, 0.0, lack=lack)
-        if worker.group and self._chance(15):
-            for follower in worker.group:
-                follower.over = follower.over or "dismissed"
-            worker.group = []
-            facts = GroupFacts(ungrowable="the loop is so")
-            return IterationReply({}, kind, 0.0, facts=facts, lost="the loop is so")
         seconds = self.rng.choice([0.01, 1.0, 1.0, 4.0]) / (1 + len(worker.group))
-        self._form(worker)
         if worker.reported >= trial.budget + 1 and self.rng.random() < 0.5:
             return IterationReply({RESULT_DUPLICATE: True}, kind, 0.0, worker.reported)
         rewritten = []
@@ -686,47 +665,10 @@ class Play:
             rewritten=rewritten,
         )
         reply.saved = None if self.waits_for_checkpoints else saved
-        if trial.elastic:
-            worker.differences += self._chance(5)
-            if self._chance(5):
-                worker.ungrowable = "the loop is so"
-            reply.facts = GroupFacts(
-                address=("127.0.0.1" if self.setup.one_node else "10.0.0.1", 4321),
-                last_reform=worker.reformed,
-                refused=worker.refused,
-                ungrowable=worker.ungrowable,
-                differences=worker.differences,
-                difference="they differ",
-                mends=trial.kind == "mending",
-            )
+        if self._chance(5):
+            worker.ungrowable = "nothing of it can be divided"
+        reply.facts, worker.changed = self._facts(worker), False
         return reply
-
-    def _form(self, worker: PlayedWorker) -> None:
-        """The leader comes to a boundary: it forms the group that it was told of, if all of its members are there."""
-        reform = worker.reform
-        if reform is None or reform.generation <= worker.formed or self.rng.random() < 0.3:
-            return
-        found = [self.pool.workers.get(name) for name in reform.members[1:]]
-        others = [pooled.actor for pooled in found if pooled is not None]
-        new = [other for other in others if other not in worker.group]
-        if len(others) < len(found) or not all(
-            other.alive and not other.over and other.entered == reform.generation for other in new
-        ):
-            return
-        self.note("boundary", worker.name, reform.generation)
-        worker.reform, worker.formed = None, reform.generation
-        if new and (worker.ungrowable or self._chance(60)):
-            worker.refused, worker.ungrowable = float(reform.generation), worker.ungrowable or "the loop is so"
-            for other in new:
-                other.over = "refused"
-            return
-        for other in worker.group:
-            if other not in others:
-                other.over, other.leads = "dismissed", None
-        worker.group = others
-        for other in others:
-            other.leads = worker
-        worker.reformed = float(reform.generation), 0.1
 
     def _answer_save(self, worker: PlayedWorker) -> Any:
         if self._chance(10) or worker.trial is None:
@@ -752,23 +694,19 @@ class Play:
         if not self.calm and draw < self.faults / 1000:
             self.fault(self.rng.choice(FAULTS))
             return
-        if draw < 0.2:
-            self.boundaries()
         self.now += self.rng.choice([0.0, 0.01, 0.5, 2.0])
         self.step(answers=draw < 0.7)
-
-    def boundaries(self) -> None:
-        """Leaders that train come to boundaries."""
-        for future in self.futures:
-            if future.method == "train" and future.worker.alive and future.worker.broken is None:
-                self._form(future.worker)
 
     def step(self, answers: bool) -> None:
         """The manager does a step. ``answers``: one worker answers if the manager waits."""
         self.answers = answers
         self.manager.step(0.0)
+        held = self.manager._job.engine.held_devices()
         for run in self.manager._runs:
             check_life(run.life)
+            if run.life.place == "live" and run.id in held and not self.manager._events:
+                known = set(run.life.crew.devices) <= set(held[run.id])
+                self.check(known, f"{run.id} is on {run.life.crew.devices}, and holds {held[run.id]}")
 
     def _answer_one(self) -> None:
         """The manager waits for one answer."""
@@ -801,10 +739,10 @@ class Play:
         elif what == "late":
             self.now += 700.0
         elif what == "follower":
-            entered = [one for one in living if one.role == "follower" and one.leads is not None and not one.over]
-            if entered:
-                one = self.rng.choice(entered)
-                one.over = self.rng.choice(["its own", "its own", "its own", "ungrowable", "broken"])
+            attached = [one for one in living if one.role == "follower" and one.leads is not None and not one.over]
+            if attached:
+                one = self.rng.choice(attached)
+                one.over = self.rng.choice(["over", "its own", "its own", "broken"])
                 self.note("follower ends", one.name, one.over)
         elif what == "tune":
             self._tune_acts()
@@ -867,7 +805,9 @@ def _plain(value: Any) -> str:
     if isinstance(value, BaseException):
         return f"{type(value).__name__}({str(value)[:80]})"
     if hasattr(value, "secret"):
-        kept = ("trial", "delivered", "repeats", "own_numbers", "one_node", "rehearse", "may_be_squeezed", "ticket")
+        if hasattr(value, "address"):
+            return f"{value.trial} {value.address}"
+        kept = ("trial", "delivered", "repeats", "own_numbers", "one_node", "may_grow", "may_be_squeezed", "ticket")
         return " ".join(f"{name}={getattr(value, name)}" for name in kept)
     if isinstance(value, type):
         return value.__name__

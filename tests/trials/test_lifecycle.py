@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fluidtune.engine import messages as engine
-from fluidtune.group_facts import GroupFacts, Reform
+from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import LifeError, TrialLife, handle
 from fluidtune.trials import messages as m
 from fluidtune.trials.life import MAX_DEATHS, MAX_MISSES, SeenResults
@@ -63,7 +63,7 @@ class Driver:
     ) -> None:
         self.checkpoint, self.several = checkpoint, gang
         flags = (can_save, True, shares_gpus_by_count, waits_for_checkpoints)
-        outside = m.Outside(*flags, lambda: self.checkpoint, lambda leader, devices: far, lambda: self.several)
+        outside = m.Outside(*flags, lambda: self.checkpoint, lambda devices: far, lambda: self.several)
         self.life = TrialLife("a", outside, "plain", SeenResults())
         self.call: m.Call = m.Call("train", True, True)
 
@@ -78,14 +78,14 @@ class Driver:
     def found(self, name: str = "w0") -> list[m.Instruction]:
         return self.hears(m.WorkerFound(process(name, self.life.crew.devices[0])))
 
-    def loaded(self) -> list[m.Instruction]:
+    def loaded(self, **facts: Any) -> list[m.Instruction]:
         assert self.life.crew.leader is not None
-        return self.hears(m.Loaded(self.life.crew.leader))
+        return self.hears(m.Loaded(self.life.crew.leader, GroupFacts(**{"address": ADDRESS, **facts})))
 
-    def live(self, *devices: int, name: str = "w0") -> Driver:
+    def live(self, *devices: int, name: str = "w0", **facts: Any) -> Driver:
         self.placed(*devices or (0,))
         self.found(name)
-        self.loaded()
+        self.loaded(**facts)
         return self
 
     def asked(self, method: str = "train") -> list[m.Instruction]:
@@ -98,12 +98,12 @@ class Driver:
 
     def done(self, iteration: int, kind: engine.Kind = "plain", saved: Any = None, **facts: Any) -> list[m.Instruction]:
         """The leader has done an iteration. ``facts``: fields of `GroupFacts`."""
-        shown = Shown(iteration, kind, facts=GroupFacts(**facts), saved=saved)
+        shown = Shown(iteration, kind, facts=GroupFacts(**{"address": ADDRESS, **facts}), saved=saved)
         return self.hears(m.IterationDone(self.life.calls[0], shown, iteration))
 
-    def elastic(self, *devices: int) -> Driver:
-        self.live(*devices)
-        self.trained(1, kind="elastic", address=ADDRESS)
+    def elastic(self, *devices: int, **facts: Any) -> Driver:
+        self.live(*devices, **facts)
+        self.trained(1, kind="elastic", **facts)
         return self
 
     def joins(self, *devices: int) -> dict[int, Process]:
@@ -113,17 +113,16 @@ class Driver:
             self.hears(m.JoinerFound(worker))
         return workers
 
-    def wide(self, mends: bool = False) -> tuple[Driver, dict[int, Process]]:
+    def wide(self) -> tuple[Driver, dict[int, Process]]:
         """It has grown from device 0 onto devices 1 and 2."""
-        self.elastic()
+        self.live()
+        self.trained(1, calls_modules=True)
         self.hears(m.ResizeWanted((0, 1, 2), RESIZES))
-        joined = self.joins(1, 2)
-        for worker in joined.values():
-            self.hears(m.Joined(worker))
-        self.asked()
-        self.done(2, kind="elastic", address=ADDRESS, mends=mends, last_reform=(1.0, 0.2))
-        assert self.life.crew.width == 3 and self.life.crew.change == "steady"
-        return self, joined
+        attached = self.joins(1, 2)
+        for worker in attached.values():
+            self.hears(m.Attached(worker))
+        assert self.life.crew.width == 3 and self.states == ("live", "steady", "stay")
+        return self, attached
 
     @property
     def states(self) -> tuple[str, str, str]:
@@ -249,6 +248,7 @@ def test_the_end_of_a_loop_is_no_result() -> None:
     driver.asked()
     out = driver.hears(m.IterationDone(driver.call, Shown(0), None, final=True))
     assert out == [m.TellTune(driver.call, {}, None)] and driver.life.seen.results == 0
+    assert driver.life.crew.facts.address == ADDRESS, "followers may still come"
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -296,6 +296,14 @@ def test_a_second_place_costs_the_first() -> None:
     driver = Driver().live()
     out = driver.placed(1)
     assert kinds(out) == ["DropCalls", "Unload", "RequestLeader"] and driver.life.wants_leader(2)
+
+
+def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> None:
+    driver = Driver().elastic()
+    driver.asked()
+    assert told(driver.hears(m.BeginsAnew(driver.call, "its counter differs"))) == [engine.WorkerLost("a", alive=0)]
+    assert driver.life.place == "queued" and driver.life.seen.results == 1
+    assert driver.hears(m.BeginsAnew(driver.call, "its counter differs")) == []
 
 
 # --- leaving
@@ -363,9 +371,9 @@ def test_an_elastic_trial_commits_when_it_leaves() -> None:
 def test_that_a_trial_cannot_commit_is_said_once() -> None:
     # docs/bugs.md, 697
     driver = Driver().elastic()
-    out = driver.trained(2, kind="elastic", address=ADDRESS, cannot_commit="a lock cannot be pickled")
+    out = driver.trained(2, kind="elastic", cannot_commit="a lock cannot be pickled")
     assert kinds(out)[:2] == ["Warn", "Write"]
-    assert "Warn" not in kinds(driver.trained(3, kind="elastic", address=ADDRESS, cannot_commit="a lock"))
+    assert "Warn" not in kinds(driver.trained(3, kind="elastic", cannot_commit="a lock"))
 
 
 def test_a_place_that_comes_before_the_move_is_over_is_taken() -> None:
@@ -446,188 +454,213 @@ def test_a_trial_that_tune_lets_go_of_leaves_its_workers_when_it_is_known_why(
     assert driver.hears(m.Unloaded()) == []
 
 
-# --- a group
+# --- its followers
 
 
-def test_a_group_grows_at_a_boundary() -> None:
-    driver = Driver().elastic()
+def test_a_trial_grows_while_it_trains() -> None:
+    driver = Driver().live()
+    driver.asked()
     out = driver.hears(m.ResizeWanted((0, 1, 2), RESIZES))
-    assert out[1:] == [m.RequestJoiner(1, 1), m.RequestJoiner(2, 1)]
-    assert driver.hears(m.JoinerFound(process("j2", 2))) == [m.Join(process("j2", 2), first=False)]
-    assert driver.hears(m.JoinerFound(process("j1", 1))) == [m.Join(process("j1", 1), first=True)]
-    assert driver.hears(m.Joined(process("j2", 2))) == [] and driver.life.crew.change == "gathering"
-    group = Reform(1, ("w0", "j1", "j2"), ADDRESS)
-    ready = driver.hears(m.Joined(process("j1", 1), ("same", "")))
-    assert ready[2:] == [m.Enter(process("j2", 2), group), m.Enter(process("j1", 1), group)]
-    assert driver.asked() == [m.CallLeader(process("w0", 0), driver.call, group)]
-    out = driver.done(2, kind="elastic", address=ADDRESS, last_reform=(1.0, 0.2))
-    assert told(out) == [engine.Resized("a", (0, 1, 2), 0.2), engine.Result("a", 1.0, 3)]
+    assert out[1:] == [m.RequestJoiner(1, 1), m.RequestJoiner(2, 1)] and driver.states == ("live", "attaching", "stay")
+    assert driver.hears(m.JoinerFound(process("j2", 2))) == [m.Attach(process("j2", 2))]
+    assert driver.hears(m.Attached(process("j2", 2))) == [] and driver.life.crew.devices == (0, 2)
+    driver.hears(m.JoinerFound(process("j1", 1)))
+    out = driver.hears(m.Attached(process("j1", 1)))
+    assert kinds(out) == ["Write", "Tell"] and told(out) == [engine.Resized("a", (0, 2, 1), 0.0)]
+    assert driver.states == ("live", "steady", "stay") and driver.life.crew.width == 3
 
 
-def test_a_group_that_shrinks_needs_nobody_but_its_leader() -> None:
-    driver, joined = Driver().wide()
+def test_a_trial_that_is_started_on_several_devices_attaches_the_others_when_it_is_loaded() -> None:
+    driver = Driver()
+    assert driver.placed(0, 1) == [m.RequestLeader(0, (), 1)]
+    driver.found()
+    out = driver.loaded()
+    assert kinds(out) == ["Write", "RequestJoiner", "TellStarted"]
+    joiner = driver.joins(1)[1]
+    assert told(driver.hears(m.Attached(joiner))) == [engine.Resized("a", (0, 1), 0.0)]
+
+
+def test_a_resize_that_comes_before_the_trial_is_loaded_begins_then() -> None:
+    driver = Driver()
+    driver.placed(0)
+    assert driver.hears(m.ResizeWanted((0, 1), RESIZES)) == []
+    driver.found()
+    assert kinds(driver.loaded()) == ["Write", "RequestJoiner", "TellStarted"]
+
+
+def test_a_device_that_was_promised_is_lost_before_the_trial_is_loaded() -> None:
+    driver = Driver()
+    driver.placed(0, 1)
+    assert told(driver.hears(m.ResizeWanted((0,), RESIZES))) == [engine.Resized("a", (0,), 0.0)]
+    driver.found()
+    assert kinds(driver.loaded()) == ["TellStarted"]
+
+
+def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
+    driver, attached = Driver().wide()
+    driver.asked()
     out = driver.hears(m.ResizeWanted((0, 2), RESIZES))
-    assert kinds(out) == ["Write"] and driver.life.crew.change == "announced"
-    assert driver.asked()[0].group == Reform(2, ("w0", "j2"), ADDRESS)  # type: ignore[attr-defined]
-    assert kinds(driver.hears(m.FollowerEnded(joined[1], "over"))) == ["Unload"], "it was dismissed"
-    out = driver.done(3, kind="elastic", address=ADDRESS, last_reform=(2.0, 0.1))
-    assert told(out)[0] == engine.Resized("a", (0, 2), 0.1)
+    assert kinds(out) == ["Write", "Discard", "Write", "Tell"] and out[1].worker is attached[1]  # type: ignore[attr-defined]
+    assert told(out) == [engine.Resized("a", (0, 2), 0.0)] and driver.life.crew.width == 2
+    assert driver.hears(m.FollowerEnded(attached[1], "died", error=ERROR)) == []
 
 
-def test_a_dismissed_worker_is_none_of_the_group_also_before_its_loop_has_ended() -> None:
-    driver, joined = Driver().wide()
-    driver.hears(m.ResizeWanted((0, 2), RESIZES))
-    driver.asked()
-    driver.done(3, kind="elastic", address=ADDRESS, last_reform=(2.0, 0.1))
-    assert driver.life.crew.members().keys() == {0, 2}
-    assert kinds(driver.hears(m.FollowerEnded(joined[1], "died", error=ERROR))) == ["Bury"]
-
-
-def test_an_old_boundary_is_no_answer_to_a_newer_resize() -> None:
-    driver = Driver().elastic()
-    driver.hears(m.ResizeWanted((0, 1), RESIZES))
-    driver.hears(m.JoinFailed(driver.joins(1)[1], "it fails"))
-    driver.hears(m.ResizeWanted((0, 2), RESIZES))
-    driver.hears(m.Joined(driver.joins(2)[2]))
-    driver.asked()
-    out = driver.done(2, kind="elastic", address=ADDRESS, last_reform=(1.0, 0.1))
-    assert told(out) == [engine.Result("a", 1.0, 1.0)]
-    assert driver.life.crew.change == "reforming"
-
-
-def failing(joiner: Process) -> list[tuple[m.Event, list[str]]]:
-    cancelled = ["Unload", "Unload", "Write", "Tell"]
+def not_attached(joiner: Process) -> list[tuple[m.Event, list[str]]]:
     return [
-        (m.JoinFailed(joiner, "it fails"), cancelled),
-        (m.JoinerLate(joiner, 600.0), ["Warn", *cancelled]),
-        (m.JoinerDied(joiner, ERROR), ["Bury", *cancelled[1:]]),
+        (m.Refused(joiner, "another trial's"), ["Unload"]),
+        (m.JoinerLate(joiner, 300.0), ["Discard", "Warn"]),
+        (m.JoinerDied(joiner, ERROR), ["Bury"]),
     ]
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_one_new_worker_that_does_not_come_calls_the_resize_off(which: int) -> None:
-    driver = Driver().elastic()
+@pytest.mark.parametrize("first", [True, False])
+def test_one_new_worker_that_is_not_attached_does_not_keep_the_others_from_it(which: int, first: bool) -> None:
+    driver = Driver().live()
     driver.hears(m.ResizeWanted((0, 1, 2), RESIZES))
-    joiner = driver.joins(1, 2)[1]
-    event, expected = failing(joiner)[which]
-    out = driver.hears(event)
-    assert kinds(out) == expected and told(out) == [engine.ResizeFailed("a", (0,))]
-    assert driver.states == ("live", "steady", "stay")
-    assert all(driver.hears(late) == [] for late, _ in failing(joiner)), "late answers change nothing"
+    joiners = driver.joins(1, 2)
+    event, expected = not_attached(joiners[1])[which]
+    out = [] if first else driver.hears(m.Attached(joiners[2]))
+    out += driver.hears(event)
+    out += driver.hears(m.Attached(joiners[2])) if first else []
+    assert kinds(out) == [*expected, "Write", "Tell"]
+    assert told(out) == [engine.ResizeFailed("a", (0, 2))]
+    assert driver.states == ("live", "steady", "stay") and driver.life.crew.followers.keys() == {2}
+    assert all(driver.hears(late) == [] for late, _ in not_attached(joiners[1])), "late answers change nothing"
 
 
-def test_the_second_error_of_further_workers_ends_growth() -> None:
-    driver, joined = Driver().wide()
-    driver.hears(m.FollowerEnded(joined[1], "error", said="ValueError('its own')"))
-    assert driver.life.place == "queued" and not driver.life.crew.growth_ended
-    driver.live(0, 1, name="w1")
-    driver.trained(3, kind="elastic", address=ADDRESS)
-    out = driver.hears(m.JoinFailed(driver.joins(1)[1], "it fails"))
-    assert told(out) == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
+def test_a_further_resize_calls_off_the_one_under_way() -> None:
+    """As when the engine hears that a device of it is lost."""
+    driver = Driver().live()
+    driver.hears(m.ResizeWanted((0, 1, 2, 3), RESIZES))
+    joiners = driver.joins(1, 2)
+    driver.hears(m.Attached(joiners[1]))
+    out = driver.hears(m.ResizeWanted((0,), RESIZES))
+    assert [each.worker for each in out if isinstance(each, m.Discard)] == [joiners[2], joiners[1]]
+    assert told(out) == [engine.Resized("a", (0,), 0.0)] and driver.states == ("live", "steady", "stay")
+    assert not driver.life.wants_joiner(3, 1)
+    assert driver.hears(m.Attached(joiners[2])) == []
 
 
-def test_a_rehearsal_that_finds_a_difference_ends_growth() -> None:
-    driver = Driver().elastic()
-    driver.hears(m.ResizeWanted((0, 1), RESIZES))
-    out = driver.hears(m.Joined(driver.joins(1)[1], ("differs", "by the mean")))
-    assert told(out) == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
+def test_the_second_failure_of_further_workers_ends_growth() -> None:
+    driver, attached = Driver().wide()
+    driver.hears(m.FollowerEnded(attached[1], "error", "ValueError('its own')"))
+    assert driver.life.place == "live" and not driver.life.crew.growth_ended
+    driver.hears(m.ResizeWanted((0, 2, 1), RESIZES))
+    out = driver.hears(m.Refused(driver.joins(1)[1], "it fails"))
+    assert told(out) == [engine.ResizeFailed("a", (0, 2)), engine.GrowthEnded("a")]
 
 
-def test_a_leader_that_refuses_its_new_workers_stays_as_it_is() -> None:
-    driver = Driver().elastic()
-    driver.hears(m.ResizeWanted((0, 1), RESIZES))
-    joiner = driver.joins(1)[1]
-    driver.hears(m.Joined(joiner))
+@pytest.mark.parametrize(("how", "device"), [("died", 1), ("over", None), ("error", None)])
+def test_a_trial_that_loses_a_follower_goes_on(how: m.End, device: int | None) -> None:
+    driver, attached = Driver().wide()
     driver.asked()
-    out = driver.done(2, kind="elastic", address=ADDRESS, ungrowable="the loop is so", refused=1.0)
-    assert told(out)[:2] == [engine.GrowthEnded("a"), engine.ResizeFailed("a", (0,))]
-    assert kinds(driver.hears(m.FollowerEnded(joiner, "refused"))) == ["Unload"]
+    out = driver.hears(m.FollowerEnded(attached[1], how, "why", ERROR if how == "died" else None))
+    assert kinds(out) == ["Bury" if how == "died" else "Unload", "Write", "Tell"]
+    assert told(out) == [engine.WorkerLost("a", (0, 2), device)]
+    assert driver.life.place == "live" and driver.life.crew.width == 2 and driver.life.calls[0].issued
 
 
-def test_refused_workers_are_none_of_a_trial_that_was_started_on_several_devices() -> None:
-    # docs/bugs.md, 430
-    driver = Driver().elastic(0, 1)
-    assert driver.states == ("live", "gathering", "stay") and driver.life.crew.devices == (0,)
-    driver.hears(m.Joined(driver.joins(1)[1]))
-    driver.asked()
-    out = driver.done(2, kind="elastic", address=ADDRESS, refused=1.0)
-    assert told(out)[0] == engine.ResizeFailed("a", (0,)) and driver.life.crew.members().keys() == {0}
-    assert driver.states == ("live", "steady", "stay")
-
-
-def test_a_trial_that_cannot_be_divided_is_not_grown_onto_the_devices_that_it_was_started_on() -> None:
-    # docs/bugs.md, 431
-    driver = Driver().live(0, 1)
-    out = driver.trained(1, kind="elastic", address=ADDRESS, ungrowable="the loop is so")
-    assert "RequestJoiner" not in kinds(out)
-    assert [type(event) for event in told(out)] == [engine.GrowthEnded, engine.Result, engine.ResizeFailed]
-
-
-@pytest.mark.parametrize(("how", "alive"), [("died", None), ("over", 1), ("error", 1), ("ungrowable", 1)])
-def test_a_group_that_loses_a_follower_goes_on_from_its_commit(how: m.End, alive: int | None) -> None:
-    driver, joined = Driver().wide()
-    error = ERROR if how == "died" else None
-    out = driver.hears(m.FollowerEnded(joined[1], how, "why", "said", error))
-    lost = engine.WorkerLost("a", device=None if alive else 1, alive=alive)
-    assert told(out)[-1] == lost and driver.life.place == "queued"
-    assert kinds(out).count("ExpectCleanup") == 1, "the other follower ends by itself"
-    assert driver.life.crew.growth_ended == (how == "ungrowable")
-
-
-@pytest.mark.parametrize("how", ["died", "over"])
-def test_a_group_that_mends_itself_goes_on_without_its_follower(how: m.End) -> None:
-    driver, joined = Driver().wide(mends=True)
-    out = driver.hears(m.FollowerEnded(joined[1], how, error=ERROR if how == "died" else None))
-    assert told(out) == [engine.WorkerLost("a", (0, 2), 1)]
-    assert driver.life.place == "live" and driver.life.crew.width == 2
-
-
-def test_a_group_that_mends_itself_while_it_shrinks_leaves_out_a_worker_that_left_before() -> None:
-    driver, joined = Driver().wide(mends=True)
-    driver.hears(m.ResizeWanted((0, 2), RESIZES))
-    driver.asked()
-    driver.hears(m.FollowerEnded(joined[1], "over"))
-    out = driver.hears(m.FollowerEnded(joined[2], "died", error=ERROR))
-    assert told(out) == [engine.WorkerLost("a", (0,), 2)] and driver.life.crew.width == 1
-
-
-def test_a_group_that_mends_itself_does_so_only_while_nobody_else_enters() -> None:
-    driver, joined = Driver().wide(mends=True)
+def test_a_loss_calls_a_growth_off_and_ends_what_may_be_attached() -> None:
+    driver, attached = Driver().wide()
     driver.hears(m.ResizeWanted((0, 1, 2, 3, 4), RESIZES))
     new = driver.joins(3, 4)
-    for worker in new.values():
-        driver.hears(m.Joined(worker))
-    out = driver.hears(m.FollowerEnded(joined[1], "died", error=ERROR))
-    assert told(out) == [engine.WorkerLost("a", device=1)] and driver.life.place == "queued"
+    driver.hears(m.Attached(new[3]))
+    out = driver.hears(m.FollowerEnded(attached[1], "died", error=ERROR))
+    assert kinds(out) == ["Bury", "Discard", "Write", "Tell"]
+    assert told(out) == [engine.WorkerLost("a", (0, 2, 3), 1)] and driver.states == ("live", "steady", "stay")
 
 
-def test_a_group_that_mends_itself_goes_on_as_it_is_if_the_only_one_that_enters_dies() -> None:
-    driver, _ = Driver().wide(mends=True)
+def test_a_follower_whose_device_has_failed_has_it_given_up() -> None:
+    driver, attached = Driver().wide()
+    out = driver.hears(m.FollowerEnded(attached[1], "broken", "Xid 79"))
+    assert kinds(out) == ["Unload", "GiveUpDevice", "Write", "Tell"] and told(out) == [engine.WorkerLost("a", (0, 2))]
+    assert driver.hears(m.DeviceJudged(m.GiveUpDevice(1, "Xid 79", follower=True), given_up=False)) == []
+
+
+def test_followers_are_unloaded_after_their_leader() -> None:
+    driver, attached = Driver().wide()
     driver.hears(m.ResizeWanted((0, 1, 2, 3), RESIZES))
-    new = driver.joins(3)[3]
-    driver.hears(m.Joined(new))
-    out = driver.hears(m.FollowerEnded(new, "died", error=ERROR))
-    assert told(out) == [engine.ResizeFailed("a", (0, 1, 2))] and driver.states == ("live", "steady", "stay")
+    joiner = driver.joins(3)[3]
+    out = driver.hears(m.PlaceTaken())
+    unloaded = [each.worker for each in out if isinstance(each, m.Unload)]
+    assert unloaded == [process("w0", 0), *attached.values(), joiner]
+    assert driver.hears(m.FollowerEnded(attached[1], "over")) == []
 
 
-@pytest.mark.parametrize("ungrowable", [None, "the loop is so"])
-def test_a_broken_group_is_not_reported(ungrowable: str | None) -> None:
+def test_a_trial_that_calls_a_module_can_grow_and_says_so_once() -> None:
+    driver = Driver().live()
+    assert "SpreadGrowth" not in kinds(driver.trained(1))
+    assert "SpreadGrowth" in kinds(driver.trained(2, calls_modules=True))
+    assert "SpreadGrowth" not in kinds(driver.trained(3, calls_modules=True))
+
+
+def test_a_trial_that_others_have_shown_to_be_able_to_grow_does_not_say_so_again() -> None:
+    driver = Driver()
+    assert told(driver.hears(m.GrowthLearned())) == [engine.CanGrow("a")]
+    assert "SpreadGrowth" not in kinds(driver.live().trained(1, calls_modules=True))
+
+
+@pytest.mark.parametrize(
+    ("facts", "width"),
+    [({}, 0.5), ({"width": 3, "calls_modules": True}, 3), ({"width": 0, "calls_modules": True}, None)],
+)
+def test_the_engine_hears_at_which_width_an_iteration_ran_if_it_ran_at_one(facts: Any, width: float | None) -> None:
+    driver = Driver()
+    driver.hears(m.Placed((0,), 0.5, STARTS))
+    driver.found()
+    driver.loaded()
+    assert told(driver.trained(1, **facts))[0] == engine.Result("a", 1.0, width)
+
+
+def test_an_iteration_that_began_before_the_growth_ran_on_one_device() -> None:
     driver, _ = Driver().wide()
-    driver.asked()
-    out = driver.hears(m.GroupBroken(driver.call, "j1 is lost", ungrowable))
-    assert told(out)[-1] == engine.WorkerLost("a", alive=0) and driver.life.seen.results == 2
-    assert driver.life.crew.growth_ended == (engine.GrowthEnded("a") in told(out)) == (ungrowable is not None)
+    assert told(driver.trained(2, width=1, calls_modules=True)) == [engine.Result("a", 1.0, 1.0)]
 
 
-def test_a_trial_out_of_its_new_workers_reach_leaves() -> None:
-    driver = Driver(far=True).elastic()
-    assert kinds(driver.hears(m.ResizeWanted((0, 1), RESIZES))) == ["Write"]
-    assert driver.states == ("live", "steady", "leave")
+def test_what_was_checked_is_written_down() -> None:
+    driver = Driver().live()
+    out = driver.trained(1, calls_modules=True, checked=(("Net", "divided", ""), ("Head", "whole", "it mixes samples")))
+    assert [(each.fields, each.reason) for each in out if isinstance(each, m.Write)] == [
+        ({"module": "Net", "verdict": "divided"}, ""),
+        ({"module": "Head", "verdict": "whole"}, "it mixes samples"),
+    ]
 
 
-def test_devices_of_a_trial_that_is_not_elastic_are_given_back() -> None:
+def test_growth_ends_where_nothing_can_be_divided() -> None:
+    driver, _ = Driver().wide()
+    out = driver.trained(2, calls_modules=True, width=3, ungrowable="it mixes samples")
+    assert kinds(out)[:3] == ["Write", "Warn", "Tell"] and told(out)[0] == engine.GrowthEnded("a")
+    assert engine.GrowthEnded("a") not in told(driver.trained(3, calls_modules=True, ungrowable="it mixes samples"))
+    out = driver.hears(m.ResizeWanted((0,), RESIZES))
+    assert kinds(out) == ["Write", "Discard", "Discard", "Write", "Tell"]
+
+
+def test_growth_ends_for_a_trial_that_calls_no_module_though_others_of_its_trainable_do() -> None:
     driver = Driver().live(0, 1)
-    assert told(driver.trained(1))[-1] == engine.ResizeFailed("a", (0,))
+    driver.hears(m.Attached(driver.joins(1)[1]))
+    assert engine.GrowthEnded("a") not in told(driver.trained(1, width=0)), "it was not there all the time"
+    assert engine.GrowthEnded("a") in told(driver.trained(2, width=2))
+
+
+def test_a_growth_under_way_is_called_off_when_growth_ends() -> None:
+    driver = Driver().live()
+    driver.hears(m.ResizeWanted((0, 1), RESIZES))
+    driver.joins(1)
+    out = driver.trained(1, calls_modules=True, ungrowable="it mixes samples")
+    assert kinds([each for each in out if isinstance(each, m.Discard)]) == ["Discard"]
+    assert told(out)[:2] == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_trial_out_of_its_new_workers_reach_leaves_if_it_commits(elastic: bool) -> None:
+    driver = Driver(far=True)
+    driver.elastic(one_node=True) if elastic else driver.live(one_node=True)
+    out = driver.hears(m.ResizeWanted((0, 1), RESIZES))
+    if elastic:
+        assert kinds(out) == ["Write"] and driver.states == ("live", "steady", "leave")
+    else:
+        assert told(out) == [engine.ResizeFailed("a", (0,))] and driver.states == ("live", "steady", "stay")
 
 
 # --- errors

@@ -42,11 +42,6 @@ class LifeMachine(RuleBasedStateMachine):
             self.play.now += 0.1
             self.play.step(answers=True)
 
-    @rule(seed=SEEDS)
-    def boundary(self, seed: int) -> None:
-        self.play.rng = random.Random(seed)
-        self.play.boundaries()
-
     @rule(seed=SEEDS, what=st.sampled_from(FAULTS))
     def fault(self, seed: int, what: str) -> None:
         self.play.rng = random.Random(seed)

@@ -18,7 +18,6 @@ SELDOM = {
     ("placed", "released"),
     ("moving", "placed"),
     ("moving", "released"),
-    ("announced", "steady"),
     ("loading", "ended"),
 }
 

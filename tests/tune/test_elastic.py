@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from ray.tune.schedulers import HyperBandScheduler
 
 import fluidtune
 from fluidtune.engine import messages as m
-from fluidtune.report.story import story_of
 from fluidtune.tune import tuning_job
 from tests.engine.helpers import resize, start
 from tests.faults import horovod_jobs, jobs
@@ -80,7 +78,7 @@ class ElasticClass(tune.Trainable):
 
         torch.manual_seed(int(config["x"]))
         inputs = torch.linspace(-1, 1, 64).reshape(-1, 1)
-        model = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        model = jobs.network(config["step"] / 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         loader = DataLoader(TensorDataset(inputs, torch.sin(3 * inputs)), batch_size=16, shuffle=True)
         self.model, self.optimizer, self.loader = elastic.prepare(model, optimizer, loader)
@@ -88,18 +86,14 @@ class ElasticClass(tune.Trainable):
     def step(self) -> dict[str, Any]:
         import torch
 
-        from fluidtune import elastic
-
         total, count = 0.0, 0
         for x, y in self.loader:
-            time.sleep(self.config["step"] / 4)
             self.optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(self.model(x), y)
             loss.backward()
             self.optimizer.step()
-            n = elastic.samples(len(x))
-            total, count = total + loss.item() * n, count + n
-        return {"value": elastic.mean(total, count)}
+            total, count = total + loss.item() * len(x), count + len(x)
+        return {"value": total / count}
 
 
 @pytest.mark.core
@@ -140,9 +134,9 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
     assert values == pytest.approx(expected, rel=1e-4)
     events = events_of(tmp_path)
     assert not [e for e in events if e["event"] == "worker_lost"]
-    # A follower's process comes back from each shrink as good as new: gloo leaves nothing that counts.
     replaced = [e for e in events if e["event"] == "worker_replaced"]
-    ended = {"its trial failed", "it is no fork: it serves one trial"}  # the first one may be there before the server
+    # The first process may be there before the server.
+    ended = {"its trial has fewer devices now", "its trial failed", "it is no fork: it serves one trial"}
     assert all(e["reason"] in ended for e in replaced), replaced
     widths = [len(e["devices"]) for e in events if e["event"] == "resized"]
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
@@ -181,72 +175,3 @@ def test_devices_that_are_only_promised_to_a_trial_are_not_said_to_be_held(tmp_p
     # A trial that turns out slower on two busy cores shrinks later.
     first = {e["trial"]: len(e["devices"]) for e in reversed(events) if e["event"] == "resized"}
     assert set(first.values()) == {2}
-
-
-def outside_the_contract(config: dict[str, Any]) -> None:
-    """Fetches a batch ahead, the last of another size; or weights its samples. Neither can be divided among workers.
-
-    The last batch is the eleventh: a rehearsal of eight steps does not come to it.
-    """
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    from fluidtune import elastic
-
-    torch.manual_seed(1)
-    inputs = torch.linspace(-1, 1, 83, dtype=torch.float64).reshape(-1, 1)
-    model = torch.nn.Linear(1, 1).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(inputs, torch.sin(3 * inputs)), batch_size=8, shuffle=True)
-    model, optimizer, loader = elastic.prepare(model, optimizer, loader)
-    for _ in elastic.epochs(0, 2000):
-        time.sleep(config["step"])
-        batches = iter(loader)
-        coming = next(batches, None)
-        while coming is not None:
-            x, y = coming
-            if config["x"] == "ahead":
-                coming = next(batches, None)
-            optimizer.zero_grad()
-            weights = torch.ones_like(x) if config["x"] == "ahead" else x.abs()
-            ((model(x) - y).square() * weights / weights.sum()).sum().backward()
-            optimizer.step()
-            if config["x"] != "ahead":
-                coming = next(batches, None)
-        tune.report({"value": model.weight.item()})
-
-
-@pytest.mark.newest
-def test_loops_that_cannot_be_divided_go_on_alone(ray2: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLUIDTUNE_CHECK", "1")
-
-    def found_out(trial: str, result: dict[str, Any]) -> bool:
-        if result["training_iteration"] % 10:
-            return False
-        return any(event["trial"] == trial for event in events_of(tmp_path, "growth_ended"))
-
-    space = {"x": tune.grid_search(["ahead", "weighted"]), "step": 0.02}
-    one = {"metric": "value", "mode": "min", "max_concurrent_trials": 1}
-    results = fit("fluid", outside_the_contract, space, tmp_path, run={"stop": found_out}, **one)
-    done = max(result.metrics["training_iteration"] for result in results)
-    stock = fit(
-        "stock",
-        outside_the_contract,
-        {**space, "step": 0.0},
-        tmp_path,
-        run={"stop": {"training_iteration": done}},
-        **one,
-    )
-    for result, alone in zip(results, stock, strict=True):
-        got, expected = list(result.metrics_dataframe["value"]), list(alone.metrics_dataframe["value"])
-        assert got == pytest.approx(expected[: len(got)], abs=1e-12)
-    ended = {e["trial"]: e["reason"] for e in events_of(tmp_path, "growth_ended")}
-    assert len(ended) == 2
-    assert [e["verdict"] for e in events_of(tmp_path, "growth_checked")] == ["same", "differs"]
-    first, second = ended.values()
-    assert "drop_last=True" in first and "off by" in second
-    # The second trial never grew, and `fluidtune why` says why.
-    story = story_of(events_of(tmp_path), list(ended)[1]).lines()
-    assert story[-1] == f"It never grew: its loop cannot have several workers: {second}."
-    assert any("a step divided among two workers gave other gradients: " in line for line in story), story
-    assert any("must have one worker from now on: " in line for line in story), story

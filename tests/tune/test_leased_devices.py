@@ -374,7 +374,7 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
     engine = Engine(resize_seconds=0.5)
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=clock.now)
-    engine.handle(m.TrialAdded("a", "g", "elastic", 100), now=clock.now)
+    engine.handle(m.TrialAdded("a", "g", "elastic", 100, growable=True), now=clock.now)
     progress = leased_devices.Progress(engine, lambda group: (), 8, None)
 
     def results(count, width):

@@ -14,9 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.sharing.lanes import Lack
-from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.engine import messages as m
-from fluidtune.group_facts import GroupFacts
 from fluidtune.report.live import LiveRun
 from fluidtune.trials import messages as life
 from fluidtune.tune.trial_shell import LATE_S
@@ -48,22 +46,18 @@ def test_a_growth_whose_new_worker_is_late_says_so(tried: Tried) -> None:
     for late in (LATE_S + 60, 3 * LATE_S):
         tried.manager._shell.report_late(now + late)
     (failed,) = tried.logged("resize_failed")
-    assert failed["trial"] == "a" and "has not come to its loop's first boundary in 600 s" in failed["reason"]
+    assert failed["trial"] == "a" and "was not attached in 300 s" in failed["reason"]
 
 
-def test_a_growth_that_its_rehearsal_refuses_says_so(tried: Tried) -> None:
+def test_a_growth_that_the_leader_refuses_says_so(tried: Tried) -> None:
     run, joiner = growing(tried)
-    tried.joined(run, joiner, Verdict("differs", "gradients are off by 0.5"))
-    for event in ("growth_checked", "growth_ended"):
-        (said,) = tried.logged(event)
-        assert (said["trial"], said["reason"]) == ("a", "gradients are off by 0.5")
+    tried.attached(run, joiner, "it is another trial's")
     (failed,) = tried.logged("resize_failed")
-    assert failed["trial"] == "a" and failed["reason"]
+    assert (failed["trial"], failed["reason"]) == ("a", "it is another trial's")
 
 
-def test_a_group_that_goes_on_without_a_dead_worker_says_why_it_is_narrower(tried: Tried) -> None:
+def test_a_trial_that_goes_on_without_a_dead_worker_says_why_it_is_narrower(tried: Tried) -> None:
     run, follower = wide(tried)
-    run.life.crew.facts = GroupFacts(mends=True)
     tried.follower_ended(run, follower, RayActorError())
     tried.manager._advance()
     resized = tried.logged("resized")[-1]
@@ -137,7 +131,7 @@ def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> N
 
 def test_a_trial_that_the_engine_suspends_is_said_to_leave_with_the_reason(tried: Tried) -> None:
     run, joiner = growing(tried)
-    tried.joined(run, joiner, RayActorError())
+    tried.attached(run, joiner, RayActorError())
     for event in (m.Result("a", 1.0, 1), m.Result("a", 1.0, 1), m.Result("a", 1.0, 1), m.DeviceLeaving(0)):
         tried.manager._emit(event)
     tried.manager._advance()
@@ -152,18 +146,27 @@ def test_a_trial_that_is_out_of_reach_says_why_it_moves(tried: Tried, monkeypatc
     tried.devices.nodes[1] = "other"
     tried.trains(run, 1)
     (asked,) = tried.logged("suspend_asked")
-    assert asked["trial"] == "a" and "a node that its leader is not reached from" in asked["reason"]
+    assert asked["trial"] == "a" and "its leader is not reached from another node" in asked["reason"]
     assert "why" not in asked and not tried.logged("resize_started")
 
 
-def test_workers_that_differed_have_trial_and_reason(tried: Tried) -> None:
+def test_what_is_found_of_modules_has_trial_and_reason(tried: Tried) -> None:
     run, _ = wide(tried)
-    tried.trains(run, 3, differences=1, difference="weights differ", ungrowable="its workers drift apart")
-    (differed,), (ended,) = tried.logged("workers_differed"), tried.logged("growth_ended")
-    assert (differed["trial"], differed["reason"]) == ("a", "weights differ")
-    assert (ended["trial"], ended["reason"]) == ("a", "its workers drift apart")
+    tried.trains(run, 3, width=2, checked=(("Net", "whole", "it mixes samples"),), ungrowable="nothing can be divided")
+    (checked,), (ended,) = tried.logged("growth_checked"), tried.logged("growth_ended")
+    assert (checked["trial"], checked["module"], checked["verdict"]) == ("a", "Net", "whole")
+    assert checked["reason"] == "it mixes samples"
+    assert (ended["trial"], ended["reason"]) == ("a", "nothing can be divided")
     shrinks = tried.logged("resize_started")[-1]
     assert (shrinks["why"], shrinks["devices_from"], shrinks["devices_to"]) == ("growth_ended", [0, 1], [0])
+    assert tried.logged("resized")[-1]["devices"] == [0]
+
+
+def test_that_a_trial_can_grow_is_said_once(tried: Tried) -> None:
+    run, _ = wide(tried)
+    tried.trains(run, 3)
+    (said,) = tried.logged("can_grow")
+    assert said["trial"] == "a" and tried.logged("trial_added")[0]["growable"] is False
 
 
 def test_a_device_without_room_is_the_reason_of_a_move(tried: Tried) -> None:

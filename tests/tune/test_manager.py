@@ -18,25 +18,21 @@ from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.sharing.lanes import Lack
-from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.engine import messages as m
 from fluidtune.engine.speed import TRIALS_REMEMBERED
 from fluidtune.engine.wait_queue import WaitQueue
 from fluidtune.errors import FluidTuneError
-from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME
-from fluidtune.trials import TrialLife
 from fluidtune.trials import messages as life
-from fluidtune.trials.life import SeenResults
 from fluidtune.tune import final_report, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import PROGRESS, TrialRun, keep_progress
-from fluidtune.tune.trial_shell import CHECK, LATE_S, TrialShell
+from fluidtune.tune.trial_shell import LATE_S
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import book, resize
-from tests.tune.tried_manager import Tried, growing, leader_of, wide
+from tests.tune.tried_manager import LOADED, Tried, growing, leader_of, wide
 
 
 def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> None:
@@ -74,7 +70,7 @@ def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Trie
         there(True)
     tried.manager.schedule_actor_task(run.tracked, "train")
     leader: Any = leader_of(run)
-    assert leader.actor.args[-4:] == [(), (), (), (None, None, 2)]
+    assert leader.actor.args[-4:] == [(), (), (), (None, 2)]
 
 
 def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(
@@ -213,27 +209,52 @@ def test_a_worker_that_cleans_up_is_unfinished_until_it_answers(tried: Tried) ->
     assert tried.manager.num_total_actors == 0
 
 
-def test_a_dismissed_worker_is_not_watched_when_its_last_trial_loses_its_leader(tried: Tried) -> None:
-    run, dismissed = wide(tried)
+def test_a_follower_is_ended_at_once_when_its_trial_shrinks_and_not_heard_of_again(
+    tried: Tried, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[str] = []
+    monkeypatch.setattr(tried.pool, "kill_worker", lambda worker: killed.append(worker.name))
+    run, follower = wide(tried)
+    actor: Any = follower.actor
+    assert actor.called == ["attach", "follow"]
+    calls = len(tried.manager._calls._handlers)
     tried.tell(run, life.ResizeWanted((0,), resize("a", ()).why))
+    assert killed == [follower.name] and len(tried.manager._calls._handlers) == calls - 1
+    assert tried.written()[-3:] == ["resize_started", "worker_replaced", "resized"]
+
+
+def test_a_follower_is_unloaded_when_its_trial_loses_its_leader(tried: Tried) -> None:
+    run, follower = wide(tried)
     tried.manager.schedule_actor_task(run.tracked, "train")
-    tried.follower_ended(run, dismissed, None)
-    assert dismissed.actor.called == ["join", "enter", "unload"] and list(tried.watched) == [dismissed.name]
-    tried.watched.clear()  # it has cleaned up, and serves another trial
     tried.answered(run, RayActorError())
-    assert not tried.watched
+    actor: Any = follower.actor
+    assert actor.called == ["attach", "follow", "unload"] and list(tried.watched) == [follower.name]
     tried.manager._advance()
     assert tried.written()[-3:] == ["worker_lost", "trial_suspended", "trial_started"]
 
 
-def test_a_late_answer_of_a_joiner_does_not_stop_the_clock_for_its_next_trial(tried: Tried) -> None:
+def test_a_worker_that_is_late_for_one_trial_is_not_for_the_next(tried: Tried) -> None:
     # docs/bugs.md, 433
     run, joiner = growing(tried)
-    before: Any = SimpleNamespace(life=TrialLife("b", run.life.outside, "elastic", SeenResults()))
-    tried.joined(before, joiner, "a new worker's loop ended early")
-    assert run.life.crew.change == "gathering"
-    tried.manager._shell.report_late(time.monotonic() + LATE_S + 60)
+    tried.attached(run, joiner, "it is another trial's")
     assert run.life.crew.change == "steady" and tried.written()[-1] == "resize_failed"
+    tried.manager._shell.report_late(time.monotonic() + LATE_S + 60)
+    assert tried.written()[-1] == "resize_failed" and not tried.manager._shell._following
+
+
+def test_a_later_trial_of_a_trainable_that_can_grow_does_so_when_it_is_loaded(tried: Tried) -> None:
+    run, joiner = growing(tried)
+    tried.attached(run, joiner, "for a test")
+    tried.manager._advance()
+    other = tried.placed(1.0, name="b", loaded=False)
+    assert other.life.growable and tried.logged("trial_added")[-1]["growable"] is True
+
+
+def test_what_a_worker_needs_to_follow_is_sent_to_it(tried: Tried) -> None:
+    run, joiner = growing(tried)
+    actor: Any = joiner.actor
+    (spec,) = actor.args[0]
+    assert (spec.trial, spec.address, spec.secret) == ("a", LOADED.address, run.secret)
 
 
 def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> None:
@@ -269,9 +290,6 @@ def test_an_elastic_trial_is_reached_on_its_own_node_only_until_it_needs_another
     tried.manager.schedule_actor_task(run.tracked, "train")
     assert first.actor.called == ["load", "train", "unload"]
     assert not tried.job.load_spec(run).one_node
-    # Where the leader says another address, its followers use another one, too.
-    run.life.crew.facts = GroupFacts(address=("10.0.0.1", 4321))
-    assert not tried.job.load_spec(run).one_node
 
 
 def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
@@ -280,11 +298,11 @@ def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
     # docs/bugs.md, 181
     monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
     run = tried.placed(1.0)
-    leader = (LOOPBACK, 4321)
+    assert not tried.job.on_several_nodes((0, 1))
     tried.devices.nodes[1] = "other"
-    assert tried.job.out_of_reach(leader, (0, 1))
+    assert tried.job.on_several_nodes((0, 1)) and not tried.job.on_several_nodes((1,))
+    assert not tried.job.load_spec(run).one_node
     del tried.devices.nodes[1]
-    assert not tried.job.out_of_reach(leader, (0, 1))
     assert not tried.job.load_spec(run).one_node
 
 
@@ -475,31 +493,6 @@ def test_a_process_in_which_a_trial_failed_serves_no_other(tried: Tried, status:
     # docs/bugs.md, 190
     call, arguments = unload_call(tried, status)
     assert (call, arguments[0]) == ("unload", fresh)
-
-
-@pytest.mark.parametrize(
-    ("variable", "verdicts", "rehearses"),
-    [
-        ("0", [], "first"),
-        ("0", ["unknown"], "none"),
-        ("0", ["same", "differs", "same"], "all"),  # the second was under way, too
-        ("1", ["same"], "all"),
-    ],
-)
-def test_the_first_growth_is_rehearsed_and_all_after_one_that_differed(
-    variable: str, verdicts: list[str], rehearses: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(CHECK, variable)
-    shell = TrialShell(*[None] * 7)  # type: ignore[arg-type]
-    for verdict in verdicts:
-        shell._note_verdict(None, life.NoteVerdict(verdict))  # type: ignore[arg-type]
-    assert shell.rehearses == rehearses
-
-
-def test_a_growth_is_rehearsed_by_the_first_new_worker(tried: Tried) -> None:
-    _, joiner = growing(tried)
-    actor: Any = joiner.actor
-    assert actor.called == ["join"] and actor.args[0][1].rehearse
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,6 @@ def test_the_stories_of_trials_that_were_shrunk_and_tried_again(ray2: None, tmp_
     one(died, "left its devices, to go on later: its worker died")
     one(died, "went on on device")
     one(died, "goes on from iteration 2: its worker died")
-    one(died, "It never grew: it is plain")
 
     failed = why(run, ids[2])
     one(failed, "left its devices: it failed: ", "ValueError", "only once")

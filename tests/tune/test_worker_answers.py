@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
-from fluidtune.cluster.hosting.follower_host import NotTakenIn, Ungrowable
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.sharing.lanes import Lack
-from fluidtune.elastic.checks.verdict import Verdict
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE
 from fluidtune.trials import messages as m
@@ -22,7 +20,6 @@ CALL = m.Call("train")
 DIED = RayActorError()
 LAST = IterationReply({RESULT_DUPLICATE: True}, "plain", 0.0)
 FIRST = IterationReply({"training_iteration": 100}, "plain", 1.0, 1)
-SO = "the loop is so"
 FULL = IterationReply({}, "plain", 0.0, lack=Lack("no room", (0.5, 0.1)))
 
 
@@ -31,8 +28,7 @@ FULL = IterationReply({}, "plain", 0.0, lack=Lack("no room", (0.5, 0.1)))
     [
         (FIRST, m.IterationDone(CALL, FIRST, 100)),
         (LAST, m.IterationDone(CALL, LAST, 0, final=True)),
-        (IterationReply({}, "elastic", 0.0, lost="w2 died"), m.GroupBroken(CALL, "w2 died")),
-        (IterationReply({}, "elastic", 0.0, facts=GroupFacts(ungrowable=SO), lost=SO), m.GroupBroken(CALL, SO, SO)),
+        (IterationReply({}, "elastic", 0.0, anew="its counter differs"), m.BeginsAnew(CALL, "its counter differs")),
         (FULL, m.RoomLacking(CALL, "no room", (0.5, 0.1))),
         (IterationReply({}, "plain", 0.0, lack=Lack("lost", broken=0)), m.RoomLacking(CALL, "lost", broken=0)),
         (IterationReply({}, "plain", 0.0, lack=Lack("few", devices=3)), m.RoomLacking(CALL, "few", devices=3)),
@@ -47,28 +43,32 @@ def test_what_a_leader_answers(value: Any, event: m.Event) -> None:
 @pytest.mark.parametrize(
     ("value", "event"),
     [
-        (None, m.Joined(WORKER)),
-        (Verdict("differs", "by 0.5"), m.Joined(WORKER, ("differs", "by 0.5"))),
+        (None, m.Attached(WORKER)),
         (DIED, m.JoinerDied(WORKER, DIED)),
-        ("its loop ended", m.JoinFailed(WORKER, "its loop ended")),
+        ("another trial's", m.Refused(WORKER, "another trial's")),
+        (RayTaskError("attach", "Traceback", ValueError("no")), m.Refused(WORKER, "ValueError('no')")),
     ],
 )
-def test_what_a_joiner_answers(value: Any, event: m.Event) -> None:
-    assert worker_answers.joined(WORKER, value) == event
+def test_what_a_worker_answers_that_is_to_follow(value: Any, event: m.Event) -> None:
+    assert worker_answers.attached(WORKER, value) == event
+
+
+def test_a_loaded_leader_says_what_is_known_of_its_trial() -> None:
+    facts = GroupFacts(address=("n", 1))
+    assert worker_answers.loaded(WORKER, facts) == m.Loaded(WORKER, facts)
+    assert worker_answers.loaded(WORKER, Lack("no room")) == m.RoomLacking(WORKER, "no room")
 
 
 @pytest.mark.parametrize(
     ("value", "how", "why"),
     [
         (None, "over", ""),
-        (NotTakenIn(), "refused", ""),
-        (Ungrowable(SO), "ungrowable", SO),
         (Lack("its GPU is lost", broken=0), "broken", "its GPU is lost"),
-        ("ValueError('its own')", "error", ""),
+        ("ValueError('its own')", "error", "ValueError('its own')"),
         (DIED, "died", ""),
     ],
 )
 def test_how_a_follower_has_ended(value: Any, how: str, why: str) -> None:
-    event = worker_answers.entered(WORKER, value)
+    event = worker_answers.followed(WORKER, value)
     assert isinstance(event, m.FollowerEnded)
-    assert (event.how, event.why, event.said, event.error) == (how, why, str(value), DIED if how == "died" else None)
+    assert (event.how, event.why, event.error) == (how, why, DIED if how == "died" else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,6 @@ from ray.tune.trainable import FunctionTrainable
 from benchmarks.stand_in_tune import standing_alone
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
-from fluidtune.elastic.transport.membership import LOOPBACK
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
@@ -22,6 +22,9 @@ from fluidtune.trials import messages as life
 from fluidtune.tune import worker_answers
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.trial_run import PROGRESS, TrialRun
+
+#: What a leader knows of its trial when it is loaded.
+LOADED = GroupFacts(address=("127.0.0.1", 4321), one_node=True)
 
 
 class Actor:
@@ -190,7 +193,7 @@ class Tried:
         run = self.manager._runs[tracked]
         assert run.life.place == "loading"
         if loaded:
-            self.loaded(run, None)
+            self.loaded(run, LOADED)
             assert run.life.place == "live"
         return run
 
@@ -206,18 +209,18 @@ class Tried:
         """The leader has answered the oldest call."""
         self.manager._shell.leader_answered(run, run.life.calls[0], value)
 
-    def joined(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
-        """A new worker has answered ``join``."""
-        self.manager._shell._joined(run, worker, value)
+    def attached(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
+        """A new worker has answered ``attach``."""
+        self.manager._shell._attached(run, worker, value)
 
     def follower_ended(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
-        """A follower has answered ``enter``."""
-        self.tell(run, worker_answers.entered(worker, value))
+        """A follower has answered ``follow``."""
+        self.manager._shell._followed(run, worker, value)
 
     def trains(self, run: TrialRun, iteration: int, **facts: Any) -> None:
         """Tune asks for an iteration, and the leader of the elastic trial does it. ``facts``: of `GroupFacts`."""
         self.manager.schedule_actor_task(run.tracked, "train")
-        known = GroupFacts(address=(LOOPBACK, 4321), **facts)
+        known = replace(LOADED, **{"calls_modules": True, **facts})
         self.answered(run, IterationReply({"training_iteration": iteration}, "elastic", 1.0, iteration, known))
         self.manager._advance()
 
@@ -241,17 +244,17 @@ def tried(tmp_path: Path) -> Iterator[Tried]:
 
 
 def growing(tried: Tried) -> tuple[TrialRun, PooledWorker]:
-    """An elastic trial with one worker, and a second one that was told to join."""
+    """An elastic trial with one worker, and a second one that was told to attach itself."""
     run = tried.placed(1.0)
     tried.trains(run, 1)
-    assert run.life.crew.change == "gathering"
+    assert run.life.crew.change == "attaching"
     return run, tried.pool.workers["w2"]
 
 
 def wide(tried: Tried) -> tuple[TrialRun, PooledWorker]:
     """An elastic trial with two workers, and its follower."""
     run, follower = growing(tried)
-    tried.joined(run, follower, None)
-    tried.trains(run, 2, last_reform=(1.0, 0.1))
+    tried.attached(run, follower, None)
+    tried.trains(run, 2, width=2)
     assert run.life.crew.followers == {1: follower} and run.life.crew.width == 2
     return run, follower

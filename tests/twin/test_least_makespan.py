@@ -50,7 +50,7 @@ def test_a_rung_takes_as_long_as_all_its_trials():
 
 def test_start_up_counts_and_processes_start_a_few_at_a_time():
     costs = Costs(begin=1.0, cold=2.0, at_once=2.0, first=0.5, warm=0.3, turn=0.1)
-    found = least_makespan(grid(4, 5, ALONE, kind="plain", costs=costs), 4)
+    found = least_makespan(grid(4, 5, ALONE, kind="plain", growable=False, costs=costs), 4)
     # Two devices are ready after 3.5 s and two after 5.5 s, and 20 s of iterations are to be done.
     assert found.area_seconds == pytest.approx((20 + 2 * 3.5 + 2 * 5.5) / 4, rel=PRECISION)
     assert found.path_seconds == pytest.approx(3.5 + 5 + 4 * 0.1)
@@ -101,6 +101,7 @@ def jobs(draw: st.DrawFn) -> RecordedJob:
         {"g": shape != "stream", **{f"rung{k}": True for k in range(3)}},
         pending=draw(st.sampled_from([None, 1])),
         kind=draw(st.sampled_from(["plain", "checkpointing", "elastic"])),
+        growable=draw(st.booleans()),
         costs=draw(COSTS),
         max_packing=draw(st.sampled_from([None, 1, 2])),
         max_workers=draw(st.sampled_from([None, None, 2])),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -40,7 +41,7 @@ def test_packing_overhead_loses_next_to_nothing(overhead: float):
 
 def test_a_trial_has_the_pace_of_its_slowest_device():
     models = (Model("fast"), Model("slow", 3.0))
-    apart = MixedTwin(grid(2, 4, ALONE, max_packing=1, kind="plain"), models)
+    apart = MixedTwin(grid(2, 4, ALONE, max_packing=1, kind="plain", growable=False), models)
     assert apart.run() == pytest.approx(12.0)
     assert apart.engine._state.devices.models.of == {0: "fast", 1: "slow"}
     over_both = RecordedJob((RecordedTrial("a", (Stage("all", 4, 4.0, share=2.0),)),), ALONE, {"all": True})
@@ -52,13 +53,15 @@ def test_a_trial_has_the_pace_of_its_slowest_device():
 def test_a_rung_waits_for_all_trials_of_the_rung_before():
     rung0, rung1 = Stage("rung0", 2, 2.0), Stage("rung1", 3, 3.0)
     trials = (RecordedTrial("a", (rung0, rung1)), RecordedTrial("b", (rung0,), cost=5.0))
-    twin = Twin(RecordedJob(trials, ALONE, {"rung0": True, "rung1": True}, max_packing=1, kind="plain"), 2)
+    twin = Twin(
+        RecordedJob(trials, ALONE, {"rung0": True, "rung1": True}, max_packing=1, kind="plain", growable=False), 2
+    )
     assert twin.run() == pytest.approx(2 * 5.0 + 3.0)
 
 
 def test_seconds_that_are_not_training_are_counted():
     costs = Costs(begin=1.0, cold=2.0, at_once=1.0, first=0.7, warm=0.1, turn=0.01)
-    job = grid(4, 2, ALONE, max_packing=1, kind="plain", costs=costs)
+    job = grid(4, 2, ALONE, max_packing=1, kind="plain", growable=False, costs=costs)
     # Two cold workers slow each other's start down. Then each gets a second trial and is warm.
     assert Twin(job, 2).run() == pytest.approx(1 + 4.0 + 0.7 + 2.01 + 0.1 + 2.01)
 
@@ -68,12 +71,13 @@ def test_seconds_that_are_not_training_are_counted():
     trials=st.lists(st.tuples(st.integers(1, 6), st.floats(0.1, 5.0)), min_size=1, max_size=12),
     devices=st.integers(1, 6),
     kind=st.sampled_from(["plain", "checkpointing", "elastic"]),
+    growable=st.booleans(),
 )
-def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, kind: str):
+def test_every_job_ends_and_no_sooner_than_its_work(trials: list, devices: int, kind: Any, growable: bool):
     recorded = tuple(
         RecordedTrial(f"t{k}", (Stage("g", length, float(length)),), cost) for k, (length, cost) in enumerate(trials)
     )
-    twin = Twin(RecordedJob(recorded, DEFAULT, {"g": True}, kind=kind), devices)  # type: ignore[arg-type]
+    twin = Twin(RecordedJob(recorded, DEFAULT, {"g": True}, kind=kind, growable=growable), devices)
     makespan = twin.run()
     check_engine(twin.engine)
     assert twin.iterations == sum(length for length, _ in trials)
@@ -154,7 +158,12 @@ def test_the_share_that_a_script_asked_for_is_read_off_a_log():
     assert {stage.share for recorded in read_job(events).trials for stage in recorded.stages} == {0.5}
     stage = Stage("all", 4, 4.0, 0.5)
     job = RecordedJob(
-        tuple(RecordedTrial(f"t{k}", (stage,)) for k in range(2)), DEFAULT, {"all": True}, kind="plain", max_packing=1
+        tuple(RecordedTrial(f"t{k}", (stage,)) for k in range(2)),
+        DEFAULT,
+        {"all": True},
+        kind="plain",
+        growable=False,
+        max_packing=1,
     )
     together = DEFAULT.iteration((1,), 2)
     assert Twin(job, 1).run() == pytest.approx(4 * together)
@@ -169,12 +178,12 @@ def test_a_trial_of_more_devices_than_a_common_node_has_is_planned():
     """Cores of one large machine, beside a first trial of one core. docs/bugs.md, 649"""
     stage = Stage("all", 2, 2.0, share=16.0)
     two = RecordedTrial("a", (stage,)), RecordedTrial("b", (stage,))
-    job = RecordedJob(two, DEFAULT, {"all": True}, kind="plain")
+    job = RecordedJob(two, DEFAULT, {"all": True}, kind="plain", growable=False)
     assert forecast(job, 16).makespan > forecast(job, 32).makespan
 
 
 def test_no_worker_of_a_wide_start_is_lost():
-    """They are asked for after the trial's first iteration. Those that come too late for it serve other trials."""
+    """They are asked for when its first worker is there. Those that come too late for it serve other trials."""
     rung0, rung1 = Stage("rung0", 1, 1.0), Stage("rung1", 2, 2.0)
     trials = (RecordedTrial("a", (rung0, rung1)), *(RecordedTrial(name, (rung0,)) for name in "bcd"))
     job = RecordedJob(trials, DEFAULT, {"rung0": True, "rung1": True}, max_packing=1, costs=Costs(cold=5.0))
@@ -184,7 +193,7 @@ def test_no_worker_of_a_wide_start_is_lost():
     twin._starts.start_worker = lambda then: (begun.append(twin.now), start(then))[1]
     assert twin.run() >= 5 + 3
     alone = DEFAULT.iteration((1,), 1)
-    assert begun == [0.0] * 4 + [pytest.approx(5 + 2 * alone)] * (len(begun) - 4) and len(begun) > 4
+    assert begun == [0.0] * 4 + [pytest.approx(5 + alone)] * (len(begun) - 4) and len(begun) > 4
     assert sum(twin._idle.values()) == len(begun)
 
 
@@ -195,7 +204,7 @@ def test_an_algorithm_that_lives_says_when_a_trial_ends():
         asked.append((trial, iteration))
         return trial == "trial1" and iteration == 2
 
-    twin = LiveTwin(grid(2, 5, ALONE, max_packing=1, kind="plain"), 1, stops)
+    twin = LiveTwin(grid(2, 5, ALONE, max_packing=1, kind="plain", growable=False), 1, stops)
     assert twin.run() == pytest.approx(5 + 2)
     assert asked == [*(("trial0", k) for k in range(1, 6)), ("trial1", 1), ("trial1", 2)]
 

@@ -42,8 +42,7 @@ class EmulatedHost(Protocol):
     def placement(self) -> tuple[tuple[int, ...], int]:
         """The number of the trial's devices on each node, and the number of trials on the worker's own device.
 
-        Raises:
-            GroupLost: a worker of the trial has died.
+        It may take a while, by which the iteration is longer: a pause.
         """
         ...
 
@@ -92,17 +91,18 @@ def keep_pace(
 
     Raises:
         MemoryError: the trials on the device do not fit into its memory.
-        GroupLost: see `EmulatedHost.placement`.
     """
     done, then = 0.0, started
     while True:
+        looked = clock()
         nodes, trials = host.placement()
+        now = clock()
+        then += now - looked
         if not profile.fits(trials):
             raise MemoryError(
                 f"out of memory on an emulated device: {trials} trials of {profile.memory:g} of its memory each"
             )
         seconds = profile.iteration(nodes, trials) * cost
-        now = clock()
         # Since the last look the neighbours were those of now, near enough.
         done += (now - then) / seconds
         then = now

@@ -36,10 +36,15 @@ _SITES = re.compile(r"/(?:site|dist)-packages/(?!(?:ray|fluidtune)/)")
 #: Packages that import Ray.
 _WITH_RAY = {"ray", "fluidtune"}
 #: What packages import when they are first used, and a driver therefore has not: torch its compiler, when the first
-#: optimizer is made; and what an elastic trial imports. For W&B's first run it is 220 modules and 0.5 s of a core, for
-#: MLflow's 480 modules and 0.9 s (its default store is a database).
+#: optimizer is made; and what a trial that commits or grows imports. For W&B's first run it is 220 modules and 0.5 s of
+#: a core, for MLflow's 480 modules and 0.9 s (its default store is a database).
 _LATER = {
-    "torch": ("torch._dynamo", "fluidtune.elastic.group.session", "fluidtune.elastic.transport.torch_backend"),
+    "torch": (
+        "torch._dynamo",
+        "fluidtune.elastic.session",
+        "fluidtune.elastic.divided.follower",
+        "fluidtune.elastic.divided.module_calls",
+    ),
     "wandb": ("wandb.sdk.launch",),
     "mlflow": ("mlflow.store.tracking.sqlalchemy_workspace_store",),
 }

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileSelector
 from ray import cloudpickle
 from ray.tune.utils.serialization import TuneFunctionEncoder
 
@@ -106,11 +106,6 @@ class _StorageFiles:
         with contextlib.suppress(Exception):
             self._fs.delete_file(path)
 
-    def folders(self, path: str) -> list[str]:
-        """The paths of the folders in a folder; none if it is not there."""
-        infos = insist(lambda: self._fs.get_file_info(FileSelector(path, allow_not_found=True)))
-        return [info.path for info in infos if info.type == FileType.Directory]
-
     def read_bytes(self, path: str) -> bytes:
         def read() -> bytes:
             with self._fs.open_input_stream(path) as stream:
@@ -161,44 +156,25 @@ def fingerprint(config: dict[str, Any]) -> str:
 
 
 def leader_commit_store(storage: Any) -> CommitStore:
-    """Where a trial's leader commits."""
-    return _store(commit_path(storage), _StorageFiles(storage))
+    """Where a trial commits."""
+    from fluidtune.elastic import CommitStore
 
-
-def commit_stores(storage: Any) -> dict[str, CommitStore]:
-    """By its folder, the store of the trial's leader, and of each follower that has ever outlived its leader."""
-    files, own = _StorageFiles(storage), commit_path(storage)
-    return {path: _store(path, files) for path in (own, *files.folders(own))}
+    return CommitStore(commit_path(storage), files=_StorageFiles(storage), pickling=cloudpickle, moved=MOVED_NAMES)
 
 
 def kept_commits(storage: Any) -> list[Commit]:
-    """The newest commits of the trial: its leader's, and those of followers that have outlived it.
+    """The newest commit of the trial, if it has one that it may go on from.
 
     One that cannot be unpickled, because the script has no such class any more, is passed over.
 
     Raises:
         StorageAway: it is not known which commits there are.
     """
-    found = []
-    for folder, store in commit_stores(storage).items():
-        try:
-            commit = store.load()
-        except (StorageAway, MemoryError):
-            raise
-        except Exception as error:
-            log.warning("the commit in %s cannot be read, and is passed over: %s", folder, failure(error))
-            continue
-        if commit is not None:
-            found.append(commit)
-    return found
-
-
-def follower_commit_store(storage: Any, worker: str) -> CommitStore:
-    """Where a follower commits in place of a leader that died."""
-    return _store(os.path.join(commit_path(storage), f"heir-{worker}"), _StorageFiles(storage))
-
-
-def _store(folder: str, files: _StorageFiles) -> CommitStore:
-    from fluidtune.elastic import CommitStore
-
-    return CommitStore(folder, files=files, pickling=cloudpickle, moved=MOVED_NAMES)
+    try:
+        commit = leader_commit_store(storage).load()
+    except (StorageAway, MemoryError):
+        raise
+    except Exception as error:
+        log.warning("the commit in %s cannot be read, and is passed over: %s", commit_path(storage), failure(error))
+        return []
+    return [] if commit is None else [commit]

@@ -1,7 +1,8 @@
 """A trial's leader in its worker process: it runs the trial for Tune, one iteration at a time.
 
-Two things are added to Ray's own `Trainable`. A trial that goes on from its last commit runs again what Tune has
-already seen, without reporting it again (`result_replay`). And an elastic loop finds its session (`LeaderSession`).
+Three things are added to Ray's own `Trainable`. A trial that goes on from its last commit runs again what Tune has
+already seen, without reporting it again (`result_replay`). An elastic loop finds its session (`LeaderSession`). And
+calls of modules are divided among the trial's followers (`Division`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import ray
+from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
@@ -29,15 +32,14 @@ from fluidtune.cluster.hosting.commit_stores import (
     leader_commit_store,
 )
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
-from fluidtune.cluster.hosting.result_replay import ReportedResults, without_results
+from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
 from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneTicket
 from fluidtune.cluster.sharing.mps import failed, verify
-from fluidtune.elastic import GroupLost, Left, Reform
-from fluidtune.elastic.errors import CannotDivide, explain
+from fluidtune.elastic import BeginsAnew, Left
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import ownership
@@ -47,6 +49,7 @@ from salus_share.errors import StaleToken
 if TYPE_CHECKING:
     from fluidtune.cluster.sharing.mps import MpsFound
     from fluidtune.elastic import Commit, LeaderSession
+    from fluidtune.elastic.divided.leader import Division
     from fluidtune.engine.messages import Kind
 
 log = logging.getLogger(__name__)
@@ -109,28 +112,30 @@ _NO_GATE = contextlib.nullcontext()
 class LeaderHost:
     """Hosts one trial's leader, from its loading to its end.
 
-    ``worker``: its process' name. ``kept``, ``gpu``, ``mps``: what the process has for all of its trials.
+    ``kept``, ``gpu``, ``mps``: what the process has for all of its trials.
     """
 
-    def __init__(self, spec: LoadSpec, worker: str, kept: KeptTrainable, gpu: GpuProbe, mps: MpsFound | None) -> None:
+    def __init__(self, spec: LoadSpec, kept: KeptTrainable, gpu: GpuProbe, mps: MpsFound | None) -> None:
         self.spec = spec
         #: What `load` makes, in this order; None before.
         self.reports: ReportedResults | None = None
         self.session: LeaderSession | None = None
+        #: None as well for a trial that has no followers, and on emulated devices, whose session counts them itself.
+        self.division: Division | None = None
         self.lane: LaneMember | None = None
         #: Its place beside a service, from its first iteration on.
         self.turn: Turn | None = None
         self.trainable: Trainable | None = None
         self._train_workers = None if spec.train is None else TrainWorkers(spec.train)
-        self._worker, self._kept, self._gpu, self._mps = worker, kept, gpu, mps
+        self._kept, self._gpu, self._mps = kept, gpu, mps
         self._has_checkpoint = self._streams_sent = False
-        #: It has begun an iteration.
-        self._began = False
+        #: It has begun an iteration; and a call of a module was divided since the last boundary.
+        self._began = self._divided = False
 
-    def load(self, trainable_cls: type[Trainable]) -> Lack | None:
+    def load(self, trainable_cls: type[Trainable]) -> Lack | GroupFacts:
         """Construct the trial's trainable here. What its ``setup`` raises is raised unchanged, unless a lack caused it.
 
-        Returns what the device lacks for the trial, which is not loaded then; None: it is loaded.
+        Returns what is known of the trial, or what the device lacks for it: it is not loaded then.
         """
         spec = self.spec
         ownership.place_train_runs(self._train_workers)
@@ -145,15 +150,18 @@ class LeaderHost:
             restore_streams(streams)
         self.session = leader_session(
             spec,
-            self._worker,
             commits=None if storage is None else leader_commit_store(storage),
             resume=resume,
             streams=capture_streams(),
             fingerprint=mark,
             note=reports.note,
-            brief=without_results,
-            rewind=reports.rewind,
+            rewind=reports.go_on,
+            reports=reports.since,
+            divided=self._was_divided,
+            owner=lambda: self.trainable,
         )
+        if spec.may_grow and spec.emulation is None:
+            self.division = division_of(spec)
         if spec.lanes is not None:
             if self._mps is not None:
                 import torch
@@ -173,7 +181,25 @@ class LeaderHost:
         if isinstance(self.trainable, FunctionTrainable):
             ray_trainable.after_function(end_runs)
         reports.begin()
-        return None
+        return self.facts()
+
+    def facts(self) -> GroupFacts:
+        """What is known of the trial now. What checks have found is told once."""
+        assert self.session is not None
+        facts = self.session.facts()
+        if self.division is None:
+            return facts
+        known = self.division.facts()
+        return replace(
+            facts,
+            address=self.division.address,
+            one_node=self.spec.one_node,
+            calls_modules=known.calls_modules,
+            width=known.width,
+            checked=tuple(known.checked),
+            ungrowable=known.ungrowable,
+            first_divided=known.first_divided,
+        )
 
     def _kept_commits(self, storage: Any) -> list[Commit]:
         """The trial's commits. A trial of which Tune has seen no iteration begins without them, if it cannot read them.
@@ -189,16 +215,13 @@ class LeaderHost:
             log.warning("trial %s begins without a commit, should it have one: %s", self.spec.trial, error)
             return []
 
-    def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
+    def train(self, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
         """Run up to the next iteration that Tune has not seen, and return its result.
 
-        ``reform``: the group to form at the next boundary. ``ticket``: set if the device is shared now. ``stored``: see
-        `ReportedResults.drop_stored`.
+        ``ticket``: set if the device is shared now. ``stored``: see `ReportedResults.drop_stored`.
         """
         reports, session, trainable = self.reports, self.session, self.trainable
         assert reports is not None and session is not None and trainable is not None, "the trial was not loaded"
-        if reform is not None:
-            session.direct(reform)
         reports.drop_stored(stored)
         missed = reports.next_missed()
         if missed is not None:
@@ -206,30 +229,30 @@ class LeaderHost:
         lack = self.lane.settle(ticket) if self.lane is not None else None
         if lack is not None:
             return IterationReply({}, self._kind(), 0.0, lack=lack)
-        before = session.facts().last_reform
         rewritten: list[Any] = []
         while True:
             started = time.perf_counter()
             try:
                 with self._gate():
                     result = self._iterate()
-            except GroupLost as error:
-                why = str(error) if isinstance(error, CannotDivide) else None
-                return IterationReply({}, self._kind(), 0.0, facts=GroupFacts(ungrowable=why), lost=str(error))
+            except BeginsAnew as error:
+                return IterationReply({}, self._kind(), 0.0, anew=str(error))
             except Exception as error:
                 lack = self._lack_behind(error)
-                why = session.fails_divided(error) if lack is None else None
+                why = session.unproved_by(error) if lack is None else None
                 if lack is None and why is None:
                     raise
-                return IterationReply({}, self._kind(), 0.0, facts=GroupFacts(ungrowable=why), lost=why, lack=lack)
+                return IterationReply({}, self._kind(), 0.0, anew=why, lack=lack)
             seconds = time.perf_counter() - started
             if not reports.was_seen(result):
-                break
+                why = session.unproved_by(None)
+                if why is None:
+                    break
+                return IterationReply({}, self._kind(), 0.0, anew=why)
             rewritten += self._saved_again(result)
         self._has_checkpoint = self._has_checkpoint or bool(result.get(ray_trainable.SHOULD_CHECKPOINT))
-        facts = session.facts()
-        if facts.last_reform is not None and (before is None or facts.last_reform[0] > before[0]):
-            seconds = max(0.0, seconds - facts.last_reform[1])
+        # That a function is over is no iteration: no module need be called in it.
+        facts = session.facts() if ray_trainable.RESULT_DUPLICATE in result else self.facts()
         reply = IterationReply(
             result=result,
             kind=self._kind(),
@@ -239,7 +262,7 @@ class LeaderHost:
             saved=ray_trainable.saved_with_result(trainable, result),
             rewritten=rewritten,
         )
-        self._streams_sent = facts.address is not None
+        self._streams_sent = facts.is_elastic
         self._note_device(reply)
         return reply
 
@@ -249,7 +272,9 @@ class LeaderHost:
         Tune saves a class after each ``saves_every`` iterations that it hears of.
         """
         trainable, every = self.trainable, self.spec.saves_every
-        assert trainable is not None
+        assert trainable is not None and self.reports is not None
+        if self.reports.proves:  # Tune has newer ones
+            return []
         if isinstance(trainable, FunctionTrainable):
             saved = ray_trainable.saved_with_result(trainable, result)
         else:
@@ -282,22 +307,30 @@ class LeaderHost:
         """One iteration. An elastic class trainable comes to its boundary before the iteration."""
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
-        if not isinstance(trainable, FunctionTrainable) and session.facts().is_elastic:
-            session.boundary(trainable.iteration)
-        try:
-            result: dict[str, Any] = trainable.train()
-            wait_for_gpu()
-        except Exception as error:
-            explain(error, session.facts().lost, dismissed=False)
-            raise
-        lost = session.facts().lost
-        if lost is not None:
-            raise GroupLost(lost)
+        self._come_to_boundary()
+        if self.division is not None:
+            self.division.begin_iteration()
+        result: dict[str, Any] = trainable.train()
+        wait_for_gpu()
+        self._divided = self._divided or (self.division is not None and self.division.divided > 0)
         if ray_trainable.RESULT_DUPLICATE in result:
             session.ended()
         else:
             reports.keep_result(result)
         return result
+
+    def _was_divided(self) -> bool:
+        """Whether a call of a module was divided since this was asked last."""
+        now = self._divided or (self.division is not None and self.division.divided > 0)
+        self._divided = False
+        return now
+
+    def _come_to_boundary(self) -> None:
+        """Of a function it is the loop that comes to it."""
+        trainable, session = self.trainable, self.session
+        assert trainable is not None and session is not None
+        if not isinstance(trainable, FunctionTrainable) and session.facts().is_elastic:
+            session.boundary(trainable.iteration)
 
     def _lack_behind(self, error: Exception) -> Lack | None:
         """What the device lacks for the trial, if that is why its code raised the error; None: it is another error."""
@@ -322,12 +355,16 @@ class LeaderHost:
         """Tune's ``save``. After a recovery the trial first gets back to the iteration that Tune has seen last."""
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
-        while trainable.iteration < reports.reported:
-            if ray_trainable.RESULT_DUPLICATE in self._iterate():
+        is_function = isinstance(trainable, FunctionTrainable)
+        while (reports.within_reach if is_function else trainable.iteration) < reports.reported:
+            self._come_to_boundary()  # which may find that a class is there
+            if trainable.iteration < reports.reported and ray_trainable.RESULT_DUPLICATE in self._iterate():
                 break
-        if reports.resume is not None and not isinstance(trainable, FunctionTrainable):
+        if reports.resume is not None and not is_function:
+            if reports.proves:  # what is saved must be proved
+                self._come_to_boundary()
             session.load_commit()
-        if isinstance(trainable, FunctionTrainable) and not ray_trainable.has_reported(trainable):
+        if is_function and not ray_trainable.has_reported(trainable):
             return ray_trainable.TrainingResult(checkpoint=None, metrics=dict(reports.last))
         return trainable.save(*args)
 
@@ -354,18 +391,29 @@ class LeaderHost:
         return reports.reported
 
     def leave_in_order(self) -> None:
-        """Let an elastic loop run to its next boundary, where it commits and dismisses its followers."""
+        """Let go of the followers, and let an elastic loop run to its next boundary, where it commits."""
+        if self.division is not None:
+            self.division.close()  # first, because what follows may take long, and the followers can serve others
         session, trainable = self.session, self.trainable
-        if trainable is None or session is None or not session.facts().is_elastic:
+        emulated = self.spec.emulation is not None
+        if trainable is None or session is None or not (emulated or session.facts().is_elastic):
             return
         session.leave()
-        if self.spec.emulation is not None:
-            return  # there is no commit to write, and the loop of an emulated trial has no boundary to run to
+        if emulated:
+            return  # there is no commit
         if isinstance(trainable, FunctionTrainable):
             ray_trainable.finish_report(timeout=5.0, busy=lambda: session.facts().committing)
         else:
-            with contextlib.suppress(Left, GroupLost):
+            with contextlib.suppress(Left):
                 session.boundary(trainable.iteration)
+
+
+def division_of(spec: LoadSpec) -> Division:
+    """What divides the calls of modules of the trial that this process leads. It listens from now on."""
+    from fluidtune.elastic.divided.leader import Division  # here, because an emulated trial needs none
+
+    host = None if spec.one_node else ray.util.get_node_ip_address()
+    return Division(spec.trial, spec.secret, host, spec.device, spec.backend, pickling=cloudpickle)
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:
@@ -380,7 +428,7 @@ def end_runs(error: BaseException | None) -> None:
 
     ``KILLED``: the function begins anew in another process, which opens another run.
     """
-    interrupted = isinstance(error, (GroupLost, TooFewDevices))
+    interrupted = isinstance(error, TooFewDevices)
     end_mlflow_runs("KILLED" if interrupted else "FAILED" if isinstance(error, Exception) else "FINISHED")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ class LoadSpec:
     `GroupFacts.streams` of the worker in which the trial's code began; None: it begins here. ``lanes``: how the trials
     of a device share it; None: not by lanes. ``ticket``: set if the device is shared now. ``secret``: the trial's, by
     which its workers recognise each other (`signing`). ``one_node``: all of its workers are on this node, so that no
-    other one needs to reach them. ``rehearse``: see `FollowerHost.join`. ``may_be_squeezed``: processes of the job may
+    other one needs to reach them. ``may_grow``: it may have followers. ``may_be_squeezed``: processes of the job may
     share its GPU without lanes, so that the memory that runs out may be theirs. ``beside``: it takes turns on its core
     with a service. ``cores``: those of its devices, if they are several devices of cores. ``train``: what it has for
     workers of Ray Train; None: these are not counted.
@@ -47,22 +48,36 @@ class LoadSpec:
     ticket: LaneTicket | None = None
     secret: bytes = field(default=b"", repr=False)
     one_node: bool = False
-    rehearse: bool = False
+    may_grow: bool = True
     may_be_squeezed: bool = False
     beside: bool = False
     cores: float | None = None
     train: TrainRoom | None = None
 
 
+@dataclass(frozen=True)
+class AttachSpec:
+    """What a worker needs in order to follow the leader of a trial.
+
+    ``address``: `GroupFacts.address`. For the rest see `LoadSpec`.
+    """
+
+    trial: str
+    address: Hashable
+    secret: bytes = field(default=b"", repr=False)
+    backend: str = "torch"
+    device: str = "cpu"
+    emulation: emulated.Emulation | None = None
+
+
 @dataclass
 class IterationReply:
     """One iteration's result, and what the worker has learned in it.
 
-    ``iteration``: its number by the trainable's own count. ``seconds``: duration of the iteration without the pause of
-    a resize. ``facts``: of the trial's group; without the streams if they were sent before. ``lost``: why there is no
-    result, if another worker has died or its loop cannot go on with this one's; then ``facts`` has at most a new
-    ``ungrowable``. ``lack``: there is no result, because the trial needs more room than it has. ``memory``: the part of
-    the device's memory that the trial has needed so far; None: not known. ``ephemeral``: the part of it that the trial
+    ``iteration``: its number by the trainable's own count. ``seconds``: its duration. ``facts``: of the trial and its
+    followers; without the streams if they were sent before. ``anew``: why there is no result, and the trial begins
+    anew. ``lack``: there is no result, because the trial needs more room than it has. ``memory``: the part of the
+    device's memory that the trial has needed so far; None: not known. ``ephemeral``: the part of it that the trial
     needs only within an iteration. ``compute``: the part of its device that it kept busy, 0 to 1; None: not known.
     ``gpu``: what NVML says of the device; None in most iterations. ``saved``: what Tune's ``save`` would return now, if
     the result came with a checkpoint, so that Tune will ask. ``rewritten``: checkpoints of iterations that ran again
@@ -74,7 +89,7 @@ class IterationReply:
     seconds: float
     iteration: int = 0
     facts: GroupFacts = field(default_factory=GroupFacts)
-    lost: str | None = None
+    anew: str | None = None
     lack: Lack | None = None
     memory: float | None = None
     ephemeral: float = 0.0

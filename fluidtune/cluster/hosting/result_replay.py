@@ -3,17 +3,24 @@
 A commit contains the number of iterations reported so far, and the latest results. The worker that hosts the trial next
 goes on from the newest commit from which nothing is lost. First it gives Tune the results that Tune has missed (because
 its driver died before it had saved them). Then it runs the iterations that Tune has seen since the commit again,
-without reporting them again.
+without reporting them again. So it does with an iteration that proves the commit (`fluidtune.elastic.commits.proof`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, SHOULD_CHECKPOINT, own_totals, set_progress, time_total
+from fluidtune.ray_compat.trainable import (
+    FILLED_IN,
+    RESULT_DUPLICATE,
+    SHOULD_CHECKPOINT,
+    own_totals,
+    set_progress,
+    time_total,
+)
 
 if TYPE_CHECKING:
     from ray.tune import Trainable
@@ -52,13 +59,10 @@ class CommitNote:
     episodes_total: Any = None
 
 
-def without_results(note: CommitNote) -> CommitNote:
-    """The note for followers: a follower needs no results, which only a driver that died has missed."""
-    return replace(note, results=[])
-
-
 class ReportedResults:
     """The reported results of one trial, in the worker that hosts it.
+
+    One thing: which iteration comes next decides what Tune hears of it, and what a commit keeps.
 
     ``delivered``: the number of iterations that Tune has seen. ``mark``: the fingerprint of the trial's configuration.
     ``repeats``: Tune retries the trial after a failure, and hears of iterations that run again, as under stock Tune.
@@ -81,6 +85,10 @@ class ReportedResults:
         self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RESULTS_KEPT)
         #: Results that the commit has and Tune has missed, to be given to Tune first.
         self._missed: list[tuple[int, dict[str, Any]]] = []
+        #: The iteration up to which Tune's state in the run's storage has the results.
+        self._stored = 0
+        #: What was reported since the last boundary, without what Tune fills in.
+        self._since: deque[dict[str, Any]] = deque(maxlen=RESULTS_KEPT)
 
     # --- while the trial runs
 
@@ -88,6 +96,13 @@ class ReportedResults:
         """Record the result of the current iteration for later commits; drop recorded results of this or later ones."""
         assert self.trainable is not None
         self._keep(self.trainable.iteration, result)
+        self._since.append({k: v for k, v in result.items() if k not in _NOT_KEPT and k not in FILLED_IN})
+
+    def since(self) -> list[dict[str, Any]]:
+        """The metrics of each result since this was called last: since the last boundary."""
+        found = list(self._since)
+        self._since.clear()
+        return found
 
     def _keep(self, iteration: int, result: dict[str, Any]) -> None:
         while self._recent and self._recent[-1][0] >= iteration:
@@ -96,6 +111,7 @@ class ReportedResults:
 
     def drop_stored(self, stored: int) -> None:
         """Tune's state in the run's storage has the results up to iteration ``stored``: no commit needs them."""
+        self._stored = stored
         while self._recent and self._recent[0][0] <= stored:
             self._recent.popleft()
 
@@ -109,21 +125,39 @@ class ReportedResults:
         self.reported, self.last = self.trainable.iteration, result
         return False
 
+    @property
+    def proves(self) -> bool:
+        """Whether the current iteration only proves the commit: the trial goes on elsewhere."""
+        assert self.trainable is not None
+        pair = None if self.resume is None else self.resume.pair
+        return pair is not None and bool(self.trainable.iteration <= pair[1].note.iteration)
+
+    @property
+    def within_reach(self) -> int:
+        """The iteration to which a function comes without a report: its own, or that of the commit that it proves."""
+        assert self.trainable is not None
+        return self.resume.note.iteration if self.proves and self.resume is not None else self.trainable.iteration
+
     def note(self) -> CommitNote:
         """What every commit contains of the results."""
         assert self.trainable is not None
         seconds, recent = time_total(self.trainable), list(self._recent)
         return CommitNote(self.trainable.iteration, seconds, recent, *own_totals(self.trainable))
 
-    def rewind(self, note: CommitNote) -> None:
-        """The loop has gone back to the iteration of this note; results that it repeats are not reported again."""
+    def go_on(self, note: CommitNote) -> None:
+        """An iteration that ran again has proved the commits: the loop goes on from the one with this note."""
+        self._set_progress(note)
+        self._recent.clear()
+        self._recent.extend(kept for kept in note.results if kept[0] > self._stored)
+
+    def _set_progress(self, note: CommitNote) -> None:
         assert self.trainable is not None
         set_progress(self.trainable, note.iteration, note.time_total, note.timesteps_total, note.episodes_total)
 
     # --- after a loss
 
     def choose_commit(self, kept: Iterable[Commit]) -> Commit | None:
-        """The commit to go on from, None: no usable one. It is the leader's, or that of a follower that outlived it."""
+        """The commit to go on from, None: no usable one."""
         found = [commit for commit in kept if self._usable(commit)]
         self.resume = max(found, key=lambda commit: commit.iteration, default=None)
         return self.resume
@@ -144,14 +178,16 @@ class ReportedResults:
             self._report_from_here()
 
     def _report_from_here(self) -> None:
-        """All iterations that come count as not seen."""
+        """All iterations that come count as not seen, but for one that proves the commit."""
         assert self.trainable is not None
         self.reported = self.trainable.iteration
+        if self.resume is not None and self.resume.pair is not None:
+            self.reported = max(self.reported, self.resume.note.iteration)
 
     def _number_on(self) -> None:
         """Continue the numbering of iterations from the commit. Results that Tune has missed come first."""
         assert self.resume is not None
-        self.rewind(self.resume.note)
+        self._set_progress(self.resume.starts.note)
         self._missed = [kept for kept in self.resume.note.results if kept[0] > self._delivered]
 
     def next_missed(self) -> dict[str, Any] | None:
@@ -164,15 +200,19 @@ class ReportedResults:
         return {**result, CONFIG: self.trainable.config}
 
     def checkpoint_restored(self) -> bool:
-        """Tune has restored a checkpoint of this very trial. Returns whether it is newer than the commit."""
+        """Tune has restored a checkpoint of this very trial. Returns whether it is newer than the commit.
+
+        One as old as a commit that must be proved first is as good, and needs no proof.
+        """
         assert self.trainable is not None
         newer = False
         if self.resume is not None:
-            if self.resume.note.iteration > self.trainable.iteration:
+            ahead = self.resume.note.iteration - self.trainable.iteration
+            if ahead > 0:
                 self._number_on()
             else:
                 self._missed = []
-                newer = bool(self.resume.note.iteration < self.trainable.iteration)
+                newer = bool(ahead < 0 or self.resume.pair is not None)
         if self._repeats or self._own_numbers:
             self._report_from_here()
         return newer

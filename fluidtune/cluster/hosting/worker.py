@@ -1,8 +1,8 @@
 """A warm worker: a process that hosts one trial's leader or follower after another.
 
-It decides nothing. A driver loads a trial into it (`leader_host`) or has it join one (`follower_host`), and unloads the
-trial; the process stays. Between Tune and the user's code stands only Ray's own `Trainable`, so checkpoints, loggers,
-working directory and log files are those of stock Tune.
+It decides nothing. A driver loads a trial into it (`leader_host`) or attaches it to the leader of one
+(`follower_host`), and unloads the trial; the process stays. Between Tune and the user's code stands only Ray's own
+`Trainable`, so checkpoints, loggers, working directory and log files are those of stock Tune.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess, is_forked
 from fluidtune.cluster.hosting import few_collections  # noqa: F401 (before what imports Ray Tune)
-from fluidtune.cluster.hosting.commit_stores import fingerprint, follower_commit_store
-from fluidtune.cluster.hosting.follower_host import FollowerHost, NotTakenIn, Ungrowable
+from fluidtune.cluster.hosting.follower_host import FollowerHost
 from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
-from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec, WorkerInfo
+from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, WorkerInfo
 from fluidtune.cluster.hosting.trial_cores import TrialCores
-from fluidtune.cluster.hosting.trial_sessions import drop_session, follower_session, storage_of
+from fluidtune.cluster.hosting.trial_sessions import drop_session
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe
 from fluidtune.cluster.sharing.lanes import Lack, LaneTicket
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
-from fluidtune.elastic import Reform
-from fluidtune.elastic.checks.verdict import Verdict
+from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import ownership
 from fluidtune.ray_compat import trainable as ray_trainable
 from fluidtune.ray_compat.accelerators import adopt_environment
@@ -62,7 +60,7 @@ class Worker:
         #: The hosted trial: here is its leader, or one of its followers.
         self._leader: LeaderHost | None = None
         self._follower: FollowerHost | None = None
-        self._spec: LoadSpec | None = None
+        self._spec: LoadSpec | AttachSpec | None = None
         #: See `is_clean`.
         self._clean = True
 
@@ -76,7 +74,7 @@ class Worker:
             info.kind, info.broken = self._gpu.kind(), None if lost is None else lost.reason
         return info
 
-    def _begin(self, spec: LoadSpec) -> None:
+    def _begin(self, spec: LoadSpec | AttachSpec) -> None:
         """A trial's modules are imported, and its code has not run."""
         startup.imported()
         if self._baseline is not None:
@@ -85,15 +83,15 @@ class Worker:
 
     # --- a trial's leader: the methods of `LeaderHost` with the same names do the work
 
-    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | None:
+    def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | GroupFacts:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
         self._begin(spec)
         self._cores.take(spec.cores)
-        self._leader = LeaderHost(spec, self._name, self._kept, self._gpu, self._mps)
+        self._leader = LeaderHost(spec, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
 
-    def train(self, reform: Reform | None = None, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
-        return self._hosted().train(reform, ticket, stored)
+    def train(self, ticket: LaneTicket | None = None, stored: int = 0) -> IterationReply:
+        return self._hosted().train(ticket, stored)
 
     def save(self, *args: Any) -> Any:
         return self._hosted().save(*args)
@@ -120,24 +118,15 @@ class Worker:
 
     # --- a follower: the methods of `FollowerHost` with the same names do the work
 
-    def join(self, trainable_cls: type[Trainable], spec: LoadSpec) -> str | Verdict | None:
-        assert self._follower is None, f"{self._name} is still hosting a trial"
+    def attach(self, spec: AttachSpec) -> str | None:
+        assert self._follower is None and self._leader is None, f"{self._name} is still hosting a trial"
         self._kept.stop()
         self._begin(spec)
-        kwargs = dict(spec.kwargs, config=dict(spec.kwargs["config"]))
-        storage = storage_of(spec)
-        session = follower_session(
-            spec,
-            self._name,
-            commits=None if storage is None else follower_commit_store(storage, self._name),
-            fingerprint=fingerprint(kwargs["config"]),
-        )
-        self._follower = FollowerHost(session, self._gpu if spec.device == "cuda" else None)
-        return self._follower.join(trainable_cls, kwargs, spec.streams, spec.device if spec.rehearse else None)
+        self._follower = FollowerHost(spec, self._name, self._gpu if spec.device == "cuda" else None)
+        return self._follower.attach()
 
-    def enter(self, reform: Reform) -> str | Lack | Ungrowable | NotTakenIn | None:
-        assert self._follower is not None
-        return self._follower.enter(reform)
+    def follow(self) -> str | Lack | None:
+        return None if self._follower is None else self._follower.follow()
 
     # --- both
 
@@ -168,10 +157,12 @@ class Worker:
         trainable = None if leader is None else leader.trainable
         leading = None if leader is None else leader.session
         if follower is not None:
-            trouble, trainable = follower.leave(), follower.trainable
+            follower.close()
+        if leader is not None:
+            leader.leave_in_order()  # the last commit also has the results that were reported
+        emulated = self._spec is not None and self._spec.emulation is not None
         if trainable is not None:
-            if leader is not None:
-                leader.leave_in_order()  # the last commit also has the results that were reported
+            keep = keep and not emulated
             keep = keep and can_stay(trainable) and leading is not None and not leading.facts().is_elastic
             runner = ray_trainable.training_thread()
             try:
@@ -182,12 +173,8 @@ class Worker:
                 runner.join(timeout=2.0)
                 if runner.is_alive():
                     trouble = trouble or "the training function did not end"
-        session = leading or (None if follower is None else follower.session)
-        if session is not None and trouble is None:
-            session.close()
-        if follower is not None:
-            follower.close()
-        emulated = self._spec is not None and self._spec.emulation is not None
+        if leading is not None and trouble is None:
+            leading.close()
         if self._spec is not None:
             drop_session(emulated)
         self._spec = None
@@ -195,7 +182,7 @@ class Worker:
         if again:
             end_open_runs()
         kept = keep and trainable is not None
-        del trainable, session, leading, leader, follower
+        del trainable, leading, leader, follower
         trouble = trouble or fresh
         # With `reuse_actors=True` the script wants what the process has. On an emulated device no training runs.
         if trouble is None and not again and not emulated:
@@ -220,8 +207,6 @@ class Worker:
         with contextlib.suppress(Exception):
             self._kept.stop()
         if self._follower is not None:
-            with contextlib.suppress(Exception):
-                self._follower.leave()
             with contextlib.suppress(Exception):
                 self._follower.close()
         end_trackers()

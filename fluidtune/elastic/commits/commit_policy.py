@@ -1,20 +1,42 @@
 """What a trial commits and when, and what it goes on from.
 
-A leader offers a commit at every boundary at which something was done since the last one; the store decides whether
-that is worth its price. A trial that brings its own state (`fluidtune.elastic.hvd`) commits what that state has saved.
-A follower knows what its leader has saved, so that it can commit this in place of a leader that died.
+A trial offers a commit at every boundary at which something was done since the last one; the store decides whether that
+is worth its price. Until the trial's commits are proved (`proof`), the boundary after one that was taken is taken as
+well, at any price, so that the two are a pair. A restarted trial takes the first state of the pair, runs one epoch, of
+which nobody hears, and compares what it has made. Then it goes on from the newest commit, or begins anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import GroupLost
+import torch
+
+from fluidtune.error_lines import failure
+
+from ..data.trial_state import TrialState
+from ..errors import BeginsAnew
 from ..random_streams import Streams
-from .commit_store import Commit, CommitStore
-from .committable import CommittableState, TrialPosition
+from .carried import Carried
+from .commit_store import Commit, CommitStore, Marks, is_trusted
+from .proof import Epoch, differences, machine
+
+#: Errors that say nothing of what a commit holds.
+_LACK = (MemoryError, torch.OutOfMemoryError)
+#: How many variables of the loop a message names.
+_NAMED = 6
+
+
+@dataclass
+class TrialPosition:
+    """How far the trial is; ``loop``, ``epoch`` and ``iteration`` as in a `Commit`, -1: no loop has begun."""
+
+    loop: int
+    epoch: int
+    iteration: int
 
 
 class CommitPolicy:
@@ -26,14 +48,16 @@ class CommitPolicy:
     def __init__(
         self,
         trial: str,
-        leader: bool,
         store: CommitStore | None,
+        state: TrialState,
+        device: torch.device,
         *,
         resume: Commit | None,
         fingerprint: str,
-        note: Callable[[], Any] | None,
-        brief: Callable[[Any], Any] | None,
-        rewind: Callable[[Any], None] | None,
+        note: Callable[[], Any],
+        rewind: Callable[[Any], None],
+        reports: Callable[[], list[dict[str, Any]]],
+        divided: Callable[[], bool],
         streams: Streams | None,
     ) -> None:
         if resume is not None and resume.fingerprint != fingerprint:
@@ -47,134 +71,208 @@ class CommitPolicy:
         self.resume = resume
         #: The loop was given a newer state than ``resume``.
         self.resume_is_older = False
+        #: The newest commit, while the epoch between its pair runs again.
+        self._tried: Commit | None = None
+        self._carried: Carried | None = None
         #: A loop was passed over, as ``resume`` is of a later one.
         self._passed_over = False
-        #: The trial's state says itself what is to be committed (`save`).
-        self.saves_itself = False
         #: Why no other process could go on from the newest boundary, nor from one that follows.
         self._obstacle: str | None = None
-        self._trial, self._leader, self._store = trial, leader, store
-        self._fingerprint, self._note, self._brief, self._rewind = fingerprint, note, brief, rewind
-        #: What a state that saves itself has saved last, and the last such save that is in the store.
-        self._saved: Commit | None = None
-        self._stored: Commit | None = None
-        #: Follower: the last save of which it knows what the leader had reported.
-        self._inherited: Commit | None = None
+        self._trial, self._store, self._state, self._device = trial, store, state, device
+        self._fingerprint, self._note, self._rewind = fingerprint, note, rewind
+        self._reports, self._divided = reports, divided
+        #: What was reported since the last boundary, and what has computed it.
+        self._reported: list[dict[str, Any]] = []
+        self._machine = ""
+        self._life = uuid.uuid4().hex
         self._last_iteration = 0 if resume is None else resume.iteration  # of the last commit
+        #: The loop and the iteration of the last commit that was made here; those whose commit completes its pair.
+        self._made: tuple[int, int] | None = None
+        self._second: tuple[int, int] | None = None
+        self._proved = 0 if resume is None else resume.proved
 
     # -- what to go on from --
 
     def forget_resume(self) -> None:
-        self.resume, self._last_iteration = None, 0
+        self.resume, self._last_iteration, self._proved = None, 0, 0
+        if self._store is not None:
+            self._store.forget()
 
-    def load_commit(self, state: CommittableState) -> None:
-        """Put ``resume`` into the live objects before the loop has begun, unless these are newer."""
+    def load_commit(self) -> None:
+        """Put the commit's state into the live objects before the loop has begun, unless these are newer."""
         if self.resume is not None and not self.resume_is_older:
-            state.load(self.resume.state, with_streams=True)
+            self._load(self.resume.starts)
 
     def refuse_unreached(self) -> None:
-        """The trial's code has ended: loops are told apart by their order, and it may have run another one first.
+        """The trial's code has ended.
 
         Raises:
-            GroupLost: it has run no epoch of a loop, for a commit of a later one to which it has not come. It begins
-                anew, without this commit.
+            BeginsAnew: it has run no epoch of a loop, for a commit of a later one to which it has not come (loops are
+                told apart by their order, and it may have run another one first); or it has ended in an epoch that was
+                run again, and went on before.
         """
+        if self._tried is not None:
+            raise self._anew("ends the loop, which went on before")
         if self.resume is not None and self._passed_over:
-            self.discard()
-            raise GroupLost(
-                f"the commit is of the loop of number {self.resume.loop + 1}, which this run has not come to: the "
-                "trial begins without it (call elastic.epochs() also for a loop that is done: start == stop)"
+            if self._store is not None:
+                self._store.discard()
+            raise BeginsAnew(
+                f"the commit is of the loop of number {self.resume.starts.loop + 1}, which this run has not come to: "
+                "the trial begins without it (call elastic.epochs() also for a loop that is done: start == stop)"
             )
 
-    # -- what to commit --
-
-    def first_epoch(self, position: TrialPosition, state: CommittableState, start: int) -> int | None:
-        """The epoch at which the leader's loop begins, with the commit's state if that is the newer one.
+    def first_epoch(self, position: TrialPosition, start: int, carried: Carried | None) -> int | None:
+        """The epoch at which the loop begins, with the commit's state if that is the newer one.
 
         None: the trial is past this loop. ``start``: the epoch that the loop's own state has reached, if it counts.
         """
+        if self._tried is not None:
+            raise self._anew("leaves the loop, which went on before")
+        self._look_back()  # what was before the loop is no epoch's
+        self._carried = None if self._store is None else carried
+        if self._carried is not None:
+            self._carried.begin(self._state.objects)
         if self.resume_is_older:
             self.resume = None
         commit = self.resume
         if commit is None:
             return start
-        if commit.loop > position.loop:
+        first = commit.starts
+        if first.loop > position.loop:
             self._passed_over = True
             return None
         self.resume = None
-        if start > commit.epoch:
+        if commit.loop == position.loop and start > commit.epoch:
             position.iteration = commit.iteration + start - commit.epoch
+            if first is not commit:
+                self._rewind(commit.note)
             return start
-        state.load(commit.state, with_streams=True)
-        return commit.epoch
+        position.iteration = first.iteration
+        if first is not commit:
+            self._tried = commit
+        self._load(first)
+        return first.epoch
 
-    def offer(self, position: TrialPosition, state: CommittableState, *, force: bool = False) -> None:
-        """Leader: a boundary, at which the store may take a commit. ``force``: it must."""
-        if not self._leader or self._store is None:
+    def _load(self, commit: Commit) -> None:
+        """Raises `BeginsAnew` where the state does not fit the live objects."""
+        try:
+            self._state.load(commit.state)
+        except _LACK:
+            raise
+        except Exception as error:
+            what = f"the commit before epoch {commit.epoch} does not fit what the loop has prepared"
+            raise self._refused(what, failure(error)) from error
+
+    # -- the proof --
+
+    @property
+    def is_proving(self) -> bool:
+        """An epoch runs again of which nobody is to hear."""
+        return self._tried is not None
+
+    def epoch_done(self, position: TrialPosition) -> bool:
+        """A boundary after an epoch. Returns whether the loop goes on elsewhere: ``position`` says where then.
+
+        Raises:
+            BeginsAnew: the epoch was run again, and has made something else.
+        """
+        self._look_back()
+        if self._tried is None:
+            return False
+        newest = self._tried
+        assert newest.pair is not None
+        first, second = newest.pair
+        read = self._state.readable
+        then = Epoch(read(first.state), read(second.state), second.reports)
+        exact = bool(self._machine) and self._machine == second.machine
+        found = differences(self._state.now(), self._reported, then, self._state.names, exact)
+        apart = [] if self._carried is None else self._marks().apart(second.marks, exact)
+        if found is not None or apart:
+            raise self._anew(found or "ends with other values of the loop's own", apart)
+        self._tried, self._proved = None, second.iteration
+        if self._store is not None:
+            self._store.note_proved(self._fingerprint, second.iteration)
+        if newest is second:
+            return False
+        self._rewind(newest.note)
+        position.epoch, position.iteration = newest.epoch, newest.iteration
+        if newest.loop > position.loop:
+            self.resume = replace(newest, pair=None)
+        else:
+            self._load(newest)
+        return True
+
+    def _look_back(self) -> None:
+        self._reported, self._machine = self._reports(), machine(self._device, self._divided())
+
+    def unproved_by(self, error: BaseException | None) -> str | None:
+        """The loop has raised ``error``, or has reported more than the trial did: why it begins anew, if it was the
+        epoch that was run again. None: the trial was itself.
+        """
+        if self._tried is None or isinstance(error, _LACK):
+            return None
+        return str(self._anew("reports more than it did before" if error is None else f"raises {failure(error)}"))
+
+    def _marks(self) -> Marks:
+        return Marks() if self._carried is None else self._carried.marks(self._state.objects)
+
+    def _anew(self, what: str, names: Sequence[str] = ()) -> BeginsAnew:
+        assert self._tried is not None and self._tried.pair is not None
+        seen = f" ({', '.join(names[:_NAMED])})" if names else ""
+        return self._refused(
+            f"epoch {self._tried.pair[0].epoch} run again from its commit {what}",
+            f"keep what the loop carries from epoch to epoch{seen} in elastic.state() or elastic.prepare()",
+        )
+
+    def _refused(self, what: str, remedy: str) -> BeginsAnew:
+        self._tried = None
+        why = f"{what}: {remedy}"
+        if self._store is not None:
+            self._store.refuse(self._fingerprint, why)
+        return BeginsAnew(f"{why}. The trial begins anew, and has no commits")
+
+    # -- what to commit --
+
+    def offer(self, position: TrialPosition, *, force: bool = False) -> None:
+        """A boundary, at which the store may take a commit. ``force``: it must."""
+        store = self._store
+        # At a boundary where nothing was done since, another process gets by itself, or from the commit before.
+        if store is None or self.is_proving or position.iteration == self._last_iteration:
             return
-        if self.saves_itself:
-            saved = self._saved
-            if saved is not None and saved is not self._stored and self._store.offer(lambda: saved, force=force):
-                self._stored = saved
+        if store.refused is not None:
             return
-        if position.iteration == self._last_iteration and not force:  # nothing was done since
+        self._obstacle = self._state.obstacle()
+        if self._obstacle is not None:  # an older commit is better than one that no process can go on from
             return
-        if state.obstacle() is not None:  # an older commit is better than one that no process can go on from
-            self._obstacle = state.obstacle(lasting=True)
-            return
-        self._obstacle = None
-        if self._store.offer(lambda: self._snapshot(position, state), force=force):
-            self._last_iteration = position.iteration
+        here = (position.loop, position.iteration)
+        paired = not is_trusted(position.iteration, self._proved)
+        second = self._made == (position.loop, position.iteration - 1)
+        wanted = paired and here == self._second
+        if store.offer(lambda: self._snapshot(position, paired), force=force or wanted, times=2 if paired else 1):
+            self._last_iteration, self._made = position.iteration, here
+            self._second = None if second else (position.loop, position.iteration + 1)
 
     @property
     def cannot(self) -> str | None:
         """Why there is no commit of what was done last, and will be none, in a line; None: nothing is known of that."""
-        return self._obstacle or (None if self._store is None else self._store.trouble)
-
-    def discard(self) -> None:
-        """No commit is to be gone on from."""
-        if self._store is not None:
-            self._store.discard()
+        return self._obstacle or (None if self._store is None else self._store.refused or self._store.trouble)
 
     def flush(self) -> None:
         if self._store is not None:
             self._store.flush()
 
-    def save(self, position: TrialPosition, state: CommittableState) -> None:
-        """What ``state`` has saved now is what later boundaries commit, and what `note_of_save` is about."""
-        self._saved = self._snapshot(position, state)
-
-    def _snapshot(self, position: TrialPosition, state: CommittableState) -> Commit:
+    def _snapshot(self, position: TrialPosition, paired: bool) -> Commit:
         return Commit(
             trial=self._trial,
             fingerprint=self._fingerprint,
             loop=position.loop,
             epoch=position.epoch,
             iteration=position.iteration,
-            state=state.capture(),
-            note=self._note() if self._note is not None else None,
+            state=self._state.capture(),
+            note=self._note(),
             streams=self.streams,
+            life=self._life,
+            reports=self._reported,
+            machine=self._machine,
+            marks=self._marks() if paired else Marks(),
         )
-
-    # -- when a worker dies --
-
-    def note_of_save(self) -> Any:
-        """Leader: what followers must know of the last `save` to commit it in the leader's place; None: nothing."""
-        return self._brief(self._saved.note) if self._saved is not None and self._brief is not None else None
-
-    def inherit(self, note: Any) -> None:
-        """Follower: its last `save` is that of the leader, who sent this note with its order."""
-        if self._saved is not None:
-            self._inherited = replace(self._saved, note=note)
-
-    def commit_inherited(self) -> None:
-        """Follower: commit in place of the leader, which is gone, what was saved before its last order."""
-        inherited = self._inherited
-        if self._store is not None and inherited is not None:
-            self._store.offer(lambda: inherited, force=True)
-            self._store.flush()
-
-    def rewind(self) -> None:
-        """Leader: tell the host that the trial goes on from the last `save`."""
-        if self._rewind is not None and self._saved is not None:
-            self._rewind(self._saved.note)

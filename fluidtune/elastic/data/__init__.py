@@ -1,7 +1,5 @@
-"""What a loop works with at each width: its batches, gradients, batch statistics, random draws and state.
+"""What a trial consists of: the state of the user's objects, as one value that a commit holds.
 
-Start with `trial_state`, which has all that the loop has prepared, and `group_view`, which is what all files here see
-of the group. `loader` divides batches, `gradients` sums, `batchnorm` computes statistics of whole batches, and
-`loop_draws` has all workers draw the same. `attribution` finds out which batch a backward pass is about. `left_out` and
-`counted` find what cannot be divided. `whole_batches` reads a dataset faster at any width.
+Start with `trial_state`. `leaves` and `plain_state` are about what is no tensor, `loaders` about the order of the data,
+`gradients` about those that no step has taken.
 """

@@ -1,8 +1,8 @@
-"""What is no tensor in the `state_dict`s of a trial, as bytes: a copy that any worker of the trial can read.
+"""What is no tensor in the `state_dict`s of a trial, as bytes: a copy that any process of the trial can read.
 
 A `state_dict` may hold anything: a lambda, an object of one of the script's classes, another scheduler with its
 optimizer. Such a leaf is pickled. Where it refers to what `elastic.prepare` got, or to a class that no import finds,
-the bytes have a name in its place, and whoever reads them gets what its own worker has by that name. So a scheduler
+the bytes have a name in its place, and whoever reads them gets what its own process has by that name. So a scheduler
 steers the optimizer that steps, and an enumeration's member is the one that the loop compares it with.
 """
 
@@ -19,12 +19,10 @@ from typing import Any
 import numpy
 import torch
 
-from fluidtune.error_lines import failure
-
-from ..transport.trees import map_tensors
 from .plain_state import Drawing
+from .trees import map_tensors
 
-#: What needs no copy, and what every worker can read.
+#: What needs no copy.
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 
 
@@ -36,19 +34,15 @@ class Packed:
 
 
 class Leaves:
-    """Packs and unpacks the leaves of one worker's states.
+    """Packs and unpacks the leaves of a trial's states.
 
     ``pickling``: a module like `pickle`; that of the host also writes what is defined in the script itself.
-    ``prepared``: the objects that have names, in the order in which every worker prepares them; it may grow.
-    ``device``: where the worker's tensors are.
+    ``prepared``: the objects that have names, in the order in which the loop prepares them; it may grow.
+    ``device``: where the trial's tensors are.
     """
 
     def __init__(self, pickling: ModuleType, prepared: Sequence[Any], device: torch.device) -> None:
         self._pickling, self._prepared, self._device = pickling, prepared, device
-
-    def packed(self, tree: Any) -> Any:
-        """The tree with its leaves packed, and its tensors as they are. Raises what pickling a leaf raises."""
-        return map_tensors(lambda tensor: tensor, tree, self.packer())
 
     def packer(self) -> Callable[[Any], Any]:
         """What packs each leaf of a tree. It raises what pickling the leaf raises."""
@@ -80,7 +74,7 @@ class Leaves:
         return pack
 
     def unpacked(self, tree: Any, like: Any) -> Any:
-        """The tree as it was before `packed`, with what this worker has. ``like``: its own tree, as it is now."""
+        """The tree as it was before `packer`, with what this process has. ``like``: its own tree, as it is now."""
         prepared, device, classes = self._prepared, self._device, self._classes(like)
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -110,15 +104,6 @@ class Leaves:
 
         return map_tensors(lambda tensor: tensor, tree, unpack)
 
-    def trouble(self, tree: Any) -> str | None:
-        """What no other worker can read of the tree, in words; None: nothing."""
-        try:
-            skeleton = map_tensors(lambda tensor: None, tree, self.packer())
-            pickle.dumps(skeleton)  # keys of dicts
-        except Exception as error:
-            return f"a value that cannot be pickled ({failure(error)})"
-        return None
-
     def _names(self) -> dict[int, tuple[Any, ...]]:
         """By id, the names of the prepared objects, and of the parts and parameters of modules."""
         found: dict[int, tuple[Any, ...]] = {}
@@ -132,7 +117,7 @@ class Leaves:
         return found
 
     def _classes(self, like: Any) -> dict[tuple[str, str], type]:
-        """By module and name, the classes of this worker's prepared objects, and of what its tree holds."""
+        """By module and name, the classes of the prepared objects here, and of what its tree holds."""
         found: dict[tuple[str, str], type] = {}
 
         def note(value: Any) -> None:

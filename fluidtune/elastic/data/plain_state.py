@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import random
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 
 class State:
-    """Values of a loop by name, which a joiner and a restarted trial go on from; see `elastic.state`."""
+    """Values of a loop by name, which a restarted trial goes on from; see `elastic.state`."""
 
     def __init__(self, **values: Any) -> None:
         taken = sorted(set(values) & {"state_dict", "load_state_dict"})
@@ -58,8 +57,3 @@ class Drawing:
             generator.bit_generator.state = state["state"]
         else:
             generator.set_state(state["state"])
-
-    def plain(self) -> bytes:
-        """Its state, for a comparison of two workers."""
-        state = self.state_dict()["state"]
-        return pickle.dumps(state.numpy() if isinstance(state, torch.Tensor) else state)

@@ -1,0 +1,390 @@
+"""Training loops: eight that keep something of their own from epoch to epoch, and those that have prepared all of it.
+
+Each takes ``report`` and returns what it has in the end. In the name of each of the eight stands what it keeps.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+from torch.optim.swa_utils import SWALR, AveragedModel
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from fluidtune import elastic
+
+Report = Callable[..., None]
+EPOCHS = 9
+
+
+def data(samples: int = 24) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(samples, 4, generator=generator)
+    return TensorDataset(x, x.sum(1, keepdim=True).sin())
+
+
+def net(inputs: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any, extra: Any = 0.0) -> float:
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x), y) + extra
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def parts(rate: float = 0.05, **more: Any) -> tuple[nn.Module, torch.optim.Optimizer, DataLoader]:
+    model = net()
+    return (
+        model,
+        torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9),
+        DataLoader(data(), 8, shuffle=True, **more),
+    )
+
+
+# -- the eight --
+
+
+def own_counter(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts())
+    steps = 0
+    for _ in elastic.epochs(0, EPOCHS):
+        for x, y in loader:
+            steps += 1
+            weight = min(1.0, steps / 20)  # annealed
+            loss = step(model, optimizer, x, y, weight * sum(p.square().sum() for p in model.parameters()))
+        report(loss=loss)
+    return model.state_dict()
+
+
+def average_by_hand(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts())
+    average = copy.deepcopy(model)
+    for _ in elastic.epochs(0, EPOCHS):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+            with torch.no_grad():
+                for mean, now in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(now, 0.1)
+        with torch.no_grad():
+            report(loss=nn.functional.mse_loss(average(data().tensors[0]), data().tensors[1]).item())
+    return average.state_dict()
+
+
+def warm_up_by_hand(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts())
+    seen = 0
+    for _ in elastic.epochs(0, EPOCHS):
+        for x, y in loader:
+            seen += len(x)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.05 * min(1.0, seen / 150)
+            loss = step(model, optimizer, x, y)
+        report(loss=loss)
+    return model.state_dict()
+
+
+def scheduler_not_prepared(report: Report) -> Any:
+    model, optimizer, loader = parts()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.3)
+    elastic.prepare(model, optimizer, loader)
+    for _ in elastic.epochs(0, EPOCHS):
+        loss = [step(model, optimizer, x, y) for x, y in loader]
+        scheduler.step()
+        report(loss=sum(loss))
+    return model.state_dict()
+
+
+def optimizer_made_anew(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts())
+    for epoch in elastic.epochs(0, EPOCHS):
+        if epoch == 3:
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        for x, y in loader:
+            loss = step(model, optimizer, x, y)
+        report(loss=loss)
+    return model.state_dict()
+
+
+def patience(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts(0.5))
+    best, bad, kept = float("inf"), 0, copy.deepcopy(model.state_dict())
+    for _ in elastic.epochs(0, EPOCHS):
+        loss = sum(step(model, optimizer, x, y) for x, y in loader)
+        if loss < best:
+            best, bad, kept = loss, 0, copy.deepcopy(model.state_dict())
+        else:
+            bad += 1
+        if bad == 2:
+            bad = 0
+            model.load_state_dict(kept)
+            optimizer.param_groups[0]["lr"] /= 2
+        report(loss=loss, best=best)
+    return model.state_dict()
+
+
+def own_random(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts())
+    rng = random.Random(7)
+    for _ in elastic.epochs(0, EPOCHS):
+        for x, y in loader:
+            loss = step(model, optimizer, x * (1 + 0.3 * rng.random()), y)
+        report(loss=loss)
+    return model.state_dict()
+
+
+def loss_history(report: Report) -> Any:
+    """Dynamic weight average (Liu, Johns & Davison): the weights of two tasks follow their last losses."""
+    model, optimizer, loader = elastic.prepare(*parts())
+    history: list[list[float]] = []
+    for _ in elastic.epochs(0, EPOCHS):
+        rates = [a / b for a, b in zip(history[-1], history[-2], strict=True)] if len(history) > 1 else [1.0, 1.0]
+        sums = [0.0, 0.0]
+        for x, y in loader:
+            optimizer.zero_grad()
+            losses = [nn.functional.mse_loss(model(x), y), nn.functional.l1_loss(model(x), y)]
+            sum(rate * loss for rate, loss in zip(rates, losses, strict=True)).backward()  # type: ignore[union-attr]
+            optimizer.step()
+            sums = [total + loss.item() for total, loss in zip(sums, losses, strict=True)]
+        history.append(sums)
+        report(loss=sums[0])
+    return model.state_dict()
+
+
+#: Each of the eight, with what the line names.
+INCOMPLETE = [
+    (own_counter, "steps"),
+    (average_by_hand, "average"),
+    (warm_up_by_hand, "seen"),
+    (scheduler_not_prepared, "scheduler"),
+    (optimizer_made_anew, "the optimizer"),
+    (patience, "best"),
+    (own_random, "rng"),
+    (loss_history, "history"),
+]
+
+
+# -- all prepared --
+
+
+def momentum(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts())
+    for _ in elastic.epochs(0, EPOCHS):
+        report(loss=sum(step(model, optimizer, x, y) for x, y in loader))
+    return model.state_dict()
+
+
+def adam_and_schedule(report: Report) -> Any:
+    model, _, loader = parts()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    elastic.prepare(model, optimizer, scheduler, loader)
+    for _ in elastic.epochs(0, EPOCHS):
+        loss = sum(step(model, optimizer, x, y) for x, y in loader)
+        scheduler.step()
+        report(loss=loss, rate=scheduler.get_last_lr()[0])
+    return model.state_dict()
+
+
+def loader_with_generator(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts(generator=torch.Generator().manual_seed(3)))
+    for _ in elastic.epochs(0, EPOCHS):
+        report(loss=sum(step(model, optimizer, x, y) for x, y in loader), draw=torch.rand(()).item())
+    return model.state_dict()
+
+
+def counter_in_state(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts())
+    progress = elastic.state(steps=0, best=float("inf"), history=[])
+    for _ in elastic.epochs(0, EPOCHS):
+        loss = 0.0
+        for x, y in loader:
+            progress.steps += 1
+            loss += step(model, optimizer, x, y, min(1.0, progress.steps / 20) * model[0].weight.square().sum())
+        progress.best = min(loss, progress.best)
+        progress.history.append(loss)
+        report(loss=loss, best=progress.best, mean=sum(progress.history) / len(progress.history))
+    return model.state_dict()
+
+
+def scaled(report: Report) -> Any:
+    model, optimizer, loader = parts()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=4)
+    elastic.prepare(model, optimizer, loader, scaler)
+    for _ in elastic.epochs(0, EPOCHS):
+        for x, y in loader:
+            optimizer.zero_grad()
+            with torch.autocast("cpu"):
+                loss = nn.functional.mse_loss(model(x).float(), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        report(loss=loss.item(), scale=scaler.get_scale())
+    return model.state_dict()
+
+
+def average_prepared(report: Report) -> Any:
+    model, optimizer, loader = parts()
+    average = copy.deepcopy(model)
+    elastic.prepare(model, optimizer, loader, average)
+    for _ in elastic.epochs(0, EPOCHS):
+        for x, y in loader:
+            step(model, optimizer, x, y)
+            with torch.no_grad():
+                for mean, now in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(now, 0.1)
+        report(loss=nn.functional.mse_loss(average(data().tensors[0]), data().tensors[1]).item())
+    return average.state_dict()
+
+
+def two_optimizers(report: Report) -> Any:
+    made, judged = net(2), net(1)
+    optimizers = [torch.optim.Adam(made.parameters(), 0.01), torch.optim.RMSprop(judged.parameters(), 0.01)]
+    loader = DataLoader(data(), 6, shuffle=True)
+    elastic.prepare(made, judged, *optimizers, loader)
+    for _ in elastic.epochs(0, EPOCHS):
+        for _, y in loader:
+            fake = made(torch.randn(len(y), 2))
+            optimizers[1].zero_grad()
+            (judged(fake.detach()).mean() - judged(y).mean()).backward()
+            optimizers[1].step()
+            optimizers[0].zero_grad()
+            (-judged(fake).mean()).backward()
+            optimizers[0].step()
+        report(judged=judged(y).mean().item())
+    return [made.state_dict(), judged.state_dict()]
+
+
+def lbfgs(report: Report) -> Any:
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
+    elastic.prepare(model, optimizer)
+    x, y = data().tensors
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    for _ in elastic.epochs(0, EPOCHS):
+        report(loss=float(optimizer.step(closure)))
+    return model.state_dict()
+
+
+def averaged_model(report: Report) -> Any:
+    model, optimizer, loader = parts()
+    average, schedule = AveragedModel(model), SWALR(optimizer, 0.01, anneal_epochs=4)
+    elastic.prepare(model, optimizer, loader, average, schedule)
+    for epoch in elastic.epochs(0, EPOCHS):
+        loss = sum(step(model, optimizer, x, y) for x, y in loader)
+        if epoch > 1:
+            average.update_parameters(model)
+            schedule.step()
+        report(loss=loss)
+    return average.state_dict()
+
+
+def numpy_draws(report: Report) -> Any:
+    model, optimizer, loader = parts()
+    own = numpy.random.default_rng(1)
+    elastic.prepare(model, optimizer, loader, own)
+    for _ in elastic.epochs(0, EPOCHS):
+        loss = 0.0
+        for x, y in loader:
+            noise = torch.from_numpy(numpy.random.normal(size=x.shape) * own.random() * random.random()).float()
+            loss += step(model, optimizer, x + noise, y)
+        report(loss=loss)
+    return model.state_dict()
+
+
+def accumulated(report: Report) -> Any:
+    """Two of three batches are left when an epoch ends."""
+    model, optimizer, loader = elastic.prepare(*parts())
+    progress = elastic.state(batches=0)
+    for _ in elastic.epochs(0, EPOCHS):
+        for x, y in loader:
+            loss = nn.functional.mse_loss(model(x), y) / 2
+            loss.backward()
+            progress.batches += 1
+            if progress.batches % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        report(loss=loss.item())
+    return model.state_dict()
+
+
+def weighted_sampler(report: Report) -> Any:
+    model, optimizer, _ = parts()
+    sampler = WeightedRandomSampler(torch.ones(24), 24)
+    loader = DataLoader(data(), 8, sampler=sampler)
+    elastic.prepare(model, optimizer, loader)
+    x, y = data().tensors
+    for _ in elastic.epochs(0, EPOCHS):
+        loss = sum(step(model, optimizer, *batch) for batch in loader)
+        with torch.no_grad():
+            sampler.weights = sampler.weights * 0.5 + (model(x) - y).abs().flatten()
+        report(loss=loss)
+    return model.state_dict()
+
+
+def dropout_and_norm(report: Report) -> Any:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, amsgrad=True)
+    loader = DataLoader(data(), 8, shuffle=True)
+    elastic.prepare(model, optimizer, loader)
+    for _ in elastic.epochs(0, EPOCHS):
+        report(loss=sum(step(model, optimizer, x, y) for x, y in loader), nan=float("nan"))
+    return model.state_dict()
+
+
+def two_phases(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts())
+    for _ in elastic.epochs(0, 4):
+        report(loss=sum(step(model, optimizer, x, y) for x, y in loader))
+    for _ in elastic.epochs(0, EPOCHS - 4):
+        report(loss=sum(step(model, optimizer, x, -y) for x, y in loader))
+    return model.state_dict()
+
+
+def processes_that_persist(report: Report) -> Any:
+    model, optimizer, loader = elastic.prepare(*parts(num_workers=1, persistent_workers=True))
+    for _ in elastic.epochs(0, EPOCHS):
+        report(loss=sum(step(model, optimizer, x, y) for x, y in loader))
+    return model.state_dict()
+
+
+def reports_twice(report: Report) -> Any:
+    """Two reports an epoch, with times, of which none is twice the same."""
+    model, optimizer, loader = elastic.prepare(*parts())
+    for _ in elastic.epochs(0, EPOCHS):
+        report(loss=sum(step(model, optimizer, x, y) for x, y in loader), epoch_s=numpy.random.bytes(4).hex())
+        report(norm=sum(p.norm().item() for p in model.parameters()), trainTime=id(object()), samples_per_second=id([]))
+    return model.state_dict()
+
+
+WHOLE = [
+    momentum,
+    adam_and_schedule,
+    loader_with_generator,
+    counter_in_state,
+    scaled,
+    average_prepared,
+    two_optimizers,
+    lbfgs,
+    averaged_model,
+    numpy_draws,
+    accumulated,
+    weighted_sampler,
+    dropout_and_norm,
+    two_phases,
+    processes_that_persist,
+    reports_twice,
+]

@@ -1,0 +1,316 @@
+"""Which variables a loop carries by itself; and loops in which what looks like one is harmless."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import time
+from types import FunctionType
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from fluidtune import elastic
+from fluidtune.elastic.commits.carried import Carried, read_first
+
+from .kept_loops import EPOCHS, data, net, parts, step
+from .restarts import Trial, same
+
+SEEN: list[list[str]] = []
+
+
+def waited(stop):
+    """As `elastic.epochs`: notes what the loop around it reads first."""
+    code = sys._getframe(1).f_code
+    return _waited(code, stop)
+
+
+def _waited(code, stop):
+    for number in range(stop):
+        frame = sys._getframe(1)
+        while frame.f_code is not code:
+            frame = frame.f_back
+        SEEN.append(read_first(code, frame.f_lasti))
+        yield number
+
+
+def given(iterable):
+    yield from iterable  # as tqdm
+
+
+def plain():
+    a = b = c = d = total = 0
+    for epoch in waited(1):
+        a += 1
+        fresh = b
+        fresh = fresh + c
+        total = [each for each in range(d)]
+        epoch += 1
+    return a, total, epoch
+
+
+def branched(flag=True):
+    kept = late = seen = 0
+    for _ in given(waited(1)):
+        if flag:
+            kept = 1
+            inside = kept
+        seen = inside if flag else 0
+        for late in range(2):
+            last = late
+        if kept and last:
+            seen += late
+    return seen
+
+
+def nested():
+    outer = counter = 0
+    for _ in waited(1):
+        for _ in range(2):
+            first = outer
+            while first < 3:
+                first += 1
+                counter += first
+        try:
+            value = counter
+        except ValueError:
+            value = outer
+        with torch.no_grad():
+            _ = value
+    return value
+
+
+@pytest.mark.parametrize(
+    ("loop", "read", "written_first"),
+    [
+        (plain, {"a", "b", "c", "d"}, {"fresh", "total", "epoch"}),
+        (branched, {"flag", "kept", "inside"}, {"late", "last", "seen"}),
+        (nested, {"outer", "counter", "torch"}, {"first", "value"}),
+    ],
+)
+def test_what_an_epoch_reads_before_it_writes_it(loop, read, written_first):
+    SEEN.clear()
+    loop()
+    [found] = SEEN
+    assert read <= set(found), found
+    assert not written_first & set(found), found
+
+
+def marked(now, before, prepared=()):
+    """The names that have changed between two looks, and those that a mark without fractions shows."""
+    looks = iter([before, now])
+    carried = Carried(lambda: (next(looks), __name__))
+    carried.begin(prepared)
+    marks = carried.marks(prepared)
+    others = Carried(lambda: (before, __name__))
+    others.begin(prepared)
+    return marks.apart(others.marks(prepared), exact=True), marks.apart(others.marks(prepared), exact=False)
+
+
+class Own:
+    def __init__(self, **more):
+        vars(self).update(more)
+
+
+class Opaque:
+    __module__ = "elsewhere"
+
+    def __init__(self, **more):
+        vars(self).update(more)
+
+
+def drawn(generator, times):
+    for _ in range(times):
+        generator.random()
+    return generator
+
+
+def stepped(times):
+    scheduler = torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.zeros(1)], lr=1.0), 9)
+    for _ in range(times):
+        scheduler.step()
+    return scheduler
+
+
+CHANGES = {
+    "integer": (2, 1, True),
+    "fraction": (0.5, 0.25, False),
+    "text": ("warm", "cold", True),
+    "tensor": (torch.ones(3), torch.zeros(3), False),
+    "half": (torch.ones(3, dtype=torch.bfloat16), torch.zeros(3, dtype=torch.bfloat16), False),
+    "indices": (torch.tensor([1]), torch.tensor([2]), True),
+    "array": (numpy.ones(2), numpy.zeros(2), False),
+    "longer": ([0.1, 0.2], [0.1], True),
+    "deep": ({"a": [{"b": {3}}]}, {"a": [{"b": {4}}]}, True),
+    "random": (drawn(random.Random(1), 2), drawn(random.Random(1), 1), True),
+    "numpy random": (drawn(numpy.random.default_rng(1), 2), drawn(numpy.random.default_rng(1), 1), True),
+    "scheduler": (stepped(2), stepped(1), True),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_shows_in_a_mark(name):
+    now, before, roughly = CHANGES[name]
+    assert marked({"x": now}, {"x": before}) == (["x"], ["x"] if roughly else [])
+    assert marked({"x": now}, {"x": copy.deepcopy(now)}) == ([], [])
+    own = marked({"x": Own(part=now, other=1)}, {"x": Own(part=before, other=1)})
+    assert own == (["x.part"], ["x.part"] if roughly else [])
+
+
+def test_what_is_no_state_has_no_mark():
+    for now, before in [
+        (Opaque(n=1), Opaque(n=2)),
+        (print, len),
+        (Own, Opaque),
+        ((n for n in ()), (n for n in ())),
+        (list(range(200_000)), []),
+        (torch.zeros(2**25), torch.ones(2**25)),
+        (FunctionType, random),
+    ]:
+        assert marked({"x": now}, {"x": before})[0] in ([], ["x"])
+        assert marked({"x": now}, {"x": now}) == ([], [])
+    assert marked({"x": Opaque(n=1)}, {"x": Opaque(n=2)}) == ([], [])
+    assert marked({"start": time.time(), "t0": time.perf_counter()}, {"start": 1.0, "t0": 2.0})[0] == ["start", "t0"]
+    assert marked({"epoch_time": 5.0, "data_s": 1.0}, {"epoch_time": 4.0, "data_s": 2.0}) == ([], [])
+    model = net()
+    assert marked({"model": model}, {"model": net()}, [model])[0] == ["model"]
+
+
+# -- loops that go on --
+
+
+class Meter:
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+
+
+class Bar:
+    """As a progress bar: it counts, and it has the time."""
+
+    __module__ = "tqdm.std"
+
+    def __init__(self, of):
+        self.of, self.n, self.start_t = of, 0, time.time()
+
+    def __iter__(self):
+        for each in self.of:
+            yield each
+            self.n += 1
+
+
+def clocks(report):
+    model, optimizer, loader = elastic.prepare(*parts())
+    start, began = time.time(), time.perf_counter()
+    for _ in elastic.epochs(0, EPOCHS):
+        loss = sum(step(model, optimizer, x, y) for x, y in loader)
+        report(loss=loss, seconds=time.time() - start, took_ms=time.perf_counter() - began)
+        start, began = time.time(), time.perf_counter()
+    return model.state_dict()
+
+
+def bars_and_meters(report):
+    model, optimizer, loader = elastic.prepare(*parts())
+    losses, batch_time, criterion, device = Meter(), Meter(), torch.nn.MSELoss(), torch.device("cpu")
+    bar = Bar(elastic.epochs(0, EPOCHS))
+    for _ in bar:
+        losses.reset()
+        begun = time.time()
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = criterion(model(x.to(device)), y)
+            loss.backward()
+            optimizer.step()
+            losses.update(loss.item())
+            batch_time.update(time.time() - begun)
+        report(loss=losses.sum / losses.count)
+    return model.state_dict()
+
+
+def with_a_teacher_and_a_test(report):
+    model, optimizer, loader = elastic.prepare(*parts())
+    teacher = net().eval()
+    names = {"tests": DataLoader(data(), 12)}
+    for epoch in elastic.epochs(0, EPOCHS):
+        for x, _ in loader:
+            step(model, optimizer, x, teacher(x).detach())
+        with torch.no_grad():
+            tested = [torch.nn.functional.mse_loss(model(x), y).item() for x, y in names["tests"]]
+        report(loss=sum(tested), rate=optimizer.param_groups[0]["lr"] * (epoch + 1))
+    return model.state_dict()
+
+
+def wrapped(report):
+    """Other variables stand for what was prepared."""
+    model, optimizer, loader = elastic.prepare(*parts())
+    views, whole = list(model.parameters()), torch.nn.Sequential(model)
+    for _ in elastic.epochs(0, EPOCHS):
+        loss = sum(step(whole, optimizer, x, y) for x, y in loader)
+        report(loss=loss, norm=sum(view.norm().item() for view in views))
+    return model.state_dict()
+
+
+class Trainer:
+    def __init__(self, report):
+        self.model, self.optimizer, self.loader = elastic.prepare(*parts())
+        self.progress, self.report, self.started = elastic.state(steps=0), report, time.time()
+
+    def fit(self):
+        for _ in elastic.epochs(0, EPOCHS):
+            self.progress.steps += 1
+            self.report(loss=self.train())
+        return self.model.state_dict()
+
+    def train(self):
+        return sum(step(self.model, self.optimizer, x, y) for x, y in self.loader)
+
+
+def a_class_of_its_own(report):
+    return Trainer(report).fit()
+
+
+class Counting(Trainer):
+    def __init__(self, report):
+        super().__init__(report)
+        self.calls = 0
+
+    def train(self):
+        self.calls += 1
+        return super().train()
+
+
+def a_class_with_a_counter(report):
+    return Counting(report).fit()
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [clocks, bars_and_meters, with_a_teacher_and_a_test, wrapped, a_class_of_its_own],
+    ids=lambda loop: loop.__name__,
+)
+def test_what_looks_like_state_of_the_loops_own_is_no_reason_to_begin_anew(loop, tmp_path):
+    expected = Trial(tmp_path / "alone", at=set()).life(loop)
+    trial = Trial(tmp_path / "killed")
+    trial.life(loop, dies=6)
+    time.sleep(0.01)
+    value = trial.life(loop)
+    assert trial.said == [None, None], trial.said
+    assert same(value, expected) and trial.ran[1] == [5, 6, 7, 8, 9]
+
+
+def test_a_counter_that_does_nothing_yet_is_found_in_the_object_that_has_it(tmp_path):
+    trial = Trial(tmp_path)
+    trial.life(a_class_with_a_counter, dies=6)
+    trial.life(a_class_with_a_counter)
+    assert trial.said[1].startswith(
+        "epoch 4 run again from its commit ends with other values of the loop's own: keep what the loop carries from "
+        "epoch to epoch (self.calls) in elastic.state() or elastic.prepare()"
+    )
