@@ -76,7 +76,7 @@ def dumped(value: Any, number: Callable[[Any], Any], pickling: ModuleType) -> by
 
 
 def _new(cls: type) -> Any:
-    return cls.__new__(cls)
+    return cls.__new__(cls)  # type: ignore[call-overload]
 
 
 def _fill(made: Any, state: Any) -> None:
