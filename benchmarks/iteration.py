@@ -15,13 +15,13 @@ from statistics import median
 from typing import Any
 
 import torch
+from fluidtune.elastic.data.whole_batches import reader_of
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.common import finish, parser, result, say
-from fluidtune.elastic.data.whole_batches import reader_of
 
 #: Samples in a batch.
 SIZES = (32, 64, 128)

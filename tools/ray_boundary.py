@@ -72,6 +72,17 @@ PUBLIC_MODULES = frozenset(
 
 #: (file, name) -> why this access is allowed where it is.
 EXCEPTIONS: dict[tuple[str, str], str] = {
+    **{
+        (f"fluidtune/elastic/divided/{file}.py", name): f"torch's: {what}"
+        for name, what, files in (
+            ("_call_impl", "a call of a module", ("call", "checks", "follower", "module_calls")),
+            ("_compiled_call_impl", "a module that is compiled", ("description", "leader", "module_calls")),
+            ("_orig_mod", "what torch.compile has compiled", ("description",)),
+            ("_buffers", "the buffers of a module", ("checks",)),
+            ("_version", "counts changes of a tensor in place", ("description", "weights")),
+        )
+        for file in files
+    },
     ("fluidtune/elastic/data/loaders.py", "_get_iterator"): "torch's: starts the processes of a DataLoader",
     ("fluidtune/elastic/data/loaders.py", "_iterator"): "torch's: the processes of a DataLoader that persist",
     (
