@@ -126,7 +126,7 @@ def run(side: str, name: str, width: int) -> list[float]:
     for each in followers:
         each.start()
     try:
-        while len(division._arrived) < width - 1:
+        while len(division.followers.arrived) < width - 1:
             time.sleep(0.01)
         weights = list(model.parameters())
 
@@ -136,7 +136,7 @@ def run(side: str, name: str, width: int) -> list[float]:
                     weight.mul_(1.0 + 1e-7)
 
         found = steps(model, x, y, anew if side == "data_parallel" else division.begin_iteration)
-        if not division.divided:
+        if not division.followers.divided:
             raise SystemExit(f"{name} was not divided: {division.facts()}")
         return found
     finally:

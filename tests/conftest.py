@@ -67,7 +67,7 @@ def _mps() -> str | None:
 
 
 def _horovod() -> str | None:
-    from fluidtune.elastic.transport.horovod_there import horovod_missing
+    from fluidtune.elastic.horovod_there import horovod_missing
 
     return horovod_missing()
 

@@ -9,7 +9,7 @@ import pytest
 
 import fluidtune
 from fluidtune import doctor
-from fluidtune.elastic.transport import horovod_there
+from fluidtune.elastic import horovod_there
 from fluidtune.errors import FluidTuneError
 from tools import horovod
 
