@@ -92,6 +92,7 @@ A trial's process (`trainable`):
   own. Only Population Based Training waits for the future that Tune makes of such a call (`schedulers`).
 - ``trainable.disable_ipython``: replaced in a worker, because it imports IPython, a package that may keep something.
 - ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: names of log files.
+- ``result.AUTO_RESULT_KEYS``: what Tune fills into a result, which no proof of a commit compares.
 
 The GPUs and cores of a process (`accelerators`; ``RuntimeContext.get_assigned_resources``, which is public, is
 replaced as well, for a trial over several devices of cores):
