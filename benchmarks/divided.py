@@ -136,7 +136,7 @@ def run(side: str, name: str, width: int) -> list[float]:
                     weight.mul_(1.0 + 1e-7)
 
         found = steps(model, x, y, anew if side == "data_parallel" else division.begin_iteration)
-        if not division.divided:
+        if not division.followers.divided:
             raise SystemExit(f"{name} was not divided: {division.facts()}")
         return found
     finally:

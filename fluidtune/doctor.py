@@ -166,7 +166,7 @@ def _forks() -> Check:
 def _horovod() -> Check:
     """Only ``backend="horovod"`` needs Horovod."""
     try:
-        from fluidtune.elastic.transport.horovod_there import INSTALL_HINT, horovod_missing
+        from fluidtune.elastic.horovod_there import INSTALL_HINT, horovod_missing
     except ImportError as error:
         return "horovod", None, f"not checked ({error})"
     lacking = horovod_missing()

@@ -1,4 +1,4 @@
 """Tools of the repository, which users do not install.
 
-`house_rules` and `ray_boundary` are checks of `make lint`.
+`horovod` builds Horovod's wheel (`make horovod`). `house_rules` and `ray_boundary` are checks of `make lint`.
 """

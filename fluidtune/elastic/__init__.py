@@ -20,8 +20,7 @@ before. So a loop that keeps something besides what it has prepared never goes o
 | `commits` | the states to which a trial can return, and their proof |
 | `data` | what a trial consists of, as one value |
 | `divided` | calls of modules among several devices |
-| `transport` | how processes find each other and exchange tensors |
-| `errors`, `random_streams` | what all of them use |
+| `errors`, `random_streams`, `signing` | what all of them use |
 
 Start reading with `session`.
 """
@@ -36,7 +35,7 @@ from .leader_session import LeaderSession
 
 if TYPE_CHECKING:
     from .commits.commit_store import Commit, CommitStore, Files, LocalFiles
-    from .divided.leader import keep_whole
+    from .divided.module_calls import keep_whole
     from .loop import epochs, prepare, state
     from .session import ElasticSession
 
@@ -64,7 +63,7 @@ _HOMES = {
     **dict.fromkeys(("Commit", "CommitStore", "Files", "LocalFiles"), "commits.commit_store"),
     **dict.fromkeys(("epochs", "prepare", "state"), "loop"),
     "ElasticSession": "session",
-    "keep_whole": "divided.leader",
+    "keep_whole": "divided.module_calls",
 }
 
 

@@ -98,7 +98,7 @@ def _on_trial_added(event: m.TrialAdded, state: State, now: float) -> Iterable[m
     number = state.next_number()
     if trial is None:
         trial = Trial(event.trial, group, event.kind, share, event.iterations, number, target=event.iterations)
-        trial.traits, trial.growable = event.traits, event.growable
+        trial.traits = event.traits
         state.predictor.add_trial(event.traits)
         state.trials[event.trial] = trial
     elif trial.status in ("paused", "ended"):
@@ -108,9 +108,10 @@ def _on_trial_added(event: m.TrialAdded, state: State, now: float) -> Iterable[m
         trial.number = number
         # The shell may add it as plain again. The engine keeps the kind that was found while the trial ran.
         trial.kind = event.kind if event.kind != "plain" else trial.kind
-        trial.growable = trial.growable or event.growable
     else:
         raise EngineError(f"trial {event.trial!r} was added while it is {trial.status}; end it first")
+    if event.growable and trial.growth == "unknown":
+        trial.growth = "possible"
     trial.planned = None
     state.enqueue(trial, path(state, trial), now)
     return ()
@@ -125,14 +126,16 @@ def _on_kind_found(event: m.KindFound, state: State, now: float) -> Iterable[m.I
 
 @apply_event.register
 def _on_can_grow(event: m.CanGrow, state: State, now: float) -> Iterable[m.Instruction]:
-    known_trial(state, event.trial).growable = True
+    trial = known_trial(state, event.trial)
+    if trial.growth == "unknown":
+        trial.growth = "possible"
     state.reconsider = True
     return ()
 
 
 @apply_event.register
 def _on_growth_ended(event: m.GrowthEnded, state: State, now: float) -> Iterable[m.Instruction]:
-    known_trial(state, event.trial).growth_ended = True
+    known_trial(state, event.trial).growth = "ended"
     state.reconsider = True
     return ()
 

@@ -68,7 +68,7 @@ def clear_leaving_devices(state: State, now: float) -> list[Instruction]:
 
 def shrink_ungrowable_trials(state: State) -> list[Instruction]:
     """Takes trials that must not have several workers any more back to one."""
-    wide = [trial for name in state.wide if (trial := state.trials[name]).growth_ended and trial.steady]
+    wide = [trial for name in state.wide if (trial := state.trials[name]).growth == "ended" and trial.steady]
     return [_shrink(state, trial, 1, because(Reason.GROWTH_ENDED, width=len(trial.devices), to=1)) for trial in wide]
 
 
@@ -128,7 +128,7 @@ def rebalance_widths(state: State, now: float) -> list[Instruction]:
     movers = [
         trial
         for trial in map(state.trials.__getitem__, state.running)
-        if trial.growable and trial.gang == 1 and trial.resizing_to is None
+        if trial.growth != "unknown" and trial.gang == 1 and trial.resizing_to is None
         if len(trial.devices) > 1 or state.is_alone(trial)  # trials that share a device do not grow
     ]
     if spare <= 0 or not any(_may_want(state, trial) for trial in movers):

@@ -15,6 +15,9 @@ from fluidtune.engine.speed import GroupSpeed, TrialSpeed
 #: told to leave. ``paused``: Tune let go of it and may add it again. ``ended``: Tune is done with it.
 Status = Literal["waiting", "running", "suspending", "paused", "ended"]
 
+#: Whether a trial can have several workers. ``unknown``: it has not shown that it can. ``ended``: they do not help it.
+Growth = Literal["unknown", "possible", "ended"]
+
 #: Every change of status that there is, with the events and instructions that cause it. A trial is ``waiting`` at
 #: first. docs/engine.md shows the same as a diagram, and a test holds the two equal.
 TRANSITIONS: dict[tuple[Status, Status], str] = {
@@ -94,10 +97,8 @@ class Trial:
     resizing_to: tuple[int, ...] | None = None
     #: The part of each device that it was given: 1.0, or 1 / slots of a shared device. 0.0 if and only if it has none.
     share: float = 0.0
-    #: It can have several workers: see `CanGrow`.
-    growable: bool = False
-    #: It was found out that it must not have several workers: see `GrowthEnded`.
-    growth_ended: bool = False
+    #: Whether it can have several workers: see `CanGrow` and `GrowthEnded`.
+    growth: Growth = "unknown"
     #: Its searched-over hyperparameters.
     traits: Traits = ()
     #: The width that StaticFluid gave it, None before. Read only while it waits in a synchronous group.
@@ -163,7 +164,7 @@ class Trial:
     @property
     def can_grow(self) -> bool:
         """Whether it may ever have more than one worker."""
-        return self.growable and self.gang <= 1 and not self.growth_ended
+        return self.growth == "possible" and self.gang <= 1
 
     @property
     def worth_growing(self) -> bool:

@@ -74,13 +74,10 @@ Tune's algorithms and stoppers (`schedulers`):
 
 A trial's process (`trainable`):
 
-- ``Trainable._iteration``, ``Trainable._time_total``: set when a trial resumes from a commit, and in its followers.
+- ``Trainable._iteration``, ``Trainable._time_total``: set when a trial resumes from a commit.
 - ``Trainable._timesteps_total``, ``Trainable._episodes_total``: set when a trial resumes from a commit.
-- ``FunctionTrainable._trainable_func``: a follower runs the training function itself.
 - ``FunctionTrainable._last_training_result``: tells whether the function has reported since it was started.
 - ``_TrainingResult``: what ``save`` returns to Tune.
-- ``_TrainSession.report``: a follower's session swallows reports, so that only the leader reports.
-- ``_TrainSession.world_rank``: a follower's is 1, so that ``setup_wandb`` and ``setup_mlflow`` record nothing there.
 - ``_TrainSession.training_thread``, ``_TrainSession.continue_lock``, ``_TrainSession.result_queue``,
   ``_TrainSession.error_queue``: the loop of a trial that ends is allowed to go on from its report to its boundary.
 - ``registry._ParameterRegistry``, ``_ParameterRegistry.get``, ``_ParameterRegistry.references``: a trial gets there
@@ -95,6 +92,7 @@ A trial's process (`trainable`):
   own. Only Population Based Training waits for the future that Tune makes of such a call (`schedulers`).
 - ``trainable.disable_ipython``: replaced in a worker, because it imports IPython, a package that may keep something.
 - ``result.EXPR_RESULT_FILE``, ``result.EXPR_PROGRESS_FILE``: names of log files.
+- ``result.AUTO_RESULT_KEYS``: what Tune fills into a result, which no proof of a commit compares.
 
 The GPUs and cores of a process (`accelerators`; ``RuntimeContext.get_assigned_resources``, which is public, is
 replaced as well, for a trial over several devices of cores):

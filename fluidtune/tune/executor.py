@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fluidtune.cluster.devices.layout import DeviceSpec
-from fluidtune.elastic.transport import BACKENDS
-from fluidtune.elastic.transport.horovod_there import require_horovod
+from fluidtune.elastic.horovod_there import BACKENDS, require_horovod
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.ray_compat.versions import check_ray_version

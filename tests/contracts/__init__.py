@@ -2,7 +2,6 @@
 
 | module | what it proves |
 | --- | --- |
-| `collective_backends` | a `fluidtune.elastic.transport.CollectiveBackend` |
 | `device_sources` | a `fluidtune.cluster.devices.device_source.DeviceSource` |
 | `worker_sessions` | a `fluidtune.elastic.LeaderSession`, alone or with its `FollowerSession` |
 
@@ -16,5 +15,5 @@ import pytest
 
 # pytest explains a failed assertion only in modules that it has been told of before their import.
 pytest.register_assert_rewrite(
-    *(f"{__name__}.{suite}" for suite in ("collective_backends", "device_sources", "worker_sessions"))
+    *(f"{__name__}.{suite}" for suite in ("device_sources", "worker_sessions"))
 )

@@ -6,9 +6,12 @@ import copy
 import functools
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,9 @@ from ray.tune import Callback, RunConfig, TuneConfig
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 
+ROOT = Path(__file__).parents[2]
+#: How a script is run under stock Ray Tune, and under FluidTune.
+BOTH_WAYS = (("stock", [sys.executable]), ("ours", [sys.executable, "-m", "fluidtune.cli", "run"]))
 #: Seconds after which stock Ray Tune is held to hang. Judgement: its jobs here take some ten seconds.
 BUDGET_S = 100.0
 CPUS = fluidtune.FluidExecutor(devices="cpu:2")
@@ -165,3 +171,15 @@ def forks_ready(seconds: float = 60.0) -> None:
     while servers.command(node) is None:
         assert servers.off is None and time.monotonic() < until, servers.off
         time.sleep(0.1)
+
+
+def run_both_ways(script: Sequence[str], storage: Callable[[str], list[str]], pattern: str, limit: float) -> list[str]:
+    """What the script prints by the pattern, first under stock Ray Tune. ``storage``: its last arguments."""
+    found = []
+    for name, command in BOTH_WAYS:
+        whole = [*command, *script, *storage(name)]
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=limit, cwd=ROOT)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found += re.findall(pattern, done.stdout)
+    assert len(found) == 2, found
+    return found

@@ -18,8 +18,7 @@ from ray.tune.schedulers import ASHAScheduler
 from fluidtune import FluidExecutor
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.conftest import left_in_cluster, wait_until_nothing
-from tests.integrations.on_ray import ROOT, run_both_ways
-from tests.tune.running import events_of, fit
+from tests.tune.running import ROOT, events_of, fit, run_both_ways
 
 pytestmark = pytest.mark.ray
 

@@ -16,7 +16,7 @@ from typing import cast
 
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
-from fluidtune.elastic.transport.signing import SIGNATURE_SIZE, Signer
+from fluidtune.elastic.signing import SIGNATURE_SIZE, Signer
 from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEVICES_PER_NODE
 

@@ -5,7 +5,9 @@ divided.md has the decision, and what happens in each fault.
 
 | module | its one idea |
 | --- | --- |
-| `leader` | which calls are looked at, who helps, and what the driver hears of it |
+| `leader` | takes followers in, looks which modules are called, and what the driver hears of it |
+| `module_calls` | the calls of one module: which are divided, which stay whole, and why |
+| `followers` | which followers there are, what each has, and how much of a batch each gets |
 | `checks` | whether a call can be divided: computed whole and divided, and compared |
 | `call` | one divided call, forward and backward, and what is done when a follower is lost |
 | `follower` | serves a leader: replicas, and graphs of parts |
@@ -15,8 +17,9 @@ divided.md has the decision, and what happens in each fault.
 | `batch_statistics` | batch normalisation over the whole batch |
 | `flags` | settings of torch that change numbers, and go with a call |
 | `weights` | weights go out when their bytes have changed |
-| `wire` | messages with tensors between two processes |
-| `door` | how a follower finds its leader, and both know each other |
+| `pair` | tensors of GPUs, by NCCL |
+| `tensor_link` | messages with tensors between two processes |
+| `meeting` | how a follower finds its leader, and both know each other |
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ from .batch_statistics import WholeStatistics
 from .description import Description
 from .flags import Flags, under
 from .parts import Outputs, Rule, Tree, tree_of
+from .tensor_link import Link, Lost, Message
 from .whole_draws import WholeDraws
-from .wire import Link, Lost, Message
 
 #: A follower is given up when it takes this many times as long as the leader's own part, and `GRACE_S` seconds more.
 #: Judgement: a device that is slower than that is no help, and one that hangs is found before its trial looks dead.

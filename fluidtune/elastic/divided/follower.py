@@ -20,16 +20,15 @@ from fluidtune.error_lines import failure
 
 from .call import Streams, part_modes
 from .description import Classes, rebuilt
-from .door import Address, Refused, connect
 from .flags import under
+from .followers import REPLICAS
+from .meeting import Address, Refused, connect
 from .parts import Tree, tree_of
+from .tensor_link import Link, Lost, Message
 from .weights import ReplicaWeights
-from .wire import Link, Lost, Message
 
 __all__ = ["Follower", "Refused"]
 
-#: Replicas of one module that differ in its attributes, as those for training and for evaluation.
-REPLICAS = 4
 #: Seconds in which a leader takes a follower in. Judgement: it does so in a thread of its own.
 _WELCOME_S = 60.0
 

@@ -10,7 +10,9 @@ import hashlib
 import random
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import nn
 
@@ -20,11 +22,9 @@ from . import checks
 from .call import Call, Streams, Twin, Undivided
 from .description import CannotBeSent, Description, Nothing
 from .flags import Flags, flags_now, odd_mode
+from .followers import Follower, Followers
 from .parts import Odd, Rule, Tree, parts_of, tree_of
 from .weights import PublishedWeights
-
-if TYPE_CHECKING:
-    from .leader import Division, Follower
 
 #: One in so many divided calls is looked at again: its output is compared with that of the whole.
 AGAIN = 100
@@ -34,11 +34,26 @@ _RECENT = 50
 _TIMED = 8
 
 
-class ModuleCalls(Nothing):
-    """``module``: whose calls they are. ``division``: the trial's followers."""
+#: Modules that the user keeps whole.
+_kept_whole: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def __init__(self, module: nn.Module, division: Division) -> None:
-        self._module, self._division = weakref.ref(module), division
+
+def keep_whole(module: nn.Module) -> nn.Module:
+    """Have the module's calls never divided; returns the module. (``FluidExecutor(max_workers=1)`` grows no trial.)
+
+    Use it where a call depends on something that is no part of it, as a clock, a file or a server.
+    """
+    _kept_whole.add(module)
+    return module
+
+
+class ModuleCalls(Nothing):
+    """``module``: whose calls they are. ``looking``: looks which modules are called meanwhile."""
+
+    def __init__(
+        self, module: nn.Module, followers: Followers, looking: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._module, self._followers, self._looking = weakref.ref(module), followers, looking
         self.name = type(module).__name__
         self.key = 0
         #: Its calls were refused, so that those of modules that it calls are looked at.
@@ -58,21 +73,21 @@ class ModuleCalls(Nothing):
         self._divided_s: deque[float] = deque(maxlen=_TIMED)
         self._latest: Call | None = None
         self._random = random.Random(0)
-        weakref.finalize(module, division.forget, self).atexit = False
+        weakref.finalize(module, self.let_go).atexit = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
         assert module is not None
-        if self._division.can_divide():
-            with self._division.free_turn() as mine:
+        if self._followers.can_divide():
+            with self._followers.free_turn() as mine:
                 found = self._divided(module, args, kwargs) if mine else None
             if found is not None:
                 return found[0]
             if mine:
-                self._division.whole += 1
+                self._followers.whole += 1
                 if self.descends and self._looks:
                     self._looks -= 1
-                    with self._division.looking():
+                    with self._looking():
                         return module._call_impl(*args, **kwargs)
         return module._call_impl(*args, **kwargs)
 
@@ -87,12 +102,13 @@ class ModuleCalls(Nothing):
         """Keep nothing of the module."""
         if self._weights is not None:
             self._weights.close()
+            self._followers.forget(self.key)
         self._described = self._twin = self._latest = None
 
     def _stays_whole(self, why: str) -> None:
         if ("whole", why) not in self.said:
             self.said.add(("whole", why))
-            self._division.note(self.name, "whole", why)
+            self._followers.note(self.name, "whole", why)
 
     def _refuse(self, structure: bytes, why: str) -> None:
         self._verdicts[structure] = why
@@ -106,10 +122,10 @@ class ModuleCalls(Nothing):
 
     def _divided(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any] | None:
         """What the call returns, if it is divided; None: it is to be computed whole."""
-        if self._division.keeps_whole(module):
+        if module in _kept_whole:
             self._stays_whole("elastic.keep_whole() says so")
             return None
-        odd = odd_mode(self._division.looks)
+        odd = odd_mode(self._followers.looks)
         if odd is not None:
             self._stays_whole(odd)
             return None
@@ -118,7 +134,7 @@ class ModuleCalls(Nothing):
             return None
         flags = flags_now()
         try:
-            given = tree_of((args, kwargs), "inputs", self._division.classes)
+            given = tree_of((args, kwargs), "inputs", self._followers.classes)
         except Odd as error:
             self._stays_whole(str(error))
             return None
@@ -148,7 +164,7 @@ class ModuleCalls(Nothing):
         if before is not None and before.holds():
             return before
         try:
-            self._described = found = Description(module, self._division.classes)
+            self._described = found = Description(module, self._followers.classes)
         except CannotBeSent as error:
             self._described = None
             self._stays_whole(str(error))
@@ -159,24 +175,23 @@ class ModuleCalls(Nothing):
         if before is None or not before.has_tensors_of(found):
             if self._weights is not None:
                 self._weights.close()
-                self._division.forget_key(self.key)
-            self.key, self._weights = self._division.new_key(), PublishedWeights(found.tensors)
+                self._followers.forget(self.key)
+            self.key, self._weights = self._followers.new_key(), PublishedWeights(found.tensors)
         return found
 
     def _ready(self, described: Description) -> list[Follower]:
         assert self._weights is not None
         self._weights.publish(graphs=bool(self._alive))
-        ready = self._division.ready(self, described, self._weights)
+        failed: list[str] = []
+        ready = self._followers.ready(self.key, described, self._weights, failed)
+        for why in failed:
+            self._stays_whole(f"it cannot be sent to another process ({why})")
         return ready
-
-    def failed_to_send(self, why: str) -> None:
-        """A follower cannot make a replica."""
-        self._stays_whole(f"it cannot be sent to another process ({why})")
 
     def _signature(
         self, structure: bytes, rule: Rule, given: Tree, samples: int | None, peers: list[Follower]
     ) -> bytes:
-        sizes = self._division.sizes(samples or 0, peers) if rule.draws else None
+        sizes = self._followers.sizes(samples or 0, peers) if rule.draws else None
         return _digest(structure, rule.shapes(given), sizes)
 
     def _call(
@@ -192,8 +207,8 @@ class ModuleCalls(Nothing):
         samples = rule.samples(given, arguments)
         if samples is None or samples < 2:
             return None
-        sizes = self._division.sizes(samples, peers)
-        key = self._division.new_key()
+        sizes = self._followers.sizes(samples, peers)
+        key = self._followers.new_key()
         return Call(
             key,
             own,
@@ -205,13 +220,13 @@ class ModuleCalls(Nothing):
             peers[: len(sizes) - 1],
             flags,
             self.key,
-            self._division.turn,
+            self._followers.turn,
             self._over,
         )
 
     def _over(self, key: int) -> None:
         self._alive.discard(key)
-        self._division.drop(key)
+        self._followers.drop(key)
 
     # -- check before trust
 
@@ -229,7 +244,7 @@ class ModuleCalls(Nothing):
         if len(self._recent) == _RECENT and sum(self._recent) > _RECENT // 2:
             self._refuse(structure, "each of its calls is of another kind, so that all had to be checked")
             return
-        classes = self._division.classes
+        classes = self._followers.classes
         before = len(classes)
         try:
             twin = Twin(described, copies=True)
@@ -257,7 +272,7 @@ class ModuleCalls(Nothing):
         self._trusted.add(self._signature(structure, rule, given, samples, peers))
         if ("divided", "") not in self.said:
             self.said.add(("divided", ""))
-            self._division.note(self.name, "divided", "")
+            self._followers.note(self.name, "divided", "")
 
     # -- trusted calls
 
@@ -288,8 +303,8 @@ class ModuleCalls(Nothing):
             if error.lasting:
                 self._refuse(structure, str(error))
             return None
-        self._division.divided += 1
-        self._division.note_paces(call, peers)
+        self._followers.divided += 1
+        self._followers.note_paces(call, peers)
         if before is not None and not self._is_right(before, outputs, described, given, flags):
             call.take_back()
             self._refuse(structure, "it mixes samples: its output differs from that of the whole batch")
@@ -316,7 +331,7 @@ class ModuleCalls(Nothing):
     def _weigh(self, structure: bytes) -> None:
         """Where divided calls are no faster than whole ones were, later ones stay whole."""
         latest, self._latest = self._latest, None
-        if latest is None or not self._division.pays or self._whole_s is None:
+        if latest is None or not self._followers.pays or self._whole_s is None:
             return
         if latest.graded and not latest.backward_s:
             return

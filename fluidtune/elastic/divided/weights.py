@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .wire import Layout, Link, SharedMemory, layout_of, places
+from .tensor_link import Layout, Link, SharedMemory, layout_of, places
 
 #: By the bytes of an element, a type by which bytes are compared.
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

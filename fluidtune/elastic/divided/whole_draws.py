@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .wire import compact
+from .tensor_link import compact
 
 _aten = torch.ops.aten
 #: They fill their first argument, each element by itself.

@@ -39,7 +39,8 @@ class Grown:
 
     def add(self, wrap: Callable[[Follower], Any] | None = None) -> int:
         """Attach a follower. ``wrap``: what its process does with it instead of `Follower.run`."""
-        before = len(self.division._peers) + len(self.division._arrived)
+        followers = self.division.followers
+        before = len(followers.present) + len(followers.arrived)
         address = self.division.address
         if self._host is not None:  # as from another machine
             address = type(address)(address.name, "elsewhere", address.port)
@@ -54,7 +55,10 @@ class Grown:
                 os._exit(0)
         self.pids.append(pid)
         deadline = time.monotonic() + 20
-        while len(self.division._peers) + len(self.division._arrived) == before and time.monotonic() < deadline:
+        while (
+            len(self.division.followers.present) + len(self.division.followers.arrived) == before
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.001)
         return pid
 

@@ -655,6 +655,6 @@ def another_value_each_call() -> Any:
 
 @whole("keep_whole")
 def kept_whole() -> Any:
-    from fluidtune.elastic.divided.leader import keep_whole
+    from fluidtune.elastic.divided.module_calls import keep_whole
 
     return keep_whole(nn.Linear(12, 5)), entropy

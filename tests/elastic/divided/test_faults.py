@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from fluidtune.elastic.divided import call as divided_call
-from fluidtune.elastic.divided.door import Refused, connect
 from fluidtune.elastic.divided.follower import Follower
+from fluidtune.elastic.divided.meeting import Refused, connect
 from tests.elastic.divided.grown import Grown, grown
 
 STEPS = 12
@@ -136,7 +136,7 @@ def test_a_follower_is_lost(moment: str, statistics: bool, followers: int, monke
         for _ in range(STEPS):
             loop.step()
         if moment != "forward, failed" and (statistics or "meeting" not in moment):
-            assert len(trial.division._peers) == followers - 1
+            assert len(trial.division.followers.present) == followers - 1
         assert loop.result() == pytest.approx(before, rel=1e-9)
 
 
@@ -149,7 +149,7 @@ def test_a_lost_follower_costs_no_more_than_its_part() -> None:
         trial.division.begin_iteration()
         for _ in range(STEPS):
             loop.step()
-            calls.append(trial.division.divided + trial.division.whole)
+            calls.append(trial.division.followers.divided + trial.division.followers.whole)
     assert len(loop.losses) == STEPS
     assert calls == sorted(set(calls)), "a call in each step, and none twice"
 
@@ -189,7 +189,7 @@ def test_thousand_resizes() -> None:
         for step in range(120):
             trial.width(1 + step % 3)
             loop.step()
-            assert len(trial.division._peers) <= step % 3
+            assert len(trial.division.followers.present) <= step % 3
     assert loop.result() == pytest.approx(expected, rel=1e-9)
     assert len(os.listdir("/proc/self/fd")) <= files + 2
 
@@ -214,7 +214,7 @@ def test_a_slow_follower_gets_less() -> None:
         trial.division.begin_iteration()
         for _ in range(70):
             loop.step()
-        own, other = trial.division.sizes(20, trial.division._peers)
+        own, other = trial.division.followers.sizes(20, trial.division.followers.present)
     assert other <= 4 < 16 <= own
 
 
@@ -229,13 +229,13 @@ def test_the_error_is_that_of_alone() -> None:
     with grown(2) as trial:
         for _ in range(4):
             model(torch.randn(20, 12)).sum().backward()
-        assert trial.division.divided
+        assert trial.division.followers.divided
         bad = torch.randn(20, 12)
         bad[15, 0] = 101.0  # in the follower's part
         for _ in range(2):
             with pytest.raises(ValueError, match="a batch of 20 has a bad sample"):
                 model(bad)
-        assert len(trial.division._peers) == 1
+        assert len(trial.division.followers.present) == 1
         assert model(torch.randn(20, 12)).shape == (20, 5)
 
 
@@ -255,7 +255,7 @@ def test_a_loop_that_is_ended_from_outside_leaves_no_half_call() -> None:
     with grown(2) as trial:
         for _ in range(4):
             model(torch.randn(20, 12)).sum().backward()
-        assert trial.division.divided
+        assert trial.division.followers.divided
         Stops.stop = True
         with pytest.raises(Ended):
             model(torch.randn(20, 12))
@@ -268,7 +268,7 @@ def test_a_stranger_is_not_let_in(secret: bytes) -> None:
     with grown(1) as trial:
         with pytest.raises((OSError, Refused)):
             connect(trial.division.address, secret, "stranger")
-        assert not trial.division.can_divide()
+        assert not trial.division.followers.can_divide()
 
 
 def test_a_follower_of_a_dead_leader_ends() -> None:
@@ -311,8 +311,8 @@ def test_followers_of_another_machine() -> None:
     with grown(3, host="127.0.0.1") as trial:
         for _ in range(STEPS):
             loop.step()
-        assert trial.division.divided
-        assert not any(peer.link.shares for peer in trial.division._peers)
+        assert trial.division.followers.divided
+        assert not any(peer.link.shares for peer in trial.division.followers.present)
     assert loop.result() == pytest.approx(expected, rel=1e-9)
 
 

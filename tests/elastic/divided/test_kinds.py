@@ -40,8 +40,8 @@ def trained(make: Any, widths: list[int]) -> tuple[list[float], list[torch.Tenso
                 nn.utils.clip_grad_norm_(module.parameters(), 1.0)
                 optimizer.step()
             losses.append(float(loss))
-            divided += grown.division.divided
-            grown.division.divided = 0
+            divided += grown.division.followers.divided
+            grown.division.followers.divided = 0
         grown.facts()
     finally:
         grown.close()

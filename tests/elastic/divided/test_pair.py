@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fluidtune.elastic.divided import leader, pair, wire
+from fluidtune.elastic.divided import leader, pair, tensor_link
 from tests.elastic.divided.grown import grown
 from tests.elastic.divided.test_faults import STEPS, Loop, alone
 
@@ -56,7 +56,7 @@ class gloo:
 
 @pytest.fixture
 def all_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "on_gpu", lambda tensor: tensor.dtype.is_floating_point)
+    monkeypatch.setattr(tensor_link, "on_gpu", lambda tensor: tensor.dtype.is_floating_point)
     monkeypatch.setattr(pair.Pair.__init__, "__defaults__", (gloo,))
     greet = leader.Division._greet
 
@@ -77,8 +77,8 @@ def test_equal_to_alone(all_on_gpus: None, host: str | None) -> None:
     with grown(3, host=host) as trial:
         for _ in range(STEPS):
             loop.step()
-        assert trial.division.divided
-        assert all(peer.link.pair is not None for peer in trial.division._peers)
+        assert trial.division.followers.divided
+        assert all(peer.link.pair is not None for peer in trial.division.followers.present)
     assert loop.result() == pytest.approx(expected, rel=1e-9)
 
 

@@ -11,10 +11,6 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch.distributed as dist  # at run time an emulated device needs no torch
 
 #: Bytes of a secret. RFC 2104, section 3: at least as long as the hash's output, which is 32 bytes for SHA-256.
 SECRET_SIZE = 32
@@ -44,18 +40,6 @@ class Signer:
         named = about.encode()
         return hmac.digest(self._secret, len(named).to_bytes(4, "little") + named + value, "sha256")
 
-    def sign(self, about: str, value: bytes) -> bytes:
-        """The signature, then the value."""
-        return self.signature(about, value) + value
-
-    def value_of(self, about: str, signed: bytes) -> bytes | None:
-        """The value that `sign` was given; None if the signature is not right for it, which is counted and logged."""
-        signature, value = signed[:SIGNATURE_SIZE], signed[SIGNATURE_SIZE:]
-        if self.matches(about, value, signature):
-            return value
-        self.refuse(f"a value for {about!r}")
-        return None
-
     def matches(self, about: str, value: bytes, signature: bytes) -> bool:
         """Whether this is the value's signature, in a time that does not depend on where it differs."""
         return hmac.compare_digest(signature, self.signature(about, value))
@@ -69,32 +53,3 @@ class Signer:
                 "(see docs/security.md); further ones are only counted",
                 what,
             )
-
-
-class SignedStore:
-    """The leader's store, as the members of a group use it: what they write is signed; what is not signed is not there.
-
-    ``store``: the store, or a part of it; ``where`` names the part, so that no value counts in another one. The methods
-    raise RuntimeError if the store is gone.
-    """
-
-    def __init__(self, store: dist.Store, signer: Signer, where: str = "") -> None:
-        #: For a collective library, which signs nothing.
-        self.unsigned = store
-        self._signer = signer
-        self._where = where
-
-    def write(self, key: str, value: bytes = b"1") -> None:
-        """Write a value that the other members may rely on."""
-        self.unsigned.set(key, self._signer.sign(self._where + key, value))
-
-    def read(self, key: str) -> bytes | None:
-        """What a member has written under this key; None: nothing so far."""
-        return self._signed(key) if self.unsigned.check([key]) else None
-
-    def all_written(self, keys: list[str]) -> bool:
-        """Whether members have written something under all of these keys."""
-        return self.unsigned.check(keys) and all(self._signed(key) is not None for key in keys)
-
-    def _signed(self, key: str) -> bytes | None:
-        return self._signer.value_of(self._where + key, self.unsigned.get(key))

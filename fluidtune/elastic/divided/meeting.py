@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..transport.signing import SIGNATURE_SIZE, Signer
+from ..signing import SIGNATURE_SIZE, Signer
 
 #: Seconds in which who connects must have said who he is. Judgement: it is one exchange of 100 bytes.
 _GREETING_S = 10.0

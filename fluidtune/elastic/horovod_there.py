@@ -7,6 +7,8 @@ from pathlib import Path
 
 from fluidtune.errors import FluidTuneError
 
+#: The libraries that can carry tensors between a trial's processes.
+BACKENDS = ("torch", "horovod")
 INSTALL_HINT = "type `make horovod` in FluidTune's source tree (docs/horovod.md says what it does)"
 GPU_INSTALL_HINT = "put CUDA's compiler, nvcc, on the PATH and " + INSTALL_HINT
 

@@ -1,0 +1,254 @@
+"""A leader's followers: which there are, what each has of the leader's modules, and how much of a batch each gets.
+
+A follower is taken in between two calls, and may be gone at any time. Only one call at a time asks them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a trial without torch has no modules
+    from .call import Call
+    from .description import Classes, Description
+    from .tensor_link import Link
+    from .weights import PublishedWeights, SentWeights
+
+log = logging.getLogger(__name__)
+
+#: Replicas that a follower keeps of one module: they differ in its attributes, as those for training and evaluation.
+REPLICAS = 4
+#: Seconds in which a follower makes a replica, if its leader waits for that. Judgement: it may import a framework.
+_REPLICA_S = 60.0
+#: Parts are cut anew when a device's pace has changed by this part. Judgement: above the noise of a busy machine.
+_PACE_CHANGE = 0.15
+#: Divided calls between two looks at paces.
+_PACED = 16
+
+
+@dataclass(eq=False)
+class Follower:
+    """A follower, in the leader's process. A `call.Peer`."""
+
+    name: str
+    link: Link
+    followers: Followers
+    #: By key of a module, what it has: of its weights, and which replicas; and the classes of the script.
+    weights: dict[int, SentWeights] = field(default_factory=dict)
+    replicas: dict[int, list[bytes]] = field(default_factory=dict)
+    classes: bytes = b""
+    #: Replicas that it was sent and has not made so far.
+    pending: int = 0
+    pace: float | None = None
+    since: float = field(default_factory=time.perf_counter)
+
+    def lost(self, why: str) -> None:
+        """It is gone, or is given up."""
+        self.followers.lost(self, why)
+
+
+class Followers:
+    """Those of one trial. For the parameters see `Division`.
+
+    One thing: what calls of modules need of the trial's followers.
+    """
+
+    def __init__(self, trial: str, pickling: ModuleType = pickle, pays: bool = True, patient: bool = False) -> None:
+        self._trial, self._pickling, self.pays, self._patient = trial, pickling, pays, patient
+        self._process = os.getpid()
+        #: Those that take part, and those that have come since the latest call.
+        self.present: list[Follower] = []
+        self.arrived: list[Follower] = []
+        self._lock, self._turn = threading.Lock(), threading.RLock()
+        self._in_turn: int | None = None
+        self._keys = 0
+        self._dropped: list[int] = []
+        self._forgotten: list[int] = []
+        self._shares: list[float] = []
+        self._paced = 0
+        #: Calls of this iteration that were divided, and that were not; followers have come or gone in it.
+        self.divided = self.whole = 0
+        self.changed = False
+        #: (module, "divided" or "whole", why), since they were last asked for.
+        self.checked: list[tuple[str, str, str]] = []
+        #: Seconds from the coming of a follower to the first divided call.
+        self.first_divided: float | None = None
+        #: Looks that are under way: hooks of FluidTune's own for all modules.
+        self.looks = 0
+        self.closed = False
+
+    @cached_property
+    def classes(self) -> Classes:
+        """Classes of the trial's script."""
+        from .description import Classes
+
+        return Classes(self._pickling)
+
+    def begin_iteration(self) -> None:
+        """Count anew."""
+        self.divided = self.whole = 0
+        with self._lock:
+            self.changed = bool(self.arrived)
+
+    def arrive(self, follower: Follower) -> None:
+        """Another one has come. Any thread."""
+        with self._lock:
+            self.arrived.append(follower)
+            self.changed = True
+
+    @property
+    def steady(self) -> bool:
+        """Whether the same followers were ready in the whole iteration."""
+        return bool(self.present) and not self.changed and not any(each.pending for each in self.present)
+
+    def lost(self, peer: Follower, why: str) -> None:
+        """A follower is gone, or is given up."""
+        if peer in self.present:
+            self.present.remove(peer)
+            self.changed = True
+            if not self.closed:
+                log.info("trial %s goes on without its follower %s: %s", self._trial, peer.name, why)
+        peer.link.close()
+
+    def can_divide(self) -> bool:
+        """Whether this process has followers now, and is the leader (and not a fork of it)."""
+        return bool(self.present or self.arrived) and os.getpid() == self._process
+
+    def in_turn(self) -> bool:
+        """Whether this thread asks the followers just now."""
+        return self._in_turn == threading.get_ident()
+
+    @contextmanager
+    def free_turn(self) -> Iterator[bool]:
+        """Whether the caller may ask the followers: no other call of this or of another thread does."""
+        mine = self._in_turn is None and self._turn.acquire(blocking=False)
+        if not mine:
+            yield False
+            return
+        self._in_turn = threading.get_ident()
+        try:
+            yield True
+        finally:
+            self._in_turn = None
+            self._turn.release()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait until the followers are free (a backward)."""
+        with self._turn:
+            before, self._in_turn = self._in_turn, threading.get_ident()
+            try:
+                yield
+            finally:
+                self._in_turn = before
+
+    def ready(self, key: int, described: Description, weights: PublishedWeights, failed: list[str]) -> list[Follower]:
+        """The followers that have this module as it is; the others are sent it meanwhile.
+
+        Why one cannot make a replica is added to ``failed``.
+        """
+        from .tensor_link import Lost
+        from .weights import SentWeights
+
+        with self._lock:
+            if self.arrived:
+                self.present += self.arrived
+                self.arrived = []
+        dropped, self._dropped = self._dropped, []
+        forgotten, self._forgotten = self._forgotten, []
+        found = []
+        for peer in list(self.present):
+            try:
+                if dropped or forgotten:
+                    peer.link.send("forget", {"calls": dropped, "modules": forgotten})
+                for gone in forgotten:
+                    peer.weights.pop(gone, None)
+                    peer.replicas.pop(gone, None)
+                self._settle(peer, failed)
+                if peer.classes != described.classes:  # replicas that have the classes as they were are of no use
+                    peer.classes = described.classes
+                    peer.replicas.clear()
+                    peer.link.send("classes", described.classes)
+                has = peer.replicas.setdefault(key, [])
+                if described.digest not in has and not peer.pending:
+                    trained = [tensor.requires_grad for tensor in described.tensors]
+                    peer.link.send("module", (key, described.digest, described.skeleton, trained))
+                    peer.pending += 1
+                    has.append(described.digest)
+                    del has[:-REPLICAS]
+                weights.send(peer.link, key, peer.weights.setdefault(key, SentWeights()))
+                self._settle(peer, failed)
+                if not peer.pending and described.digest in has:
+                    found.append(peer)
+            except Lost as error:
+                self.lost(peer, str(error))
+        return found
+
+    def _settle(self, peer: Follower, failed: list[str]) -> None:
+        """Read which replicas a follower has made."""
+        while peer.pending and (self._patient or peer.link.has_message()):
+            key, _, why = peer.link.receive(_REPLICA_S).value
+            peer.pending -= 1
+            if why is not None:
+                failed.append(why)
+                peer.replicas[key] = []
+
+    def sizes(self, samples: int, peers: Sequence[Follower]) -> list[int]:
+        """How many samples each part has: the leader's first. Parts are in proportion to the devices' speeds."""
+        count = min(samples, 1 + len(peers))
+        shares = self._shares[:count] if len(self._shares) >= count else [1.0] * count
+        total = sum(shares)
+        exact = [samples * share / total for share in shares]
+        found = [max(1, int(each)) for each in exact]
+        while sum(found) > samples:
+            found[found.index(max(found))] -= 1
+        by_rest = sorted(range(count), key=lambda i: (int(exact[i]) - exact[i], i))
+        for i in range(samples - sum(found)):
+            found[by_rest[i % count]] += 1
+        return found
+
+    def note_paces(self, call: Call, peers: Sequence[Follower]) -> None:
+        """Learn how fast each device is."""
+        if self.first_divided is None:
+            self.first_divided = time.perf_counter() - peers[0].since
+        self._paced += 1
+        if self._paced % _PACED and self._paced not in (2, 4, 8):
+            return
+        own = call.own_s / call.own_samples
+        paces = [own, *(peer.pace or own for peer in peers)]
+        shares = [min(paces) / max(pace, 1e-9) for pace in paces]
+        before = self._shares if len(self._shares) == len(shares) else [1.0] * len(shares)
+        if any(abs(new - old) > _PACE_CHANGE * max(new, old) for new, old in zip(shares, before, strict=True)):
+            self._shares = [(new + old) / 2 for new, old in zip(shares, before, strict=True)]
+
+    def new_key(self) -> int:
+        self._keys += 1
+        return self._keys
+
+    def drop(self, key: int) -> None:
+        """A call has no backward any more. Any thread."""
+        self._dropped.append(key)
+
+    def forget(self, key: int) -> None:
+        """A module is gone. Any thread."""
+        self._forgotten.append(key)
+
+    def note(self, module: str, verdict: str, why: str) -> None:
+        """A module's calls are divided, or stay whole, and why."""
+        self.checked.append((module, verdict, why))
+
+    def close(self) -> None:
+        """Let all of them go; idempotent."""
+        self.closed = True
+        for follower in [*self.present, *self.arrived]:
+            follower.link.close()
+        self.present, self.arrived = [], []
