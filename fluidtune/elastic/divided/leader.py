@@ -198,11 +198,12 @@ class Division:
     def found(self, module: nn.Module) -> None:
         """A module with parameters is called at the top of the stack."""
         from .module_calls import ModuleCalls
+        from .torch_private import answering, have_answer
 
-        if module._compiled_call_impl is None and not self.followers.closed:
+        if answering(module) is None and not self.followers.closed:
             calls = ModuleCalls(module, self.followers, self.looking)
             self._calls.add(calls)
-            module._compiled_call_impl = calls
+            have_answer(module, calls)
 
 
 class _Look:
@@ -221,11 +222,12 @@ class _Look:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         from .module_calls import ModuleCalls
+        from .torch_private import answering
 
         if self._division.followers.in_turn():  # a part is computed
             return
         stack = self._stacks.__dict__.setdefault("stack", [])
-        calls = module._compiled_call_impl
+        calls = answering(module)
         if not stack or not stack[-1]:
             through = isinstance(calls, ModuleCalls) and calls.descends
             if not through and next(module.parameters(), None) is not None:
