@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from fluidtune.cluster import held_folders
 from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer
-from fluidtune.cluster.hosting import follower_host
-from fluidtune.cluster.hosting import worker as worker_module
-from fluidtune.cluster.hosting.follower_host import FollowerHost
 from salus_share import private_files
 
 LOCK = "lock"
@@ -85,31 +79,3 @@ def test_a_server_that_is_told_such_a_folder_does_not_start_and_says_why(place, 
     state = ForkServer(["json"], dict(os.environ), str(folder)).finish([], {})
     assert state.command is None and str(folder) in str(state.why)
     assert letter.read_text() == "of ours"
-
-
-def test_the_directory_of_a_follower_that_was_killed_is_removed_by_the_next_one(place, monkeypatch):
-    monkeypatch.setattr(held_folders, "YOUNG_S", 0.0)
-    child = os.fork()
-    if child == 0:
-        with follower_host._own_directory():
-            os._exit(0)
-    os.waitpid(child, 0)
-    (left,) = place.iterdir()
-    with follower_host._own_directory() as mine:
-        assert list(place.iterdir()) == [Path(mine)] != [left]
-        with follower_host._own_directory() as other:
-            assert set(place.iterdir()) == {Path(mine), Path(other)}
-    assert not list(place.iterdir())
-
-
-def test_a_worker_that_is_ended_removes_its_followers_directory(place, monkeypatch):
-    monkeypatch.setattr(worker_module.signal, "setitimer", lambda *_: None)
-    for what in ("end_trackers", "ownership.end_owned", "ray.actor.exit_actor"):
-        monkeypatch.setattr(f"{worker_module.__name__}.{what}", lambda: None)
-    session: Any = None
-    worker, follower = object.__new__(worker_module.Worker), FollowerHost(session, None)
-    follower._unseen.enter_context(follower_host._own_directory())
-    worker._kept, worker._follower = SimpleNamespace(stop=lambda: None), follower
-    with contextlib.suppress(SystemExit):
-        worker.end(10.0)
-    assert not list(place.iterdir())
