@@ -4,6 +4,7 @@ torch changes it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,15 @@ def answering(module: nn.Module) -> Any:
 def have_answer(module: nn.Module, answer: Any) -> None:
     """Have calls of the module answered by ``answer``; None: by torch."""
     module._compiled_call_impl = answer
+
+
+def is_amid_call() -> bool:
+    """In a hook before a forward: whether the module is called by another module."""
+    frame, calls = inspect.currentframe(), 0
+    while frame is not None and calls < 2:
+        calls += frame.f_code is nn.Module._call_impl.__code__
+        frame = frame.f_back
+    return calls == 2
 
 
 def version(tensor: torch.Tensor) -> int:

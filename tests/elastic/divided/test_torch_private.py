@@ -24,6 +24,16 @@ def test_an_answer_is_in_no_copy() -> None:
     assert torch.is_tensor(module(torch.zeros(1, 2)))
 
 
+def test_calls_by_modules() -> None:
+    seen = []
+    handle = nn.modules.module.register_module_forward_pre_hook(
+        lambda module, args: seen.append((type(module).__name__, torch_private.is_amid_call()))
+    )
+    nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU())(torch.zeros(1, 2))
+    handle.remove()
+    assert seen == [("Sequential", False), ("Sequential", True), ("Linear", True), ("ReLU", True)]
+
+
 def test_what_is_under_way() -> None:
     seen = []
 
