@@ -72,17 +72,9 @@ PUBLIC_MODULES = frozenset(
 
 #: (file, name) -> why this access is allowed where it is.
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    **{
-        (f"fluidtune/elastic/divided/{file}.py", name): f"torch's: {what}"
-        for name, what, files in (
-            ("_call_impl", "a call of a module", ("call", "checks", "follower", "module_calls")),
-            ("_compiled_call_impl", "a module that is compiled", ("description", "leader", "module_calls")),
-            ("_orig_mod", "what torch.compile has compiled", ("description",)),
-            ("_buffers", "the buffers of a module", ("checks",)),
-            ("_version", "counts changes of a tensor in place", ("description", "weights")),
-        )
-        for file in files
-    },
+    ("fluidtune/elastic/divided/torch_private.py", "_call_impl"): "torch's: a call of a module with its hooks",
+    ("fluidtune/elastic/divided/torch_private.py", "_compiled_call_impl"): "torch's: what answers a module's calls",
+    ("fluidtune/elastic/divided/torch_private.py", "_version"): "torch's: the writes in place of a tensor",
     ("fluidtune/elastic/data/loaders.py", "_get_iterator"): "torch's: starts the processes of a DataLoader",
     ("fluidtune/elastic/data/loaders.py", "_iterator"): "torch's: the processes of a DataLoader that persist",
     (

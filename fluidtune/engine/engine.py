@@ -45,7 +45,7 @@ class Engine:
         concurrent_packing: how many trials of an asynchronous group may share one device for the sake of its
             concurrency, if that is more than c.
         max_workers: d, the widest that a trial may get. None: all devices.
-        resize_seconds: epsilon, what a resize costs, until the first resize was measured.
+        resize_seconds: epsilon, what a resize costs at least: a new process computes its first calls twice.
 
     Raises:
         EngineError: a setting that cannot work.

@@ -84,8 +84,8 @@ class State:
 
     @property
     def epsilon(self) -> float:
-        """Seconds that one resize costs: the mean of those measured, else the setting."""
-        return self.resize_total / self.resizes if self.resizes else self.resize_seconds
+        """Seconds that one resize costs: the setting, or the mean pause of those measured, if that is more."""
+        return max(self.resize_seconds, self.resize_total / self.resizes if self.resizes else 0.0)
 
     def is_alone(self, trial: Trial) -> bool:
         """Whether it has one device and no other trial is there."""

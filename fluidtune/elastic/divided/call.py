@@ -22,6 +22,7 @@ from .description import Description
 from .flags import Flags, under
 from .parts import Outputs, Rule, Tree, tree_of
 from .tensor_link import Link, Lost, Message
+from .torch_private import computed, keeps_graph
 from .whole_draws import WholeDraws
 
 #: A follower is given up when it takes this many times as long as the leader's own part, and `GRACE_S` seconds more.
@@ -271,7 +272,7 @@ class Call:
             tensors[i] = tensors[i].detach().requires_grad_()
         args, kwargs = piece.value(tensors)
         with self.modes(part):
-            result = module._call_impl(*args, **kwargs)
+            result = computed(module, args, kwargs)
         found = tree_of(result, "output", self._given.classes)
         if self.graded:
             self._graphs[part] = [tensors[i] for i in self._needs], list(found.tensors)
@@ -446,7 +447,7 @@ class Call:
                 tensors[i] = tensors[i].detach().requires_grad_()
             args, kwargs = self._given.value(tensors)
             with under(self._flags):
-                ends = tree_of(twin.module._call_impl(*args, **kwargs), "output", self._given.classes).tensors
+                ends = tree_of(computed(twin.module, args, kwargs), "output", self._given.classes).tensors
         finally:
             after.restore()
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
@@ -465,7 +466,7 @@ class Call:
         self._streams.restore()
         try:
             with under(self._flags):
-                ends = tree_of(replica._call_impl(*args, **kwargs), "output", self._given.classes).tensors
+                ends = tree_of(computed(replica, args, kwargs), "output", self._given.classes).tensors
         finally:
             after.restore()
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
@@ -523,7 +524,7 @@ class _Joined(torch.autograd.Function):
         call: Call = ctx.call
         if torch.is_grad_enabled():
             return None, None, None, *call.differentiable(ctx.inputs, grads)
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        keep = keeps_graph()
         with call.turn():
             return None, None, None, *call.backward(grads, keep)
 

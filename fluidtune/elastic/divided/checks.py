@@ -23,6 +23,7 @@ from .call import Call, Streams, Twin, Undivided
 from .description import Classes, Description, dumped
 from .flags import Flags, under
 from .parts import Odd, Rule, Tree, candidates, join_rule, tree_of
+from .torch_private import computed
 from .weights import same_bytes
 
 #: By type, how far outputs may differ, as a part of the largest, and gradients, as a part of their norm: some 1e6 times
@@ -74,7 +75,7 @@ def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags
     try:
         args, kwargs = given.value(tensors)
         with SeenStatistics() as seen:
-            output = tree_of(twin.module._call_impl(*args, **kwargs), "output", classes)
+            output = tree_of(computed(twin.module, args, kwargs), "output", classes)
         after = Streams(described.device)
         moved = _other_streams() != others
     except Odd as error:
@@ -128,7 +129,7 @@ def computed_again(twin: Twin, given: Tree, flags: Flags) -> list[torch.Tensor]:
     try:
         args, kwargs = given.value()
         with under(flags):
-            return list(tree_of(twin.module._call_impl(*args, **kwargs), "output", given.classes).tensors)
+            return list(tree_of(computed(twin.module, args, kwargs), "output", given.classes).tensors)
     except Exception as error:
         raise CannotDivide(f"it fails ({failure(error)})") from error
 
@@ -297,7 +298,7 @@ def _refuse_written(twin: Twin, described: Description) -> None:
         id(buffer)
         for module in twin.module.modules()
         if isinstance(module, _BatchNorm)
-        for buffer in module._buffers.values()
+        for buffer in module.buffers(recurse=False)
     }
     names = {id(tensor): name for name, tensor in twin.module.named_buffers()}
     for number, (own, tensor) in enumerate(zip(twin.tensors, described.tensors, strict=True)):

@@ -24,6 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .torch_private import answering, version
+
 #: What cannot change without another identity.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
 _NAMED = (types.FunctionType, types.BuiltinFunctionType, type, ModuleType)
@@ -246,11 +248,8 @@ def _refuse_module(module: nn.Module) -> None:
             raise CannotBeSent("it is a script of torch.jit")
         if isinstance(each, nn.parallel.DistributedDataParallel | nn.DataParallel) or "fsdp" in type(each).__module__:
             raise CannotBeSent(f"{type(each).__name__} divides it already")
-        if hasattr(each, "_orig_mod") or (
-            each is not module
-            and getattr(each, "_compiled_call_impl", None) is not None
-            and not isinstance(each._compiled_call_impl, Nothing)
-        ):
+        other = None if each is module else answering(each)
+        if type(each).__name__ == "OptimizedModule" or not isinstance(other, Nothing | None):
             raise CannotBeSent("it is compiled")
         if any(each.__dict__.get(name) for name in _HOOKS):
             raise CannotBeSent(f"{type(each).__name__} has hooks")
@@ -310,7 +309,7 @@ class _Watch:
 
         def number(obj: Any) -> Any:
             if isinstance(obj, torch.Tensor):
-                return id(obj), obj._version
+                return id(obj), version(obj)
             return id(obj) if id(obj) in self._modules else None
 
         try:

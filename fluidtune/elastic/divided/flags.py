@@ -7,19 +7,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules import module as _modules
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+
+from .torch_private import HOOKS_FOR_ALL, dispatch_modes, replaces_saved_tensors, transforms
 
 #: Settings by name. Those whose names end in "autocast" are (enabled, type) of a kind of device.
 Flags = dict[str, Any]
 _AUTOCAST = ("cpu", "cuda")
-_GLOBAL_HOOKS = (
-    _modules._global_forward_pre_hooks,
-    _modules._global_forward_hooks,
-    _modules._global_backward_pre_hooks,
-    _modules._global_backward_hooks,
-)
 
 
 def flags_now() -> Flags:
@@ -69,16 +64,16 @@ def odd_mode(looks: int) -> str | None:
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return "it is being compiled"
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if transforms():
         return "it is called in a functional transform"
-    if torch._C._len_torch_dispatch_stack():
+    if dispatch_modes():
         return "it is called under a TorchDispatchMode"
     if torch._C._len_torch_function_stack() and any(
         not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
     ):
         return "it is called under a TorchFunctionMode"
-    if any(len(hooks) > own for hooks, own in zip(_GLOBAL_HOOKS, (looks, looks, 0, 0), strict=True)):
+    if any(len(hooks) > own for hooks, own in zip(HOOKS_FOR_ALL, (looks, looks, 0, 0), strict=True)):
         return "hooks are there for all modules"
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+    if replaces_saved_tensors():
         return "it is called where tensors that are saved for the backward are replaced, as by a checkpoint"
     return None

@@ -25,6 +25,7 @@ from .followers import REPLICAS
 from .meeting import Address, Refused, connect
 from .parts import Tree, tree_of
 from .tensor_link import Link, Lost, Message
+from .torch_private import computed
 from .weights import ReplicaWeights
 
 __all__ = ["Follower", "Refused"]
@@ -191,7 +192,7 @@ class Follower:
         with under(value["flags"]):
             args, kwargs = Tree(value["skeleton"], tuple(own), self._classes).value()
             with part_modes(*modes, self._gather):
-                result = replica._call_impl(*args, **kwargs)
+                result = computed(replica, args, kwargs)
             found = tree_of(result, "output", self._classes)
         trained = [held.weights.tensors[number] for number in held.trained]
         if value["graded"]:

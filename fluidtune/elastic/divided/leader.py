@@ -178,7 +178,7 @@ class Division:
             ):
                 return
             self._looked = now
-            self._look = _Look(self).end
+            self._look = _Look(self, amid=True).end
 
     def _end_look(self) -> None:
         with self._lock:
@@ -189,7 +189,7 @@ class Division:
     @contextmanager
     def looking(self) -> Iterator[None]:
         """Look which modules are called within a call that stays whole."""
-        look = _Look(self)
+        look = _Look(self, amid=False)
         try:
             yield
         finally:
@@ -198,20 +198,24 @@ class Division:
     def found(self, module: nn.Module) -> None:
         """A module with parameters is called at the top of the stack."""
         from .module_calls import ModuleCalls
+        from .torch_private import answering, have_answer
 
-        if module._compiled_call_impl is None and not self.followers.closed:
+        if answering(module) is None and not self.followers.closed:
             calls = ModuleCalls(module, self.followers, self.looking)
             self._calls.add(calls)
-            module._compiled_call_impl = calls
+            have_answer(module, calls)
 
 
 class _Look:
-    """Looks by hooks which modules are called at the top of the stack; it ends itself after `_LOOKED` calls."""
+    """Looks by hooks which modules are called at the top of the stack; it ends itself after `_LOOKED` calls.
 
-    def __init__(self, division: Division) -> None:
+    ``amid``: it may begin while a module computes.
+    """
+
+    def __init__(self, division: Division, amid: bool) -> None:
         from torch.nn.modules import module as hooks
 
-        self._division, self._left = division, _LOOKED
+        self._division, self._left, self._amid = division, _LOOKED, amid
         division.followers.looks += 1
         self._stacks = threading.local()
         self._handles = [
@@ -221,20 +225,23 @@ class _Look:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         from .module_calls import ModuleCalls
+        from .torch_private import answering, is_amid_call
 
         if self._division.followers.in_turn():  # a part is computed
             return
         stack = self._stacks.__dict__.setdefault("stack", [])
-        calls = module._compiled_call_impl
-        if not stack or not stack[-1]:
+        calls = answering(module)
+        if not stack and self._amid and is_amid_call():
+            stack.append(True)
+        elif not stack or not stack[-1]:
             through = isinstance(calls, ModuleCalls) and calls.descends
             if not through and next(module.parameters(), None) is not None:
                 self._division.found(module)
                 stack.append(True)
-                return
-            stack.append(False)
-            return
-        stack.append(True)
+            else:
+                stack.append(False)
+        else:
+            stack.append(True)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._division.followers.in_turn():

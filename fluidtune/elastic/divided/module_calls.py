@@ -1,7 +1,7 @@
 """The calls of one module: which are divided, which stay whole, and why.
 
-It stands where torch looks for a compiled call of a module, ``_compiled_call_impl``. There a call of the module finds
-it, and a copy or a pickle of the module does not have it.
+It stands where torch looks for a compiled call of a module (`torch_private.answering`). There a call of the module
+finds it, and a copy or a pickle of the module does not have it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .description import CannotBeSent, Description, Nothing
 from .flags import Flags, flags_now, odd_mode
 from .followers import Follower, Followers
 from .parts import Odd, Rule, Tree, parts_of, tree_of
+from .torch_private import answering, computed, have_answer
 from .weights import PublishedWeights
 
 #: One in so many divided calls is looked at again: its output is compared with that of the whole.
@@ -88,14 +89,14 @@ class ModuleCalls(Nothing):
                 if self.descends and self._looks:
                     self._looks -= 1
                     with self._looking():
-                        return module._call_impl(*args, **kwargs)
-        return module._call_impl(*args, **kwargs)
+                        return computed(module, args, kwargs)
+        return computed(module, args, kwargs)
 
     def remove(self) -> None:
         """The module's calls are torch's again."""
         module = self._module()
-        if module is not None and module._compiled_call_impl is self:
-            module._compiled_call_impl = None
+        if module is not None and answering(module) is self:
+            have_answer(module, None)
         self.let_go()
 
     def let_go(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .tensor_link import Layout, Link, SharedMemory, layout_of, places
+from .torch_private import version
 
 #: By the bytes of an element, a type by which bytes are compared.
 _WHOLE_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -74,7 +75,7 @@ class PublishedWeights:
     def _has_changed(self, i: int, tensor: torch.Tensor) -> bool:
         tensor = tensor.detach()
         if self._layouts[i][3]:
-            now = (tensor._version, tensor.data_ptr(), float(tensor.sum(dtype=torch.float64)))
+            now = (version(tensor), tensor.data_ptr(), float(tensor.sum(dtype=torch.float64)))
             before, self._known[i] = self._known.get(i), now
             return self._tensors[i].requires_grad or before != now
         assert self._area is not None

@@ -1,0 +1,70 @@
+"""What divided calls use of torch that torch does not publish; tests/elastic/divided/test_torch_private.py says when
+torch changes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as _modules
+
+#: By kind, hooks for all modules: before and after a forward, before and after a backward.
+HOOKS_FOR_ALL: tuple[Mapping[int, Any], ...] = (
+    _modules._global_forward_pre_hooks,
+    _modules._global_forward_hooks,
+    _modules._global_backward_pre_hooks,
+    _modules._global_backward_hooks,
+)
+
+
+def computed(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What the module returns, with its hooks, whoever answers its calls."""
+    return module._call_impl(*args, **kwargs)
+
+
+def answering(module: nn.Module) -> Any:
+    """What answers calls of the module in its place; None: torch does. No copy and no pickle of a module has it."""
+    return module._compiled_call_impl
+
+
+def have_answer(module: nn.Module, answer: Any) -> None:
+    """Have calls of the module answered by ``answer``; None: by torch."""
+    module._compiled_call_impl = answer
+
+
+def is_amid_call() -> bool:
+    """In a hook before a forward: whether the module is called by another module."""
+    frame, calls = inspect.currentframe(), 0
+    while frame is not None and calls < 2:
+        calls += frame.f_code is nn.Module._call_impl.__code__
+        frame = frame.f_back
+    return calls == 2
+
+
+def version(tensor: torch.Tensor) -> int:
+    """How many writes in place torch has counted."""
+    return tensor._version
+
+
+def keeps_graph() -> bool:
+    """In a backward: whether its graph stays (``retain_graph=True``)."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+def replaces_saved_tensors() -> bool:
+    """Whether what is saved for a backward is replaced now, as by a checkpoint."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def transforms() -> bool:
+    """Whether a functional transform is under way."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def dispatch_modes() -> int:
+    """How many `TorchDispatchMode`s are there."""
+    return int(torch._C._len_torch_dispatch_stack())
