@@ -92,7 +92,6 @@ class Leftovers:
     def _paths(self) -> list[Path]:
         """Files of ours and directories of lane services that are left."""
         directories = (self.directory, *self.directory.glob("gw*"))
-        for directory in directories:
         paths = [
             path
             for directory in directories
