@@ -22,6 +22,7 @@ from .call import Streams, part_modes
 from .description import Classes, rebuilt
 from .flags import under
 from .followers import REPLICAS
+from .horovod_pair import HorovodPair, start
 from .meeting import Address, Refused, connect
 from .parts import Tree, tree_of
 from .tensor_link import Link, Lost, Message
@@ -100,7 +101,7 @@ class Follower:
         try:
             while True:
                 self._serve(self._link.receive())
-        except Lost:
+        except (Lost, ConnectionResetError):
             return
 
     def close(self) -> None:
@@ -117,6 +118,8 @@ class Follower:
             self._classes.take(value)
             for held in self._held.values():
                 held.replicas.clear()
+        elif kind == "horovod":
+            link.pair = HorovodPair(value.rank, 0, start(value)[value.rank])
         elif kind == "weights":
             key, changed, layouts, new = value
             self._held[key].weights.take(changed, layouts, new, message.tensors, link)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # a trial without torch has no modules
     from .module_calls import ModuleCalls
     from .tensor_link import Link
 
+#: Where processes of one machine meet.
+LOOPBACK = "127.0.0.1"
 #: Calls at the top of the stack for which one look lasts, and the least seconds between two looks. Judgement: a step of
 #: a loop calls a few modules; while a look lasts, torch takes a slower way for all modules.
 _LOOKED, _LOOK_S = 12, 1.0
@@ -46,7 +48,8 @@ class DivisionFacts:
 class Division:
     """A trial's divided calls. ``host``: this machine's address for others; None: no follower is on another machine.
 
-    ``pickling``: a module like `pickle`, for modules. ``pays``: calls that are not faster divided are left whole.
+    ``backend``: "torch", or "horovod": what carries tensors. ``pickling``: a module like `pickle`, for modules.
+    ``pays``: calls that are not faster divided are left whole.
     ``patient``: wait for a new follower to be ready, and do not compute whole meanwhile (for tests and measurements).
     """
 
@@ -61,7 +64,8 @@ class Division:
         pays: bool = True,
         patient: bool = False,
     ) -> None:
-        self.followers = Followers(trial, pickling, pays, patient)
+        self.followers = Followers(trial, pickling, pays, patient, (host or LOOPBACK) if backend == "horovod" else None)
+        self._backend = backend
         self._device = device
         self._lock = threading.Lock()
         self._calls: weakref.WeakSet[ModuleCalls] = weakref.WeakSet()
@@ -130,7 +134,7 @@ class Division:
             link.send("refused", self._ungrowable or "the trial has ended here")
             link.close()
             return
-        if self._device.startswith("cuda"):
+        if self._device.startswith("cuda") and self._backend != "horovod":
             self._pair(link, connection)
         link.send("welcome")
         self.followers.arrive(Follower(name, link, self.followers))
@@ -140,7 +144,7 @@ class Division:
         """Both ends have a GPU: connect these."""
         from .pair import Pair
 
-        host = "127.0.0.1" if link.shares else connection.getsockname()[0]
+        host = LOOPBACK if link.shares else connection.getsockname()[0]
         pair = Pair(host, None)
         link.send("pair", (host, pair.port))
         pair.meet()

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import tensor_link
+
 #: No watchdog of torch's ends the process or blocks a thread, as the connection says who is gone: torch's docs,
 #: "ProcessGroupNCCL Environment Variables".
 SETTINGS = {
@@ -57,6 +59,10 @@ class Pair:
     def meet(self) -> None:
         """Both ends call it."""
         self._group = self._make(dist.PrefixStore("pair", self._store), self._rank)
+
+    def takes(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor goes by NCCL."""
+        return tensor_link.on_gpu(tensor) and tensor.numel() > 0
 
     def send(self, tensors: Sequence[torch.Tensor], gone: Callable[[], bool]) -> None:
         """``gone``: whether the other end is. Raises ConnectionResetError then."""

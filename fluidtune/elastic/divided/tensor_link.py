@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from .horovod_pair import HorovodPair
     from .pair import Pair
 
 _HEAD = struct.Struct("<QQI")  # bytes of the header, bytes of shared memory in use, file descriptors that follow
@@ -112,16 +113,18 @@ def places(layouts: Sequence[Layout], begin: int = 0) -> tuple[list[int], int]:
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether the tensor goes by a `Pair`, and comes to the other end's GPU."""
+    """Whether the tensor comes to the other end's GPU."""
     return tensor.is_cuda
 
 
 class Link:
     """One connection. ``shared``: both ends are on one machine, connected by a Unix socket. ``device``: of tensors that
-    come and were on a GPU at the other end. ``pair``: what these go through, in place of the connection.
+    come and were on a GPU at the other end.
     """
 
-    def __init__(self, connection: socket.socket, shared: bool, device: torch.device, pair: Pair | None = None) -> None:
+    def __init__(
+        self, connection: socket.socket, shared: bool, device: torch.device, pair: Pair | HorovodPair | None = None
+    ) -> None:
         self._socket, self._device, self.pair = connection, device, pair
         connection.settimeout(_SEND_S)
         self._out = self._in = None
@@ -152,7 +155,7 @@ class Link:
             Lost: the other side is gone.
         """
         layouts = [layout_of(tensor) for tensor in tensors]
-        paired = [self.pair is not None and layout[3] for layout in layouts]
+        paired = [self.pair is not None and self.pair.takes(tensor) for tensor in tensors]
         beside = [tensor for tensor, flag in zip(tensors, paired, strict=True) if not flag]
         own = [layout for layout, flag in zip(layouts, paired, strict=True) if not flag]
         used = 0
@@ -162,7 +165,7 @@ class Link:
             for at, layout, tensor in zip(starts, own, beside, strict=True):
                 if tensor.numel():
                     self._out.view(at, layout).copy_(tensor)
-        header = pickle.dumps((kind, value, layouts), 5)
+        header = pickle.dumps((kind, value, layouts, paired), 5)
         try:
             self._socket.sendall(_HEAD.pack(len(header), used, file is not None) + header)
             if file is not None:
@@ -174,7 +177,7 @@ class Link:
             if any(paired):
                 assert self.pair is not None
                 through = [_dense(t, y) for t, y, flag in zip(tensors, layouts, paired, strict=True) if flag]
-                self.pair.send([tensor for tensor in through if tensor.numel()], self._has_ended)
+                self.pair.send(through, self._has_ended)
         except OSError as error:
             raise Lost(f"its connection ended: {error}") from error
 
@@ -188,9 +191,9 @@ class Link:
         length, used, files = _HEAD.unpack(self._exactly(bytearray(_HEAD.size), deadline))
         if length > _MOST_HEADER:
             raise Lost("its connection has lost its place")
-        kind, value, layouts = pickle.loads(self._exactly(bytearray(length), deadline))
+        kind, value, layouts, paired = pickle.loads(self._exactly(bytearray(length), deadline))
         self._files = files
-        own = [layout for layout in layouts if self.pair is None or not layout[3]]
+        own = [layout for layout, flag in zip(layouts, paired, strict=True) if not flag]
         if self._in is not None:
             self._in.map(used)
             starts, _ = places(own)
@@ -203,16 +206,18 @@ class Link:
             for tensor in found:
                 if tensor.numel():
                     self._exactly(_raw(tensor), deadline)
-        if self.pair is None:
-            tensors = [t.to(self._device) if layout[3] else t for t, layout in zip(found, layouts, strict=True)]
-            return Message(kind, value, tensors)
-        through = [_empty(layout).to(self._device) for layout in layouts if layout[3]]
-        try:
-            self.pair.receive([tensor for tensor in through if tensor.numel()], self._has_ended)
-        except OSError as error:
-            raise Lost(str(error)) from error
+        through = [
+            _empty(y).to(self._device if y[3] else "cpu") for y, flag in zip(layouts, paired, strict=True) if flag
+        ]
+        if through:
+            assert self.pair is not None
+            try:
+                self.pair.receive(through, self._has_ended)
+            except OSError as error:
+                raise Lost(str(error)) from error
         each = {True: iter(through), False: iter(found)}
-        return Message(kind, value, [next(each[layout[3]]) for layout in layouts])
+        come = [(next(each[flag]), layout[3] and not flag) for layout, flag in zip(layouts, paired, strict=True)]
+        return Message(kind, value, [t.to(self._device) if moves else t for t, moves in come])
 
     def _has_ended(self) -> bool:
         """Whether the other side is gone, also while a message of it waits."""

@@ -120,7 +120,7 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("followers", [1, 2])
+@pytest.mark.parametrize("followers", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("statistics", [False, True], ids=["", "statistics"])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_follower_is_lost(moment: str, statistics: bool, followers: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +154,10 @@ def test_a_lost_follower_costs_no_more_than_its_part() -> None:
     assert calls == sorted(set(calls)), "a call in each step, and none twice"
 
 
+@pytest.mark.slow
 def test_500_kills(request: pytest.FixtureRequest) -> None:
     """Followers are killed at random moments while others arrive; the result is that of a loop without any."""
-    kills = 60 if request.config.getoption("--kills") == 1 else 500
+    kills = 250 * min(2, request.config.getoption("--kills"))
     chance = random.Random(7)
     expected, loop = alone(True, 40 * kills // 10), Loop(True)
     with grown(3) as trial:
@@ -316,6 +317,7 @@ def test_followers_of_another_machine() -> None:
     assert loop.result() == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_memory_stays_flat() -> None:
     """Of the leader and of its follower, also where graphs are never used."""
     loop = Loop()

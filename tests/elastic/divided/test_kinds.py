@@ -53,7 +53,9 @@ def trained(make: Any, widths: list[int]) -> tuple[list[float], list[torch.Tenso
 _alone: dict[str, Any] = {}
 
 
-@pytest.mark.parametrize("history", HISTORIES)
+@pytest.mark.parametrize(
+    "history", ["1-1-3-2-3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("2", "1-2-1"))]
+)
 @pytest.mark.parametrize("kind", [*DIVIDED, *WHOLE])
 def test_equal_to_alone(kind: str, history: str) -> None:
     word, make = WHOLE[kind] if kind in WHOLE else (None, DIVIDED[kind])
