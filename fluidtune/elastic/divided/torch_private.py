@@ -32,8 +32,11 @@ def answering(module: nn.Module) -> Any:
 
 
 def have_answer(module: nn.Module, answer: Any) -> None:
-    """Have calls of the module answered by ``answer``; None: by torch."""
-    module._compiled_call_impl = answer
+    """Have calls of the module answered by ``answer``; None: by torch.
+
+    Set by `object`'s own method: a module that wraps another one, as Fabric's, may hand attributes on to that.
+    """
+    object.__setattr__(module, "_compiled_call_impl", answer)
 
 
 def is_amid_call() -> bool:

@@ -242,6 +242,27 @@ def batches_smaller_than_the_width() -> Any:
     return net(), lambda m, x, y, i: F.cross_entropy(m(x[: 1 + i % 5]), y[: 1 + i % 5])
 
 
+@divided
+def a_wrapper_that_hands_attributes_on() -> Any:
+    """As Fabric's: what is set on it is set on the module that it wraps."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if "_modules" in self.__dict__ and "inner" in self._modules and hasattr(self.inner, name):
+                setattr(self.inner, name, value)
+            else:
+                super().__setattr__(name, value)
+
+        def forward(self, *args: Any) -> Any:
+            return self.inner(*args)
+
+    return Wrapper(net()), entropy
+
+
 # --- several modules, weights
 
 
