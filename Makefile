@@ -97,7 +97,7 @@ rivals-installed:
 	.venv-rivals/bin/python -m pip install -q bentoml==1.4.40 litserve==0.2.19
 
 test-frameworks: frameworks-installed
-	.venv-frameworks/bin/python -m pytest -m "frameworks or lightning or transformers or keras" tests/frameworks
+	.venv-frameworks/bin/python -m pytest -m "frameworks or trackers" tests/frameworks
 
 # All that needs a GPU, in less than half an hour; gpu-report/README.md says what held. It uses the Python of GPU_PYTHON,
 # which must have torch with CUDA and fluidtune[dev]. REHEARSE=1: the same on two cores, which measures nothing.

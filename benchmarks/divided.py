@@ -120,14 +120,14 @@ def run(side: str, name: str, width: int) -> list[float]:
     if side == "ddp":
         return under_ddp(model, x, y, width)
     division = Division("benchmark", _SECRET, None, pays=False, patient=True)
-    followers = [
-        multiprocessing.get_context("fork").Process(target=follow, args=(division.address,)) for _ in range(width - 1)
-    ]
+    context = multiprocessing.get_context("fork")
+    attached = context.Semaphore(0)
+    followers = [context.Process(target=follow, args=(division.address, attached)) for _ in range(width - 1)]
     for each in followers:
         each.start()
     try:
-        while len(division.followers.arrived) < width - 1:
-            time.sleep(0.01)
+        for _ in followers:
+            attached.acquire()
         weights = list(model.parameters())
 
         def anew() -> None:
@@ -145,10 +145,11 @@ def run(side: str, name: str, width: int) -> list[float]:
             each.join()
 
 
-def follow(address: Any) -> None:
+def follow(address: Any, attached: Any) -> None:
     torch.set_num_threads(1)
     follower = Follower("benchmark", f"follower {os.getpid()}", _SECRET)
     follower.attach(address)
+    attached.release()
     follower.run()
 
 

@@ -1,9 +1,8 @@
 """How long a training with Lightning or Transformers takes to grow: from the order to the first step of two workers.
 
 ``python -m benchmarks.growth_frameworks --json [--quick] [--repeats N]``; needs benchmarks/frameworks/requirements.txt.
-The jobs are in growth_job.py. `lightning` and `transformers` are trials under FluidTune that grow in place whenever a
-short trial has ended; the order is the engine's. A process that has used Lightning or Transformers serves one trial, so
-mostly one is forked for the growth: these are ``cold``.
+The jobs are in growth_job.py. `lightning` and `transformers` are trials of unedited scripts under FluidTune, which grow
+whenever a short trial has ended; the order is the engine's. A growth for which a process was started is ``cold``.
 `train_v2` is Ray Train's elastic group, which begins again from its checkpoint when a second node has joined; the order
 is that it has joined, and Ray looks for it each second, not each minute as is its default. `restart` is Lightning's
 own way: the process saves and ends, and one with two devices begins; the order is that it is asked to.
@@ -54,7 +53,7 @@ def main() -> None:
     args = parser(__doc__.splitlines()[0], repeats=True, limit=True).parse_args()
     times = 1 if args.quick else 3
     limit = SideLimit(args.limit)
-    # The first growth of a trial waits for its rehearsal, and for a process.
+    # The first growth of a trial waits for a process.
     runs: dict[str, Callable[[float], Resizes]] = {side: partial(grown, side, times + 2) for side in OURS}
     runs |= {side: partial(grown, side, times) for side in RIVALS}
     found: dict[str, Resizes] = {}

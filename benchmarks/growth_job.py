@@ -94,18 +94,16 @@ def fit(ckpt_path: str | None = None, batch: int = BATCH, **told: Any) -> None:
 
 
 def with_lightning(config: dict[str, Any]) -> None:
-    from fluidtune.integrations.lightning import ElasticStrategy, ReportCallback
+    from ray.tune.integration.pytorch_lightning import TuneReportCheckpointCallback
 
     if config["guest"]:
         tune.report({"loss": 0.0})
         return
-    fit(devices=1, strategy=ElasticStrategy(), callbacks=[ReportCallback()])
+    fit(devices=1, callbacks=[TuneReportCheckpointCallback(["loss"], on="train_epoch_end")])
 
 
 def with_transformers(config: dict[str, Any]) -> None:
-    from transformers import Trainer, TrainingArguments
-
-    from fluidtune.integrations.transformers import ReportCallback, prepare_trainer
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Network(nn.Module):
         def __init__(self) -> None:
@@ -115,6 +113,10 @@ def with_transformers(config: dict[str, Any]) -> None:
         def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
             scores = self.net(x)
             return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+    class Report(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **more: Any) -> None:
+            tune.report(dict(logs))
 
     if config["guest"]:
         tune.report({"loss": 0.0})
@@ -131,8 +133,7 @@ def with_transformers(config: dict[str, Any]) -> None:
         use_cpu=True,
     )
     rows = [{"x": x, "labels": y} for x, y in data()]
-    trainer = Trainer(model=Network(), args=args, train_dataset=rows, callbacks=[ReportCallback()])
-    prepare_trainer(trainer).train()
+    Trainer(model=Network(), args=args, train_dataset=rows, callbacks=[Report()]).train()
 
 
 def under_fluidtune(how: str, times: int, storage: str) -> None:

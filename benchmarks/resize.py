@@ -1,6 +1,6 @@
 """How long a resize takes: from the decision to the first step with the new number of workers.
 
-``python -m benchmarks.resize --json [--devices cpu:2|gpu:2] [--backend torch|horovod] [--quick]``. One trial
+``python -m benchmarks.resize --json [--devices cpu:2|gpu:2] [--quick]``. One trial
 (resize_job.py) repeatedly grows from one worker to two and shrinks back. `fluid` resizes in place, in a real FluidTune
 run: short trials come and go, and the engine resizes the long trial for them. `stock` is stock Ray Tune's pause and
 resume: a scheduler pauses the trial, changes its resources, and lets it continue in a new process. Both are timed from
@@ -9,10 +9,6 @@ new workers.
 
 A growth for which FluidTune first had to start a process is listed as ``cold`` and not compared, because the trial
 trains on meanwhile. ``stall`` is the time for which an in-place resize interrupted training.
-
-With ``--backend horovod`` the collectives of `fluid` are Horovod's, and there is a third side, `elastic_ray`: Horovod's
-own ElasticRayExecutor (resize_horovod.py), timed from its driver's decision to the first step of the new group.
-``grow_stall`` and ``shrink_stall`` are the longest time without a step meanwhile.
 
 A side that takes longer than ``--limit`` is ended; ``not_ended`` names it, and it has no other figures (side_limit.py).
 """
@@ -31,13 +27,10 @@ from typing import Any
 from benchmarks.common import ROOT, finish, parser, result, run_process, say
 from benchmarks.side_limit import SideLimit
 from benchmarks.sides import OURS, under_fluidtune
-from fluidtune.elastic.transport import BACKENDS
-from fluidtune.elastic.transport.horovod_there import require_horovod
 from fluidtune.report import read_events
 
 JOB = str(ROOT / "benchmarks" / "resize_job.py")
 DEVICES = ("cpu:2", "gpu:2")
-HOROVOD_JOB = str(ROOT / "benchmarks" / "resize_horovod.py")
 KINDS = ("grow", "shrink")
 #: Kind -> the seconds of each resize of that kind.
 Resizes = dict[str, list[float]]
@@ -67,12 +60,12 @@ def resizes(events: Iterable[Mapping[str, Any]]) -> Resizes:
     return found
 
 
-def fluid(times: int, backend: str, devices: str, limit: float) -> Resizes:
+def fluid(times: int, devices: str, limit: float) -> Resizes:
     """The resizes of a run with ``times`` guests under FluidTune. NotEnded if it takes longer than ``limit`` s."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
         out = str(Path(directory) / "out.json")
         job = ("guests", *gpus(devices), "--times", str(times), "--storage", directory, "--out", out)
-        run_process(under_fluidtune(devices, JOB, *job, settings=["--backend", backend]), limit)
+        run_process(under_fluidtune(devices, JOB, *job), limit)
         return resizes(read_events(Path(directory) / "job" / "fluid_events.jsonl"))
 
 
@@ -86,11 +79,6 @@ def stock(times: int, devices: str, limit: float) -> Resizes:
     return measured(limit, JOB, "pause", *gpus(devices), "--times", str(times))
 
 
-def elastic_ray(times: int, limit: float) -> Resizes:
-    """``times`` growths and ``times`` shrinks by Horovod's own driver on Ray."""
-    return measured(limit, HOROVOD_JOB, "--times", str(times))
-
-
 def measured(limit: float, *job: str) -> Resizes:
     """Run a script with ``python`` for ``limit`` s at most and return the measurements that it writes down."""
     with tempfile.TemporaryDirectory(prefix="fluidtune-benchmark-") as directory:
@@ -99,14 +87,10 @@ def measured(limit: float, *job: str) -> Resizes:
         return json.loads(out.read_text())
 
 
-def measures(quick: bool, backend: str, devices: str) -> dict[str, Callable[[float], Resizes]]:
+def measures(quick: bool, devices: str) -> dict[str, Callable[[float], Resizes]]:
     """Name of a side -> a function that runs it for so many seconds at most."""
     times = 1 if quick else 3
-    found: dict[str, Callable[[float], Resizes]] = {
-        OURS: partial(fluid, 2 * times, backend, devices),
-        "stock": partial(stock, times, devices),
-    }
-    return found | ({"elastic_ray": partial(elastic_ray, times)} if backend == "horovod" else {})
+    return {OURS: partial(fluid, 2 * times, devices), "stock": partial(stock, times, devices)}
 
 
 def gathered(sides: Mapping[str, Callable[[float], Resizes]], times: int, limit: SideLimit) -> dict[str, Resizes]:
@@ -131,13 +115,10 @@ def main() -> None:
     options = parser(
         "Growing 1 to 2 workers and shrinking back, beside stock Ray Tune's pause and resume.", repeats=True, limit=True
     )
-    options.add_argument("--backend", choices=sorted(BACKENDS), default="torch", help="the collective library")
-    options.add_argument("--devices", choices=DEVICES, default=DEVICES[0], help="on gpu:2 the sums are NCCL's")
+    options.add_argument("--devices", choices=DEVICES, default=DEVICES[0], help="on gpu:2 tensors go by NCCL")
     args = options.parse_args()
-    if args.backend == "horovod":
-        require_horovod()
     limit = SideLimit(args.limit)
-    found = gathered(measures(args.quick, args.backend, args.devices), args.repeats, limit)
+    found = gathered(measures(args.quick, args.devices), args.repeats, limit)
     limit.require(OURS)
     missing = [kind for kind in KINDS if not found[OURS][kind]]
     if missing:
@@ -154,7 +135,6 @@ def main() -> None:
         "resize",
         args.devices,
         "real",
-        backend=args.backend,
         sides=sides,
         ratio=min(ratios.values(), default=None),
         ratios=ratios,

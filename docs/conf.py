@@ -10,7 +10,6 @@ from pathlib import Path
 import ray
 
 import fluidtune
-from fluidtune.elastic.transport import horovod_there
 
 project = "FluidTune"
 author = "The FluidTune authors"
@@ -45,7 +44,7 @@ autosummary_imported_members = True
 autosummary_ignore_module_all = False
 # Public name -> the examples, and the pages with code, that use it: (text, page).
 DOCS = Path(__file__).parent
-PACKAGES = {"fluidtune": "fluidtune", "elastic": "fluidtune.elastic", "hvd": "fluidtune.elastic.hvd"}
+PACKAGES = {"fluidtune": "fluidtune", "elastic": "fluidtune.elastic"}
 used_in = defaultdict(list)
 for path in [*sorted(DOCS.parent.glob("examples/*.py")), *sorted(DOCS.rglob("*.md"))]:
     code = path.read_text()
@@ -53,7 +52,7 @@ for path in [*sorted(DOCS.parent.glob("examples/*.py")), *sorted(DOCS.rglob("*.m
     if path.suffix == ".md":
         text, where = code.partition("\n")[0].lstrip("# "), str(path.relative_to(DOCS).with_suffix(""))
         code = "".join(re.findall(r"^```python\n(.*?)^```", code, re.DOTALL | re.MULTILINE))
-    names = {f"{PACKAGES[package]}.{name}" for package, name in re.findall(r"\b(fluidtune|elastic|hvd)\.(\w+)", code)}
+    names = {f"{PACKAGES[package]}.{name}" for package, name in re.findall(r"\b(fluidtune|elastic)\.(\w+)", code)}
     for package, listed in re.findall(r"^from (fluidtune[\w.]*) import ([\w, ]+)", code, re.MULTILINE):
         names |= {f"{package}.{name.strip()}" for name in listed.split(",")}
     for name in names:
@@ -61,10 +60,6 @@ for path in [*sorted(DOCS.parent.glob("examples/*.py")), *sorted(DOCS.rglob("*.m
 autosummary_context = {"used_in": dict(used_in)}
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
-# Frameworks that trials may use. The site is built without them, and Horovod's names without Horovod.
-autodoc_mock_imports = ["accelerate", "horovod", "keras", "lightning", "lightning_utilities", "transformers"]
-autodoc_mock_imports += ["torchmetrics"]
-horovod_there.require_horovod = lambda *_, **__: None
 # What has no docstring of ours says nothing here: Ray's own refer to Ray's site.
 autodoc_inherit_docstrings = False
 # The build runs these examples, with these options. Others take minutes, or need a framework.

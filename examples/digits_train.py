@@ -1,9 +1,9 @@
-"""The train function of a Ray Train `TorchTrainer` as a trial that grows: lines marked with # elastic are what changed.
+"""The train function of a Ray Train `TorchTrainer` as a trial that grows: Ray Train's own lines are comments in it.
 
-They take the place of Ray Train's own lines, which are beside them. The function then is the trial itself: no
-`TorchTrainer` starts workers for it (docs/train.md). Run it either way:
+The function is the trial itself: no `TorchTrainer` starts workers for it (docs/train.md). The lines marked with #
+elastic keep the work of a trial that is moved or paused. Run it either way:
 
-    python examples/digits_train.py             stock Ray Tune, one worker per trial
+    python examples/digits_train.py             stock Ray Tune, one device per trial
     fluidtune run examples/digits_train.py      trials also grow onto idle devices while they train
 """
 

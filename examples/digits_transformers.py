@@ -1,21 +1,39 @@
-"""A script with Hugging Face's Trainer for Ray Tune whose trials grow: the three lines with # elastic are what changed.
+"""A script with Hugging Face's Trainer for Ray Tune. It has no line for FluidTune.
 
 A tiny BERT, made from a configuration, reads an image of a digit as a text of 64 grey levels. Run it either way:
 
-    python examples/digits_transformers.py             stock Ray Tune, one worker per trial
+    python examples/digits_transformers.py             stock Ray Tune, one device per trial
     fluidtune run examples/digits_transformers.py      trials also grow onto idle devices while they train
 """
 
 import argparse
 import os
+import shutil
+import tempfile
 
 import torch
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 from sklearn.datasets import load_digits
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
-from fluidtune.integrations.transformers import ReportCallback, prepare_trainer  # elastic
+
+class Report(TrainerCallback):
+    """Reports after each save what was logged, with the checkpoint."""
+
+    def on_save(self, args, state, control, **more):
+        metrics = {name: value for entry in state.log_history for name, value in entry.items()}
+        with tempfile.TemporaryDirectory() as directory:
+            saved = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+            shutil.copytree(saved, os.path.join(directory, "checkpoint"))
+            tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(directory))
 
 
 def digits():
@@ -62,9 +80,8 @@ def train(config):
         train_dataset=training,
         eval_dataset=validation,
         compute_metrics=accuracy,
-        callbacks=[ReportCallback()],  # elastic
+        callbacks=[Report()],
     )
-    trainer = prepare_trainer(trainer)  # elastic
     checkpoint = tune.get_checkpoint()
     resume = os.path.join(checkpoint.to_directory(), "checkpoint") if checkpoint else None
     trainer.train(resume_from_checkpoint=resume)

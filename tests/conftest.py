@@ -96,20 +96,6 @@ def _serve() -> str | None:
     return f"{' and '.join(missing)} not installed: fluidtune[serve]" if missing else None
 
 
-def _lightning() -> str | None:
-    found = importlib.util.find_spec("lightning")
-    return None if found else "Lightning is not installed: make test-frameworks, or fluidtune[lightning]"
-
-
-def _keras() -> str | None:
-    return None if importlib.util.find_spec("keras") else "Keras is not installed: make test-frameworks"
-
-
-def _transformers() -> str | None:
-    found = all(importlib.util.find_spec(name) for name in ("transformers", "accelerate"))
-    return None if found else "Transformers is not installed: make test-frameworks, or fluidtune[transformers]"
-
-
 def _trackers() -> str | None:
     needed = ("wandb", "mlflow", "sqlalchemy", "tensorboard", "tensorboardX")
     lacking = [name for name in needed if importlib.util.find_spec(name) is None]
@@ -130,8 +116,7 @@ def _browser() -> str | None:
 #: marker -> why its tests cannot run here, None when they can.
 _NEEDS = {
     **{"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2, "serve": _serve},
-    **{"lightning": _lightning, "transformers": _transformers, "keras": _keras, "trackers": _trackers},
-    **{"browser": _browser, "labels": _labels},
+    **{"trackers": _trackers, "browser": _browser, "labels": _labels},
 }
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()

@@ -92,13 +92,6 @@ class Leftovers:
     def _paths(self) -> list[Path]:
         """Files of ours and directories of lane services that are left."""
         directories = (self.directory, *self.directory.glob("gw*"))
-        for directory in directories:
-            if any(directory.glob("fluidtune-following-*")):
-                # Those of followers that tests have killed. Imported here: it takes a second.
-                from fluidtune.cluster.held_folders import sweep
-                from fluidtune.cluster.hosting.follower_host import LOCK, PREFIX
-
-                sweep(PREFIX, LOCK, str(directory))
         paths = [
             path
             for directory in directories

@@ -26,7 +26,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.gpu.peers import communicator, killed_peers, two_ranks
 from fluidtune.cluster.cleaning.process_leftovers import GPU_MEMORY_ALLOWANCE
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from salus_share.memory import CONTEXT, is_out_of_memory
@@ -110,6 +109,36 @@ def unload(device: str) -> Answer:
 def unload_is_right(answer: Answer) -> bool:
     clean = answer["left_behind"] is None and not answer["benchmark"]
     return clean and max(answer["allocated"], answer["reserved"]) <= GPU_MEMORY_ALLOWANCE
+
+
+def _end(pipe: Connection, leads: bool) -> None:
+    """One end of what carries the tensors of divided calls between two GPUs."""
+    import torch
+
+    from fluidtune.elastic.divided.pair import Pair
+
+    end = Pair("127.0.0.1", None if leads else pipe.recv())
+    if leads:
+        pipe.send(end.port)
+    try:
+        end.meet()
+        tensor = torch.ones(4, device="cuda")
+        (end.send if leads else end.receive)([tensor], lambda: False)
+        torch.cuda.synchronize()
+        pipe.send(tensor.tolist())
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {str(error)[:500]}")
+
+
+def pair(device: str) -> Answer:
+    """NCCL allows one process a GPU: two that have one are not connected."""
+    leader, follower = start(_end, True), start(_end, False)
+    try:
+        follower[0].send(answer_of(*leader))
+        return {"ends": [answer_of(*each) for each in (leader, follower)]}
+    finally:
+        for _, process in (leader, follower):
+            process.kill()
 
 
 def visible(device: str) -> Answer:
@@ -253,23 +282,11 @@ def _all_known(answer: Answer) -> bool:
 PROBES: dict[str, Probe] = {
     "context": Probe(context, "a CUDA context is no larger than 600 MiB", context_is_right),
     "unload": Probe(unload, "a worker holds nothing of the trial that has left it", unload_is_right, cores=True),
-    "two_ranks": Probe(
-        two_ranks,
-        "NCCL refuses two workers on one GPU, and both hear it",
-        lambda answer: all("Duplicate GPU" in str(each) and "CannotDivide" in str(each) for each in answer["ranks"]),
-        limit=50.0,
-    ),
-    "killed_peers": Probe(
-        killed_peers,
-        "a worker goes on within 2 s when its two peers are killed, and makes a new group",
-        lambda answer: "GroupLost" in str(answer["lost"]) and answer["seconds"] <= 2.0 and answer["after"] == "summed",
-        limit=50.0,
-        cores=True,
-    ),
-    "communicator": Probe(
-        communicator,
-        "groups are made and left without growth, and an abort does not wait for kernels",
-        lambda answer: answer["grown_mb"] <= GPU_MEMORY_ALLOWANCE // MB and answer["abort_s"] < answer["kernel_s"] / 2,
+    "pair": Probe(
+        pair,
+        "NCCL refuses a leader and a follower on one GPU, and both hear it",
+        lambda answer: all("Duplicate GPU" in str(each) for each in answer["ends"]),
+        limit=60.0,
     ),
     "visible": Probe(visible, "CUDA_VISIBLE_DEVICES by UUID and by number are NVML's GPU", visible_is_right),
     "full": Probe(full, "a library that finds no memory is known by its error", _all_known),

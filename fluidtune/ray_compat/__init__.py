@@ -152,8 +152,4 @@ Tune's entry points (`entry_points`):
 A worker's process (`worker_program`):
 
 - ``ray._private.workers.default_worker``: the program that Ray runs as a worker. A fork server imports what it imports.
-
-A benchmark (`versions`):
-
-- ``ray._private.state``: Horovod 0.28 looks for it at ``ray.state``, where Ray no longer has it.
 """

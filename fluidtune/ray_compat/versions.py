@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import ray
 from packaging.version import Version
 
@@ -33,8 +31,3 @@ def check_ray_version(version: str | None = None) -> None:
 def trials_may_be_controllers() -> bool:
     """Whether a run of Ray Train V2 inside a trial has its controller in the trial's process, and not in an actor."""
     return Version(ray.__version__) < Version("2.50")
-
-
-def put_state_where_horovod_looks() -> None:
-    """Make ``ray.state`` exist again, as Horovod 0.28's ``horovod.ray`` expects it."""
-    ray.state = importlib.import_module("ray._private.state")  # type: ignore[attr-defined]

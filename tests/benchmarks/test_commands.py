@@ -61,16 +61,22 @@ def test_the_arbiter_in_motion():
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=pytest.mark.horovod)])
-def test_resize(backend):
-    figures = _run("benchmarks.resize", "--backend", backend)
-    others = {"stock"} if backend == "torch" else {"stock", "elastic_ray"}
-    assert figures["sides"].keys() == {"fluid", *others}
-    assert figures["ratios"] == {name: min(figures["by_kind"][name].values()) for name in others}
+def test_resize():
+    figures = _run("benchmarks.resize")
+    assert figures["sides"].keys() == {"fluid", "stock"}
+    assert figures["ratios"] == {"stock": min(figures["by_kind"]["stock"].values())}
     assert figures["ratio"] == min(figures["ratios"].values())
     for side in figures["sides"].values():
         assert side["grow"] > 0
         assert side["shrink"] > 0
+
+
+@pytest.mark.slow
+def test_divided():
+    figures = _run("benchmarks.divided", keys=BASE | {"models", "ratio"})
+    for model in figures["models"].values():
+        assert min(model[side] for side in ("alone", "divided", "ddp", "data_parallel")) > 0
+        assert model["speed"] == model["ddp"] / model["divided"]
 
 
 @pytest.mark.ray

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import ray
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import versions
@@ -36,10 +35,3 @@ def test_pyproject_claims_the_versions_that_are_checked() -> None:
 )
 def test_the_constraints_pin_the_ends_of_the_range(file: str, version: str) -> None:
     assert f"\nray=={version}." in "\n" + (ROOT / file).read_text()
-
-
-def test_horovod_finds_ray_s_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(ray, "state", raising=False)
-    versions.put_state_where_horovod_looks()
-    assert callable(ray.state.current_node_id)
-    monkeypatch.delattr(ray, "state")

@@ -58,9 +58,7 @@ def test_models_that_were_admitted_are_counted_when_their_requests_begin(monkeyp
 RIGHT = {
     "context": {"by_process_mb": None, "by_gpu_mb": 500, "taken_for_mb": 600},
     "unload": {"left_behind": None, "benchmark": False, "allocated": 0, "reserved": 1 << 20},
-    "two_ranks": {"ranks": ["CannotDivide: NCCL does not connect the GPUs: Duplicate GPU detected"] * 2},
-    "killed_peers": {"lost": "GroupLost: worker 1 of generation 1 has died", "seconds": 0.5, "after": "summed"},
-    "communicator": {"grown_mb": 3, "abort_s": 0.1, "kernel_s": 3.0},
+    "pair": {"ends": ["DistBackendError: NCCL error: Duplicate GPU detected"] * 2},
     "visible": {"nvml": "GPU-ab", "by_uuid": ["1", "ab"], "by_number": ["1", "ab"]},
     "full": {"cublas": "known", "cudnn": "worked"},
     "loader": {"sum": 523776.0},
@@ -70,11 +68,7 @@ RIGHT = {
 WRONG = {
     "context": {"by_process_mb": 700},
     "unload": {"allocated": 1 << 30},
-    "two_ranks": {
-        "ranks": ["CannotDivide: NCCL does not connect the GPUs: Duplicate GPU detected", "no answer in 10 s"]
-    },
-    "killed_peers": {"seconds": 3.0},
-    "communicator": {"abort_s": 2.9},
+    "pair": {"ends": ["DistBackendError: NCCL error: Duplicate GPU detected", "no answer in 20 s"]},
     "visible": {"by_number": ["1", "cd"]},
     "full": {"cudnn": "RuntimeError: odd"},
     "loader": {"sum": 0.0},

@@ -15,7 +15,7 @@ from tools.release import PAGES, ROOT, misplaced, tracked
 INSTALLED = {"ray", "torch", "numpy", "matplotlib", "click", "rich", "psutil", "pynvml", "highspy", "tomli"}
 INSTALLED |= {"packaging", "pyarrow"}
 #: Rooms that need an extra, and say so.
-EXTRAS = tuple(f"fluidtune/{room}" for room in ("client", "elastic/hvd", "integrations", "serving", "testing", "view"))
+EXTRAS = tuple(f"fluidtune/{room}" for room in ("client", "serving", "testing", "view"))
 
 
 def imported(tree: ast.AST) -> set[str]:

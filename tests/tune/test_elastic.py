@@ -15,7 +15,7 @@ import fluidtune
 from fluidtune.engine import messages as m
 from fluidtune.tune import tuning_job
 from tests.engine.helpers import resize, start
-from tests.faults import horovod_jobs, jobs
+from tests.faults import jobs
 from tests.faults.test_kills import undisturbed
 from tests.tune.running import events_of, fit
 
@@ -109,28 +109,20 @@ def test_trials_that_are_stopped_while_paused_leave_no_commits(ray2: None, tmp_p
 
 
 @pytest.mark.parametrize(
-    "trainable, backend",
-    [
-        pytest.param(jobs.elastic, "torch", marks=pytest.mark.core),
-        pytest.param(ElasticClass, "torch", marks=pytest.mark.newest),
-        pytest.param(jobs.elastic, "horovod", marks=pytest.mark.horovod),
-        pytest.param(horovod_jobs.scripted, "horovod", marks=pytest.mark.horovod),
-    ],
+    "trainable",
+    [pytest.param(jobs.elastic, marks=pytest.mark.core), pytest.param(ElasticClass, marks=pytest.mark.newest)],
 )
 def test_losses_do_not_depend_on_when_a_trial_is_resized(
-    trainable: Any, backend: str, tmp_path: Path, ray2: None, monkeypatch: pytest.MonkeyPatch
+    trainable: Any, tmp_path: Path, ray2: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning_job, "Engine", Restless)
     (tmp_path / "notes").mkdir()
     space = {"x": 3.0, "iterations": ITERATIONS, "step": 0.06, "notes": str(tmp_path / "notes")}
-    executor = fluidtune.FluidExecutor(devices="cpu:2", backend=backend, reserve=True)
+    executor = fluidtune.FluidExecutor(devices="cpu:2", reserve=True)
     run = {"stop": {"training_iteration": ITERATIONS}}
     result = fit("fluid", trainable, space, tmp_path, executor=executor, run=run, metric="value", mode="min")[0]
     values = list(result.metrics_dataframe["value"])
-    if trainable is horovod_jobs.scripted:
-        expected = horovod_jobs.alone(3.0, ITERATIONS, tmp_path / "undisturbed")
-    else:
-        expected = undisturbed("elastic", 3.0, ITERATIONS, tmp_path / "undisturbed")
+    expected = undisturbed("elastic", 3.0, ITERATIONS, tmp_path / "undisturbed")
     assert values == pytest.approx(expected, rel=1e-4)
     events = events_of(tmp_path)
     assert not [e for e in events if e["event"] == "worker_lost"]
