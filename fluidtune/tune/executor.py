@@ -24,7 +24,7 @@ class FluidExecutor:
             while the trials train, if they can be moved; c is the number that fits and pays. None on cores: the
             script's request counts (two trials that ask for half a core each share a core; others do not).
         max_workers: the scaling limit d, the most devices that one trial may train on. None: all of them.
-        backend: the collective library of elastic trials, "torch" or "horovod" (docs/horovod.md).
+        backend: what carries tensors between the workers of a trial, "torch" or "horovod" (docs/horovod.md).
         arbiter: "auto": the job shares the Ray cluster with other jobs and leases its devices from the cluster's
             arbiter, which is started if there is none. None: the job has devices of its own.
         reserve: for a job without arbiter. True: it holds all its devices from its start to its end, and is refused if

@@ -219,9 +219,8 @@ class TuningJob:
 
     def attach_spec(self, run: TrialRun) -> AttachSpec:
         """What a worker needs to follow the trial's leader."""
-        device = self.setup.torch_device
-        backend, emulation = self._scheduler.executor.backend, self.setup.emulation
-        return AttachSpec(run.id, run.life.crew.facts.address, run.secret, backend, device, emulation)
+        setup = self.setup
+        return AttachSpec(run.id, run.life.crew.facts.address, run.secret, setup.torch_device, setup.emulation)
 
     def _train_room(self, devices: Sequence[int]) -> TrainRoom | None:
         """What a trial on these devices has for workers of Ray Train. The arbiter leases none for them."""

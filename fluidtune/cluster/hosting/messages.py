@@ -65,7 +65,6 @@ class AttachSpec:
     trial: str
     address: Hashable
     secret: bytes = field(default=b"", repr=False)
-    backend: str = "torch"
     device: str = "cpu"
     emulation: emulated.Emulation | None = None
 

@@ -86,6 +86,9 @@ def _fill(made: Any, state: Any) -> None:
     vars(made).update(state[0])
     if isinstance(made, list):
         list.extend(made, state[1])
+    elif isinstance(made, OrderedDict):  # `dict.update` would leave its order empty
+        for key, value in state[1].items():
+            OrderedDict.__setitem__(made, key, value)
     else:
         (dict if isinstance(made, dict) else set).update(made, state[1])
 

@@ -59,6 +59,7 @@ class ModuleCalls(Nothing):
         self.key = 0
         #: Its calls were refused, so that those of modules that it calls are looked at.
         self.descends = False
+        self._broken = False
         self._described: Description | None = None
         self._weights: PublishedWeights | None = None
         self._twin: Twin | None = None
@@ -81,7 +82,7 @@ class ModuleCalls(Nothing):
         assert module is not None
         if self._followers.can_divide():
             with self._followers.free_turn() as mine:
-                found = self._divided(module, args, kwargs) if mine else None
+                found = self._tried(module, args, kwargs) if mine else None
             if found is not None:
                 return found[0]
             if mine:
@@ -120,6 +121,20 @@ class ModuleCalls(Nothing):
         self.descends, self._looks = True, 2
 
     # -- one call
+
+    def _tried(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """As `_divided`. An error that the whole call may not have ends the division of this module's calls."""
+        if self._broken:
+            return None
+        before = Streams(None)
+        try:
+            return self._divided(module, args, kwargs)
+        except Exception as error:
+            before.restore()
+            self._broken = True
+            self._stays_whole(f"dividing it has failed ({failure(error)})")
+            self._descend()
+            return None
 
     def _divided(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any] | None:
         """What the call returns, if it is divided; None: it is to be computed whole."""
@@ -310,8 +325,13 @@ class ModuleCalls(Nothing):
             call.take_back()
             self._refuse(structure, "it mixes samples: its output differs from that of the whole batch")
             return None
+        try:
+            found = (call.result(),)
+        except Exception:
+            call.take_back()
+            raise
         self._latest = call
-        return (call.result(),)
+        return found
 
     def _is_right(self, before: Streams, outputs: Any, described: Description, given: Tree, flags: Flags) -> bool:
         """Whether the output is that of the whole batch."""

@@ -122,10 +122,11 @@ class Link:
     come and were on a GPU at the other end.
     """
 
-    def __init__(
-        self, connection: socket.socket, shared: bool, device: torch.device, pair: Pair | HorovodPair | None = None
-    ) -> None:
-        self._socket, self._device, self.pair = connection, device, pair
+    #: What carries the tensors that it takes, in place of the connection.
+    pair: Pair | HorovodPair | None = None
+
+    def __init__(self, connection: socket.socket, shared: bool, device: torch.device) -> None:
+        self._socket, self._device = connection, device
         connection.settimeout(_SEND_S)
         self._out = self._in = None
         _links.add(self)

@@ -37,28 +37,25 @@ class Grown:
         self.division._looked = 0.0
         self.division._begin_look()
 
-    def add(self, wrap: Callable[[Follower], Any] | None = None) -> int:
-        """Attach a follower. ``wrap``: what its process does with it instead of `Follower.run`."""
-        followers = self.division.followers
-        before = len(followers.present) + len(followers.arrived)
+    @property
+    def address(self) -> Any:
+        """Where followers find the leader; with a host, as from another machine."""
         address = self.division.address
-        if self._host is not None:  # as from another machine
-            address = type(address)(address.name, "elsewhere", address.port)
+        return address if self._host is None else type(address)(address.name, "elsewhere", address.port)
+
+    def add(self, wrap: Callable[[Follower], Any] = Follower.run) -> int:
+        """Attach a follower. ``wrap``: what its process does with it."""
+        followers = self.division.followers
+        before, address = len(followers.present) + len(followers.arrived), self.address
         pid = os.fork()
         if pid == 0:
             try:
-                torch.set_num_threads(1)
-                follower = Follower("trial", f"follower-{os.getpid()}", SECRET, pickling=cloudpickle)
-                follower.attach(address)
-                (wrap or Follower.run)(follower)
+                follow(address, wrap)
             finally:
                 os._exit(0)
         self.pids.append(pid)
         deadline = time.monotonic() + 20
-        while (
-            len(self.division.followers.present) + len(self.division.followers.arrived) == before
-            and time.monotonic() < deadline
-        ):
+        while len(followers.present) + len(followers.arrived) == before and time.monotonic() < deadline:
             time.sleep(0.001)
         return pid
 
@@ -76,6 +73,14 @@ class Grown:
         facts = self.division.facts()
         self.checked += facts.checked
         return facts
+
+
+def follow(address: Any, wrap: Callable[[Follower], Any] = Follower.run) -> None:
+    """What a follower's process does."""
+    torch.set_num_threads(1)
+    follower = Follower("trial", f"follower-{os.getpid()}", SECRET, pickling=cloudpickle)
+    follower.attach(address)
+    wrap(follower)
 
 
 @contextmanager

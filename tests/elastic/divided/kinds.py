@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -109,6 +110,31 @@ def dataclasses_() -> Any:
     return Of(
         lambda self, seen: Seen(self.net(seen.logits), [seen.logits.sum(1) * self.net[0].bias.sum()], "out")
     ), step
+
+
+class Outputs(OrderedDict[str, torch.Tensor]):
+    """As the outputs of Transformers' models: a dictionary in order, whose entries are attributes, too."""
+
+    def __setitem__(self, key: str, value: torch.Tensor) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
+
+
+@divided
+def dictionaries_with_attributes() -> Any:
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        out = m(x)
+        assert list(out) == ["logits", "extra"]
+        return F.cross_entropy(out[0], y) + out[1].mean() + out.extra.mean()
+
+    def run(self: Any, x: Any) -> Any:
+        z = self.net(x)
+        return Outputs(logits=z, extra=z.square())
+
+    return Of(run), step
 
 
 @divided

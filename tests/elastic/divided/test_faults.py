@@ -49,7 +49,8 @@ class Loop:
         self.losses.append(loss.item())
 
     def result(self) -> list[float]:
-        return [*self.losses, *(p.sum().item() for p in self.model.parameters()), torch.rand(1).item()]
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return [*self.losses, *(each.sum().item() for each in tensors), torch.rand(1).item()]
 
 
 def alone(statistics: bool, steps: int = STEPS) -> list[float]:
@@ -336,3 +337,25 @@ def test_memory_stays_flat() -> None:
         after = [held(os.getpid()), held(trial.pids[0])]
     pages = [late - early for early, late in zip(before, after, strict=True)]
     assert max(pages) < 1500, pages
+
+
+def test_an_error_of_our_own_leaves_the_loop_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In any place of the leader's side: the call is computed whole, from the random numbers where they were."""
+    from fluidtune.elastic.divided import checks, module_calls
+
+    expected = alone(True)
+    for owner, name in (
+        (checks, "difference"),
+        (module_calls, "parts_of"),
+        (module_calls.ModuleCalls, "_ready"),
+        (divided_call.Call, "result"),
+    ):
+        loop = Loop(True)
+        with monkeypatch.context() as patch, grown(2) as trial:
+            patch.setattr(owner, name, lambda *args, **more: 1 / 0)
+            for _ in range(STEPS):
+                loop.step()
+            trial.facts()
+            assert any("ZeroDivisionError" in why for _, _, why in trial.checked), (name, trial.checked)
+        losses, *weights, _ = loop.losses, *loop.result()[STEPS:]
+        assert [*losses, *weights] == pytest.approx(expected[:-1], rel=1e-9), name
