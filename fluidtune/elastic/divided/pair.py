@@ -67,12 +67,19 @@ class Pair:
     def send(self, tensors: Sequence[torch.Tensor], gone: Callable[[], bool]) -> None:
         """``gone``: whether the other end is. Raises ConnectionResetError then."""
         for tensor in tensors:
-            self._over(self._group.send([_real(tensor)], 1 - self._rank, 0), gone)
+            self._over(self._begun(self._group.send, tensor), gone)
 
     def receive(self, tensors: Sequence[torch.Tensor], gone: Callable[[], bool]) -> None:
         """Fill these tensors. Raises as `send`."""
         for tensor in tensors:
-            self._over(self._group.recv([_real(tensor)], 1 - self._rank, 0), gone)
+            self._over(self._begun(self._group.recv, tensor), gone)
+
+    def _begun(self, transfer: Callable[..., Any], tensor: torch.Tensor) -> Any:
+        """NCCL connects the two in the first transfer, and may refuse to."""
+        try:
+            return transfer([_real(tensor)], 1 - self._rank, 0)
+        except RuntimeError as error:
+            raise ConnectionResetError(f"the transfer failed: {error}") from error
 
     def _over(self, work: Any, gone: Callable[[], bool]) -> None:
         while not work.is_completed():

@@ -90,3 +90,19 @@ def test_a_killed_process_ends_the_transfer(all_on_gpus: None) -> None:
                 os.kill(trial.pids[0], signal.SIGKILL)
             loop.step()
     assert loop.result() == pytest.approx(expected, rel=1e-9)
+
+
+def test_gpus_that_are_not_connected(all_on_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As two processes on one GPU, which NCCL refuses in the first transfer."""
+
+    class Refuses(gloo):
+        def send(self, *args: Any) -> Transfer:
+            raise RuntimeError("Duplicate GPU detected")
+
+    monkeypatch.setattr(pair.Pair.__init__, "__defaults__", (Refuses,))
+    expected, loop = alone(False), Loop(False)
+    with grown(2) as trial:
+        for _ in range(STEPS):
+            loop.step()
+        assert not trial.division.followers.present
+    assert loop.result() == pytest.approx(expected, rel=1e-9)
