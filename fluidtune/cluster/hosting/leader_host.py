@@ -39,7 +39,7 @@ from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneTicket
 from fluidtune.cluster.sharing.mps import failed, verify
-from fluidtune.elastic import BeginsAnew, Left
+from fluidtune.elastic import BeginsAnew, GroupLost, Left
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import ownership
@@ -428,7 +428,7 @@ def end_runs(error: BaseException | None) -> None:
 
     ``KILLED``: the function begins anew in another process, which opens another run.
     """
-    interrupted = isinstance(error, TooFewDevices)
+    interrupted = isinstance(error, (GroupLost, TooFewDevices))
     end_mlflow_runs("KILLED" if interrupted else "FAILED" if isinstance(error, Exception) else "FINISHED")
 
 
