@@ -15,16 +15,12 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
-
-if TYPE_CHECKING:
-    from .horovod_pair import HorovodPair
-    from .pair import Pair
 
 _HEAD = struct.Struct("<QQI")  # bytes of the header, bytes of shared memory in use, file descriptors that follow
 #: Tensors begin at multiples of this many bytes: a cache line of x86-64.
@@ -35,6 +31,15 @@ _SEND_S = 60.0
 _MOST_HEADER = 2**31
 #: How a tensor lies: its type, its shape, its strides, and whether it was on a GPU.
 Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bool]
+
+
+class Carrier(Protocol):
+    """What carries tensors in place of a connection: a `Pair` or a `HorovodPair`. All raise ConnectionResetError."""
+
+    def takes(self, tensor: torch.Tensor) -> bool: ...
+    def send(self, tensors: Sequence[torch.Tensor], gone: Callable[[], bool]) -> None: ...
+    def receive(self, tensors: Sequence[torch.Tensor], gone: Callable[[], bool]) -> None: ...
+    def close(self) -> None: ...
 
 
 class Lost(Exception):
@@ -123,7 +128,7 @@ class Link:
     """
 
     #: What carries the tensors that it takes, in place of the connection.
-    pair: Pair | HorovodPair | None = None
+    pair: Carrier | None = None
 
     def __init__(self, connection: socket.socket, shared: bool, device: torch.device) -> None:
         self._socket, self._device = connection, device
