@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from .batch_statistics import WholeStatistics
 from .description import Description
@@ -74,18 +75,19 @@ class Twin:
     """A replica in the leader's process, on which parts are computed: hooks of the module's weights do not see them.
 
     Its parameters are those of the module under another name. ``copies``: what else a forward may write is a copy, so
-    that it leaves no trace.
+    that it leaves no trace. ``all_copies``: parameters are copies, too.
     """
 
-    def __init__(self, described: Description, copies: bool) -> None:
-        self._described, self._copies = described, copies
+    def __init__(self, described: Description, copies: bool, all_copies: bool = False) -> None:
+        self._described, self._copies, self._all_copies = described, copies, all_copies
         with torch.inference_mode(False):
             self.tensors = [self._alias(tensor) for tensor in described.tensors]
             self.module: nn.Module = described.replica(self.tensors)
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
-            return nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+            own = tensor.detach().clone() if self._all_copies else tensor.detach()
+            return nn.Parameter(own, requires_grad=tensor.requires_grad)
         return tensor.detach().clone() if self._copies else tensor.detach()
 
     @property
@@ -102,8 +104,8 @@ class Twin:
         """Be as the module is now."""
         with torch.no_grad():
             for own, tensor in zip(self.tensors, self._described.tensors, strict=True):
-                if self._copies and not isinstance(own, nn.Parameter):
-                    own.copy_(tensor.detach())
+                if self._all_copies or (self._copies and not isinstance(own, nn.Parameter)):
+                    own.data.copy_(tensor.detach())
                 elif own.data_ptr() != tensor.data_ptr():
                     own.data = tensor.detach()
 
@@ -208,7 +210,7 @@ class Call:
         self.end()
         with torch.no_grad():
             for tensor, before in buffers:
-                tensor.copy_(before)
+                tensor.data.copy_(before)  # not a write for graphs that hold it
 
     def _forward(self) -> list[Tree]:
         states = self._streams.tensors() if self._rule.draws else []
@@ -454,7 +456,9 @@ class Call:
         return list(torch.autograd.grad([e for e, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
 
     def differentiable(self, inputs: Sequence[torch.Tensor], grads: Sequence[Any]) -> list[torch.Tensor | None]:
-        """The gradients with a graph of their own (``create_graph=True``): the call is computed once more, whole."""
+        """The gradients with a graph of their own (``create_graph=True``), or of several outputs at once
+        (``is_grads_batched=True``): the call is computed once more, whole.
+        """
         after = Streams(self._described.device)
         weights = [t if isinstance(t, nn.Parameter) or t.requires_grad else t.clone() for t in self._described.tensors]
         replica = self._described.replica(weights)
@@ -464,14 +468,18 @@ class Call:
         args, kwargs = self._given.value(tensors)
         self._streams.restore()
         try:
-            with under(self._flags):
+            with temporarily_clear_interpreter_stack(), under(self._flags):
                 ends = tree_of(replica._call_impl(*args, **kwargs), "output", self._given.classes).tensors
         finally:
             after.restore()
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
         return list(
             torch.autograd.grad(
-                [e for e, _ in pairs], list(inputs), [g for _, g in pairs], create_graph=True, allow_unused=True
+                [e for e, _ in pairs],
+                list(inputs),
+                [g for _, g in pairs],
+                create_graph=torch.is_grad_enabled(),
+                allow_unused=True,
             )
         )
 
@@ -494,6 +502,10 @@ class Call:
         trained = [self._described.tensors[number] for number in self._described.trained]
         inputs = [*(self._given.tensors[i] for i in self._needs), *trained]
         return self.outputs.value(_Joined.apply(self, joined, flags, *inputs))
+
+
+#: Whether a gradient is several at once. (torch has two kinds of vmap.)
+_BATCHED = torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor
 
 
 class _Broken(Exception):
@@ -521,7 +533,8 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         _ = ctx.saved_tensors
         call: Call = ctx.call
-        if torch.is_grad_enabled():
+        batched = any(grad is not None and any(is_one(grad) for is_one in _BATCHED) for grad in grads)
+        if torch.is_grad_enabled() or batched:
             return None, None, None, *call.differentiable(ctx.inputs, grads)
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         with call.turn():

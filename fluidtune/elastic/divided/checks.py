@@ -70,6 +70,7 @@ def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags
     needs = [i for i, tensor in enumerate(given.tensors) if tensor.requires_grad] if flags["grad"] else []
     for i in needs:
         tensors[i].requires_grad_()
+    outside = described.outside()
     started = time.perf_counter()
     try:
         args, kwargs = given.value(tensors)
@@ -77,6 +78,7 @@ def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags
             output = tree_of(twin.module._call_impl(*args, **kwargs), "output", classes)
         after = Streams(described.device)
         moved = _other_streams() != others
+        leaves = outside.has_changed()
     except Odd as error:
         raise CannotDivide(str(error)) from error
     except Exception as error:
@@ -84,6 +86,9 @@ def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags
     finally:
         before.restore()
         _restore(others)
+        outside.restore()
+    if leaves:
+        raise CannotDivide("it leaves something behind outside of it")
     if moved:
         raise CannotDivide("it draws from the random numbers of Python or NumPy")
     if not all(same_bytes(own.detach(), tensor.detach()) for own, tensor in zip(tensors, given.tensors, strict=True)):
@@ -103,6 +108,8 @@ def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags
             )
         except Exception as error:
             raise CannotDivide(f"its backward fails ({failure(error)})") from error
+        if any(grad is not None and grad.layout is not torch.strided for grad in gradients):
+            raise CannotDivide("a gradient of it is sparse")
     seconds = time.perf_counter() - started
     detached = replace(output, tensors=tuple(tensor.detach() for tensor in output.tensors))
     return Whole(
@@ -299,7 +306,7 @@ def _refuse_written(twin: Twin, described: Description) -> None:
         if isinstance(module, _BatchNorm)
         for buffer in module._buffers.values()
     }
-    names = {id(tensor): name for name, tensor in twin.module.named_buffers()}
+    names = {id(t): name for name, t in (*twin.module.named_parameters(), *twin.module.named_buffers())}
     for number, (own, tensor) in enumerate(zip(twin.tensors, described.tensors, strict=True)):
         if id(own) not in allowed and not (own.is_cuda or same_bytes(own.detach(), tensor.detach())):
             raise CannotDivide(f"its forward changes {names.get(id(own), f'tensor {number}')}")

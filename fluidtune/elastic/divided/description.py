@@ -16,7 +16,7 @@ import pickle
 import sys
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
@@ -37,6 +37,8 @@ _HOOKS = (
 )
 #: Packages whose functions no script changes the global variables of.
 _LIBRARIES = ("torch", "numpy", "builtins")
+#: The most objects outside of a module that a check keeps. Judgement: more are a data set, which no forward writes.
+_MOST_REACHED = 2000
 _TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -202,6 +204,10 @@ class Description:
         """Whether the module is still as it is described here."""
         return self._kinds == self._kinds_now() and self._watch.holds()
 
+    def outside(self) -> Outside:
+        """What its methods read outside of it, kept as it is now."""
+        return self._watch.outside_now()
+
     def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
         """A copy of the module in this process that computes with these tensors."""
         own: list[Any] = []
@@ -281,14 +287,17 @@ class _Watch:
                     self._mutable.append(value)
         bases = {base for each in modules for base in type(each).__mro__ if not _of_library(base)}
         outside: list[Any] = []
+        self._outside_tables: list[Any] = []
         for base in bases:
             self._tables.append((vars(base), list(vars(base).values())))
+            self._outside_tables.append(_OfClass(base))
             outside += [value for value in vars(base).values() if not callable(value)]
         functions = [function for base in bases for function in vars(base).values()]
         functions += [value for each in modules for value in each.__dict__.values()]
         for table in _outside_of(functions):
             values = table.values()
             self._tables.append((table, values))
+            self._outside_tables.append(table)
             outside += values
         self._mutable += [value for value in outside if not self._is_known(value) or isinstance(value, torch.Tensor)]
         self._mutable = [value for value in self._mutable if not (isinstance(value, dict | list | set) and not value)]
@@ -321,6 +330,10 @@ class _Watch:
             except Exception:
                 return repr(values).encode()
 
+    def outside_now(self) -> Outside:
+        """See `Description.outside`."""
+        return Outside(self._outside_tables, self._modules)
+
     def holds(self) -> bool:
         """Whether nothing has changed."""
         if any(self._hooks) or any(self._empty):
@@ -345,6 +358,9 @@ class _Globals:
     def values(self) -> list[Any]:
         return [self._table.get(name) for name in self._names]
 
+    def put_back(self, values: list[Any]) -> None:
+        self._table.update(zip(self._names, values, strict=True))
+
 
 class _Enclosed:
     """What a function finds around it, as `_Watch` reads it."""
@@ -354,6 +370,93 @@ class _Enclosed:
 
     def values(self) -> list[Any]:
         return [_content(cell) for cell in self._cells]
+
+    def put_back(self, values: list[Any]) -> None:
+        for cell, value in zip(self._cells, values, strict=True):
+            if _content(cell) is not value:
+                cell.cell_contents = value
+
+
+class _OfClass:
+    """What is no method of a class."""
+
+    def __init__(self, cls: type) -> None:
+        self._class = cls
+        self._names = [name for name, value in vars(cls).items() if not callable(value) and not name.startswith("__")]
+
+    def values(self) -> list[Any]:
+        return [vars(self._class).get(name) for name in self._names]
+
+    def put_back(self, values: list[Any]) -> None:
+        for name, value in zip(self._names, values, strict=True):
+            if vars(self._class).get(name) is not value:
+                setattr(self._class, name, value)
+
+
+class Outside:
+    """Variables outside of a module, and what can be reached from them, as they were: containers and attributes by
+    identity, tensors and arrays by their bytes. ``tables``: of variables; ``modules``: ids of what is no part of it.
+    """
+
+    def __init__(self, tables: Sequence[Any], modules: set[int]) -> None:
+        self._variables = [(table, table.values()) for table in tables]
+        self._kept: list[tuple[Any, Any]] = []
+        seen = set(modules)
+        waiting = [value for _, values in self._variables for value in values]
+        while waiting and len(seen) < _MOST_REACHED:
+            obj = waiting.pop()
+            if id(obj) in seen or isinstance(obj, (*_PLAIN, *_NAMED)):
+                continue
+            seen.add(id(obj))
+            if isinstance(obj, torch.Tensor):
+                self._kept.append((obj, obj.detach().clone()))
+            elif type(obj).__module__ == "numpy" and hasattr(obj, "copy"):
+                self._kept.append((obj, obj.copy()))
+            elif isinstance(obj, (list, dict, set, deque)):
+                self._kept.append((obj, obj.copy()))
+                waiting += [*obj.values()] if isinstance(obj, dict) else [*obj]
+            elif isinstance(obj, tuple):
+                waiting += obj
+            elif not isinstance(obj, nn.Module) and isinstance(getattr(obj, "__dict__", None), dict):
+                waiting.append(vars(obj))
+
+    def has_changed(self) -> bool:
+        return any(not _are(table.values(), values) for table, values in self._variables) or any(
+            not _is_like(obj, kept) for obj, kept in self._kept
+        )
+
+    def restore(self) -> None:
+        for table, values in self._variables:
+            if not _are(table.values(), values):
+                table.put_back(values)
+        for obj, kept in self._kept:
+            if _is_like(obj, kept):
+                continue
+            if isinstance(obj, torch.Tensor):
+                obj.data.copy_(kept)
+            elif isinstance(obj, (list, deque, set, dict)):
+                obj.clear()
+                (obj.extend if isinstance(obj, (list, deque)) else obj.update)(kept)
+            else:
+                obj[...] = kept
+
+
+def _are(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    one, other = list(one), list(other)
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _is_like(obj: Any, kept: Any) -> bool:
+    """Whether a container is as it was kept."""
+    if isinstance(obj, torch.Tensor):
+        return obj.shape == kept.shape and torch.equal(obj.detach(), kept)
+    if isinstance(obj, dict):
+        return _are(obj, kept) and _are(obj.values(), kept.values())
+    if isinstance(obj, set):
+        return bool(obj == kept)
+    if isinstance(obj, (list, deque)):
+        return _are(obj, kept)
+    return bool((obj == kept).all())
 
 
 def _content(cell: Any) -> Any:

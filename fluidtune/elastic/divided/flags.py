@@ -55,8 +55,8 @@ def under(flags: Flags) -> Iterator[None]:
             stack.enter_context(torch.set_grad_enabled(flags["grad"]))
         for kind in _AUTOCAST:
             enabled, dtype = flags[f"{kind} autocast"]
-            if enabled:
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            if enabled or torch.is_autocast_enabled(kind):  # the backward may be called under another one
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
         if flags["device"] is not None:
             stack.enter_context(torch.device(flags["device"]))
         yield
@@ -71,6 +71,8 @@ def odd_mode(looks: int) -> str | None:
         return "it is being compiled"
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return "it is called in a functional transform"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "it is called in forward-mode differentiation"
     if torch._C._len_torch_dispatch_stack():
         return "it is called under a TorchDispatchMode"
     if torch._C._len_torch_function_stack() and any(

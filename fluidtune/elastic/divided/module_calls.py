@@ -232,7 +232,7 @@ class ModuleCalls(Nothing):
         classes = self._division.classes
         before = len(classes)
         try:
-            twin = Twin(described, copies=True)
+            twin = Twin(described, copies=True, all_copies=True)
         except Exception as error:
             self._refuse(structure, f"no copy of it can be made ({failure(error)})")
             return
