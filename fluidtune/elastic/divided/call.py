@@ -8,6 +8,8 @@ of batch normalisation, it computes the whole batch.
 from __future__ import annotations
 
 import hashlib
+import random
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,7 +21,7 @@ from torch import nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from .batch_statistics import WholeStatistics
-from .description import Description
+from .description import Description, Marks
 from .flags import Flags, under
 from .parts import Outputs, Rule, Tree, tree_of
 from .whole_draws import WholeDraws
@@ -71,6 +73,21 @@ class Streams:
         return hashlib.sha1(b"".join(state.numpy().tobytes() for state in self._states)).digest()
 
 
+def other_streams() -> Any:
+    """The states of the random numbers of Python and NumPy."""
+    numpy = sys.modules.get("numpy")
+    state = None if numpy is None else numpy.random.get_state()
+    return random.getstate(), None if state is None else (state[0], state[1].tobytes(), *state[2:])
+
+
+def restore_others(streams: Any) -> None:
+    random.setstate(streams[0])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and streams[1] is not None:
+        name, keys, *rest = streams[1]
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
+
+
 class Twin:
     """A replica in the leader's process, on which parts are computed: hooks of the module's weights do not see them.
 
@@ -83,6 +100,7 @@ class Twin:
         with torch.inference_mode(False):
             self.tensors = [self._alias(tensor) for tensor in described.tensors]
             self.module: nn.Module = described.replica(self.tensors)
+        self.marks: Marks | None = None
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
@@ -108,6 +126,7 @@ class Twin:
                     own.data.copy_(tensor.detach())
                 elif own.data_ptr() != tensor.data_ptr():
                     own.data = tensor.detach()
+        self.marks = None if self._copies else Marks(self.module)
 
 
 class Call:
@@ -232,10 +251,19 @@ class Call:
             }
             at += size
             self._request(part, "forward", value, [*piece.tensors, *states])
+        # What is drawn may tell where a forward goes: there it may draw others.
+        others = other_streams() if self._rule.draws else None
         started = time.perf_counter()
         found = [self._computed_here(self._own.module, 0)]
         self.own_s = time.perf_counter() - started
         drawn = Streams(self._described.device)
+        if self._own.marks is not None and self._own.marks.put_back():
+            self._stop_others()
+            raise Undivided("it leaves something behind", lasting=True)
+        if others is not None and other_streams() != others:
+            restore_others(others)
+            self._stop_others()
+            raise Undivided("it draws from the random numbers of Python or NumPy", lasting=True)
         if not self._rule.draws and drawn.digest != self._streams.digest:
             self._stop_others()
             raise Undivided("it draws random numbers, and did not when it was checked", lasting=True)

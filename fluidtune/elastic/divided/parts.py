@@ -264,7 +264,7 @@ class Outputs:
 
 
 def _cat(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """The tensors joined. The whole lies in memory in the order of the first one: loops view outputs, and draw alike."""
+    """The tensors joined. The whole lies in memory in the order of the first one: loops view it, and draw alike."""
     shape = list(tensors[0].shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
     strides = compact(shape, torch.empty_like(tensors[0], device="meta").stride())

@@ -1,7 +1,8 @@
 """Training loops of the kinds that public codes have, as their authors would write them, with tiny models.
 
 Each loop is a generator. It yields the loss of each step. It returns the modules and tensors that are compared. A loop
-knows nothing of FluidTune. ``LOOPS`` has, by name, the word that is expected of calls that stay whole, and whether some are divided.
+knows nothing of FluidTune. ``LOOPS`` has, by name, the word that is expected of calls that stay whole, and whether some
+are divided.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +55,7 @@ def labelled(n: int = 16, classes: int = 4, *shape: int) -> Iterator[tuple[torch
 
 def mlp(*sizes: int, act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in pairwise(sizes):
         layers += [nn.Linear(a, b), act()]
     return nn.Sequential(*layers[:-1])
 
@@ -237,7 +239,10 @@ def distillation_with_features() -> Loop:
     class Net(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
-            self.body, self.fc = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU()), nn.Linear(width, 4)
+            self.body, self.fc = (
+                nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU()),
+                nn.Linear(width, 4),
+            )
 
         def forward(self, x: Any, is_feat: bool = False) -> Any:
             f = self.body(x)
@@ -1099,7 +1104,7 @@ def graphs_in_one_batch_with_pooling() -> Loop:
         sizes = [random.randint(3, 6) for _ in range(6)]
         batch = torch.repeat_interleave(torch.arange(6), torch.tensor(sizes))
         starts = np.cumsum([0, *sizes])
-        edges = torch.cat([torch.randint(int(a), int(b), (2, 6)) for a, b in zip(starts, starts[1:], strict=False)], 1)
+        edges = torch.cat([torch.randint(int(a), int(b), (2, 6)) for a, b in pairwise(starts)], 1)
         out = model(torch.randn(len(batch), 5), edges, batch)
         yield stepped(optimizer, F.cross_entropy(out, torch.arange(6) % 3))
     return model
@@ -1286,7 +1291,11 @@ def ppo() -> Loop:
     class ActorCritic(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.actor, self.critic = nn.Sequential(nn.Linear(5, 12), nn.Tanh()), nn.Linear(12, 3), nn.Linear(12, 1)
+            self.body, self.actor, self.critic = (
+                nn.Sequential(nn.Linear(5, 12), nn.Tanh()),
+                nn.Linear(12, 3),
+                nn.Linear(12, 1),
+            )
 
         def forward(self, x: Any) -> Any:
             z = self.body(x)
@@ -1397,7 +1406,10 @@ def low_rank_adapters_on_a_frozen_base() -> Loop:
         def __init__(self, base: nn.Linear) -> None:
             super().__init__()
             self.base, self.drop = base, nn.Dropout(0.1)
-            self.a, self.b = nn.Parameter(torch.randn(2, base.in_features) / 3), nn.Parameter(torch.zeros(base.out_features, 2))
+            self.a, self.b = (
+                nn.Parameter(torch.randn(2, base.in_features) / 3),
+                nn.Parameter(torch.zeros(base.out_features, 2)),
+            )
 
         def forward(self, x: Any) -> Any:
             return self.base(x) + self.drop(x) @ self.a.T @ self.b.T * 2.0
@@ -1462,7 +1474,9 @@ def sharpness_aware() -> Loop:
 
 @loop()
 def lookahead_with_clipping_and_accumulation() -> Loop:
-    model = nn.Sequential(nn.Linear(8, 12), nn.GroupNorm(3, 12), nn.ReLU(), parametrizations.weight_norm(nn.Linear(12, 4)))
+    model = nn.Sequential(
+        nn.Linear(8, 12), nn.GroupNorm(3, 12), nn.ReLU(), parametrizations.weight_norm(nn.Linear(12, 4))
+    )
     fast = adam(model)
     slow = [p.detach().clone() for p in model.parameters()]
     for i, (x, y) in enumerate(labelled(13)):
@@ -1540,7 +1554,10 @@ def module_with_its_training_step() -> Loop:
     class Lit(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.loss = nn.Sequential(nn.Linear(8, 12), nn.Dropout(0.2), nn.ReLU(), nn.Linear(12, 4)), nn.CrossEntropyLoss()
+            self.net, self.loss = (
+                nn.Sequential(nn.Linear(8, 12), nn.Dropout(0.2), nn.ReLU(), nn.Linear(12, 4)),
+                nn.CrossEntropyLoss(),
+            )
             self.logged: dict[str, float] = {}
             self.global_step = 0
 
