@@ -55,11 +55,11 @@ class WholeStatistics(TorchFunctionMode):
         x, momentum = call["input"], call["momentum"]
         running_mean, running_var = call["running_mean"], call["running_var"]
         mean, variance, count = _statistics(x, self._gather)
-        with torch.no_grad():
+        with torch.no_grad():  # by ``data``: torch's own writes do not count as writes for graphs that hold them, too
             if running_mean is not None:
-                running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+                running_mean.data.lerp_(mean.to(running_mean.dtype), momentum)
             if running_var is not None:
-                running_var.lerp_((variance * (count / (count - 1))).to(running_var.dtype), momentum)
+                running_var.data.lerp_((variance * (count / (count - 1))).to(running_var.dtype), momentum)
         return _Normalised.apply(x, call["weight"], call["bias"], mean, variance, count, call["eps"], self._gather)
 
 

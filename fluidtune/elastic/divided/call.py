@@ -8,6 +8,8 @@ of batch normalisation, it computes the whole batch.
 from __future__ import annotations
 
 import hashlib
+import random
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,11 +20,11 @@ import torch
 from torch import nn
 
 from .batch_statistics import WholeStatistics
-from .description import Description
+from .description import Description, Marks
 from .flags import Flags, under
 from .parts import Outputs, Rule, Tree, tree_of
 from .tensor_link import Link, Lost, Message
-from .torch_private import computed, keeps_graph
+from .torch_private import computed, is_batched, keeps_graph, outside_transforms
 from .whole_draws import WholeDraws
 
 #: A follower is given up when it takes this many times as long as the leader's own part, and `GRACE_S` seconds more.
@@ -71,22 +73,39 @@ class Streams:
         return hashlib.sha1(b"".join(state.numpy().tobytes() for state in self._states)).digest()
 
 
+def other_streams() -> Any:
+    """The states of the random numbers of Python and NumPy."""
+    numpy = sys.modules.get("numpy")
+    state = None if numpy is None else numpy.random.get_state()
+    return random.getstate(), None if state is None else (state[0], state[1].tobytes(), *state[2:])
+
+
+def restore_others(streams: Any) -> None:
+    random.setstate(streams[0])
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and streams[1] is not None:
+        name, keys, *rest = streams[1]
+        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
+
+
 class Twin:
     """A replica in the leader's process, on which parts are computed: hooks of the module's weights do not see them.
 
     Its parameters are those of the module under another name. ``copies``: what else a forward may write is a copy, so
-    that it leaves no trace.
+    that it leaves no trace. ``all_copies``: parameters are copies, too.
     """
 
-    def __init__(self, described: Description, copies: bool) -> None:
-        self._described, self._copies = described, copies
+    def __init__(self, described: Description, copies: bool, all_copies: bool = False) -> None:
+        self._described, self._copies, self._all_copies = described, copies, all_copies
         with torch.inference_mode(False):
             self.tensors = [self._alias(tensor) for tensor in described.tensors]
             self.module: nn.Module = described.replica(self.tensors)
+        self.marks: Marks | None = None
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
-            return nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
+            own = tensor.detach().clone() if self._all_copies else tensor.detach()
+            return nn.Parameter(own, requires_grad=tensor.requires_grad)
         return tensor.detach().clone() if self._copies else tensor.detach()
 
     @property
@@ -103,10 +122,11 @@ class Twin:
         """Be as the module is now."""
         with torch.no_grad():
             for own, tensor in zip(self.tensors, self._described.tensors, strict=True):
-                if self._copies and not isinstance(own, nn.Parameter):
-                    own.copy_(tensor.detach())
+                if self._all_copies or (self._copies and not isinstance(own, nn.Parameter)):
+                    own.data.copy_(tensor.detach())
                 elif own.data_ptr() != tensor.data_ptr():
                     own.data = tensor.detach()
+        self.marks = None if self._copies else Marks(self.module)
 
 
 class Call:
@@ -209,7 +229,7 @@ class Call:
         self.end()
         with torch.no_grad():
             for tensor, before in buffers:
-                tensor.copy_(before)
+                tensor.data.copy_(before)  # not a write for graphs that hold it
 
     def _forward(self) -> list[Tree]:
         states = self._streams.tensors() if self._rule.draws else []
@@ -231,10 +251,19 @@ class Call:
             }
             at += size
             self._request(part, "forward", value, [*piece.tensors, *states])
+        # What is drawn may tell where a forward goes: there it may draw others.
+        others = other_streams() if self._rule.draws else None
         started = time.perf_counter()
         found = [self._computed_here(self._own.module, 0)]
         self.own_s = time.perf_counter() - started
         drawn = Streams(self._described.device)
+        if self._own.marks is not None and self._own.marks.put_back():
+            self._stop_others()
+            raise Undivided("it leaves something behind", lasting=True)
+        if others is not None and other_streams() != others:
+            restore_others(others)
+            self._stop_others()
+            raise Undivided("it draws from the random numbers of Python or NumPy", lasting=True)
         if not self._rule.draws and drawn.digest != self._streams.digest:
             self._stop_others()
             raise Undivided("it draws random numbers, and did not when it was checked", lasting=True)
@@ -455,7 +484,9 @@ class Call:
         return list(torch.autograd.grad([e for e, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
 
     def differentiable(self, inputs: Sequence[torch.Tensor], grads: Sequence[Any]) -> list[torch.Tensor | None]:
-        """The gradients with a graph of their own (``create_graph=True``): the call is computed once more, whole."""
+        """The gradients with a graph of their own (``create_graph=True``), or of several outputs at once
+        (``is_grads_batched=True``): the call is computed once more, whole.
+        """
         after = Streams(self._described.device)
         weights = [t if isinstance(t, nn.Parameter) or t.requires_grad else t.clone() for t in self._described.tensors]
         replica = self._described.replica(weights)
@@ -465,14 +496,18 @@ class Call:
         args, kwargs = self._given.value(tensors)
         self._streams.restore()
         try:
-            with under(self._flags):
+            with outside_transforms(), under(self._flags):
                 ends = tree_of(computed(replica, args, kwargs), "output", self._given.classes).tensors
         finally:
             after.restore()
         pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
         return list(
             torch.autograd.grad(
-                [e for e, _ in pairs], list(inputs), [g for _, g in pairs], create_graph=True, allow_unused=True
+                [e for e, _ in pairs],
+                list(inputs),
+                [g for _, g in pairs],
+                create_graph=torch.is_grad_enabled(),
+                allow_unused=True,
             )
         )
 
@@ -522,7 +557,8 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[torch.Tensor | None, ...]:
         _ = ctx.saved_tensors
         call: Call = ctx.call
-        if torch.is_grad_enabled():
+        batched = any(grad is not None and is_batched(grad) for grad in grads)
+        if torch.is_grad_enabled() or batched:
             return None, None, None, *call.differentiable(ctx.inputs, grads)
         keep = keeps_graph()
         with call.turn():

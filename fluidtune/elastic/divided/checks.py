@@ -6,8 +6,6 @@ sample shows as a difference; what a forward leaves behind shows in the twin.
 
 from __future__ import annotations
 
-import random
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fluidtune.error_lines import failure
 
 from .batch_statistics import SeenStatistics
-from .call import Call, Streams, Twin, Undivided
+from .call import Call, Streams, Twin, Undivided, other_streams, restore_others
 from .description import Classes, Description, dumped
 from .flags import Flags, under
 from .parts import Odd, Rule, Tree, candidates, join_rule, tree_of
@@ -64,27 +62,32 @@ def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags
     Raises:
         CannotDivide: what the forward does besides shows that it cannot be divided.
     """
-    before, others = Streams(described.device), _other_streams()
+    before, others = Streams(described.device), other_streams()
     twin.refresh()
     first = _skeleton(twin, classes)
     tensors = [tensor.detach().clone() for tensor in given.tensors]
     needs = [i for i, tensor in enumerate(given.tensors) if tensor.requires_grad] if flags["grad"] else []
     for i in needs:
         tensors[i].requires_grad_()
+    outside = described.outside()
     started = time.perf_counter()
     try:
         args, kwargs = given.value(tensors)
         with SeenStatistics() as seen:
             output = tree_of(computed(twin.module, args, kwargs), "output", classes)
         after = Streams(described.device)
-        moved = _other_streams() != others
+        moved = other_streams() != others
+        leaves = outside.has_changed()
     except Odd as error:
         raise CannotDivide(str(error)) from error
     except Exception as error:
         raise CannotDivide(f"it fails ({failure(error)})") from error
     finally:
         before.restore()
-        _restore(others)
+        restore_others(others)
+        outside.restore()
+    if leaves:
+        raise CannotDivide("it leaves something behind outside of it")
     if moved:
         raise CannotDivide("it draws from the random numbers of Python or NumPy")
     if not all(same_bytes(own.detach(), tensor.detach()) for own, tensor in zip(tensors, given.tensors, strict=True)):
@@ -104,6 +107,8 @@ def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags
             )
         except Exception as error:
             raise CannotDivide(f"its backward fails ({failure(error)})") from error
+        if any(grad is not None and grad.layout is not torch.strided for grad in gradients):
+            raise CannotDivide("a gradient of it is sparse")
     seconds = time.perf_counter() - started
     detached = replace(output, tensors=tuple(tensor.detach() for tensor in output.tensors))
     return Whole(
@@ -300,7 +305,7 @@ def _refuse_written(twin: Twin, described: Description) -> None:
         if isinstance(module, _BatchNorm)
         for buffer in module.buffers(recurse=False)
     }
-    names = {id(tensor): name for name, tensor in twin.module.named_buffers()}
+    names = {id(t): name for name, t in (*twin.module.named_parameters(), *twin.module.named_buffers())}
     for number, (own, tensor) in enumerate(zip(twin.tensors, described.tensors, strict=True)):
         if id(own) not in allowed and not (own.is_cuda or same_bytes(own.detach(), tensor.detach())):
             raise CannotDivide(f"its forward changes {names.get(id(own), f'tensor {number}')}")
@@ -313,17 +318,3 @@ def _refuse_views(output: Tree, others: Sequence[torch.Tensor]) -> None:
     for place, tensor in enumerate(output.tensors):
         if tensor.numel() and tensor.untyped_storage().data_ptr() in held:
             raise CannotDivide(f"output {place} is an input or a weight, or a view of one")
-
-
-def _other_streams() -> Any:
-    numpy = sys.modules.get("numpy")
-    state = None if numpy is None else numpy.random.get_state()
-    return random.getstate(), None if state is None else (state[0], state[1].tobytes(), *state[2:])
-
-
-def _restore(streams: Any) -> None:
-    random.setstate(streams[0])
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and streams[1] is not None:
-        name, keys, *rest = streams[1]
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))

@@ -13,18 +13,20 @@ import hashlib
 import io
 import operator
 import pickle
+import random
 import sys
 import types
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from .torch_private import answering, version
+from .torch_private import ANSWER, answering, tables_of, version
 
 #: What cannot change without another identity.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
@@ -39,6 +41,8 @@ _HOOKS = (
 )
 #: Packages whose functions no script changes the global variables of.
 _LIBRARIES = ("torch", "numpy", "builtins")
+#: The most objects outside of a module that a check keeps. Judgement: more are a data set, which no forward writes.
+_MOST_REACHED = 2000
 _TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -183,6 +187,7 @@ class Description:
         self.classes = classes.dumped()
         kinds = repr([(kind[:2], kind[3:]) for kind in self._kinds]).encode()
         self._watch = _Watch(module, classes.pickling)
+        self._replica: tuple[bytes, list[Any]] | None = None
         # A follower has a class that it imports as it was imported: the check tells whether that is how it is here.
         self.digest = hashlib.sha1(self.skeleton + self.classes + kinds + self._watch.outside).digest()
 
@@ -207,8 +212,21 @@ class Description:
         """Whether the module is still as it is described here."""
         return self._kinds == self._kinds_now() and self._watch.holds()
 
+    def outside(self) -> Outside:
+        """What its methods read outside of it, kept as it is now."""
+        return self._watch.outside_now()
+
     def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
-        """A copy of the module in this process that computes with these tensors."""
+        """A copy of the module in this process that computes with these tensors. It is as it was at the first replica:
+        a backward may ask for another one when the loop has changed the module.
+        """
+        if self._replica is None:
+            self._replica = self._as_bytes()
+        data, own = self._replica
+        made: nn.Module = loaded(data, lambda key: tensors[key] if isinstance(key, int) else own[key[1]])
+        return made
+
+    def _as_bytes(self) -> tuple[bytes, list[Any]]:
         own: list[Any] = []
         numbers = {id(tensor): number for number, tensor in enumerate(self.tensors)}
 
@@ -222,9 +240,7 @@ class Description:
 
         module = self._module()
         assert module is not None
-        data = dumped(module, number, self._pickling)
-        made: nn.Module = loaded(data, lambda key: tensors[key] if isinstance(key, int) else own[key[1]])
-        return made
+        return dumped(module, number, self._pickling), own
 
 
 def rebuilt(skeleton: bytes, tensors: Sequence[torch.Tensor], classes: Classes) -> nn.Module:
@@ -261,6 +277,36 @@ def _refuse_module(module: nn.Module) -> None:
         raise CannotBeSent("its tensors are on several GPUs")
 
 
+class Marks:
+    """By what one sees, after a call of a replica, that the call has left something behind in it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        modules = list(module.modules())
+        self._tables = [(t, dict(t)) for each in modules for t in tables_of(each)]
+        self._buffers = [b for m in modules if not isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)]
+        self._versions = self._versions_now()
+
+    def _versions_now(self) -> list[int]:
+        return [0 if buffer.is_inference() else version(buffer) for buffer in self._buffers]
+
+    def put_back(self) -> bool:
+        """Put attributes back as they were. Whether anything was changed."""
+        versions, self._versions = self._versions, self._versions_now()
+        changed = versions != self._versions
+        for table, kept in self._tables:
+            if _are(table.values(), kept.values()):
+                continue
+            if any(not _is_same(table.get(name), kept.get(name)) for name in {*table, *kept} - {ANSWER}):
+                changed = True
+            table.clear()
+            table.update(kept)
+        return changed
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and isinstance(one, (*_PLAIN, tuple)) and repr(one) == repr(other))
+
+
 class _Watch:
     """What can change of a module between two calls."""
 
@@ -283,14 +329,17 @@ class _Watch:
                     self._mutable.append(value)
         bases = {base for each in modules for base in type(each).__mro__ if not _of_library(base)}
         outside: list[Any] = []
+        self._outside_tables: list[Any] = []
         for base in bases:
             self._tables.append((vars(base), list(vars(base).values())))
-            outside += [value for value in vars(base).values() if not callable(value)]
+            self._outside_tables.append(_OfClass(base))
+            outside += self._outside_tables[-1].values()
         functions = [function for base in bases for function in vars(base).values()]
         functions += [value for each in modules for value in each.__dict__.values()]
         for table in _outside_of(functions):
             values = table.values()
             self._tables.append((table, values))
+            self._outside_tables.append(table)
             outside += values
         self._mutable += [value for value in outside if not self._is_known(value) or isinstance(value, torch.Tensor)]
         self._mutable = [value for value in self._mutable if not (isinstance(value, dict | list | set) and not value)]
@@ -321,7 +370,13 @@ class _Watch:
             try:
                 return dumped(values, number, self._pickling)
             except Exception:
-                return repr(values).encode()
+                if len(values) == 1:
+                    return repr(values).encode()
+                return b"".join(self._pickled([value]) for value in values)
+
+    def outside_now(self) -> Outside:
+        """See `Description.outside`."""
+        return Outside(self._outside_tables, self._modules)
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
@@ -335,7 +390,12 @@ class _Watch:
 
 
 def _of_library(obj: Any) -> bool:
-    return (obj.__module__ or "").partition(".")[0] in _LIBRARIES
+    return _is_library(obj.__module__)
+
+
+def _is_library(module: str | None) -> bool:
+    name = (module or "").partition(".")[0]
+    return name in _LIBRARIES or (name in sys.stdlib_module_names and name != "__main__")
 
 
 class _Globals:
@@ -347,6 +407,9 @@ class _Globals:
     def values(self) -> list[Any]:
         return [self._table.get(name) for name in self._names]
 
+    def put_back(self, values: list[Any]) -> None:
+        self._table.update(zip(self._names, values, strict=True))
+
 
 class _Enclosed:
     """What a function finds around it, as `_Watch` reads it."""
@@ -356,6 +419,132 @@ class _Enclosed:
 
     def values(self) -> list[Any]:
         return [_content(cell) for cell in self._cells]
+
+    def put_back(self, values: list[Any]) -> None:
+        for cell, value in zip(self._cells, values, strict=True):
+            if _content(cell) is not value:
+                cell.cell_contents = value
+
+
+class _Defaults:
+    """Default values of a function's arguments."""
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._function = function
+
+    def values(self) -> list[Any]:
+        return list(self._function.__defaults__ or ())
+
+    def put_back(self, values: list[Any]) -> None:
+        self._function.__defaults__ = tuple(values)
+
+
+class _OfClass:
+    """What is no method of a class."""
+
+    def __init__(self, cls: type) -> None:
+        self._class = cls
+        self._names = [
+            name
+            for name, value in vars(cls).items()
+            if not callable(value) and name[:2] != "__" and name != "_abc_impl"
+        ]
+
+    def values(self) -> list[Any]:
+        return [vars(self._class).get(name) for name in self._names]
+
+    def put_back(self, values: list[Any]) -> None:
+        for name, value in zip(self._names, values, strict=True):
+            if vars(self._class).get(name) is not value:
+                setattr(self._class, name, value)
+
+
+class Outside:
+    """Variables outside of a module, and what can be reached from them, as they were: containers and attributes by
+    identity, tensors and arrays by their bytes. ``tables``: of variables; ``modules``: ids of what is no part of it.
+    """
+
+    def __init__(self, tables: Sequence[Any], modules: set[int]) -> None:
+        self._variables = [(table, table.values()) for table in tables]
+        self._kept: list[tuple[Any, Any]] = []
+        #: Generators of random numbers.
+        self._states: list[tuple[Any, Any]] = []
+        seen = set(modules)
+        waiting = [value for _, values in self._variables for value in values]
+        while waiting and len(seen) < _MOST_REACHED:
+            obj = waiting.pop()
+            if id(obj) in seen or isinstance(obj, (*_PLAIN, *_NAMED)):
+                continue
+            seen.add(id(obj))
+            if (state := _state_of(obj)) is not None:
+                self._states.append((obj, state))
+            elif isinstance(obj, torch.Tensor):
+                self._kept.append((obj, obj.detach().clone()))
+            elif type(obj).__module__ == "numpy" and hasattr(obj, "copy"):
+                self._kept.append((obj, obj.copy()))
+            elif isinstance(obj, (list, dict, set, deque)):
+                self._kept.append((obj, obj.copy()))
+                waiting += [*obj.values()] if isinstance(obj, dict) else [*obj]
+            elif isinstance(obj, tuple):
+                waiting += obj
+            elif not isinstance(obj, nn.Module) and isinstance(getattr(obj, "__dict__", None), dict):
+                waiting.append(vars(obj))
+
+    def has_changed(self) -> bool:
+        return (
+            any(not _are(table.values(), values) for table, values in self._variables)
+            or any(not _is_like(obj, kept) for obj, kept in self._kept)
+            or any(repr(_state_of(obj)) != repr(state) for obj, state in self._states)
+        )
+
+    def restore(self) -> None:
+        for table, values in self._variables:
+            if not _are(table.values(), values):
+                table.put_back(values)
+        for obj, state in self._states:
+            if isinstance(obj, torch.Generator):
+                obj.set_state(torch.tensor(list(state), dtype=torch.uint8))
+            elif isinstance(obj, random.Random):
+                obj.setstate(state)
+            else:
+                getattr(obj, "bit_generator", obj).state = state
+        for obj, kept in self._kept:
+            if _is_like(obj, kept):
+                continue
+            if isinstance(obj, torch.Tensor):
+                obj.data.copy_(kept)
+            elif isinstance(obj, (list, deque, set, dict)):
+                obj.clear()
+                (obj.extend if isinstance(obj, (list, deque)) else obj.update)(kept)
+            else:
+                obj[...] = kept
+
+
+def _state_of(obj: Any) -> Any:
+    """Of a generator of random numbers; None: it is another object."""
+    if isinstance(obj, torch.Generator):
+        return bytes(obj.get_state().tolist())
+    if isinstance(obj, random.Random):
+        return obj.getstate()
+    return getattr(getattr(obj, "bit_generator", None), "state", None)
+
+
+def _are(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    one, other = list(one), list(other)
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _is_like(obj: Any, kept: Any) -> bool:
+    """Whether a container is as it was kept."""
+    if isinstance(obj, torch.Tensor):
+        return obj.shape == kept.shape and torch.equal(obj.detach(), kept)
+    if isinstance(obj, dict):
+        return _are(obj, kept) and _are(obj.values(), kept.values())
+    if isinstance(obj, set):
+        return bool(obj == kept)
+    if isinstance(obj, (list, deque)):
+        return _are(obj, kept)
+    return bool((obj == kept).all())
 
 
 def _content(cell: Any) -> Any:
@@ -368,28 +557,43 @@ def _content(cell: Any) -> Any:
 def _outside_of(values: Iterable[Any]) -> list[Any]:
     """Variables outside of these functions, and of functions that they name, that they read."""
     found: dict[int, tuple[dict[str, Any], set[str]]] = {}
-    enclosed: list[Any] = []
+    others: list[Any] = []
     seen: set[int] = set()
     waiting = list(values)
     while waiting:
         function = waiting.pop()
         function = getattr(function, "__func__", function)
-        if not isinstance(function, types.FunctionType) or id(function) in seen:
+        if not isinstance(function, types.FunctionType | type) or id(function) in seen:
             continue
         seen.add(id(function))
         if _of_library(function):
             continue
-        table = function.__globals__
-        for name in _names_in(function.__code__):
-            value = table.get(name)
-            if isinstance(value, types.FunctionType):
-                waiting.append(value)
-            elif name in table and not isinstance(value, (type, ModuleType, types.BuiltinFunctionType)):
-                found.setdefault(id(table), (table, set()))[1].add(name)
+        if isinstance(function, type):
+            if not issubclass(function, enum.Enum):
+                others.append(_OfClass(function))
+            continue
+        names = _names_in(function.__code__)
+        tables = [function.__globals__]
+        while tables:
+            table = tables.pop()
+            for name in names.intersection(table):
+                value = table[name]
+                if isinstance(value, ModuleType):  # its variables may be read as its attributes
+                    if id(value) not in seen and not _is_library(value.__name__):
+                        seen.add(id(value))
+                        tables.append(vars(value))
+                elif not isinstance(value, types.BuiltinFunctionType):
+                    waiting.append(value)
+                    found.setdefault(id(table), (table, set()))[1].add(name)
         if function.__closure__:
-            enclosed.append(_Enclosed(function))
-            waiting += enclosed[-1].values()
-    return [*(_Globals(table, sorted(names)) for table, names in found.values()), *enclosed]
+            others.append(_Enclosed(function))
+            waiting += others[-1].values()
+        for kept in (function.__kwdefaults__, function.__dict__):
+            if kept:
+                others.append(_Globals(kept, list(kept)))
+        if function.__defaults__:
+            others.append(_Defaults(function))
+    return [*(_Globals(table, sorted(names)) for table, names in found.values()), *others]
 
 
 def _names_in(code: types.CodeType) -> set[str]:

@@ -10,7 +10,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from .torch_private import HOOKS_FOR_ALL, dispatch_modes, replaces_saved_tensors, transforms
+from .torch_private import HOOKS_FOR_ALL, dispatch_modes, forward_mode, replaces_saved_tensors, transforms
 
 #: Settings by name. Those whose names end in "autocast" are (enabled, type) of a kind of device.
 Flags = dict[str, Any]
@@ -50,8 +50,8 @@ def under(flags: Flags) -> Iterator[None]:
             stack.enter_context(torch.set_grad_enabled(flags["grad"]))
         for kind in _AUTOCAST:
             enabled, dtype = flags[f"{kind} autocast"]
-            if enabled:
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            if enabled or torch.is_autocast_enabled(kind):  # the backward may be called under another one
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
         if flags["device"] is not None:
             stack.enter_context(torch.device(flags["device"]))
         yield
@@ -66,6 +66,8 @@ def odd_mode(looks: int) -> str | None:
         return "it is being compiled"
     if transforms():
         return "it is called in a functional transform"
+    if forward_mode():
+        return "it is called in forward-mode differentiation"
     if dispatch_modes():
         return "it is called under a TorchDispatchMode"
     if torch._C._len_torch_function_stack() and any(

@@ -19,7 +19,7 @@ from torch import nn
 from fluidtune.error_lines import failure
 
 from .call import Streams, part_modes
-from .description import Classes, rebuilt
+from .description import Classes, Marks, rebuilt
 from .flags import under
 from .followers import REPLICAS
 from .horovod_pair import HorovodPair, start
@@ -33,6 +33,10 @@ __all__ = ["Follower", "Refused"]
 
 #: Seconds in which a leader takes a follower in. Judgement: it does so in a thread of its own.
 _WELCOME_S = 60.0
+
+
+class _Left(Exception):
+    """A forward has written what its module keeps."""
 
 
 class _Stopped(Exception):
@@ -194,8 +198,11 @@ class Follower:
                 torch.cuda.set_rng_state(states[1], self._device)
         with under(value["flags"]):
             args, kwargs = Tree(value["skeleton"], tuple(own), self._classes).value()
+            marks = Marks(replica)
             with part_modes(*modes, self._gather):
                 result = computed(replica, args, kwargs)
+            if marks.put_back():
+                raise _Left("it leaves something behind")
             found = tree_of(result, "output", self._classes)
         trained = [held.weights.tensors[number] for number in held.trained]
         if value["graded"]:

@@ -31,6 +31,8 @@ from .weights import PublishedWeights
 AGAIN = 100
 #: Of this many calls, at most half may be checks: with more, growth gains nothing, as each call is of another kind.
 _RECENT = 50
+#: Of so many numbers of samples, each is checked: what a forward does may depend on their number.
+_SIZES = 6
 #: Divided calls after which their seconds are compared with those of the whole.
 _TIMED = 8
 
@@ -66,6 +68,8 @@ class ModuleCalls(Nothing):
         #: By structure of a call, the rule, or why it stays whole.
         self._verdicts: dict[bytes, Rule | str] = {}
         self._trusted: set[bytes] = set()
+        #: By structure, the numbers of samples that were checked.
+        self._samples: dict[bytes, set[int]] = {}
         self.said: set[tuple[str, str]] = set()
         self._looks = 0
         #: Keys of calls that may still have a backward.
@@ -169,7 +173,11 @@ class ModuleCalls(Nothing):
         samples = None if verdict is None else verdict.samples(given, (args, kwargs))
         if verdict is not None and (samples is None or samples < 2):
             return None
-        if verdict is None or self._signature(structure, verdict, given, samples, peers) not in self._trusted:
+        if (
+            verdict is None
+            or self._signature(structure, verdict, given, samples, peers) not in self._trusted
+            or (samples not in self._samples[structure] and len(self._samples[structure]) < _SIZES)
+        ):
             self._check(structure, verdict, described, given, (args, kwargs), flags, peers)
             return None
         self._recent.append(False)
@@ -207,7 +215,7 @@ class ModuleCalls(Nothing):
     def _signature(
         self, structure: bytes, rule: Rule, given: Tree, samples: int | None, peers: list[Follower]
     ) -> bytes:
-        sizes = self._followers.sizes(samples or 0, peers) if rule.draws else None
+        sizes = self._followers.sizes(samples or 0, peers) if rule.draws or rule.statistics else None
         return _digest(structure, rule.shapes(given), sizes)
 
     def _call(
@@ -263,7 +271,7 @@ class ModuleCalls(Nothing):
         classes = self._followers.classes
         before = len(classes)
         try:
-            twin = Twin(described, copies=True)
+            twin = Twin(described, copies=True, all_copies=True)
         except Exception as error:
             self._refuse(structure, f"no copy of it can be made ({failure(error)})")
             return
@@ -286,6 +294,7 @@ class ModuleCalls(Nothing):
         self._verdicts[structure] = rule
         samples = rule.samples(given, arguments)
         self._trusted.add(self._signature(structure, rule, given, samples, peers))
+        self._samples.setdefault(structure, set()).add(samples or 0)
         if ("divided", "") not in self.said:
             self.said.add(("divided", ""))
             self._followers.note(self.name, "divided", "")

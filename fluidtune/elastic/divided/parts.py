@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .description import Classes, dumped, loaded
+from .tensor_link import compact
 
 #: How an output of all parts is made: the dimension along which they are joined; `SAME`: each part has it.
 SAME = -1
@@ -222,7 +223,7 @@ class Outputs:
         return [
             self._parts[0].tensors[place].detach().clone()
             if dim == SAME
-            else torch.cat([part.tensors[place].detach() for part in self._parts], dim)
+            else _cat([part.tensors[place].detach() for part in self._parts], dim)
             for place, dim in enumerate(self._rule.join)
         ]
 
@@ -260,3 +261,12 @@ class Outputs:
             for own, piece in zip(cut, pieces, strict=True):
                 own.append(piece)
         return cut
+
+
+def _cat(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """The tensors joined. The whole lies in memory in the order of the first one: loops view it, and draw alike."""
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    strides = compact(shape, torch.empty_like(tensors[0], device="meta").stride())
+    out = torch.empty_strided(shape, strides, dtype=tensors[0].dtype, device=tensors[0].device)
+    return torch.cat(list(tensors), dim, out=out)

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.modules import module as _modules
 
 #: By kind, hooks for all modules: before and after a forward, before and after a backward.
@@ -24,6 +26,15 @@ HOOKS_FOR_ALL: tuple[Mapping[int, Any], ...] = (
 def computed(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What the module returns, with its hooks, whoever answers its calls."""
     return module._call_impl(*args, **kwargs)
+
+
+#: The attribute of `answering`.
+ANSWER = "_compiled_call_impl"
+
+
+def tables_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
+    """The dictionaries of a module's own attributes, parameters and buffers."""
+    return module.__dict__, module._parameters, module._buffers
 
 
 def answering(module: nn.Module) -> Any:
@@ -66,6 +77,21 @@ def replaces_saved_tensors() -> bool:
 def transforms() -> bool:
     """Whether a functional transform is under way."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Within it, no functional transform is under way."""
+    return temporarily_clear_interpreter_stack()
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is one of a transform that computes many at a time (`torch.vmap`, ``is_grads_batched``)."""
+    return torch._C._functorch.is_batchedtensor(tensor) or torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation is under way."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def dispatch_modes() -> int:

@@ -1,8 +1,8 @@
 """What a forward draws is drawn for the whole batch, and a part's share of it is cut out.
 
 So the masks of a part are those that the whole batch would have, and the stream goes on as alone, wherever the batch is
-cut. All workers of a call begin with the leader's state of the generator. What draws otherwise, as a kernel that draws
-inside, leaves the stream elsewhere: the check sees that, and the call stays whole.
+cut. All workers of a call begin with the leader's state of the generator. A part that draws otherwise, as a kernel that
+draws inside or a permutation, is an error of the part, and the call stays whole.
 """
 
 from __future__ import annotations
@@ -42,6 +42,15 @@ _SIZED = {
     _aten.randint.default: 1,
     _aten.randint.low: 2,
 }
+
+
+class Uncut(Exception):
+    """A part draws what is not known to be its share of what the batch draws."""
+
+
+def _streams(args: Any) -> list[torch.Tensor]:
+    cards = {each.device for each in args if isinstance(each, torch.Tensor) and each.is_cuda}
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(card) for card in cards)]
 
 
 class WholeDraws(TorchDispatchMode):
@@ -85,7 +94,13 @@ class WholeDraws(TorchDispatchMode):
             if cut is not None:
                 whole = (*args[:place], list(cut[0]), *args[place + 1 :])
                 return func(*whole, **kwargs).narrow(*cut[1:]).clone()
-        return func(*args, **kwargs)
+        if func in _ALIKE or func in _SIZED or torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        before = _streams(args)
+        found = func(*args, **kwargs)
+        if not all(map(torch.equal, before, _streams(args))):
+            raise Uncut(f"its draws by {func} cannot be cut into parts of the batch")
+        return found
 
     def _filled(self, func: Any, like: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """What ``func`` fills a tensor of this part with. (Each number is drawn in the order of memory.)"""

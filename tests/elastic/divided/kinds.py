@@ -264,6 +264,36 @@ def what_functions_find_around_them() -> Any:
 
 
 @divided
+def what_methods_name_beside_variables() -> Any:
+    """A class of settings, the default value of an argument, an attribute of a function."""
+
+    class Settings:
+        scale = 1.0
+
+    table = {"scale": 1.0}
+
+    def run(self: Any, x: Any, table: Any = table) -> Any:
+        return self.net(x) * Settings.scale * table["scale"] * run.scale
+
+    run.scale = 1.0
+
+    def step(m: Any, x: Any, y: Any, i: int) -> Any:
+        Settings.scale, table["scale"], run.scale = 1.0 + i // 5, 1.0 + i // 7, 1.0 + i // 9
+        return F.cross_entropy(m(x), y)
+
+    return Of(run), step
+
+
+@divided
+def more_samples_go_another_way() -> Any:
+    def run(self: Any, x: Any) -> Any:
+        z = self.net(x)
+        return z - z.mean(0) if len(x) > 15 else z
+
+    return Of(run), lambda m, x, y, i: F.cross_entropy(m(x[: 13 if i < 8 else 20]), y[: 13 if i < 8 else 20])
+
+
+@divided
 def batches_smaller_than_the_width() -> Any:
     return net(), lambda m, x, y, i: F.cross_entropy(m(x[: 1 + i % 5]), y[: 1 + i % 5])
 
@@ -577,6 +607,39 @@ def a_buffer_changed_in_forward() -> Any:
     m = Of(lambda self, x: x * self.scale + self.seen.add_(1.0).mean(), scale=nn.Parameter(torch.ones(())))
     m.register_buffer("seen", torch.zeros(1))
     return m, lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
+
+
+@whole("leaves something behind")
+def a_buffer_changed_in_some_calls() -> Any:
+    def run(self: Any, x: Any) -> Any:
+        if x[:, 0].max() > 1.8:
+            self.seen.add_(1.0)
+            self.count = self.count + 1
+        return self.net(x) * (1 + self.seen / 10 + self.count)
+
+    m = Of(run, count=0)
+    m.register_buffer("seen", torch.zeros(1))
+    return m, entropy
+
+
+@whole("randperm")
+def a_permutation_in_some_calls() -> Any:
+    def run(self: Any, x: Any) -> Any:
+        z = self.net(x)
+        return z + z[torch.randperm(len(z))] if float(torch.rand(1)) < 0.3 else z
+
+    return Of(run), entropy
+
+
+@whole("outside of it")
+def a_list_outside_that_the_forward_fills() -> Any:
+    rows: list[int] = []
+
+    def run(self: Any, x: Any) -> Any:
+        rows.append(len(x))
+        return self.net(x) * (1 + len(rows) / 50)
+
+    return Of(run), entropy
 
 
 @whole("changes its inputs")

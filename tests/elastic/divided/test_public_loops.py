@@ -1,0 +1,71 @@
+"""Loops of the kinds that public codes have are equal to themselves alone, at each width and while it changes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.elastic.divided.grown import Grown
+from tests.elastic.divided.public_loops import LOOPS, STEPS
+
+HISTORIES = {
+    "2": [2] * STEPS,
+    "1-2-1": [1] * 3 + [2] * 6 + [1] * (STEPS - 9),
+    "1-1-3-2-3": [1, 1, *[3] * 4, *[2] * 3, *[3] * (STEPS - 9)],
+}
+_alone: dict[str, Any] = {}
+
+
+def trained(name: str, widths: list[int] | None) -> tuple[list[float], list[torch.Tensor], int, list[Any]]:
+    """Losses, weights with the next random number, divided calls, and what was checked. ``widths``: None: alone."""
+    torch.set_num_threads(1)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    grown = None if widths is None else Grown()
+    losses, divided, checked = [], 0, []
+    try:
+        running = LOOPS[name].make()
+        while True:
+            if grown is not None:
+                grown.width((widths or [])[min(len(losses), STEPS - 1)])
+            try:
+                losses.append(next(running))
+            except StopIteration as end:
+                made = end.value
+                break
+            if grown is not None:
+                divided += grown.division.followers.divided
+        if grown is not None:
+            checked = grown.division.followers.checked
+    finally:
+        if grown is not None:
+            grown.close()
+        torch.set_default_dtype(before)
+    made = made if isinstance(made, tuple) else (made,)
+    tensors = [t for each in made for t in (each.state_dict().values() if isinstance(each, nn.Module) else [each])]
+    return losses, [t.detach().clone() for t in (*tensors, torch.rand(1))], divided, checked
+
+
+@pytest.mark.parametrize(
+    "history", ["1-1-3-2-3", *(pytest.param(one, marks=pytest.mark.slow) for one in ("2", "1-2-1"))]
+)
+@pytest.mark.parametrize("name", LOOPS)
+def test_equal_to_alone(name: str, history: str) -> None:
+    row = LOOPS[name]
+    if name not in _alone:
+        _alone[name] = trained(name, None)
+    losses, tensors, divided, checked = trained(name, HISTORIES[history])
+    assert losses == pytest.approx(_alone[name][0], rel=row.tolerance, abs=1e-12)
+    for own, other in zip(tensors, _alone[name][1], strict=True):
+        torch.testing.assert_close(own, other, rtol=row.tolerance, atol=row.tolerance)
+    assert torch.equal(tensors[-1], _alone[name][1][-1]), "the random stream"
+    assert bool(divided) == row.divided, checked
+    assert row.word is None or any(row.word in why for _, verdict, why in checked if verdict == "whole"), checked
