@@ -211,7 +211,7 @@ def _compared(whole: Whole, call: Call, twin: Twin, described: Description, rule
 def _compare_gradients(
     ours: Sequence[torch.Tensor | None], theirs: Sequence[torch.Tensor | None], flags: Flags
 ) -> None:
-    norms = [0.0 if each is None else float(each.detach().double().norm()) for each in theirs]
+    norms = [0.0 if each is None else float(each.detach().abs().double().norm()) for each in theirs]
     largest = max(norms, default=0.0)
     for place, (own, other) in enumerate(zip(ours, theirs, strict=True)):
         if own is None and other is None:
