@@ -380,7 +380,7 @@ class Call:
 
     def _stop_others(self) -> None:
         """This part goes no further: bring the followers to where they wait for the next request."""
-        for part in self._owing:
+        for part in list(self._owing):  # one that is gone owes nothing more
             self._send(part, "stop")
         for part in list(self._owing):
             while part in self._owing and self._answer(part) is not None:

@@ -288,8 +288,13 @@ class Division:
 
     def _settle(self, peer: Follower, wait: bool) -> None:
         """Read which replicas a follower has made."""
+        from .wire import Lost
+
         while peer.pending and (wait or peer.link.has_message()):
-            key, _, failed = peer.link.receive(60.0).value
+            message = peer.link.receive(60.0)
+            if message.kind != "ready":
+                raise Lost(f"it says {message.kind} where it was to make a replica")
+            key, _, failed = message.value
             peer.pending -= 1
             if failed is not None:
                 for calls in self._calls:
