@@ -106,9 +106,7 @@ def differences(ours: Outcome, stock: Outcome) -> list[str]:
     return found
 
 
-def _trial(
-    mine: Mapping[str, Any], stock: Mapping[str, Any], stopped: bool, chosen: bool, kept: bool
-) -> Iterator[str]:
+def _trial(mine: Mapping[str, Any], stock: Mapping[str, Any], stopped: bool, chosen: bool, kept: bool) -> Iterator[str]:
     """What differs of a trial.
 
     ``stopped``: a scheduler decides when it ends; ``chosen``: a searcher what it gets; ``kept``: actors are kept.

@@ -73,7 +73,7 @@ def cli(context: click.Context) -> None:
 @click.option("--device-memory", type=int, default=None, help="With lanes: bytes that a device's trials may use.")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
 @click.option("--reserve", is_flag=True, help="Hold all devices from start to end, not only while trials use them.")
-@click.option("--backend", default="torch", help='What carries the tensors of a trial: "torch" or "horovod".')
+@click.option("--backend", default="torch", help='What carries the tensors of a trial: "torch".')
 @click.option("--profile", default=None, help="With emulated devices: the file with the durations of iterations.")
 @click.option("--fresh-workers", is_flag=True, help="Never give a trial a process that another one has used.")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")

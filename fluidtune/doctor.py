@@ -164,14 +164,14 @@ def _forks() -> Check:
 
 
 def _horovod() -> Check:
-    """Only ``backend="horovod"`` needs Horovod."""
+    """No part of FluidTune needs Horovod; a script may."""
     try:
         from fluidtune.elastic.horovod_there import INSTALL_HINT, horovod_missing
     except ImportError as error:
         return "horovod", None, f"not checked ({error})"
     lacking = horovod_missing()
     if lacking is not None:
-        return "horovod", None, f'{lacking}; backend="torch" works without it. For backend="horovod" {INSTALL_HINT}'
+        return "horovod", None, f"{lacking}; nothing of FluidTune needs it. For scripts that do, {INSTALL_HINT}"
     try:
         import horovod
         import horovod.torch as hvd

@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from fluidtune.errors import FluidTuneError
-
 #: The libraries that can carry tensors between a trial's processes.
 BACKENDS = ("torch", "horovod")
 INSTALL_HINT = "type `make horovod` in FluidTune's source tree (docs/horovod.md says what it does)"
-GPU_INSTALL_HINT = "put CUDA's compiler, nvcc, on the PATH and " + INSTALL_HINT
 
 
 def horovod_missing() -> str | None:
@@ -21,10 +18,3 @@ def horovod_missing() -> str | None:
     if not any(list(Path(place, "torch").glob("mpi_lib_v2*.so")) for place in spec.submodule_search_locations):
         return f"the Horovod in {spec.submodule_search_locations[0]} was built without PyTorch"
     return None
-
-
-def require_horovod() -> None:
-    """FluidTuneError, one line, unless Horovod with its PyTorch part is installed."""
-    missing = horovod_missing()
-    if missing is not None:
-        raise FluidTuneError(f"{missing}: {INSTALL_HINT}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fluidtune.cluster.devices.layout import DeviceSpec
-from fluidtune.elastic.horovod_there import BACKENDS, require_horovod
+from fluidtune.elastic.horovod_there import BACKENDS
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.ray_compat.versions import check_ray_version
@@ -24,7 +24,7 @@ class FluidExecutor:
             while the trials train, if they can be moved; c is the number that fits and pays. None on cores: the
             script's request counts (two trials that ask for half a core each share a core; others do not).
         max_workers: the scaling limit d, the most devices that one trial may train on. None: all of them.
-        backend: what carries tensors between the workers of a trial, "torch" or "horovod" (docs/horovod.md).
+        backend: what carries tensors between the workers of a trial: "torch". ("horovod" is refused, docs/horovod.md.)
         arbiter: "auto": the job shares the Ray cluster with other jobs and leases its devices from the cluster's
             arbiter, which is started if there is none. None: the job has devices of its own.
         reserve: for a job without arbiter. True: it holds all its devices from its start to its end, and is refused if
@@ -88,7 +88,9 @@ class FluidExecutor:
         if self.backend not in BACKENDS:
             raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(BACKENDS)}")
         if self.backend == "horovod":
-            require_horovod()
+            raise FluidTuneError(
+                'backend="horovod": since trials grow at calls of modules no tensor goes by Horovod; use "torch"'
+            )
         if self.arbiter not in (None, "auto"):
             raise FluidTuneError(f'arbiter={self.arbiter!r} is not known; use "auto", or None for a job of its own')
         if self.arbiter is not None and self.reserve:

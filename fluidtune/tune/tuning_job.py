@@ -202,7 +202,6 @@ class TuningJob:
             saves_every=run.trial.checkpoint_freq,
             repeats=life.seen.retried,
             own_numbers=life.seen.own_numbers,
-            backend=self._scheduler.executor.backend,
             device=self.setup.torch_device,
             emulation=self.setup.emulation,
             streams=life.streams,

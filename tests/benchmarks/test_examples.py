@@ -17,8 +17,17 @@ SMALL = {
         channels=8, convolutions=3, hidden=32, lr=0.05, momentum=0.9, weight_decay=1e-4, batch_size=64, cifar=None
     ),
     "words": dict(
-        cell="gru", layers=1, embedding=16, hidden=16, lr=1e-2, batch_size=32, window=16, dropout=0.1, clip=1.0,
-        weight_decay=1e-4, text=None,
+        cell="gru",
+        layers=1,
+        embedding=16,
+        hidden=16,
+        lr=1e-2,
+        batch_size=32,
+        window=16,
+        dropout=0.1,
+        clip=1.0,
+        weight_decay=1e-4,
+        text=None,
     ),
     "dcgan": {"channels": 8, "maker_lr": 2e-3, "judge_lr": 1e-3},
 }

@@ -77,9 +77,7 @@ GIB = 1 << 30
 class Gpu:
     """torch on a GPU of 16 GiB, and NVML. ``others``: bytes that other processes hold; ``context``: this process'."""
 
-    def __init__(
-        self, cuda: Cuda, reserved: int, context: int = GIB // 2, others: int = 0, says: bool = True
-    ) -> None:
+    def __init__(self, cuda: Cuda, reserved: int, context: int = GIB // 2, others: int = 0, says: bool = True) -> None:
         self.reserved, self.context, self.others, self.says = reserved, context, others, says
         self.asked = 0
         cuda.get_device_properties = lambda device: SimpleNamespace(uuid="abc", total_memory=16 * GIB)

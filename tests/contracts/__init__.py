@@ -14,6 +14,4 @@ from __future__ import annotations
 import pytest
 
 # pytest explains a failed assertion only in modules that it has been told of before their import.
-pytest.register_assert_rewrite(
-    *(f"{__name__}.{suite}" for suite in ("device_sources", "worker_sessions"))
-)
+pytest.register_assert_rewrite(*(f"{__name__}.{suite}" for suite in ("device_sources", "worker_sessions")))

@@ -34,13 +34,13 @@ def keep():
     threading.Thread(target=threading.Event().wait, daemon=True).start()
 from its_library import loggers
 '''
-LOGGERS = '''
+LOGGERS = """
 import logging
 logger = logging.getLogger("its_library.loggers")
 logger.addHandler(logging.StreamHandler())
 logger.setLevel(logging.INFO)
-'''
-SCRIPT = '''
+"""
+SCRIPT = """
 import json, logging, os, sys
 import ray
 from ray import tune
@@ -80,7 +80,7 @@ trainable = tune.with_resources(train, {"cpu": CORES})
 results = tune.Tuner(trainable, param_space=space, run_config=run_config, tune_config=tune_config).fit()
 rows = sorted((each.config["index"], each.metrics) for each in results)
 print(json.dumps([[str(each.error) for each in results if each.error], [row for _, row in rows]]))
-'''
+"""
 
 
 def fit(
@@ -108,7 +108,7 @@ def fit(
 
 
 #: Two trials at a time set what compiled code reads when it is loaded, and load it then.
-SETS_THREADS = '''
+SETS_THREADS = """
 import json, os, sys
 import ray, torch
 from ray import tune
@@ -123,7 +123,7 @@ run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
 results = tune.Tuner(train, param_space={"x": tune.grid_search([1, 2, 3])}, run_config=run_config).fit()
 rows = [each.metrics for each in results]
 print(json.dumps([[str(each.error) for each in results if each.error], rows]))
-'''
+"""
 
 
 @pytest.mark.parametrize(

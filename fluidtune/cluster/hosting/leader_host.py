@@ -413,7 +413,7 @@ def division_of(spec: LoadSpec) -> Division:
     from fluidtune.elastic.divided.leader import Division  # here, because an emulated trial needs none
 
     host = None if spec.one_node else ray.util.get_node_ip_address()
-    return Division(spec.trial, spec.secret, host, spec.device, spec.backend, pickling=cloudpickle)
+    return Division(spec.trial, spec.secret, host, spec.device, pickling=cloudpickle)
 
 
 def seconds_of(result: Mapping[str, Any]) -> float:

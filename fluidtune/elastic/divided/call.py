@@ -148,6 +148,7 @@ class Call:
         module_key: int,
         turn: Callable[[], AbstractContextManager[Any]],
         dropped: Callable[[int], None],
+        probe: bool = False,
     ) -> None:
         self.key, self._own, self._described = key, own, described
         self._given, self._pieces, self._rule, self._sizes = given, list(pieces), rule, list(sizes)
@@ -164,6 +165,8 @@ class Call:
         self._twins: dict[int, Twin] = {}
         #: Seconds of this part's forward and backward, and of the whole call's.
         self.own_s = self.forward_s = self.backward_s = 0.0
+        #: A follower computes the leader's part first: an index out of range on a GPU ends the process that meets it.
+        self._probe = probe
         #: Its followers are not to be asked by two calls at a time.
         self.turn = turn
         self.outputs: Outputs
@@ -202,6 +205,7 @@ class Call:
         try:
             found = self._forward()
         except Undivided:
+            self._stop_others()
             self._take_back(buffers)
             raise
         except Exception as error:  # the same as alone is raised by the whole forward
@@ -233,24 +237,14 @@ class Call:
 
     def _forward(self) -> list[Tree]:
         states = self._streams.tensors() if self._rule.draws else []
-        at = self._sizes[0]
-        for part, peer in list(enumerate(self._peers))[1:]:
-            assert peer is not None
-            piece, size = self._pieces[part], self._sizes[part]
-            value = {
-                "key": self.key,
-                "module": self._module_key,
-                "digest": self._described.digest,
-                "flags": self._flags,
-                "skeleton": piece.skeleton,
-                "needs": self._needs,
-                "graded": self.graded,
-                "cut": (sum(self._sizes), at, size, self._rule.dim),
-                "draws": len(states),
-                "statistics": self._rule.statistics,
-            }
-            at += size
-            self._request(part, "forward", value, [*piece.tensors, *states])
+        if self._probe and not self._rule.statistics:
+            self._request_part(1, 0, states, graded=False)
+            message = self._answer(1)
+            if message is None or message.kind == "raised":
+                why = "a follower is gone" if message is None else f"a part of the batch fails ({message.value})"
+                raise Undivided(why, lasting=message is not None)
+        for part in range(1, len(self._sizes)):
+            self._request_part(part, part, states, self.graded)
         # What is drawn may tell where a forward goes: there it may draw others.
         others = other_streams() if self._rule.draws else None
         started = time.perf_counter()
@@ -287,6 +281,23 @@ class Call:
         if odd is not None:
             raise odd
         return found
+
+    def _request_part(self, peer: int, part: int, states: list[torch.Tensor], graded: bool) -> None:
+        """Have a follower compute a part."""
+        piece = self._pieces[part]
+        value = {
+            "key": self.key,
+            "module": self._module_key,
+            "digest": self._described.digest,
+            "flags": self._flags,
+            "skeleton": piece.skeleton,
+            "needs": self._needs,
+            "graded": graded,
+            "cut": (sum(self._sizes), sum(self._sizes[:part]), self._sizes[part], self._rule.dim),
+            "draws": len(states),
+            "statistics": self._rule.statistics,
+        }
+        self._request(peer, "forward", value, [*piece.tensors, *states])
 
     def _note_pace(self, part: int, seconds: float) -> None:
         peer = self._peers[part]
@@ -380,7 +391,7 @@ class Call:
 
     def _stop_others(self) -> None:
         """This part goes no further: bring the followers to where they wait for the next request."""
-        for part in self._owing:
+        for part in list(self._owing):  # one that is gone owes nothing more
             self._send(part, "stop")
         for part in list(self._owing):
             while part in self._owing and self._answer(part) is not None:

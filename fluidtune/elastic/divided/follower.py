@@ -22,7 +22,6 @@ from .call import Streams, part_modes
 from .description import Classes, Marks, rebuilt
 from .flags import under
 from .followers import REPLICAS
-from .horovod_pair import HorovodPair, start
 from .meeting import Address, Refused, connect
 from .parts import Tree, tree_of
 from .tensor_link import Link, Lost, Message
@@ -105,7 +104,7 @@ class Follower:
         try:
             while True:
                 self._serve(self._link.receive())
-        except (Lost, ConnectionResetError):
+        except Lost:
             return
 
     def close(self) -> None:
@@ -122,8 +121,6 @@ class Follower:
             self._classes.take(value)
             for held in self._held.values():
                 held.replicas.clear()
-        elif kind == "horovod":
-            link.pair = HorovodPair(value.rank, 0, start(value)[value.rank])
         elif kind == "weights":
             key, changed, layouts, new = value
             self._held[key].weights.take(changed, layouts, new, message.tensors, link)
@@ -143,6 +140,8 @@ class Follower:
             except Exception as error:
                 answer = "raised", failure(error), []
             link.send(*answer)
+            if self._device.type == "cuda" and kind != "module" and "CUDA error" in str(answer[1]):
+                raise RuntimeError(str(answer[1]))  # no later call on this GPU succeeds in this process
 
     # -- modules
 

@@ -57,19 +57,12 @@ class Follower:
 
 
 class Followers:
-    """Those of one trial. ``horovod``: their tensors go by Horovod, which meets at this address; else see `Division`.
+    """Those of one trial. For the parameters see `Division`.
 
     One thing: what calls of modules need of the trial's followers.
     """
 
-    def __init__(
-        self,
-        trial: str,
-        pickling: ModuleType = pickle,
-        pays: bool = True,
-        patient: bool = False,
-        horovod: str | None = None,
-    ) -> None:
+    def __init__(self, trial: str, pickling: ModuleType = pickle, pays: bool = True, patient: bool = False) -> None:
         self._trial, self._pickling, self.pays, self._patient = trial, pickling, pays, patient
         self._process = os.getpid()
         #: Those that take part, and those that have come since the latest call.
@@ -89,9 +82,6 @@ class Followers:
         self.checked: list[tuple[str, str, str]] = []
         #: Seconds from the coming of a follower to the first divided call.
         self.first_divided: float | None = None
-        #: With Horovod, this machine's address, and the followers of its present group.
-        self._horovod = horovod
-        self._group: list[Follower] = []
         #: Looks that are under way: hooks of FluidTune's own for all modules.
         self.looks = 0
         self.closed = False
@@ -170,10 +160,8 @@ class Followers:
         from .weights import SentWeights
 
         with self._lock:
-            arrived, self.arrived = self.arrived, []
-            self.present += arrived
-        if self._horovod is not None and (arrived or self._group != self.present):
-            self._meet(self._horovod)
+            self.present += self.arrived
+            self.arrived = []
         dropped, self._dropped = self._dropped, []
         forgotten, self._forgotten = self._forgotten, []
         found = []
@@ -204,30 +192,15 @@ class Followers:
                 self.lost(peer, str(error))
         return found
 
-    def _meet(self, host: str) -> None:
-        """Start Horovod anew in all workers that there are now; if they do not meet, there are none."""
-        from . import horovod_pair
-        from .tensor_link import Lost
-
-        meeting, world = horovod_pair.Meeting(), 1 + len(self.present)
-        try:
-            for rank, follower in enumerate(self.present, 1):
-                follower.link.pair = None
-                follower.link.send("horovod", horovod_pair.Place(rank, world, host, meeting.port))
-            sets = horovod_pair.start(horovod_pair.Place(0, world, host, meeting.port)) if world > 1 else {}
-            for rank, follower in enumerate(self.present, 1):
-                follower.link.pair = horovod_pair.HorovodPair(0, rank, sets[rank])
-        except (Lost, ConnectionResetError) as error:
-            for follower in list(self.present):
-                self.lost(follower, str(error))
-        finally:
-            meeting.close()
-        self._group = list(self.present)
-
     def _settle(self, peer: Follower, failed: list[str]) -> None:
         """Read which replicas a follower has made."""
+        from .tensor_link import Lost
+
         while peer.pending and (self._patient or peer.link.has_message()):
-            key, _, why = peer.link.receive(_REPLICA_S).value
+            message = peer.link.receive(_REPLICA_S)
+            if message.kind != "ready":
+                raise Lost(f"it has said {message.kind} where nothing was asked")
+            key, _, why = message.value
             peer.pending -= 1
             if why is not None:
                 failed.append(why)

@@ -48,7 +48,7 @@ class DivisionFacts:
 class Division:
     """A trial's divided calls. ``host``: this machine's address for others; None: no follower is on another machine.
 
-    ``backend``: "torch", or "horovod": what carries tensors. ``pickling``: a module like `pickle`, for modules.
+    ``pickling``: a module like `pickle`, for modules.
     ``pays``: calls that are not faster divided are left whole.
     ``patient``: wait for a new follower to be ready, and do not compute whole meanwhile (for tests and measurements).
     """
@@ -59,13 +59,11 @@ class Division:
         secret: bytes,
         host: str | None,
         device: str = "cpu",
-        backend: str = "torch",
         pickling: ModuleType = pickle,
         pays: bool = True,
         patient: bool = False,
     ) -> None:
-        self.followers = Followers(trial, pickling, pays, patient, (host or LOOPBACK) if backend == "horovod" else None)
-        self._backend = backend
+        self.followers = Followers(trial, pickling, pays, patient)
         self._device = device
         self._lock = threading.Lock()
         self._calls: weakref.WeakSet[ModuleCalls] = weakref.WeakSet()
@@ -134,7 +132,7 @@ class Division:
             link.send("refused", self._ungrowable or "the trial has ended here")
             link.close()
             return
-        if self._device.startswith("cuda") and self._backend != "horovod":
+        if self._device.startswith("cuda"):
             self._pair(link, connection)
         link.send("welcome")
         self.followers.arrive(Follower(name, link, self.followers))

@@ -227,6 +227,7 @@ class ModuleCalls(Nothing):
         rule: Rule,
         flags: Flags,
         peers: list[Follower],
+        probe: bool = False,
     ) -> Call | None:
         samples = rule.samples(given, arguments)
         if samples is None or samples < 2:
@@ -246,6 +247,7 @@ class ModuleCalls(Nothing):
             self.key,
             self._followers.turn,
             self._over,
+            probe,
         )
 
     def _over(self, key: int) -> None:
@@ -282,7 +284,7 @@ class ModuleCalls(Nothing):
                 return
 
             def divide(rule: Rule) -> Call | None:
-                return self._call(twin, described, given, arguments, rule, flags, peers)
+                return self._call(twin, described, given, arguments, rule, flags, peers, probe=True)
 
             rule = checks.find_rule(whole, twin, described, given, arguments, flags, known, divide)
         except checks.Later:

@@ -428,6 +428,7 @@ def test_what_cannot_tell_a_function_from_others_is_named(keeper):
 
 def test_what_cannot_be_shared_is_refused_in_one_line_and_the_next_process_is_not_kept_waiting(keeper):
     with pytest.raises(FluidTuneError, match=r"shared\(.*load\): what it returned, a generator, cannot be shared"):
+
         def load() -> Any:
             return (each for each in range(3))
 
