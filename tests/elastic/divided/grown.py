@@ -21,8 +21,8 @@ SECRET = b"s" * 32
 class Grown:
     """A leader in this process whose width tests set. ``pays``: see `Division`."""
 
-    def __init__(self, pays: bool = False, host: str | None = None, backend: str = "torch") -> None:
-        self.division = Division("trial", SECRET, host, backend=backend, pickling=cloudpickle, pays=pays, patient=True)
+    def __init__(self, pays: bool = False, host: str | None = None) -> None:
+        self.division = Division("trial", SECRET, host, pickling=cloudpickle, pays=pays, patient=True)
         self.pids: list[int] = []
         self._host = host
         self.checked: list[tuple[str, str, str]] = []
