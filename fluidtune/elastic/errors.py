@@ -17,7 +17,3 @@ class GroupLost(BaseException):
 
 class BeginsAnew(GroupLost):
     """The trial has no commit from which it could go on rightly: it begins again where stock Ray Tune would."""
-
-
-class CannotDivide(GroupLost):
-    """Shim until the driver side is merged."""
