@@ -265,8 +265,8 @@ class Dividing(divided_leader.Division):
     address = ("here", 1)  # type: ignore[assignment]
     divided = 0
 
-    def __init__(self, trial: str, secret: bytes, host: str | None, device: str, backend: str, **more: Any) -> None:
-        self.asked.append((trial, secret, host, device, backend))
+    def __init__(self, trial: str, secret: bytes, host: str | None, device: str, **more: Any) -> None:
+        self.asked.append((trial, secret, host, device))
 
     def facts(self) -> DivisionFacts:
         return self.known
@@ -303,7 +303,7 @@ def test_a_leader_listens_from_its_loading_on_and_tells_what_its_division_knows(
     assert (loaded.address, loaded.one_node, loaded.calls_modules) == (("here", 1), True, False)
     assert (facts.address, facts.is_elastic, facts.calls_modules, facts.width) == (("here", 1), True, True, 2)
     assert (facts.checked, facts.ungrowable, facts.first_divided) == ((("Linear", "divided", ""),), "it is so", 0.5)
-    assert asked == [("trial", b"secret", None, "cpu", "torch"), "iteration", "close", "cleanup"]
+    assert asked == [("trial", b"secret", None, "cpu"), "iteration", "close", "cleanup"]
     assert alone.address is None
 
 
