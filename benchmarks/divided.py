@@ -7,9 +7,9 @@ checked are not counted. ``ddp``: `torch.nn.parallel.DistributedDataParallel` ov
 process. ``data_parallel``: what `torch.nn.DataParallel` does at each call, on the same transport: all weights go out
 anew, also those that have not changed. Sides are run in turn, and medians of all turns are compared.
 
-The models: small and large convolutional nets (from 10 ms to 1 s a step on one core), ``wide_input`` (inputs of 12 MB
-and little to compute), ``wide_output`` (a language head whose outputs are 20 MB), ``frozen_base`` (all but the head is
-frozen). ``speed``: ``ddp`` divided by ``divided``: .95 says that a divided step takes 1.05 times as long as DDP's.
+The models: convolutional nets of 16 to 128 channels (from some ms to some 0.5 s a step on one core), ``wide_input``
+(inputs of 12 MB and little to compute), ``wide_output`` (a language head whose outputs are 20 MB), ``frozen_base`` (all
+but the head is frozen). ``speed``: ``ddp`` divided by ``divided``: .95 says that a divided step takes 1.05 times as long as DDP's.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def frozen_base() -> tuple[nn.Module, Any, Any]:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, Any, Any]]] = {
-    "convolutions_10ms": lambda: convolutions(16, 32),
-    "convolutions_30ms": lambda: convolutions(32, 48),
-    "convolutions_100ms": lambda: convolutions(64, 64),
-    "convolutions_300ms": lambda: convolutions(96, 128),
-    "convolutions_1s": lambda: convolutions(128, 256),
+    "convolutions_16": lambda: convolutions(16, 32),
+    "convolutions_32": lambda: convolutions(32, 48),
+    "convolutions_64": lambda: convolutions(64, 64),
+    "convolutions_96": lambda: convolutions(96, 128),
+    "convolutions_128": lambda: convolutions(128, 256),
     "wide_input": wide_input,
     "wide_output": wide_output,
     "frozen_base": frozen_base,
