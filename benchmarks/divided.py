@@ -9,7 +9,8 @@ anew, also those that have not changed. Sides are run in turn, and medians of al
 
 The models: convolutional nets of 16 to 128 channels (from some ms to some 0.5 s a step on one core), ``wide_input``
 (inputs of 12 MB and little to compute), ``wide_output`` (a language head whose outputs are 20 MB), ``frozen_base`` (all
-but the head is frozen). ``speed``: ``ddp`` divided by ``divided``: .95 says that a divided step takes 1.05 times as long as DDP's.
+but the head is frozen). ``speed``: ``ddp`` divided by ``divided``: .95 says that a divided step takes 1.05 times as
+long as DDP's.
 """
 
 from __future__ import annotations
