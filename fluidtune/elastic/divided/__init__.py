@@ -20,6 +20,7 @@ divided.md has the decision, and what happens in each fault.
 | `pair` | tensors of GPUs, by NCCL |
 | `tensor_link` | messages with tensors between two processes |
 | `meeting` | how a follower finds its leader, and both know each other |
+| `torch_private` | what is used of torch that torch does not publish |
 """
 
 from __future__ import annotations

@@ -183,7 +183,6 @@ class Call:
             Undivided: the batch must be computed whole; nothing of the leader has changed.
         """
         started = time.perf_counter()
-        self._before = self._buffers()
         self.outputs = Outputs(self.compute(), self._rule)
         if not self.outputs.fit():
             self.take_back()
@@ -196,21 +195,18 @@ class Call:
         self._rule, self.outputs = rule, Outputs(parts, rule)
         return self.outputs
 
-    def _buffers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(t, t.detach().clone()) for t in self._described.tensors if not isinstance(t, nn.Parameter)]
-
     def compute(self) -> list[Tree]:
         """The outputs of the parts. Raises as `forward`."""
-        buffers = self._buffers()
+        self._before = [(t, t.detach().clone()) for t in self._described.tensors if not isinstance(t, nn.Parameter)]
         try:
             found = self._forward()
         except Undivided:
             self._stop_others()
-            self._take_back(buffers)
+            self.take_back()
             raise
         except Exception as error:  # the same as alone is raised by the whole forward
             self._stop_others()
-            self._take_back(buffers)
+            self.take_back()
             lasting = not isinstance(error, _Broken) or error.raised
             raise Undivided(f"a part of the batch fails ({type(error).__name__}: {error})", lasting) from error
         except BaseException:  # the loop is ended from outside
@@ -225,14 +221,11 @@ class Call:
         return self._sizes[0]
 
     def take_back(self) -> None:
-        """After `forward`: the call is to be computed whole after all; nothing of the leader has changed."""
-        self._take_back(self._before)
-
-    def _take_back(self, buffers: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """The call is to be computed whole after all: random streams and buffers are as before."""
         self._streams.restore()
         self.end()
         with torch.no_grad():
-            for tensor, before in buffers:
+            for tensor, before in self._before:
                 tensor.data.copy_(before)  # not a write for graphs that hold it
 
     def _forward(self) -> list[Tree]:
@@ -252,14 +245,11 @@ class Call:
         self.own_s = time.perf_counter() - started
         drawn = Streams(self._described.device)
         if self._own.marks is not None and self._own.marks.put_back():
-            self._stop_others()
             raise Undivided("it leaves something behind", lasting=True)
         if others is not None and other_streams() != others:
             restore_others(others)
-            self._stop_others()
             raise Undivided("it draws from the random numbers of Python or NumPy", lasting=True)
         if not self._rule.draws and drawn.digest != self._streams.digest:
-            self._stop_others()
             raise Undivided("it draws random numbers, and did not when it was checked", lasting=True)
         self._said: list[list[bool]] = []
         odd: Undivided | None = None
@@ -293,7 +283,7 @@ class Call:
             "skeleton": piece.skeleton,
             "needs": self._needs,
             "graded": graded,
-            "cut": (sum(self._sizes), sum(self._sizes[:part]), self._sizes[part], self._rule.dim),
+            "cut": self._cut(part),
             "draws": len(states),
             "statistics": self._rule.statistics,
         }
@@ -320,12 +310,11 @@ class Call:
 
     def modes(self, part: int) -> AbstractContextManager[Any]:
         """What this part is computed under, forward and backward."""
-        return part_modes(
-            self._rule.draws,
-            self._rule.statistics,
-            (sum(self._sizes), sum(self._sizes[:part]), self._sizes[part], self._rule.dim),
-            self._gather,
-        )
+        return part_modes(self._rule.draws, self._rule.statistics, self._cut(part), self._gather)
+
+    def _cut(self, part: int) -> tuple[int, int, int, int]:
+        """See `part_modes`."""
+        return sum(self._sizes), sum(self._sizes[:part]), self._sizes[part], self._rule.dim
 
     def _missing(self, part: int) -> Tree:
         """The part of a follower that is gone, forward only; its graph stays here."""

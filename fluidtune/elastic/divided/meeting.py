@@ -33,7 +33,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a leader is found. ``host``: its machine, by the kernel's boot id; ``port``: None: only from there."""
+    """Where a leader is found. ``machine``: see `this_machine`. ``port``: for other machines; None: for none."""
 
     name: str
     machine: str
