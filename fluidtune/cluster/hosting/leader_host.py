@@ -198,7 +198,7 @@ class LeaderHost:
             width=known.width,
             checked=tuple(known.checked),
             ungrowable=known.ungrowable,
-            first_divided=known.first_divided,
+            grown=known.grown,
         )
 
     def _kept_commits(self, storage: Any) -> list[Commit]:

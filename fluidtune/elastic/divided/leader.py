@@ -36,13 +36,16 @@ _LOOKED, _LOOK_S = 12, 1.0
 
 @dataclass(frozen=True)
 class DivisionFacts:
-    """What a leader knows of its followers. ``checked``: (module, "divided" or "whole", why), since the last time."""
+    """What a leader knows of its followers. ``checked``: (module, "divided" or "whole", why), since the last time.
+
+    ``grown``: see `GroupFacts`.
+    """
 
     calls_modules: bool = False
     width: int = 1
     checked: tuple[tuple[str, str, str], ...] = ()
     ungrowable: str | None = None
-    first_divided: float | None = None
+    grown: tuple[int, float, float] | None = None
 
 
 class Division:
@@ -98,10 +101,11 @@ class Division:
         """What is known after an iteration."""
         followers = self.followers
         checked, followers.checked = tuple(followers.checked), []
+        grown, followers.grown = followers.grown, None
         if followers.steady and not followers.divided and self._ungrowable is None:
             self._ungrowable = self._why_whole()
         width = 0 if followers.changed else 1 + len(followers.present)
-        return DivisionFacts(self._calls_modules, width, checked, self._ungrowable, followers.first_divided)
+        return DivisionFacts(self._calls_modules, width, checked, self._ungrowable, grown)
 
     def _why_whole(self) -> str:
         reasons = [f"{calls.name}: {why}" for calls in self._calls for verdict, why in calls.said if verdict == "whole"]
@@ -135,7 +139,11 @@ class Division:
         if self._device.startswith("cuda"):
             self._pair(link, connection)
         link.send("welcome")
-        self.followers.arrive(Follower(name, link, self.followers))
+        follower = Follower(name, link, self.followers)
+        with self.followers.turn():
+            for calls in list(self._calls):
+                calls.introduce(follower)
+            self.followers.arrive(follower)
         self._begin_look()
 
     def _pair(self, link: Link, connection: socket.socket) -> None:

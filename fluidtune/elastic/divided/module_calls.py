@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -86,16 +87,22 @@ class ModuleCalls(Nothing):
         assert module is not None
         if self._followers.can_divide():
             with self._followers.free_turn() as mine:
+                started = time.perf_counter()
                 found = self._tried(module, args, kwargs) if mine else None
             if found is not None:
                 return found[0]
-            if mine:
-                self._followers.whole += 1
-                if self.descends and self._looks:
-                    self._looks -= 1
-                    with self._looking():
-                        return computed(module, args, kwargs)
+            self._followers.stall += time.perf_counter() - started
+            if mine and self.descends and self._looks:
+                self._looks -= 1
+                with self._looking():
+                    return computed(module, args, kwargs)
         return computed(module, args, kwargs)
+
+    def introduce(self, peer: Follower) -> None:
+        """Send a new follower the module as it was at its latest call. Any thread that has the followers' turn."""
+        described, weights = self._described, self._weights
+        if described is not None and weights is not None and described.device is None and self._trusted:
+            self._followers.introduce(peer, self.key, described, weights)
 
     def remove(self) -> None:
         """The module's calls are torch's again."""
@@ -169,6 +176,7 @@ class ModuleCalls(Nothing):
             return None
         peers = self._ready(described)
         if not peers:
+            self._followers.undecided += 1
             return None
         samples = None if verdict is None else verdict.samples(given, (args, kwargs))
         if verdict is not None and (samples is None or samples < 2):
@@ -178,6 +186,7 @@ class ModuleCalls(Nothing):
             or self._signature(structure, verdict, given, samples, peers) not in self._trusted
             or (samples not in self._samples[structure] and len(self._samples[structure]) < _SIZES)
         ):
+            self._followers.undecided += 1
             self._check(structure, verdict, described, given, (args, kwargs), flags, peers)
             return None
         self._recent.append(False)
@@ -284,7 +293,7 @@ class ModuleCalls(Nothing):
                 return
 
             def divide(rule: Rule) -> Call | None:
-                return self._call(twin, described, given, arguments, rule, flags, peers, probe=True)
+                return self._call(twin, described, given, arguments, rule, flags, peers, probe=described.device is not None)
 
             rule = checks.find_rule(whole, twin, described, given, arguments, flags, known, divide)
         except checks.Later:
@@ -329,6 +338,7 @@ class ModuleCalls(Nothing):
         except Undivided as error:
             if error.lasting:
                 self._refuse(structure, str(error))
+            self._followers.undecided += 1
             return None
         self._followers.divided += 1
         self._followers.note_paces(call, peers)
