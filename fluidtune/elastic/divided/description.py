@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .torch_private import ANSWER, answering, tables_of, version
+from .torch_private import ANSWER, answering, buffers_of, modules_of, parameters_of, tables_of, version
 
 #: What cannot change without another identity.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
@@ -181,7 +181,7 @@ class Description:
             raise
         except Exception as error:
             raise CannotBeSent(f"it cannot be pickled ({type(error).__name__}: {error})") from error
-        if any(id(parameter) not in numbers for parameter in module.parameters()):
+        if any(id(parameter) not in numbers for parameter in parameters_of(module)):
             raise CannotBeSent("its pickle leaves weights out")
         self._kinds = self._kinds_now()
         self.classes = classes.dumped()
@@ -262,7 +262,7 @@ def _refuse(tensor: torch.Tensor) -> None:
 
 def _refuse_module(module: nn.Module) -> None:
     """CannotBeSent: it is of a kind that is called in another way, or has hooks."""
-    for each in module.modules():
+    for each in modules_of(module):
         if isinstance(each, torch.jit.ScriptModule):
             raise CannotBeSent("it is a script of torch.jit")
         if isinstance(each, nn.parallel.DistributedDataParallel | nn.DataParallel) or "fsdp" in type(each).__module__:
@@ -272,7 +272,7 @@ def _refuse_module(module: nn.Module) -> None:
             raise CannotBeSent("it is compiled")
         if any(each.__dict__.get(name) for name in _HOOKS):
             raise CannotBeSent(f"{type(each).__name__} has hooks")
-    cards = {t.device for t in (*module.parameters(), *module.buffers()) if t.is_cuda}
+    cards = {t.device for t in (*parameters_of(module), *buffers_of(module)) if t.is_cuda}
     if len(cards) > 1:
         raise CannotBeSent("its tensors are on several GPUs")
 
@@ -281,9 +281,9 @@ class Marks:
     """By what one sees, after a call of a replica, that the call has left something behind in it."""
 
     def __init__(self, module: nn.Module) -> None:
-        modules = list(module.modules())
+        modules = modules_of(module)
         self._tables = [(t, dict(t)) for each in modules for t in tables_of(each)]
-        self._buffers = [b for m in modules if not isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)]
+        self._buffers = [b for m in modules if not isinstance(m, _BatchNorm) for b in tables_of(m)[2].values() if b is not None]
         self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:
@@ -312,7 +312,7 @@ class _Watch:
 
     def __init__(self, module: nn.Module, pickling: ModuleType) -> None:
         self._pickling = pickling
-        modules = list(module.modules())
+        modules = modules_of(module)
         self._modules = {id(each) for each in modules}
         self._tables: list[tuple[Any, list[Any]]] = []
         self._hooks: list[Any] = []
@@ -526,6 +526,8 @@ def _state_of(obj: Any) -> Any:
         return bytes(obj.get_state().tolist())
     if isinstance(obj, random.Random):
         return obj.getstate()
+    if not type(obj).__module__.startswith("numpy.random"):  # no attribute of others: asked for one, they may import
+        return None
     return getattr(getattr(obj, "bit_generator", None), "state", None)
 
 
@@ -562,7 +564,8 @@ def _outside_of(values: Iterable[Any]) -> list[Any]:
     waiting = list(values)
     while waiting:
         function = waiting.pop()
-        function = getattr(function, "__func__", function)
+        if isinstance(function, types.MethodType | staticmethod | classmethod):
+            function = function.__func__
         if not isinstance(function, types.FunctionType | type) or id(function) in seen:
             continue
         seen.add(id(function))

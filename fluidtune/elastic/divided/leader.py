@@ -162,8 +162,10 @@ class Division:
         """See by a hook, once, that the trial calls a module with parameters."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
+        from .torch_private import parameters_of
+
         def seen(module: nn.Module, args: Any) -> None:
-            if next(module.parameters(), None) is not None and self._first is not None:
+            if parameters_of(module) and self._first is not None:
                 self._calls_modules = True
                 self._first()
                 self._first = None
@@ -219,7 +221,8 @@ class Division:
 class _Look:
     """Looks by hooks which modules are called at the top of the stack; it ends itself after `_LOOKED` calls.
 
-    ``amid``: it may begin while a module computes.
+    ``amid``: it may begin while a module computes. The loop's first calls may be for shapes alone (Keras): a module that
+    is asked for its parameters then makes them of what stands in their place.
     """
 
     def __init__(self, division: Division, amid: bool) -> None:
@@ -235,7 +238,7 @@ class _Look:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         from .module_calls import ModuleCalls
-        from .torch_private import answering, is_amid_call
+        from .torch_private import answering, is_amid_call, parameters_of
 
         if self._division.followers.in_turn():  # a part is computed
             return
@@ -245,7 +248,7 @@ class _Look:
             stack.append(True)
         elif not stack or not stack[-1]:
             through = isinstance(calls, ModuleCalls) and calls.descends
-            if not through and next(module.parameters(), None) is not None:
+            if not through and (parameters_of(module) if self._amid else list(module.parameters())):
                 self._division.found(module)
                 stack.append(True)
             else:

@@ -293,7 +293,7 @@ class ModuleCalls(Nothing):
                 return
 
             def divide(rule: Rule) -> Call | None:
-                return self._call(twin, described, given, arguments, rule, flags, peers, probe=described.device is not None)
+                return self._call(twin, described, given, arguments, rule, flags, peers, probe=True)
 
             rule = checks.find_rule(whole, twin, described, given, arguments, flags, known, divide)
         except checks.Later:

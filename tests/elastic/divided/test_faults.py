@@ -197,7 +197,7 @@ def test_thousand_resizes() -> None:
 
 
 def test_one_call_an_iteration() -> None:
-    """Nothing is said of a trial's growth before its calls are decided; a follower that returns has its replica soon."""
+    """Growth is not given up before calls are decided; a follower that returns has its replica soon."""
     torch.manual_seed(0)
     net = nn.Linear(4, 4)
     with grown(2, patient=False) as trial:
