@@ -46,8 +46,8 @@ class Follower:
     weights: dict[int, SentWeights] = field(default_factory=dict)
     replicas: dict[int, list[bytes]] = field(default_factory=dict)
     classes: bytes = b""
-    #: Replicas that it was sent and has not made so far.
-    pending: int = 0
+    #: Modules of which it was sent a replica that it has not made so far.
+    pending: set[int] = field(default_factory=set)
     pace: float | None = None
 
     def lost(self, why: str) -> None:
@@ -177,7 +177,7 @@ class Followers:
                 self._settle(peer, failed)
                 self._provide(peer, key, described, weights)
                 self._settle(peer, failed)
-                if not peer.pending and described.digest in peer.replicas[key]:
+                if key not in peer.pending and described.digest in peer.replicas[key]:
                     found.append(peer)
             except Lost as error:
                 self.lost(peer, str(error))
@@ -189,8 +189,7 @@ class Followers:
         from .tensor_link import Lost
 
         try:
-            if not peer.pending:
-                self._provide(peer, key, described, weights)
+            self._provide(peer, key, described, weights)
         except Lost as error:
             self.lost(peer, str(error))
 
@@ -202,10 +201,12 @@ class Followers:
             peer.replicas.clear()
             peer.link.send("classes", described.classes)
         has = peer.replicas.setdefault(key, [])
-        if described.digest not in has and not peer.pending:
+        if described.digest not in has:
+            if key in peer.pending:  # one at a time
+                return
             trained = [tensor.requires_grad for tensor in described.tensors]
             peer.link.send("module", (key, described.digest, described.skeleton, trained))
-            peer.pending += 1
+            peer.pending.add(key)
             has.append(described.digest)
             del has[:-REPLICAS]
         weights.send(peer.link, key, peer.weights.setdefault(key, SentWeights()))
@@ -219,7 +220,7 @@ class Followers:
             if message.kind != "ready":
                 raise Lost(f"it has said {message.kind} where nothing was asked")
             key, _, why = message.value
-            peer.pending -= 1
+            peer.pending.discard(key)
             if why is not None:
                 failed.append(why)
                 peer.replicas[key] = []

@@ -72,6 +72,8 @@ class Division:
         self._calls: weakref.WeakSet[ModuleCalls] = weakref.WeakSet()
         self._look: Callable[[], None] | None = None
         self._looked = 0.0
+        #: A look began with this iteration.
+        self._looks_on = False
         self._first: Callable[[], None] | None = None
         self._calls_modules = False
         self._ungrowable: str | None = None
@@ -94,15 +96,14 @@ class Division:
         self.followers.begin_iteration()
         if not self._calls_modules and self._first is None and "torch" in sys.modules:
             self._see_first_call()
-        if self.followers.present or self.followers.arrived:
-            self._begin_look()
+        self._looks_on = bool(self.followers.present or self.followers.arrived) and self._begin_look()
 
     def facts(self) -> DivisionFacts:
         """What is known after an iteration."""
         followers = self.followers
         checked, followers.checked = tuple(followers.checked), []
         grown, followers.grown = followers.grown, None
-        if followers.steady and not followers.divided and self._ungrowable is None:
+        if self._looks_on and followers.steady and not followers.divided and self._ungrowable is None:
             self._ungrowable = self._why_whole()
         width = 0 if followers.changed else 1 + len(followers.present)
         return DivisionFacts(self._calls_modules, width, checked, self._ungrowable, grown)
@@ -179,7 +180,8 @@ class Division:
 
         self._first = forget
 
-    def _begin_look(self) -> None:
+    def _begin_look(self) -> bool:
+        """Whether one has begun."""
         now = time.monotonic()
         with self._lock:
             if (
@@ -188,9 +190,10 @@ class Division:
                 or now - self._looked < _LOOK_S
                 or "torch" not in sys.modules
             ):
-                return
+                return False
             self._looked = now
             self._look = _Look(self, amid=True).end
+            return True
 
     def _end_look(self) -> None:
         with self._lock:
@@ -215,6 +218,7 @@ class Division:
         if answering(module) is None and not self.followers.closed:
             calls = ModuleCalls(module, self.followers, self.looking)
             self._calls.add(calls)
+            self.followers.undecided += 1
             have_answer(module, calls)
 
 

@@ -199,8 +199,17 @@ def test_thousand_resizes() -> None:
 def test_one_call_an_iteration() -> None:
     """Growth is not given up before calls are decided; a follower that returns has its replica soon."""
     torch.manual_seed(0)
-    net = nn.Linear(4, 4)
+    net, others = nn.Linear(4, 4), [nn.Linear(300, 300) for _ in range(4)]
     with grown(2, patient=False) as trial:
+        while len(trial.checked) < 1 + len(others):  # a follower gets several modules at a time
+            trial.width(2)
+            for each in (net, *others):
+                each(torch.randn(8, each.in_features))
+            trial.facts()
+        assert trial.checked == [("Linear", "divided", "")] * 5 and len(trial.division.followers.present) == 1
+        trial.width(1)
+        net = nn.Linear(4, 4)
+        trial.width(2)
         undivided = []
         for _ in range(2):
             for count in range(1000):
