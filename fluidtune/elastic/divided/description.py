@@ -9,16 +9,19 @@ So are global variables that the module's methods name.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import io
 import operator
 import pickle
 import random
 import sys
+import sysconfig
 import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -398,6 +401,15 @@ def _is_library(module: str | None) -> bool:
     return name in _LIBRARIES or (name in sys.stdlib_module_names and name != "__main__")
 
 
+@functools.cache
+def _is_installed(package: str) -> bool:
+    """Whether it is a library or an installed package: no script changes what its functions name."""
+    if _is_library(package):
+        return True
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return Path(file).is_relative_to(sysconfig.get_path("purelib")) or "site-packages" in Path(file).parts
+
+
 class _Globals:
     """The global variables of these names, as `_Watch` reads them."""
 
@@ -569,7 +581,7 @@ def _outside_of(values: Iterable[Any]) -> list[Any]:
         if not isinstance(function, types.FunctionType | type) or id(function) in seen:
             continue
         seen.add(id(function))
-        if _of_library(function):
+        if _is_installed((function.__module__ or "").partition(".")[0]):
             continue
         if isinstance(function, type):
             if not issubclass(function, enum.Enum):
@@ -582,7 +594,7 @@ def _outside_of(values: Iterable[Any]) -> list[Any]:
             for name in names.intersection(table):
                 value = table[name]
                 if isinstance(value, ModuleType):  # its variables may be read as its attributes
-                    if id(value) not in seen and not _is_library(value.__name__):
+                    if id(value) not in seen and not _is_installed(value.__name__.partition(".")[0]):
                         seen.add(id(value))
                         tables.append(vars(value))
                 elif not isinstance(value, types.BuiltinFunctionType):
