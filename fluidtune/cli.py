@@ -75,7 +75,6 @@ def cli(context: click.Context) -> None:
 @click.option("--reserve", is_flag=True, help="Hold all devices from start to end, not only while trials use them.")
 @click.option("--backend", default="torch", help='What carries the tensors of a trial: "torch".')
 @click.option("--profile", default=None, help="With emulated devices: the file with the durations of iterations.")
-@click.option("--fresh-workers", is_flag=True, help="Never give a trial a process that another one has used.")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
 @click.option("--beside", is_flag=True, help="With --devices cpu:1: take turns with a service on this machine.")
 @click.option("--steer", is_flag=True, help="Let `fluidtune trial` stop, keep and clone trials while it runs.")

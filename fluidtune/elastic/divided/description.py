@@ -286,7 +286,8 @@ class Marks:
     def __init__(self, module: nn.Module) -> None:
         modules = modules_of(module)
         self._tables = [(t, dict(t)) for each in modules for t in tables_of(each)]
-        self._buffers = [b for m in modules if not isinstance(m, _BatchNorm) for b in tables_of(m)[2].values() if b is not None]
+        held = (b for m in modules if not isinstance(m, _BatchNorm) for b in tables_of(m)[2].values())
+        self._buffers = [buffer for buffer in held if buffer is not None]
         self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:

@@ -225,8 +225,8 @@ class Division:
 class _Look:
     """Looks by hooks which modules are called at the top of the stack; it ends itself after `_LOOKED` calls.
 
-    ``amid``: it may begin while a module computes. The loop's first calls may be for shapes alone (Keras): a module that
-    is asked for its parameters then makes them of what stands in their place.
+    ``amid``: it may begin while a module computes. The loop's first calls may be for shapes alone (Keras): a module
+    that is asked for its parameters then makes them of what stands in their place.
     """
 
     def __init__(self, division: Division, amid: bool) -> None:
