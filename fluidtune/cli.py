@@ -76,6 +76,7 @@ def cli(context: click.Context) -> None:
 @click.option("--backend", default="torch", help='What carries the tensors of a trial: "torch".')
 @click.option("--profile", default=None, help="With emulated devices: the file with the durations of iterations.")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
+@click.option("--parked-memory", type=float, default=0.25, help="Part of memory for processes of paused trials.")
 @click.option("--beside", is_flag=True, help="With --devices cpu:1: take turns with a service on this machine.")
 @click.option("--steer", is_flag=True, help="Let `fluidtune trial` stop, keep and clone trials while it runs.")
 @click.argument("script")

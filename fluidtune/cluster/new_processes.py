@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,18 +36,21 @@ _PASSED_ON = {*ENV_VARS_TO_PROPAGATE, "TUNE_FUNCTION_THREAD_TIMEOUT_S"}
 
 
 class Use(Enum):
-    """What a worker does for trials.
+    """What a worker does for trials. It is WAITING while its trial is paused and may go on there.
 
     started for a trial --> SERVING <--take-- IDLE <-- started as a spare
                                |               ^
                             unload             |
                                v               |
                             UNLOADING --free---+
+
+    SERVING --wait--> WAITING --go_on--> SERVING;  WAITING --unload--> UNLOADING
     """
 
     SERVING = "serving"
     UNLOADING = "unloading"
     IDLE = "idle"
+    WAITING = "waiting"
 
 
 @dataclass
@@ -72,11 +75,16 @@ class PooledWorker:
     trials: int = 1
     #: When it was last told to unload its trial (monotonic clock).
     told: float = 0.0
+    #: The device in whose placement group it lives. A trial that has waited may go on on another one.
+    home: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.home = self.device
 
     @property
     def busy(self) -> bool:
         """It serves a trial or unloads one."""
-        return self.use is not Use.IDLE
+        return self.use in (Use.SERVING, Use.UNLOADING)
 
     @property
     def pid(self) -> int | None:
@@ -97,6 +105,12 @@ class PooledWorker:
 
     def free(self) -> None:
         self.use = Use.IDLE
+
+    def wait(self) -> None:
+        self.use = Use.WAITING
+
+    def go_on(self) -> None:
+        self.use = Use.SERVING
 
     def is_unloading(self, within: float) -> bool:
         """Whether it was told to unload less than ``within`` seconds ago and has not answered."""
@@ -190,17 +204,22 @@ class NewProcesses:
         self._forks.turn_off(why)
         return True
 
-    def start(self, device: int, visible: list[str] | None, spare: bool = False) -> PooledWorker:
-        """``visible``: ids of all GPUs that the process must see; None: the one of its device."""
+    def start(
+        self, device: int, visible: list[str] | None, spare: bool = False, several: bool = False
+    ) -> PooledWorker:
+        """``visible``: ids of all GPUs that the process must see; None: the one of its device. ``several``: it is for a
+        trial over several devices.
+        """
         asked = time.time()
         group = self._devices.group(device)
         self._count += 1
         name = f"{self._job}-{device}-{self._count}"
         resources = dict(self._layout.worker)
         environment = {**self.environment, DEVICE_VARIABLE: str(device)}
-        if spare:
-            # The trial that runs has taken what the device has for one.
-            resources = {}
+        holds = self._layout.kind == "gpu" or several or self._layout.kind == "emulated"
+        if spare or not holds:
+            # The device's group has what the job has taken. So a process takes nothing of it while its trial waits.
+            resources, holds = {}, False
             if self._layout.kind == "gpu":
                 environment[VISIBLE_GPUS] = self.gpus[device][1]
         if visible is not None:
@@ -209,7 +228,7 @@ class NewProcesses:
         node = self._prepare(device)
         environment |= self._shared_data(node)
         runtime_env = self._before_start[node]
-        if spare and "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._job_variables:
+        if not holds and "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._job_variables:
             # As Ray does for a process that has the device's cores, and before anything is imported.
             variables = {**runtime_env.get("env_vars", {}), "OMP_NUM_THREADS": str(self._threads)}
             runtime_env = {**runtime_env, "env_vars": variables}

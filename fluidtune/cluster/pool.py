@@ -143,7 +143,21 @@ class WorkerPool:
         """
         visible = [self._new.gpus[d][1] for d in (device, *others)] if self._must_see(others) else None
         self.discard_idle_workers(device)
-        return self._add_worker(self._new.start(device, visible))
+        return self._add_worker(self._new.start(device, visible, several=bool(others)))
+
+    def go_on(self, worker: PooledWorker, device: int, may_move: bool) -> bool:
+        """A worker that waits serves its trial again on this device, if that is its own one or, where it ``may_move``,
+        another one of its node. Returns whether it does.
+        """
+        if device != worker.device:
+            node = self._devices.nodes.get(worker.device)
+            if not may_move or node is None or self._devices.nodes.get(device) != node:
+                return False
+            del self._on_device[worker.device][worker.name]
+            worker.device = device
+            self._on_device[device][worker.name] = worker
+        worker.go_on()
+        return True
 
     def _add_worker(self, worker: PooledWorker) -> PooledWorker:
         self.workers[worker.name] = self._on_device[worker.device][worker.name] = worker
@@ -228,7 +242,7 @@ class WorkerPool:
             self._idle[worker.device].remove(worker)
 
     def _tell_to_end(self, worker: PooledWorker) -> None:
-        process = self._local_process(worker) if worker.busy else None
+        process = self._local_process(worker) if worker.trials else None
         if process is not None:
             self._ending = [*(each for each in self._ending if each.is_running()), process]
         self._note_ends()
@@ -267,17 +281,16 @@ class WorkerPool:
         return worker.name in self.workers
 
     def has_busy_worker(self, device: int) -> bool:
-        """Whether a worker of the device serves a trial, unloads one, or ends after one."""
-        busy = any(worker.busy for worker in self._on_device[device].values())
-        return busy or any(worker.busy for worker in self._ending_on(device))
+        """Whether a worker of the device, or one that lives in its group, serves a trial, unloads one, or ends after one."""
+        return any(worker.busy for worker in self._of(device))
 
     def has_worker(self, device: int) -> bool:
-        """Whether a worker of the device lives, be it idle, busy or ending."""
-        return bool(self._on_device[device]) or bool(self._ending_on(device))
+        """Whether a worker of the device, or one that lives in its group, is there, whatever it does."""
+        return bool(self._of(device))
 
-    def _ending_on(self, device: int) -> list[PooledWorker]:
+    def _of(self, device: int) -> list[PooledWorker]:
         self._note_ends()
-        return [worker for worker in self._leaving.values() if worker.device == device]
+        return [each for each in (*self.workers.values(), *self._leaving.values()) if device in (each.device, each.home)]
 
     def close(self) -> None:
         """Let all workers end, and kill those that do not come to it.
@@ -308,7 +321,7 @@ class WorkerPool:
 
     def _deadline(self, worker: PooledWorker, closing: float) -> float:
         """When the worker is killed if it has not left Ray (monotonic clock); the pool is closed at ``closing``."""
-        if not worker.busy:
+        if not worker.busy:  # also one that waits
             return closing + CLOSE_S
         return worker.told + CLOSE_S if worker.use is Use.UNLOADING else closing + UNLOAD_SOON_S
 

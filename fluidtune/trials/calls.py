@@ -35,6 +35,10 @@ def issue_next(life: TrialLife) -> None:
 @on_event.register
 def _on_asked(event: m.Asked, life: TrialLife) -> None:
     call = event.call
+    stands, life.stands = life.stands, False
+    if stands and call.method == "restore" and life.place == "live":
+        life.order(m.TellTune(call, life.seen.delivered))
+        return
     if life.saved is not None and not life.calls and call.method == "save" and event.plain:
         # It came with the newest result.
         saved, life.saved = life.saved, None

@@ -189,6 +189,8 @@ class TrialLife:
     placements: int = 0
     #: How many times it became live. After the first one, Tune does not notice.
     times_live: int = 0
+    #: It has waited in its process, and stands where Tune wants it restored.
+    stands: bool = False
     #: Iterations that its leader has done since the trial was loaded into it.
     done_here: int = 0
     #: It ran out of its GPU's memory, of which others held some. The next time the lack is its own.

@@ -25,6 +25,7 @@ PLACES: dict[tuple[Place, Place], str] = {
     ("queued", "placed"): "Placed",
     ("queued", "released"): "Released",
     ("placed", "loading"): "WorkerFound",
+    ("placed", "live"): "Resumed",
     ("placed", "queued"): "PlaceDied, PlaceTaken, Placed",
     ("placed", "released"): "Released",
     ("loading", "live"): "Loaded",

@@ -51,6 +51,17 @@ def _on_worker_found(event: m.WorkerFound, life: TrialLife) -> None:
 
 
 @on_event.register
+def _on_resumed(event: m.Resumed, life: TrialLife) -> None:
+    life.go("live")
+    life.times_live += 1
+    life.stands = True
+    life.crew.leader, life.crew.facts, life.done_here = event.worker, event.facts, event.done_here
+    if len(life.crew.wanted) > len(life.crew.devices):
+        resizes.begin_resize(life)
+    life.order(m.TellStarted(event.worker))
+
+
+@on_event.register
 def _on_leave_wanted(event: m.LeaveWanted, life: TrialLife) -> None:
     if life.over:
         raise LifeError(life, "it is to leave its devices")

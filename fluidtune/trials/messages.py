@@ -135,11 +135,13 @@ class Released(Event):
 class Left(Event):
     """Tune has let go of the trial, and this is why.
 
-    ``keep``: its process serves further trials, and its trainable may stay there.
+    ``keep``: its process serves further trials, and its trainable may stay there. ``waits``: its process may wait with
+    it until it goes on.
     """
 
     ending: Ending
     keep: bool = False
+    waits: bool = False
 
 
 # Events: from the engine
@@ -182,6 +184,18 @@ class WorkerFound(Event):
     """The trial gets this worker of its first device as its leader."""
 
     worker: Worker
+
+
+@dataclass(frozen=True)
+class Resumed(Event):
+    """The trial goes on in this worker, where it has waited since it was paused.
+
+    ``facts``: what its leader knew of itself then; ``done_here``: iterations that it has done since it was loaded.
+    """
+
+    worker: Worker
+    facts: GroupFacts
+    done_here: int
 
 
 @dataclass(frozen=True)
@@ -485,6 +499,16 @@ class Unload(Instruction):
     patience: Patience
     then: bool = False
     keep: bool = False
+
+
+@dataclass(frozen=True)
+class Park(Instruction):
+    """The worker waits with the trial, which is paused. ``commits``: the trial has commits. The rest: see `Resumed`."""
+
+    worker: Worker
+    facts: GroupFacts
+    done_here: int
+    commits: bool
 
 
 @dataclass(frozen=True)

@@ -63,13 +63,19 @@ def move(life: TrialLife) -> None:
     unload(life, "long", then=True)
 
 
-def unload(life: TrialLife, patience: m.Patience, then: bool = False, keep: bool = False) -> None:
-    """Take all workers off the trial. Its followers are unloaded when their leader lets go of them."""
+def unload(
+    life: TrialLife, patience: m.Patience, then: bool = False, keep: bool = False, waits: bool = False
+) -> None:
+    """Take all workers off the trial. Its followers are unloaded when their leader lets go of them, or ``waits``."""
     crew = life.crew
     leader, crew.leader = crew.leader, None
     followers, crew.followers = crew.followers, {}
     joining = call_off(life)
-    crew.facts = GroupFacts()
+    facts, crew.facts = crew.facts, GroupFacts()
+    if leader is not None and waits:
+        life.order(*(m.Discard(worker, "its trial is paused") for worker in (*followers.values(), *joining)))
+        life.order(m.Park(leader, facts, life.done_here, life.kind == "elastic"))
+        return
     if leader is not None:
         life.order(m.Unload(leader, patience, then, keep))
     for worker in (*followers.values(), *joining):
@@ -183,5 +189,6 @@ def _on_released(event: m.Released, life: TrialLife) -> None:
 def _on_left(event: m.Left, life: TrialLife) -> None:
     had_place = life.released_from in HELD
     life.go("ended")
-    unload(life, "long", keep=event.keep)
+    stands = life.released_from == "live" and not any(call.issued for call in life.calls)
+    unload(life, "long", keep=event.keep, waits=event.waits and event.ending == "paused" and stands)
     life.order(m.TrialOver(event.ending, had_place), m.Tell(engine.TrialEnded(life.trial, event.ending)))

@@ -45,6 +45,8 @@ class FluidExecutor:
             iteration while a batch of requests runs or waits. False: they do not know of each other.
         fork_server: True: new processes are forked from one on their node that has imported the script's packages
             (docs/workers.md). False: they are started as Ray starts them.
+        parked_memory: the part of each node's memory, 0 to 1, that processes of paused trials may hold together, each
+            of which waits where it stands until its trial goes on (docs/workers.md). 0: none waits.
         steer: True: this user can stop, keep and clone trials while the job runs, by `fluidtune trial` and by the page
             of `fluidtune view --steer` (docs/how-to/steer.md). False: nobody can.
 
@@ -64,6 +66,7 @@ class FluidExecutor:
     beside: bool = False
     fork_server: bool = True
     steer: bool = False
+    parked_memory: float = 0.25
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, each setting in a sentence of its own."""
@@ -81,6 +84,10 @@ class FluidExecutor:
         for name in ("reserve", "beside", "fork_server", "steer"):
             if not isinstance(getattr(self, name), bool):
                 raise FluidTuneError(f"{name}={getattr(self, name)!r} is not known; use True or False")
+        if isinstance(self.parked_memory, bool) or not isinstance(self.parked_memory, int | float):
+            raise FluidTuneError(f"parked_memory={self.parked_memory!r} is not known; use a number from 0 to 1")
+        if not 0 <= self.parked_memory <= 1:
+            raise FluidTuneError(f"parked_memory={self.parked_memory!r} must be from 0 to 1, as a part of the memory")
         if self.backend not in BACKENDS:
             raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(BACKENDS)}")
         if self.backend == "horovod":

@@ -34,6 +34,7 @@ from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, place_of
 from fluidtune.tune.trial_shell import TrialShell
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
+from fluidtune.tune.waiting_processes import WaitingProcesses
 from fluidtune.tune.worker_dispatch import WorkerDispatch
 
 #: A job waits up to this many seconds for its first device before Tune goes on.
@@ -103,7 +104,11 @@ class FluidActorManager(ActorManager):
         self._callbacks = TuneCallbacks()
         emit = self._emit
         self._dispatch = WorkerDispatch(job, self._calls, emit)
-        self._shell = TrialShell(job, self, self._runs, self._calls, self._callbacks, self._dispatch, emit)
+        self._waiting = WaitingProcesses(job, self._calls, self._dispatch)
+        self._dispatch.on_gone = self._waiting.leave
+        self._shell = TrialShell(
+            job, self, self._runs, self._calls, self._callbacks, self._dispatch, self._waiting, emit
+        )
         self._events += job.begin(wait_s=FIRST_DEVICE_WAIT_S)
 
     def _emit(self, event: m.Event) -> None:
@@ -133,6 +138,7 @@ class FluidActorManager(ActorManager):
     def trial_removed(self, trial: Trial) -> None:
         """Tune stops a trial that waits or is paused."""
         if self._runs.find_trial(trial.trial_id) is None and self.hosts(trial.trial_id):
+            self._waiting.stop(trial.trial_id)
             self._job.trial_ended(trial, "stopped")
 
     def status_line(self) -> str:
@@ -293,7 +299,8 @@ class FluidActorManager(ActorManager):
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
-            self._shell.tell(run, life.Left(ending, keep=self._job.reuses and not failed))
+            waits = not failed and not self._over and self._waiting.can_wait(run)
+            self._shell.tell(run, life.Left(ending, keep=self._job.reuses and not failed, waits=waits))
         self._released.clear()
 
     def _carry_out(self, instruction: m.Instruction) -> None:

@@ -27,6 +27,7 @@ from fluidtune.tune.ray_calls import RayCalls
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_number, keep_progress, task_of
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
+from fluidtune.tune.waiting_processes import WaitingProcesses
 from fluidtune.tune.worker_dispatch import UNLOAD_BROKEN_S, WorkerDispatch, WorkerRequest
 
 log = logging.getLogger(__name__)
@@ -47,10 +48,12 @@ class TrialShell:
         calls: RayCalls,
         callbacks: TuneCallbacks,
         dispatch: WorkerDispatch,
+        waiting: WaitingProcesses,
         emit: Callable[[engine.Event], None],
     ) -> None:
         self._job, self._actors, self._runs = job, actors, runs
         self._calls, self._callbacks, self._dispatch, self._emit = calls, callbacks, dispatch, emit
+        self._waiting = waiting
         #: By name, new workers that have not said whether they are attached: since when (monotonic clock), and by which
         #: call.
         self._attaching: dict[str, tuple[TrialRun, PooledWorker, float, Any]] = {}
@@ -105,15 +108,21 @@ class TrialShell:
             for device in others:
                 self._job.pool.discard_idle_workers(device)
             others = ()
-        self._dispatch.request_worker(
-            WorkerRequest(
-                wanted.device,
-                others,
-                on_worker=lambda worker: self.tell(run, m.WorkerFound(worker)),
-                still_wanted=lambda: run.life.wants_leader(wanted.placement),
-                on_death=lambda: self._place_died(run, wanted.placement),
-            )
+        request = WorkerRequest(
+            wanted.device,
+            others,
+            on_worker=lambda worker: self.tell(run, m.WorkerFound(worker)),
+            still_wanted=lambda: run.life.wants_leader(wanted.placement),
+            on_death=lambda: self._place_died(run, wanted.placement),
         )
+
+        def anew() -> None:
+            if request.still_wanted():
+                self._dispatch.request_worker(request)
+
+        resumed = self._waiting.claim(run, wanted.device, otherwise=anew)
+        if resumed is not None:
+            self.tell(run, resumed)
 
     def _place_died(self, run: TrialRun, placement: int) -> None:
         if run.life.wants_leader(placement):
@@ -298,6 +307,7 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.Attach: TrialShell._attach,
     m.Discard: TrialShell._discard,
     m.Unload: TrialShell._unload,
+    m.Park: lambda shell, run, park: shell._waiting.wait(run, park),
     m.Bury: TrialShell._bury,
     m.GiveUpDevice: TrialShell._give_up_device,
     m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),

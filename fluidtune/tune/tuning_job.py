@@ -105,6 +105,8 @@ class TuningJob:
         )
         #: The job has had devices on several nodes at a time.
         self._several_nodes = False
+        #: Of a node's memory, what processes of paused trials may have together.
+        self.parked_memory = settings.parked_memory
         self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
         app = storage(controller).experiment_dir_name
         #: How many trials Tune lets be pending by itself, and by how many we raised that.

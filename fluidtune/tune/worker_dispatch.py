@@ -70,6 +70,8 @@ class WorkerDispatch:
         self.unloading = 0
         #: Worker name -> when it is killed if it has not unloaded (monotonic clock).
         self._deadlines: dict[str, float] = {}
+        #: Called with each device that is gone or given back.
+        self.on_gone: Callable[[int], None] = lambda device: None
         #: When devices were last looked for (monotonic clock).
         self._polled = 0.0
 
@@ -248,6 +250,7 @@ class WorkerDispatch:
         came, gone = devices.poll()
         for device in gone:
             self._job.pool.discard_idle_workers(device)
+            self.on_gone(device)
             why = devices.reasons.get(device)
             event = "device_returned" if device in devices.given_back and why is None else "device_lost"
             self._job.log.write(event, device=device, **({} if why is None else {"reason": why[:REASON_LENGTH]}))

@@ -54,6 +54,14 @@ class LoadSpec:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """What a process holds in which a paused trial waits: bytes of its own, and those of its node in all."""
+
+    held: int
+    of_node: int
+
+
+@dataclass(frozen=True)
 class AttachSpec:
     """What a worker needs in order to follow the leader of a trial.
 

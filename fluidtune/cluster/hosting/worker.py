@@ -14,13 +14,14 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import ray
 
 from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess, is_forked
 from fluidtune.cluster.hosting.follower_host import FollowerHost
 from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
-from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, WorkerInfo
+from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, Standing, WorkerInfo
 from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_cores import TrialCores
 from fluidtune.cluster.hosting.trial_sessions import drop_session
@@ -92,6 +93,10 @@ class Worker:
     def _hosted(self) -> LeaderHost:
         assert self._leader is not None, f"{self._name} hosts no trial"
         return self._leader
+
+    def standing(self) -> Standing:
+        """What this process holds while its trial waits between two iterations. Memory shared with others is theirs."""
+        return Standing(psutil.Process().memory_full_info().uss, psutil.virtual_memory().total)
 
     def export_model(self, *args: Any, **kwargs: Any) -> Any:
         trainable = self._hosted().trainable

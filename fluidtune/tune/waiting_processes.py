@@ -1,0 +1,140 @@
+"""Processes of paused trials, which wait where they stand: a trial that Tune lets go on goes on there, exactly.
+
+So a pause costs no commit, no start and no restore, whatever the script keeps in memory. A process waits on the node's
+cores and holds memory, of which all waiting ones of a node together get a part. A trial that is to run elsewhere, with
+another configuration or from another checkpoint is restored as ever, and so is one whose process has ended meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ray import cloudpickle
+from ray.tune.experiment import Trial
+
+from fluidtune.cluster.hosting.messages import Standing
+from fluidtune.cluster.pool import PooledWorker, cleanup_patience
+from fluidtune.group_facts import GroupFacts
+from fluidtune.trials import messages as m
+from fluidtune.tune.ray_calls import RayCalls
+from fluidtune.tune.trial_run import TrialRun, place_of
+from fluidtune.tune.worker_dispatch import WorkerDispatch
+
+if TYPE_CHECKING:
+    from fluidtune.tune.tuning_job import TuningJob
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """``config``, ``checkpoint``: those that the trial had when it was paused."""
+
+    worker: PooledWorker
+    trial: Trial
+    config: bytes
+    checkpoint: str | None
+    secret: bytes
+    facts: GroupFacts
+    done_here: int
+    #: It can be restored where it stands from a commit or a checkpoint.
+    saved: bool
+    #: The process and its memory, bytes; None: it has not said so.
+    standing: Standing | None = None
+
+
+class WaitingProcesses:
+    """Belongs to one manager."""
+
+    def __init__(self, job: TuningJob, calls: RayCalls, dispatch: WorkerDispatch) -> None:
+        self._job, self._calls, self._dispatch = job, calls, dispatch
+        #: By trial, the longest waiting one first.
+        self._waiting: dict[str, _Waiting] = {}
+
+    def can_wait(self, run: TrialRun) -> bool:
+        """Whether the trial's process may wait: what it holds of its device is memory of the node alone."""
+        setup = self._job.setup
+        alone = setup.layout.kind == "cpu" and setup.lanes is None and not run.life.gang
+        return alone and self._job.parked_memory > 0 and not self._job.reuses
+
+    def wait(self, run: TrialRun, park: m.Park) -> None:
+        """The trial is paused, and its leader waits."""
+        worker = park.worker
+        assert isinstance(worker, PooledWorker)
+        worker.wait()
+        saved = park.commits or run.trial.latest_checkpoint_result is not None
+        waiting = self._waiting[run.id] = _Waiting(
+            worker, run.trial, _config_of(run), _place(run.trial), run.secret, park.facts, park.done_here, saved
+        )
+        self._calls.track_call(worker.actor.standing.remote(), partial(self._said, run.id, waiting))
+
+    def _said(self, trial: str, waiting: _Waiting, value: Any) -> None:
+        if self._waiting.get(trial) is not waiting:
+            return
+        if not isinstance(value, Standing):
+            del self._waiting[trial]
+            self._dispatch.worker_died(waiting.worker, value)
+            return
+        waiting.standing = value
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """End those that wait longest where they have too much memory: first those that can be restored."""
+        for node in {self._node(each) for each in self._waiting.values()}:
+            here = {trial: each for trial, each in self._waiting.items() if self._node(each) == node and each.standing}
+            order = sorted(here, key=lambda trial: not here[trial].saved)
+            held = sum(each.standing.held for each in here.values() if each.standing)
+            for trial in order:
+                standing = here[trial].standing
+                assert standing is not None
+                if held <= self._job.parked_memory * standing.of_node:
+                    break
+                held -= standing.held
+                self._end(trial)
+
+    def _node(self, waiting: _Waiting) -> str | None:
+        return self._job.devices.nodes.get(waiting.worker.device)
+
+    def claim(self, run: TrialRun, device: int, otherwise: Callable[[], None]) -> m.Resumed | None:
+        """The trial's process, if it can go on on this device; it waits no more.
+
+        None: it cannot. ``otherwise`` is called then: when a process of it that waits has ended, with its commit.
+        """
+        waiting = self._waiting.get(run.id)
+        if waiting is None:
+            otherwise()
+            return None
+        same = waiting.config == _config_of(run) and waiting.checkpoint == _place(run.trial)
+        alive = self._job.pool.is_alive(waiting.worker)
+        if same and alive and self._job.pool.go_on(waiting.worker, device, may_move=not self._job.setup.leased):
+            del self._waiting[run.id]
+            run.secret = waiting.secret
+            return m.Resumed(waiting.worker, waiting.facts, waiting.done_here)
+        self._end(run.id, otherwise)
+        return None
+
+    def stop(self, trial: str) -> None:
+        """The trial is over, or is to go on elsewhere."""
+        if trial in self._waiting:
+            self._end(trial)
+
+    def leave(self, device: int) -> None:
+        """The device is gone or is given back: what waits in its group ends in order."""
+        for trial, waiting in list(self._waiting.items()):
+            if device in (waiting.worker.device, waiting.worker.home):
+                self._end(trial)
+
+    def _end(self, trial: str, then: Callable[[], None] | None = None) -> None:
+        self._dispatch.unload_trial(self._waiting.pop(trial).worker, cleanup_patience(), then)
+
+
+def _config_of(run: TrialRun) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(run.trial.config))
+    except Exception:  # no later run has the same
+        return repr(run).encode()
+
+
+def _place(trial: Trial) -> str | None:
+    return place_of(trial.latest_checkpoint_result)
