@@ -206,7 +206,7 @@ _NAMES = {
     "sys": "stdin stdout stderr __stdout__ __stderr__ meta_path path_hooks getrecursionlimit getswitchinterval "
     "get_int_max_str_digits get_asyncgen_hooks gettrace getprofile getdlopenflags",
     "gc": "callbacks isenabled get_debug",
-    "fluidtune.startup": "usual_thresholds",
+    "fluidtune.cluster.hosting.few_collections": "usual_thresholds",
     "threading": "gettrace getprofile stack_size",
     "faulthandler": "is_enabled",
     "tracemalloc": "is_tracing",

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from fluidtune import startup
 from fluidtune.cluster.cleaning.open_runs import end_open_runs, end_trackers
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess, is_forked
-from fluidtune.cluster.hosting import few_collections  # noqa: F401 (before what imports Ray Tune)
+from fluidtune.cluster.hosting import few_collections  # before what imports Ray Tune
 from fluidtune.cluster.hosting.follower_host import FollowerHost
 from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
 from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, WorkerInfo
@@ -76,7 +75,7 @@ class Worker:
 
     def _begin(self, spec: LoadSpec | AttachSpec) -> None:
         """A trial's modules are imported, and its code has not run."""
-        startup.imported()
+        few_collections.imported()
         if self._baseline is not None:
             self._baseline.note_imports()
         self._spec, self._clean = spec, False
