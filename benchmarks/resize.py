@@ -8,7 +8,8 @@ the decision (the engine's instruction; the scheduler's PAUSE) until the driver 
 new workers.
 
 A growth for which FluidTune first had to start a process is listed as ``cold`` and not compared, because the trial
-trains on meanwhile. ``stall`` is the time for which an in-place resize interrupted training.
+trains on meanwhile. ``divided`` is the time from the decision to the first divided call, which ends before the first
+result does, and ``stall`` by how much the trial's calls took longer meanwhile: checks, and weights that are sent.
 
 A side that takes longer than ``--limit`` is ended; ``not_ended`` names it, and it has no other figures (side_limit.py).
 """
@@ -37,8 +38,10 @@ Resizes = dict[str, list[float]]
 
 
 def resizes(events: Iterable[Mapping[str, Any]]) -> Resizes:
-    """The resizes in a FluidTune run's events: seconds of each ``grow``, ``shrink``, ``cold`` growth and ``stall``."""
-    found: Resizes = {"grow": [], "shrink": [], "cold": [], "stall": []}
+    """The resizes in a FluidTune run's events: seconds of each ``grow``, ``shrink`` and ``cold`` growth, see above."""
+    found: Resizes = {"grow": [], "shrink": [], "cold": [], "divided": [], "stall": []}
+    #: trial -> seconds from the decision to its newest worker's coming, if that worker had a process then.
+    came: dict[str, float] = {}
     #: trial -> its resize that is under way: when it was decided, its kind, and whether the devices have changed.
     under_way: dict[str, dict[str, Any]] = {}
     for event in events:
@@ -51,7 +54,12 @@ def resizes(events: Iterable[Mapping[str, Any]]) -> Resizes:
                 resize["kind"] = "cold" if resize["kind"] == "grow" else resize["kind"]
         elif name == "resized" and trial in under_way:
             under_way[trial]["done"] = True
-            found["stall"].append(event["seconds"])
+            came.pop(trial, None)
+            if under_way[trial]["kind"] == "grow":
+                came[trial] = event["t"] - under_way[trial]["since"]
+        elif name == "divided" and trial in came:
+            found["divided"].append(came.pop(trial) + event["seconds"])
+            found["stall"].append(event["stall"])
         elif name == "trial_result" and trial in under_way and under_way[trial]["done"]:
             resize = under_way.pop(trial)
             found[resize["kind"]].append(event["t"] - resize["since"])

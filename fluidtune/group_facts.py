@@ -30,9 +30,9 @@ class GroupFacts:
     checked: tuple[tuple[str, str, str], ...] = ()
     #: Why followers do not help the trial, in a line. None: they do, or that is not known yet.
     ungrowable: str | None = None
-    #: Seconds from a follower's coming to the first call that was divided with it. None: there was none since the last
-    #: reply.
-    first_divided: float | None = None
+    #: Calls are divided among this many workers now: since the newest one came, the seconds until the first divided
+    #: call, and those by which calls took longer meanwhile. None: no such change since the last reply.
+    grown: tuple[int, float, float] | None = None
     #: The loop is writing its last commit, for which the host waits.
     committing: bool = False
     #: Why no commit is possible, or why the last one failed, in a line: what the trial has done since would be lost.

@@ -6,7 +6,6 @@
 | `pool` | which process serves which trial next |
 | `new_processes` | how a process is started |
 | `hosting` | the worker process: hosts a trial's leader or one of its followers |
-| `cleaning` | whether a process is clean enough for another trial |
 | `sharing` | how the trials of one device share it |
 | `forks` | the processes of workers, forked from one that has imported what they import |
 | `data` | data sets that the processes of a job have in memory once a node |

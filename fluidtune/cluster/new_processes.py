@@ -40,13 +40,13 @@ class Use(Enum):
 
     started for a trial --> SERVING <--take-- IDLE <-- started as a spare
                                |               ^
-                            clean_up           |
+                            unload             |
                                v               |
-                            CLEANING --free----+
+                            UNLOADING --free---+
     """
 
     SERVING = "serving"
-    CLEANING = "cleaning"
+    UNLOADING = "unloading"
     IDLE = "idle"
 
 
@@ -70,12 +70,12 @@ class PooledWorker:
     use: Use = Use.SERVING
     #: How many trials have taken it.
     trials: int = 1
-    #: When it was last told to clean up (monotonic clock).
+    #: When it was last told to unload its trial (monotonic clock).
     told: float = 0.0
 
     @property
     def busy(self) -> bool:
-        """It serves a trial or cleans up after one."""
+        """It serves a trial or unloads one."""
         return self.use is not Use.IDLE
 
     @property
@@ -92,15 +92,15 @@ class PooledWorker:
         self.use = Use.SERVING
         self.trials += 1
 
-    def clean_up(self) -> None:
-        self.use, self.told = Use.CLEANING, time.monotonic()
+    def unload(self) -> None:
+        self.use, self.told = Use.UNLOADING, time.monotonic()
 
     def free(self) -> None:
         self.use = Use.IDLE
 
-    def is_cleaning(self, within: float) -> bool:
-        """Whether it was told to clean up less than ``within`` seconds ago and has not answered."""
-        return self.use is Use.CLEANING and time.monotonic() - self.told < within
+    def is_unloading(self, within: float) -> bool:
+        """Whether it was told to unload less than ``within`` seconds ago and has not answered."""
+        return self.use is Use.UNLOADING and time.monotonic() - self.told < within
 
 
 def worker_environment() -> dict[str, str]:

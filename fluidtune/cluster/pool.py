@@ -1,7 +1,7 @@
-"""The pool of warm workers: which process serves which trial next.
+"""The pool of workers: which process serves which trial.
 
-A worker belongs to one device for its whole life. A trial takes it, gives it back, it cleans itself, and another trial
-takes it. A worker that cannot be cleaned, or that died, is replaced by a new process when its device is needed next.
+A worker belongs to one device and serves one trial, unless the script reuses its actors. The next process of a device
+may be started before a trial needs it, as a spare.
 
 A process that is not wanted any more ends in order, as a trial's process does under stock Ray Tune: it leaves Ray at
 once, so that the next process can start, and then runs its exit handlers. Only a process that does not come to that is
@@ -32,8 +32,8 @@ from fluidtune.cluster.sharing.mps import MpsSettings
 from fluidtune.ray_compat.descent import end_made_by
 from salus_share.mps import ANSWER_S, end_client
 
-#: A worker that cleans up is waited for this long before another process is started, seconds.
-CLEAN_SOON_S = 1.0
+#: A worker that unloads its trial is waited for this long before another process is started, seconds.
+UNLOAD_SOON_S = 1.0
 #: Processes that may start at a time on a node that says it has fewer cores.
 STARTS_AT_LEAST = 2
 #: Seconds that processes may take to end when the job ends, before the others are killed or left to end by themselves.
@@ -57,8 +57,8 @@ class WorkerPool:
 
     One thing: a worker's life, from its start to its end, changes in one place.
 
-    ``mps``: how the processes of one GPU share it under MPS, None: without. ``fresh``: why no process serves a second
-    trial, in words; None: a clean one does. ``fork``: new processes are forked where that is possible.
+    ``mps``: how the processes of one GPU share it under MPS, None: without. ``fork``: processes are forked where that
+    is possible. ``spares``: the next process of a device is started while a trial runs there.
     """
 
     def __init__(
@@ -67,19 +67,16 @@ class WorkerPool:
         devices: DeviceSource,
         job: str,
         mps: MpsSettings | None = None,
-        fresh: str | None = None,
         fork: bool = False,
+        spares: bool = False,
     ):
         self._layout = plan
         self._devices = devices
         self._killing = Killing(devices)
         self._new = NewProcesses(plan, devices, job, mps, fork)
-        self.fresh = fresh
-        #: The job has shown that its processes end with their trials.
-        self._ends = fresh is not None
-        #: Processes of this machine that were told to end before they were known to be clean: trials may have left
-        #: handlers. With each the future of whether it was clean when it ended.
-        self._ending: list[tuple[psutil.Process, Any]] = []
+        self._spares = spares
+        #: Processes of this machine that were told to end and have served trials, which may have left exit handlers.
+        self._ending: list[psutil.Process] = []
         #: Processes that were told to end and have not left Ray yet: the future of that -> the worker. Handles are
         #: kept so long, because Ray 2.44 kills an actor that nobody holds.
         self._leaving: dict[Any, PooledWorker] = {}
@@ -94,7 +91,7 @@ class WorkerPool:
     def can_serve(self, device: int, others: tuple[int, ...] = ()) -> bool:
         """Whether the device has a worker now: one is idle, or there is room for one more process, which may start.
 
-        A worker that is still cleaning up after a trial keeps its room. For a worker that sees ``others`` too the
+        A worker that still unloads a trial keeps its room. For a worker that sees ``others`` too the
         device must have no busy worker.
         """
         here = self._on_device[device].values()
@@ -104,7 +101,7 @@ class WorkerPool:
         if self._idle[device]:
             return True
         # A worker that is about to be free is there sooner than a new process.
-        soon = any(worker.is_cleaning(within=CLEAN_SOON_S) for worker in here)
+        soon = any(worker.is_unloading(within=UNLOAD_SOON_S) for worker in here)
         return (
             not soon
             and not self._new.is_nearly_ready(device)
@@ -177,22 +174,17 @@ class WorkerPool:
             return None
         return self._add_worker(self._new.start(device, None))
 
-    def process_ended(self, worker: PooledWorker) -> None:
-        """A process was not fit for a second trial: from now on the next one is started while a trial runs."""
-        self._ends = self._ends or (worker.info is not None and worker.info.forked)
-
     def stop_forking(self, why: str) -> None:
-        """Start only plain processes from now on, one for each trial."""
+        """Start only plain processes from now on."""
         if self._new.stop_forking(why):
-            self.fresh = self.fresh or f"no process is forked: {why}"
             self.discard_all_idle_workers()
 
     def start_spares(self) -> list[PooledWorker]:
-        """Start the next process of each device whose trials run in processes that will end. Returns these.
+        """Start the next process of each device on which a trial runs. Returns these.
 
         A spare takes nothing of its device until a trial takes it. There is none where processes cannot be forked.
         """
-        if not self._ends:
+        if not self._spares:
             return []
         started = []
         for device, here in list(self._on_device.items()):
@@ -205,7 +197,7 @@ class WorkerPool:
         return started
 
     def return_worker(self, worker: PooledWorker) -> None:
-        """The worker is clean and free: keep it for the next trial, unless it was started for one trial."""
+        """The worker is free for the next trial, unless it was started for one trial."""
         if not self.is_alive(worker):
             return
         worker.free()
@@ -238,8 +230,7 @@ class WorkerPool:
     def _tell_to_end(self, worker: PooledWorker) -> None:
         process = self._local_process(worker) if worker.busy else None
         if process is not None:
-            ending = [each for each in self._ending if each[0].is_running()]
-            self._ending = [*ending, (process, worker.actor.is_clean.remote())]
+            self._ending = [*(each for each in self._ending if each.is_running()), process]
         self._note_ends()
         self._leaving[worker.actor.end.remote(cleanup_patience())] = worker
 
@@ -276,7 +267,7 @@ class WorkerPool:
         return worker.name in self.workers
 
     def has_busy_worker(self, device: int) -> bool:
-        """Whether a worker of the device serves a trial, cleans up after one, or ends after one."""
+        """Whether a worker of the device serves a trial, unloads one, or ends after one."""
         busy = any(worker.busy for worker in self._on_device[device].values())
         return busy or any(worker.busy for worker in self._ending_on(device))
 
@@ -291,9 +282,8 @@ class WorkerPool:
     def close(self) -> None:
         """Let all workers end, and kill those that do not come to it.
 
-        A worker that still cleans up gets the rest of its `CLOSE_S`. Trials' exit handlers on this machine are waited
-        for until `CLOSE_S` seconds have passed in all, and then left to end by themselves. A clean process has none
-        left, and is not waited for.
+        A worker that still unloads its trial gets the rest of its `CLOSE_S`. Trials' exit handlers on this machine are
+        waited for until `CLOSE_S` seconds have passed in all, and then left to end by themselves.
         """
         now = time.monotonic()
         for worker in list(self.workers.values()):
@@ -312,8 +302,7 @@ class WorkerPool:
         self.workers.clear()
         self._on_device.clear()
         self._idle.clear()
-        dirty = [process for process, clean in self._ending if not _says_yes(clean)]
-        psutil.wait_procs(dirty, timeout=max(0.0, now + CLOSE_S - time.monotonic()))
+        psutil.wait_procs(self._ending, timeout=max(0.0, now + CLOSE_S - time.monotonic()))
         self._ending.clear()
         self._new.close()
 
@@ -321,15 +310,7 @@ class WorkerPool:
         """When the worker is killed if it has not left Ray (monotonic clock); the pool is closed at ``closing``."""
         if not worker.busy:
             return closing + CLOSE_S
-        return worker.told + CLOSE_S if worker.use is Use.CLEANING else closing + CLEAN_SOON_S
-
-
-def _says_yes(answer: Any) -> bool:
-    """Whether a process that has left Ray had answered True before."""
-    try:
-        return bool(ray.get(answer, timeout=0))
-    except ray.exceptions.RayError:
-        return False  # it died, or was killed before it came to that
+        return worker.told + CLOSE_S if worker.use is Use.UNLOADING else closing + UNLOAD_SOON_S
 
 
 class Killing:

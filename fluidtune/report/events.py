@@ -72,6 +72,7 @@ SCHEMA = {
     "resize_failed": EventSchema.of("trial devices reason"),
     "not_committed": EventSchema.of("trial reason"),
     "growth_checked": EventSchema.of("trial verdict reason", "module"),
+    "divided": EventSchema.of("trial workers seconds stall"),
     "growth_ended": EventSchema.of("trial reason"),
     "suspend_asked": EventSchema.of("trial reason", "why numbers"),
     "trial_suspended": EventSchema.of("trial", "reason"),

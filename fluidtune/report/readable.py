@@ -74,6 +74,7 @@ RELIED_ON = {
     "resize_failed": "trial:text devices:places",
     "not_committed": "trial:text",
     "growth_checked": "trial:text verdict:text module?:text",
+    "divided": "trial:text workers:size seconds:amount stall:amount",
     "growth_ended": "trial:text",
     "suspend_asked": "trial:text",
     "trial_suspended": "trial:text",

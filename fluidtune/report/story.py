@@ -322,6 +322,10 @@ class _Teller:
         found = "are divided among its workers" if event["verdict"] == "divided" else "stay whole"
         self._tell("growth checked", f"calls of {event.get('module', 'a module')} {found}{_with(event)}")
 
+    def _on_divided(self, event: EventDict) -> None:
+        took = f"{duration(event['seconds'])} after the last of them had come"
+        self._tell("divided", f"its calls are divided among {event['workers']} workers, {took}")
+
     def _on_suspend_asked(self, event: EventDict) -> None:
         kind = _kind_of("asked to leave", event)
         self._tell(kind, f"was asked to leave its device and to go on later{_because(event)}")

@@ -181,6 +181,8 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
         life.order(m.SpreadGrowth())
     for module, verdict, why in facts.checked:
         life.order(m.Write("growth_checked", {"module": module, "verdict": verdict}, why))
+    if facts.grown is not None:
+        life.order(m.Write("divided", dict(zip(("workers", "seconds", "stall"), facts.grown, strict=True))))
     if facts.cannot_commit is not None and before.cannot_commit is None:
         warning = m.Warn(f"trial {life.trial} has no commit of its last iterations: {facts.cannot_commit}")
         life.order(warning, m.Write("not_committed", reason=facts.cannot_commit))

@@ -135,12 +135,11 @@ class Released(Event):
 class Left(Event):
     """Tune has let go of the trial, and this is why.
 
-    ``keep``: its trainable may stay in its process for the next trial. ``fresh``: why its process does not stay.
+    ``keep``: its process serves further trials, and its trainable may stay there.
     """
 
     ending: Ending
     keep: bool = False
-    fresh: str | None = None
 
 
 # Events: from the engine
@@ -486,7 +485,6 @@ class Unload(Instruction):
     patience: Patience
     then: bool = False
     keep: bool = False
-    fresh: str | None = None
 
 
 @dataclass(frozen=True)

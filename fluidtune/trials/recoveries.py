@@ -63,9 +63,7 @@ def move(life: TrialLife) -> None:
     unload(life, "long", then=True)
 
 
-def unload(
-    life: TrialLife, patience: m.Patience, then: bool = False, keep: bool = False, fresh: str | None = None
-) -> None:
+def unload(life: TrialLife, patience: m.Patience, then: bool = False, keep: bool = False) -> None:
     """Take all workers off the trial. Its followers are unloaded when their leader lets go of them."""
     crew = life.crew
     leader, crew.leader = crew.leader, None
@@ -73,7 +71,7 @@ def unload(
     joining = call_off(life)
     crew.facts = GroupFacts()
     if leader is not None:
-        life.order(m.Unload(leader, patience, then, keep, fresh))
+        life.order(m.Unload(leader, patience, then, keep))
     for worker in (*followers.values(), *joining):
         life.order(m.Unload(worker, patience))
 
@@ -185,5 +183,5 @@ def _on_released(event: m.Released, life: TrialLife) -> None:
 def _on_left(event: m.Left, life: TrialLife) -> None:
     had_place = life.released_from in HELD
     life.go("ended")
-    unload(life, "long", keep=event.keep, fresh=event.fresh)
+    unload(life, "long", keep=event.keep)
     life.order(m.TrialOver(event.ending, had_place), m.Tell(engine.TrialEnded(life.trial, event.ending)))

@@ -48,14 +48,14 @@ class CommitCleanup:
         """The trial will never come back."""
         self._unsaved.append(trial)
 
-    def save_and_delete(self, cleaning: bool) -> None:
-        """Save, rarely enough to cost little, and delete what may go. ``cleaning``: a worker still cleans up."""
+    def save_and_delete(self, unloading: bool) -> None:
+        """Save, rarely enough to cost little, and delete what may go. ``unloading``: a worker unloads a trial."""
         began = self._clock()
         if self._unsaved and began >= self._next_save:
             self._save_ends()
             ended = self._clock()
             self._next_save = ended + max(SAVE_EVERY_S, SAVE_PAUSE * (ended - began))
-        if not cleaning:
+        if not unloading:
             self._delete_saved()
 
     def run_ended(self, saved: bool) -> None:

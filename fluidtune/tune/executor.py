@@ -39,9 +39,6 @@ class FluidExecutor:
             part of the memory of its node.
         profile: how long an iteration takes on emulated devices: a `fluidtune.profiles.Profile`, or the path of a
             profile's file. None: a task of which one trial fills half a GPU.
-        fresh_workers: True: every trial gets new processes, as under stock Ray Tune. False: a used process is taken
-            where the script says ``reuse_actors=True``, or where trials are known to leave nothing behind in it
-            (docs/workers.md) and the script does not say ``reuse_actors=False``.
         beside: True, with ``devices="cpu:1"``: the trials take turns on their core with a service on the same machine
             that was started with ``beside`` as well (docs/serving.md, "Beside trials"). A trial waits before an
             iteration while a batch of requests runs or waits. False: they do not know of each other.
@@ -62,7 +59,6 @@ class FluidExecutor:
     profile: Profile | str | None = None
     lanes: str | None = None
     device_memory: int | None = None
-    fresh_workers: bool = False
     reserve: bool = False
     beside: bool = False
     fork_server: bool = True
@@ -80,7 +76,7 @@ class FluidExecutor:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise FluidTuneError(f"{name}={value!r} must be a whole number of at least 1, or None")
-        for name in ("fresh_workers", "reserve", "beside", "fork_server", "steer"):
+        for name in ("reserve", "beside", "fork_server", "steer"):
             if not isinstance(getattr(self, name), bool):
                 raise FluidTuneError(f"{name}={getattr(self, name)!r} is not known; use True or False")
         if self.backend not in BACKENDS:

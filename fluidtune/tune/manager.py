@@ -212,8 +212,8 @@ class FluidActorManager(ActorManager):
         return self._runs.count_pending()
 
     def count_unfinished(self) -> int:
-        # Workers that clean up count, so that Tune gives them time to before it calls cleanup().
-        return len(self._runs) + len(self._callbacks) + self._dispatch.cleaning
+        # Workers that unload count, so that Tune gives them time to before it calls cleanup().
+        return len(self._runs) + len(self._callbacks) + self._dispatch.unloading
 
     def count_calls(self) -> int:
         return sum(len(run.life.calls) for run in self._runs.begun())
@@ -284,7 +284,7 @@ class FluidActorManager(ActorManager):
         self._job.ask_ahead(sum(1 for starting in lives if not starting.seen.delivered))
         self._dispatch.kill_overdue_workers()
         self._shell.report_late(time.monotonic())
-        self._job.do_periodic_work(cleaning=self._dispatch.cleaning > 0)
+        self._job.do_periodic_work(unloading=self._dispatch.unloading > 0)
 
     def _tell_released(self) -> None:
         """Unload the trials that Tune let go of, and tell the engine."""
@@ -293,8 +293,7 @@ class FluidActorManager(ActorManager):
                 ending: m.Ending = "failed"
             else:
                 ending = "stopped" if run.trial.status == Trial.TERMINATED and not self._over else "paused"
-            keep = self._job.keeps_trainables and not failed
-            self._shell.tell(run, life.Left(ending, keep, "its trial failed" if failed else None))
+            self._shell.tell(run, life.Left(ending, keep=self._job.reuses and not failed))
         self._released.clear()
 
     def _carry_out(self, instruction: m.Instruction) -> None:

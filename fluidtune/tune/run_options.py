@@ -14,7 +14,6 @@ OPTIONS: list[tuple[str, type, str]] = [
     ("--reserve", bool, "Hold all devices from start to end, not only while trials use them."),
     ("--backend", str, 'What carries the tensors of a trial: "torch".'),
     ("--profile", str, "With emulated devices: the file with the durations of iterations."),
-    ("--fresh-workers", bool, "Never give a trial a process that another one has used."),
     ("--fork-server/--no-fork-server", bool, "Fork new processes from one with the packages."),
     ("--beside", bool, "With --devices cpu:1: take turns with a service on this machine."),
     ("--steer", bool, "Let `fluidtune trial` stop, keep and clone trials while it runs."),

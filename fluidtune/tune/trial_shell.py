@@ -27,7 +27,7 @@ from fluidtune.tune.ray_calls import RayCalls
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, keep_number, keep_progress, task_of
 from fluidtune.tune.tune_callbacks import TuneCallbacks
 from fluidtune.tune.tuning_job import TuningJob
-from fluidtune.tune.worker_dispatch import CLEAN_BROKEN_S, WorkerDispatch, WorkerRequest
+from fluidtune.tune.worker_dispatch import UNLOAD_BROKEN_S, WorkerDispatch, WorkerRequest
 
 log = logging.getLogger(__name__)
 
@@ -208,7 +208,7 @@ class TrialShell:
     def _unload(self, run: TrialRun, unload: m.Unload) -> None:
         self._drop_follower(_pooled(unload.worker))
         then = (lambda: self.tell(run, m.Unloaded())) if unload.then else None
-        self._dispatch.unload_trial(_pooled(unload.worker), _seconds(unload.patience), then, unload.keep, unload.fresh)
+        self._dispatch.unload_trial(_pooled(unload.worker), _seconds(unload.patience), then, unload.keep)
 
     def _bury(self, run: TrialRun, bury: m.Bury) -> None:
         worker, error = _pooled(bury.worker), bury.error
@@ -280,7 +280,7 @@ def _pooled(worker: m.Worker) -> PooledWorker:
 
 
 def _seconds(patience: m.Patience) -> float:
-    return cleanup_patience() if patience == "long" else CLEAN_BROKEN_S
+    return cleanup_patience() if patience == "long" else UNLOAD_BROKEN_S
 
 
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {

@@ -55,7 +55,7 @@ from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
 from fluidtune.tune.trial_run import TrialRun, results_seen
 
 if TYPE_CHECKING:
-    from fluidtune.tune.executor import FluidExecutor
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +114,8 @@ class TuningJob:
         #: How many trials leave their devices with that batch. Each leaves one for a trial that arrives.
         self.departing = 0
         self.devices = hold_devices(self, settings, app, most_pending_groups(self._pending))
-        reuse = asked_reuse(controller)
-        #: The script asks for what stock Tune does with ``reuse_actors=True``: a class may keep its object.
-        self.keeps_trainables = reuse is True and not settings.fresh_workers
+        #: A process serves one trial after another: the script says ``reuse_actors=True``, or no trial's code runs.
+        self.reuses = asked_reuse(controller) is True or self.setup.layout.kind == "emulated"
         #: The algorithm may wait for the future of a trial's checkpoint.
         self.waits_for_checkpoints = scheduler.waits_for_checkpoints
         note_no_encoded_objects()
@@ -125,9 +124,13 @@ class TuningJob:
         self._folder = ExperimentFolder(storage(controller), was_restored(controller))
         if (seed := self._folder.hash_seed()) is not None:
             hash_seed.go_on_with(seed)
-        fresh = _why_fresh(settings, reuse)
         self.pool = WorkerPool(
-            self.setup.layout, self.devices, self.name, self.setup.mps, fresh, fork=settings.fork_server
+            self.setup.layout,
+            self.devices,
+            self.name,
+            self.setup.mps,
+            fork=settings.fork_server,
+            spares=settings.fork_server and not self.reuses,
         )
         self.log = JobLog(self.name, self._folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
@@ -308,10 +311,10 @@ class TuningJob:
             self._ahead = ahead
             self._controller.update_max_pending_trials(self._pending + ahead)
 
-    def do_periodic_work(self, cleaning: bool) -> None:
+    def do_periodic_work(self, unloading: bool) -> None:
         """Name silent trials, have Tune save, clean up commits, and give memory back.
 
-        ``cleaning``: a worker still cleans up after a trial.
+        ``unloading``: a worker unloads a trial.
         """
         for silent in self.stall_detector.newly_silent(time.monotonic()):
             devices = self.engine.held_devices().get(silent.trial, ())
@@ -319,7 +322,7 @@ class TuningJob:
             self.log.silent(silent, [bundle for worker in workers for bundle in waits_for(worker.actor)])
         if self._snapshot_pace.is_due():
             begin_to_save_state(self._controller)
-        self._commit_cleanup.save_and_delete(cleaning)
+        self._commit_cleanup.save_and_delete(unloading)
         self._memory_trim.now_and_then()
 
     # --- the end
@@ -360,13 +363,6 @@ class TuningJob:
         finally:
             self.log.close()
             self._folder.upload()
-
-
-def _why_fresh(settings: FluidExecutor, reuse: bool | None) -> str | None:
-    """Why no process serves a second trial, in words; None: a clean one does. ``reuse``: Tune's ``reuse_actors``."""
-    if settings.fresh_workers:
-        return "fresh_workers=True: a new process for each trial"
-    return "reuse_actors=False: a new process for each trial" if reuse is False else None
 
 
 def _asked_concurrency(search_alg: Any) -> int | None:

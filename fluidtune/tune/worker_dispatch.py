@@ -1,8 +1,8 @@
 """Which trial gets a worker process when, and what becomes of the worker afterwards.
 
 A trial requests a worker of one device. The pool (`fluidtune.cluster.pool`) has one at once or later; then the trial
-gets it. When the trial leaves, the worker unloads it and goes back to the pool, or it ends and is replaced. A worker
-that dies is reported here. This module also looks for devices that came or went, because a request for a lost device
+gets it. When the trial leaves, the worker unloads it and ends, or goes back to the pool. A worker that dies is
+reported here. This module also looks for devices that came or went, because a request for a lost device
 can never be served.
 
 Nothing is scheduled here: the engine has chosen the device before a worker is requested.
@@ -22,7 +22,7 @@ from fluidtune.cluster.forks.shelf import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
-from fluidtune.error_lines import failure, first_line
+from fluidtune.error_lines import first_line
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
 
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 #: Processes that are started in one pass of the driver's loop at most; Tune's loop goes on before the others follow.
 STARTS_AT_ONCE = 32
-#: A worker of a trial that lost another worker is killed when it has not cleaned up within this time, seconds.
-CLEAN_BROKEN_S = 30.0
+#: A worker of a trial that lost another worker is killed when it has not unloaded within this time, seconds.
+UNLOAD_BROKEN_S = 30.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +66,9 @@ class WorkerDispatch:
         self._requests: list[WorkerRequest] = []
         #: Processes started since the last `serve_requests`, and whether that one left some for the next.
         self._started, self.behind = 0, False
-        #: How many workers were told to clean up and have not answered.
-        self.cleaning = 0
-        #: Worker name -> when it is killed if it has not cleaned up (monotonic clock).
+        #: How many workers were told to unload their trials and have not answered.
+        self.unloading = 0
+        #: Worker name -> when it is killed if it has not unloaded (monotonic clock).
         self._deadlines: dict[str, float] = {}
         #: When devices were last looked for (monotonic clock).
         self._polled = 0.0
@@ -148,65 +148,56 @@ class WorkerDispatch:
         within: float,
         then: Callable[[], None] | None = None,
         keep: bool = False,
-        fresh: str | None = None,
     ) -> None:
-        """Have the worker unload its trial and clean up; kill the worker if that takes more than ``within`` seconds.
+        """Have the worker unload its trial; kill the worker if that takes more than ``within`` seconds.
 
-        ``then`` is called when the worker has done so, or is dead. ``keep``, ``fresh``: see `Worker.unload`.
+        ``then`` is called when the worker has done so, or is dead. ``keep``: see `Worker.unload`.
         """
         if not self._job.pool.is_alive(worker):
             if then is not None:
                 then()
             return
-        self.cleaning += 1
-        worker.clean_up()
+        self.unloading += 1
+        worker.unload()
         self._deadlines[worker.name] = time.monotonic() + within
 
         def on_answer(value: Any) -> None:
-            self.cleaning -= 1
+            self.unloading -= 1
             self._trial_unloaded(worker, value)
             if then is not None:
                 then()
 
-        self._calls.track_call(worker.actor.unload.remote(self._job.pool.fresh or fresh, keep), on_answer)
+        self._calls.track_call(worker.actor.unload.remote(keep), on_answer)
 
     def kill_worker(self, worker: PooledWorker, why: str) -> None:
         """End the worker's process at once, unless it is dead."""
         if self._job.pool.is_alive(worker):
-            self._log_replaced(worker, why)
+            self._job.log.write("worker_replaced", worker=worker.name, device=worker.device, reason=why[:REASON_LENGTH])
             self._job.pool.kill_worker(worker)
 
     def kill_overdue_workers(self) -> None:
-        """Replace workers that have not cleaned up in time."""
+        """Kill workers that have not unloaded their trials in time."""
         now = time.monotonic()
         for name, deadline in list(self._deadlines.items()):
             if now > deadline:
                 del self._deadlines[name]
                 worker = self._job.pool.workers.get(name)
                 if worker is not None and worker.busy:
-                    self.kill_worker(worker, "it did not clean up in time")
+                    self.kill_worker(worker, "it did not unload its trial in time")
 
     def _trial_unloaded(self, worker: PooledWorker, value: Any) -> None:
-        """The worker answered `unload`. None: it is clean and free. Anything else says why it must be replaced."""
+        """The worker answered `unload`: it serves further trials (True), ends, or has failed."""
         self._deadlines.pop(worker.name, None)
         if not self._job.pool.is_alive(worker):
             return
-        if value is None and worker.device not in self._job.devices.nodes:
-            self._job.pool.discard_worker(worker)  # its device was lost meanwhile
-        elif value is None:
+        if value is True and worker.device in self._job.devices.nodes:  # else its device was lost meanwhile
             self._job.pool.return_worker(worker)
         elif isinstance(value, RayActorError):  # as a leader whose followers have noticed first
             self.worker_died(worker, value)
         else:
             if isinstance(value, Exception):
                 self._stop_forking_if_asked(value)
-                value = failure(value)
-            self._log_replaced(worker, value)
-            self._job.pool.process_ended(worker)
             self._job.pool.discard_worker(worker)
-
-    def _log_replaced(self, worker: PooledWorker, reason: str) -> None:
-        self._job.log.write("worker_replaced", worker=worker.name, device=worker.device, reason=reason[:REASON_LENGTH])
 
     def _stop_forking_if_asked(self, error: Exception) -> None:
         needs_plain = NeedsPlainProcess.said_by(error)

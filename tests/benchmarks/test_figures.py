@@ -62,12 +62,13 @@ def test_resizes_last_from_the_decision_to_the_first_result_after():
         _event(6.0, "resize_started", devices_from=[0], devices_to=[0, 1]),
         _event(6.1, "trial_result", trial="b"),
         _event(6.5, "resized", seconds=0.3),
+        _event(6.5, "divided", workers=2, seconds=0.05, stall=0.01),
         _event(6.5, "trial_result"),
         _event(7.0, "resize_started", devices_from=[0, 1], devices_to=[0]),
         _event(7.5, "trial_ended"),
     ]
     found = resizes(events)
-    assert found == {"grow": [0.5], "shrink": [0.25], "cold": [3.0], "stall": [0.1, 0.2, 0.3]}
+    assert found == {"grow": [0.5], "shrink": [0.25], "cold": [3.0], "divided": [pytest.approx(0.55)], "stall": [0.01]}
 
 
 def test_iterations_of_a_fluid_run_lie_on_the_devices_held():

@@ -289,7 +289,7 @@ def divided(folder: str) -> tuple[Any, ...]:
     divided_leader.Division = Dividing  # type: ignore[misc]
     worker = fresh(folder, "w")
     loaded = worker.load(Slow, LoadSpec("trial", {"config": {}}, secret=b"secret", one_node=True))
-    Dividing.known = DivisionFacts(True, 2, (("Linear", "divided", ""),), "it is so", 0.5)
+    Dividing.known = DivisionFacts(True, 2, (("Linear", "divided", ""),), "it is so", (2, 0.5, 0.1))
     reply = worker.train()
     assert worker.unload() is None
     asked, Dividing.asked = Dividing.asked, []
@@ -302,7 +302,7 @@ def test_a_leader_listens_from_its_loading_on_and_tells_what_its_division_knows(
     loaded, facts, asked, alone = in_a_process(divided)
     assert (loaded.address, loaded.one_node, loaded.calls_modules) == (("here", 1), True, False)
     assert (facts.address, facts.is_elastic, facts.calls_modules, facts.width) == (("here", 1), True, True, 2)
-    assert (facts.checked, facts.ungrowable, facts.first_divided) == ((("Linear", "divided", ""),), "it is so", 0.5)
+    assert (facts.checked, facts.ungrowable, facts.grown) == ((("Linear", "divided", ""),), "it is so", (2, 0.5, 0.1))
     assert asked == [("trial", b"secret", None, "cpu"), "iteration", "close", "cleanup"]
     assert alone.address is None
 

@@ -55,6 +55,7 @@ def of_a_run() -> list[EventDict]:
         ev(1, "can_grow", trial="a"),
         ev(7, "not_committed", trial="a", reason="words"),
         ev(7, "growth_checked", trial="a", module="Net", verdict="divided", reason="words"),
+        ev(7, "divided", trial="a", workers=2, seconds=0.1, stall=0.01),
         ev(7, "growth_ended", trial="a", reason="words"),
         ev(7, "steered", trial="a", state="asked", **steered),
         ev(7, "steered", trial="a", state="done", **{**steered, "kind": "clone"}, clone="b", parameters={"x": 2}),

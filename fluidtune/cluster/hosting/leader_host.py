@@ -22,7 +22,6 @@ from ray import cloudpickle
 from ray.tune import Trainable
 from ray.tune.trainable import FunctionTrainable
 
-from fluidtune.cluster.cleaning.open_runs import end_mlflow_runs
 from fluidtune.cluster.hosting.commit_stores import (
     StorageAway,
     delete_commits,
@@ -32,6 +31,7 @@ from fluidtune.cluster.hosting.commit_stores import (
     leader_commit_store,
 )
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
+from fluidtune.cluster.hosting.open_runs import end_mlflow_runs
 from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.cluster.hosting.train_workers import TooFewDevices, TrainWorkers
 from fluidtune.cluster.hosting.trial_sessions import leader_session, storage_of
@@ -198,7 +198,7 @@ class LeaderHost:
             width=known.width,
             checked=tuple(known.checked),
             ungrowable=known.ungrowable,
-            first_divided=known.first_divided,
+            grown=known.grown,
         )
 
     def _kept_commits(self, storage: Any) -> list[Commit]:

@@ -1,33 +1,33 @@
-"""A warm worker: a process that hosts one trial's leader or follower after another.
+"""A worker: a process that hosts one trial's leader or follower.
 
 It decides nothing. A driver loads a trial into it (`leader_host`) or attaches it to the leader of one
-(`follower_host`), and unloads the trial; the process stays. Between Tune and the user's code stands only Ray's own
-`Trainable`, so checkpoints, loggers, working directory and log files are those of stock Tune.
+(`follower_host`), and unloads the trial. Then the process ends, unless the script reuses its actors. Between Tune and
+the user's code stands only Ray's own `Trainable`, so checkpoints, loggers, working directory and log files are those of
+stock Tune.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from fluidtune.cluster.cleaning.open_runs import end_open_runs, end_trackers
-from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.shelf import NeedsPlainProcess, is_forked
-from fluidtune.cluster.hosting import few_collections  # before what imports Ray Tune
 from fluidtune.cluster.hosting.follower_host import FollowerHost
 from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
 from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, WorkerInfo
+from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_cores import TrialCores
 from fluidtune.cluster.hosting.trial_sessions import drop_session
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe
 from fluidtune.cluster.sharing.lanes import Lack, LaneTicket
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
+from fluidtune.error_lines import failure
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import ownership
 from fluidtune.ray_compat import trainable as ray_trainable
@@ -35,6 +35,8 @@ from fluidtune.ray_compat.accelerators import adopt_environment
 
 if TYPE_CHECKING:
     from ray.tune import Trainable
+
+log = logging.getLogger(__name__)
 
 
 @NeedsPlainProcess.handed_on_by
@@ -52,16 +54,12 @@ class Worker:
         self._cores = TrialCores()
         self._mps = None if mps is None else enter(mps, [str(gpu) for gpu in ray.get_gpu_ids()])
         self._name = name
-        #: What the process was like before its first trial; None: it is no fork, and serves one trial.
-        self._baseline = ProcessBaseline() if is_forked() else None
         self._kept = KeptTrainable()
         self._gpu = GpuProbe()
         #: The hosted trial: here is its leader, or one of its followers.
         self._leader: LeaderHost | None = None
         self._follower: FollowerHost | None = None
         self._spec: LoadSpec | AttachSpec | None = None
-        #: See `is_clean`.
-        self._clean = True
 
     def info(self) -> WorkerInfo:
         """Who this worker is."""
@@ -73,18 +71,11 @@ class Worker:
             info.kind, info.broken = self._gpu.kind(), None if lost is None else lost.reason
         return info
 
-    def _begin(self, spec: LoadSpec | AttachSpec) -> None:
-        """A trial's modules are imported, and its code has not run."""
-        few_collections.imported()
-        if self._baseline is not None:
-            self._baseline.note_imports()
-        self._spec, self._clean = spec, False
-
     # --- a trial's leader: the methods of `LeaderHost` with the same names do the work
 
     def load(self, trainable_cls: type[Trainable], spec: LoadSpec) -> Lack | GroupFacts:
         assert self._leader is None or self._leader.trainable is None, f"{self._name} is still hosting a trial"
-        self._begin(spec)
+        self._spec = spec
         self._cores.take(spec.cores)
         self._leader = LeaderHost(spec, self._kept, self._gpu, self._mps)
         return self._leader.load(trainable_cls)
@@ -120,7 +111,7 @@ class Worker:
     def attach(self, spec: AttachSpec) -> str | None:
         assert self._follower is None and self._leader is None, f"{self._name} is still hosting a trial"
         self._kept.stop()
-        self._begin(spec)
+        self._spec = spec
         self._follower = FollowerHost(spec, self._name, self._gpu if spec.device == "cuda" else None)
         return self._follower.attach()
 
@@ -129,30 +120,26 @@ class Worker:
 
     # --- both
 
-    def unload(self, fresh: str | None = None, keep: bool = False) -> str | None:
-        """End the trial here, with its threads and its group; the leader of an elastic trial commits.
+    def unload(self, keep: bool = False) -> bool:
+        """End the trial here; the leader of an elastic trial commits. Returns whether the process may serve another.
 
-        ``fresh``: why the process serves no further trial, so that nothing need be put back; None: it may serve one.
-        ``keep``: the script says ``reuse_actors=True``: the process is used again as it is, and the trainable stays for
-        the next trial if its class can be reset, see `KeptTrainable`. Returns None if the worker may serve other
-        trials, else why it must be replaced.
+        ``keep``: it may, as the script says ``reuse_actors=True``. Nothing of it is put back then, as under stock Tune,
+        and the trainable stays for the next trial if its class can be reset, see `KeptTrainable`.
         """
         lane, turn = (None, None) if self._leader is None else (self._leader.lane, self._leader.turn)
         shares = lane or turn
         if lane is not None:
             lane.lift()
         try:
-            # It leaves its lane when its memory is free, and before it is seen what the trial has left.
-            return self._unload(fresh, keep and lane is None, None if shares is None else shares.leave)
+            return self._unload(keep and lane is None)
         finally:
-            # The trial's memory is free by now, or this process is about to be replaced. (It may have left already.)
+            # The trial's memory is free by now, or this process is about to end. (It may have left already.)
             if shares is not None:
                 shares.leave()
 
-    def _unload(self, fresh: str | None, keep: bool, memory_free: Callable[[], None] | None) -> str | None:
+    def _unload(self, keep: bool) -> bool:
         leader, follower = self._leader, self._follower
-        self._leader = self._follower = trouble = None
-        again = keep
+        self._leader = self._follower = None
         trainable = None if leader is None else leader.trainable
         leading = None if leader is None else leader.session
         if follower is not None:
@@ -160,41 +147,28 @@ class Worker:
         if leader is not None:
             leader.leave_in_order()  # the last commit also has the results that were reported
         emulated = self._spec is not None and self._spec.emulation is not None
+        ended = True
         if trainable is not None:
-            keep = keep and not emulated
-            keep = keep and can_stay(trainable) and leading is not None and not leading.facts().is_elastic
+            stays = keep and not emulated
+            stays = stays and can_stay(trainable) and leading is not None and not leading.facts().is_elastic
             runner = ray_trainable.training_thread()
             try:
-                self._kept.keep(trainable) if keep else trainable.stop()
+                self._kept.keep(trainable) if stays else trainable.stop()
             except Exception as error:
-                trouble = trouble or f"stop() raised {type(error).__name__}: {error}"
+                log.warning("trial %s: stop() raised %s", self._spec and self._spec.trial, failure(error))
+                ended = False
             if runner is not None and runner.is_alive():
                 runner.join(timeout=2.0)
-                if runner.is_alive():
-                    trouble = trouble or "the training function did not end"
-        if leading is not None and trouble is None:
+                ended = ended and not runner.is_alive()
+        if leading is not None and ended:
             leading.close()
         if self._spec is not None:
             drop_session(emulated)
         self._spec = None
         ownership.place_train_runs(None)
-        if again:
-            end_open_runs()
-        kept = keep and trainable is not None
-        del trainable, leading, leader, follower
-        trouble = trouble or fresh
-        # With `reuse_actors=True` the script wants what the process has. On an emulated device no training runs.
-        if trouble is None and not again and not emulated:
-            baseline = self._baseline
-            trouble = "it is no fork: it serves one trial" if baseline is None else baseline.restore(memory_free)
-        self._clean = trouble is None and not kept
-        if trouble is not None:
+        if not (keep and ended):
             ownership.end_owned()
-        return trouble
-
-    def is_clean(self) -> bool:
-        """Whether no trial has left anything here, so that nothing of a trial's runs when the process ends."""
-        return self._clean
+        return keep and ended
 
     def end(self, within: float) -> None:
         """End this process as Python ends one: its threads are joined and its exit handlers run. Never returns.

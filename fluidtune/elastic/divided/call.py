@@ -166,7 +166,7 @@ class Call:
         #: Seconds of this part's forward and backward, and of the whole call's.
         self.own_s = self.forward_s = self.backward_s = 0.0
         #: A follower computes the leader's part first: an index out of range on a GPU ends the process that meets it.
-        self._probe = probe
+        self._probe = probe and described.device is not None
         #: Its followers are not to be asked by two calls at a time.
         self.turn = turn
         self.outputs: Outputs

@@ -9,16 +9,19 @@ So are global variables that the module's methods name.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import io
 import operator
 import pickle
 import random
 import sys
+import sysconfig
 import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,7 +29,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .torch_private import ANSWER, answering, tables_of, version
+from .torch_private import ANSWER, answering, buffers_of, modules_of, parameters_of, tables_of, version
 
 #: What cannot change without another identity.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, enum.Enum)
@@ -181,7 +184,7 @@ class Description:
             raise
         except Exception as error:
             raise CannotBeSent(f"it cannot be pickled ({type(error).__name__}: {error})") from error
-        if any(id(parameter) not in numbers for parameter in module.parameters()):
+        if any(id(parameter) not in numbers for parameter in parameters_of(module)):
             raise CannotBeSent("its pickle leaves weights out")
         self._kinds = self._kinds_now()
         self.classes = classes.dumped()
@@ -262,7 +265,7 @@ def _refuse(tensor: torch.Tensor) -> None:
 
 def _refuse_module(module: nn.Module) -> None:
     """CannotBeSent: it is of a kind that is called in another way, or has hooks."""
-    for each in module.modules():
+    for each in modules_of(module):
         if isinstance(each, torch.jit.ScriptModule):
             raise CannotBeSent("it is a script of torch.jit")
         if isinstance(each, nn.parallel.DistributedDataParallel | nn.DataParallel) or "fsdp" in type(each).__module__:
@@ -272,7 +275,7 @@ def _refuse_module(module: nn.Module) -> None:
             raise CannotBeSent("it is compiled")
         if any(each.__dict__.get(name) for name in _HOOKS):
             raise CannotBeSent(f"{type(each).__name__} has hooks")
-    cards = {t.device for t in (*module.parameters(), *module.buffers()) if t.is_cuda}
+    cards = {t.device for t in (*parameters_of(module), *buffers_of(module)) if t.is_cuda}
     if len(cards) > 1:
         raise CannotBeSent("its tensors are on several GPUs")
 
@@ -281,9 +284,10 @@ class Marks:
     """By what one sees, after a call of a replica, that the call has left something behind in it."""
 
     def __init__(self, module: nn.Module) -> None:
-        modules = list(module.modules())
+        modules = modules_of(module)
         self._tables = [(t, dict(t)) for each in modules for t in tables_of(each)]
-        self._buffers = [b for m in modules if not isinstance(m, _BatchNorm) for b in m.buffers(recurse=False)]
+        held = (b for m in modules if not isinstance(m, _BatchNorm) for b in tables_of(m)[2].values())
+        self._buffers = [buffer for buffer in held if buffer is not None]
         self._versions = self._versions_now()
 
     def _versions_now(self) -> list[int]:
@@ -312,7 +316,7 @@ class _Watch:
 
     def __init__(self, module: nn.Module, pickling: ModuleType) -> None:
         self._pickling = pickling
-        modules = list(module.modules())
+        modules = modules_of(module)
         self._modules = {id(each) for each in modules}
         self._tables: list[tuple[Any, list[Any]]] = []
         self._hooks: list[Any] = []
@@ -396,6 +400,15 @@ def _of_library(obj: Any) -> bool:
 def _is_library(module: str | None) -> bool:
     name = (module or "").partition(".")[0]
     return name in _LIBRARIES or (name in sys.stdlib_module_names and name != "__main__")
+
+
+@functools.cache
+def _is_installed(package: str) -> bool:
+    """Whether it is a library or an installed package: no script changes what its functions name."""
+    if _is_library(package):
+        return True
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return Path(file).is_relative_to(sysconfig.get_path("purelib")) or "site-packages" in Path(file).parts
 
 
 class _Globals:
@@ -526,6 +539,8 @@ def _state_of(obj: Any) -> Any:
         return bytes(obj.get_state().tolist())
     if isinstance(obj, random.Random):
         return obj.getstate()
+    if not type(obj).__module__.startswith("numpy.random"):  # no attribute of others: asked for one, they may import
+        return None
     return getattr(getattr(obj, "bit_generator", None), "state", None)
 
 
@@ -562,11 +577,12 @@ def _outside_of(values: Iterable[Any]) -> list[Any]:
     waiting = list(values)
     while waiting:
         function = waiting.pop()
-        function = getattr(function, "__func__", function)
+        if isinstance(function, types.MethodType | staticmethod | classmethod):
+            function = function.__func__
         if not isinstance(function, types.FunctionType | type) or id(function) in seen:
             continue
         seen.add(id(function))
-        if _of_library(function):
+        if _is_installed((function.__module__ or "").partition(".")[0]):
             continue
         if isinstance(function, type):
             if not issubclass(function, enum.Enum):
@@ -579,7 +595,7 @@ def _outside_of(values: Iterable[Any]) -> list[Any]:
             for name in names.intersection(table):
                 value = table[name]
                 if isinstance(value, ModuleType):  # its variables may be read as its attributes
-                    if id(value) not in seen and not _is_library(value.__name__):
+                    if id(value) not in seen and not _is_installed(value.__name__.partition(".")[0]):
                         seen.add(id(value))
                         tables.append(vars(value))
                 elif not isinstance(value, types.BuiltinFunctionType):

@@ -46,10 +46,9 @@ class Follower:
     weights: dict[int, SentWeights] = field(default_factory=dict)
     replicas: dict[int, list[bytes]] = field(default_factory=dict)
     classes: bytes = b""
-    #: Replicas that it was sent and has not made so far.
-    pending: int = 0
+    #: Modules of which it was sent a replica that it has not made so far.
+    pending: set[int] = field(default_factory=set)
     pace: float | None = None
-    since: float = field(default_factory=time.perf_counter)
 
     def lost(self, why: str) -> None:
         """It is gone, or is given up."""
@@ -75,13 +74,16 @@ class Followers:
         self._forgotten: list[int] = []
         self._shares: list[float] = []
         self._paced = 0
-        #: Calls of this iteration that were divided, and that were not; followers have come or gone in it.
-        self.divided = self.whole = 0
+        #: Calls of this iteration that were divided; calls of which that is not decided; followers have come or gone.
+        self.divided = self.undecided = 0
         self.changed = False
         #: (module, "divided" or "whole", why), since they were last asked for.
         self.checked: list[tuple[str, str, str]] = []
-        #: Seconds from the coming of a follower to the first divided call.
-        self.first_divided: float | None = None
+        #: Since when the latest follower waits for its first part, and the seconds that calls took longer meanwhile.
+        self._waits_since: float | None = None
+        self.stall = 0.0
+        #: (how many workers, seconds until the first divided call began, stall), since it was last asked for.
+        self.grown: tuple[int, float, float] | None = None
         #: Looks that are under way: hooks of FluidTune's own for all modules.
         self.looks = 0
         self.closed = False
@@ -95,7 +97,7 @@ class Followers:
 
     def begin_iteration(self) -> None:
         """Count anew."""
-        self.divided = self.whole = 0
+        self.divided = self.undecided = 0
         with self._lock:
             self.changed = bool(self.arrived)
 
@@ -104,11 +106,12 @@ class Followers:
         with self._lock:
             self.arrived.append(follower)
             self.changed = True
+            self._waits_since, self.stall = time.perf_counter(), 0.0
 
     @property
     def steady(self) -> bool:
-        """Whether the same followers were ready in the whole iteration."""
-        return bool(self.present) and not self.changed and not any(each.pending for each in self.present)
+        """Whether the same followers were there in the whole iteration, and it is decided of each call."""
+        return bool(self.present) and not self.changed and not self.undecided
 
     def lost(self, peer: Follower, why: str) -> None:
         """A follower is gone, or is given up."""
@@ -157,7 +160,6 @@ class Followers:
         Why one cannot make a replica is added to ``failed``.
         """
         from .tensor_link import Lost
-        from .weights import SentWeights
 
         with self._lock:
             self.present += self.arrived
@@ -173,24 +175,41 @@ class Followers:
                     peer.weights.pop(gone, None)
                     peer.replicas.pop(gone, None)
                 self._settle(peer, failed)
-                if peer.classes != described.classes:  # replicas that have the classes as they were are of no use
-                    peer.classes = described.classes
-                    peer.replicas.clear()
-                    peer.link.send("classes", described.classes)
-                has = peer.replicas.setdefault(key, [])
-                if described.digest not in has and not peer.pending:
-                    trained = [tensor.requires_grad for tensor in described.tensors]
-                    peer.link.send("module", (key, described.digest, described.skeleton, trained))
-                    peer.pending += 1
-                    has.append(described.digest)
-                    del has[:-REPLICAS]
-                weights.send(peer.link, key, peer.weights.setdefault(key, SentWeights()))
+                self._provide(peer, key, described, weights)
                 self._settle(peer, failed)
-                if not peer.pending and described.digest in has:
+                if key not in peer.pending and described.digest in peer.replicas[key]:
                     found.append(peer)
             except Lost as error:
                 self.lost(peer, str(error))
         return found
+
+    def introduce(self, peer: Follower, key: int, described: Description, weights: PublishedWeights) -> None:
+        """Send a new follower a module that was divided before, so that it has a replica at the next call. Any thread
+        that has the `turn`; the weights are those of the latest call."""
+        from .tensor_link import Lost
+
+        try:
+            self._provide(peer, key, described, weights)
+        except Lost as error:
+            self.lost(peer, str(error))
+
+    def _provide(self, peer: Follower, key: int, described: Description, weights: PublishedWeights) -> None:
+        from .weights import SentWeights
+
+        if peer.classes != described.classes:  # replicas that have the classes as they were are of no use
+            peer.classes = described.classes
+            peer.replicas.clear()
+            peer.link.send("classes", described.classes)
+        has = peer.replicas.setdefault(key, [])
+        if described.digest not in has:
+            if key in peer.pending:  # one at a time
+                return
+            trained = [tensor.requires_grad for tensor in described.tensors]
+            peer.link.send("module", (key, described.digest, described.skeleton, trained))
+            peer.pending.add(key)
+            has.append(described.digest)
+            del has[:-REPLICAS]
+        weights.send(peer.link, key, peer.weights.setdefault(key, SentWeights()))
 
     def _settle(self, peer: Follower, failed: list[str]) -> None:
         """Read which replicas a follower has made."""
@@ -201,7 +220,7 @@ class Followers:
             if message.kind != "ready":
                 raise Lost(f"it has said {message.kind} where nothing was asked")
             key, _, why = message.value
-            peer.pending -= 1
+            peer.pending.discard(key)
             if why is not None:
                 failed.append(why)
                 peer.replicas[key] = []
@@ -222,8 +241,9 @@ class Followers:
 
     def note_paces(self, call: Call, peers: Sequence[Follower]) -> None:
         """Learn how fast each device is."""
-        if self.first_divided is None:
-            self.first_divided = time.perf_counter() - peers[0].since
+        if self._waits_since is not None and not self.arrived:
+            self.grown = 1 + len(peers), time.perf_counter() - call.forward_s - self._waits_since, self.stall
+            self._waits_since = None
         self._paced += 1
         if self._paced % _PACED and self._paced not in (2, 4, 8):
             return

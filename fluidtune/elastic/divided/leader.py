@@ -36,13 +36,16 @@ _LOOKED, _LOOK_S = 12, 1.0
 
 @dataclass(frozen=True)
 class DivisionFacts:
-    """What a leader knows of its followers. ``checked``: (module, "divided" or "whole", why), since the last time."""
+    """What a leader knows of its followers. ``checked``: (module, "divided" or "whole", why), since the last time.
+
+    ``grown``: see `GroupFacts`.
+    """
 
     calls_modules: bool = False
     width: int = 1
     checked: tuple[tuple[str, str, str], ...] = ()
     ungrowable: str | None = None
-    first_divided: float | None = None
+    grown: tuple[int, float, float] | None = None
 
 
 class Division:
@@ -69,6 +72,8 @@ class Division:
         self._calls: weakref.WeakSet[ModuleCalls] = weakref.WeakSet()
         self._look: Callable[[], None] | None = None
         self._looked = 0.0
+        #: A look began with this iteration.
+        self._looks_on = False
         self._first: Callable[[], None] | None = None
         self._calls_modules = False
         self._ungrowable: str | None = None
@@ -91,17 +96,17 @@ class Division:
         self.followers.begin_iteration()
         if not self._calls_modules and self._first is None and "torch" in sys.modules:
             self._see_first_call()
-        if self.followers.present or self.followers.arrived:
-            self._begin_look()
+        self._looks_on = bool(self.followers.present or self.followers.arrived) and self._begin_look()
 
     def facts(self) -> DivisionFacts:
         """What is known after an iteration."""
         followers = self.followers
         checked, followers.checked = tuple(followers.checked), []
-        if followers.steady and not followers.divided and self._ungrowable is None:
+        grown, followers.grown = followers.grown, None
+        if self._looks_on and followers.steady and not followers.divided and self._ungrowable is None:
             self._ungrowable = self._why_whole()
         width = 0 if followers.changed else 1 + len(followers.present)
-        return DivisionFacts(self._calls_modules, width, checked, self._ungrowable, followers.first_divided)
+        return DivisionFacts(self._calls_modules, width, checked, self._ungrowable, grown)
 
     def _why_whole(self) -> str:
         reasons = [f"{calls.name}: {why}" for calls in self._calls for verdict, why in calls.said if verdict == "whole"]
@@ -135,7 +140,11 @@ class Division:
         if self._device.startswith("cuda"):
             self._pair(link, connection)
         link.send("welcome")
-        self.followers.arrive(Follower(name, link, self.followers))
+        follower = Follower(name, link, self.followers)
+        with self.followers.turn():
+            for calls in list(self._calls):
+                calls.introduce(follower)
+            self.followers.arrive(follower)
         self._begin_look()
 
     def _pair(self, link: Link, connection: socket.socket) -> None:
@@ -154,8 +163,10 @@ class Division:
         """See by a hook, once, that the trial calls a module with parameters."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
+        from .torch_private import parameters_of
+
         def seen(module: nn.Module, args: Any) -> None:
-            if next(module.parameters(), None) is not None and self._first is not None:
+            if parameters_of(module) and self._first is not None:
                 self._calls_modules = True
                 self._first()
                 self._first = None
@@ -169,7 +180,8 @@ class Division:
 
         self._first = forget
 
-    def _begin_look(self) -> None:
+    def _begin_look(self) -> bool:
+        """Whether one has begun."""
         now = time.monotonic()
         with self._lock:
             if (
@@ -178,9 +190,10 @@ class Division:
                 or now - self._looked < _LOOK_S
                 or "torch" not in sys.modules
             ):
-                return
+                return False
             self._looked = now
             self._look = _Look(self, amid=True).end
+            return True
 
     def _end_look(self) -> None:
         with self._lock:
@@ -205,13 +218,15 @@ class Division:
         if answering(module) is None and not self.followers.closed:
             calls = ModuleCalls(module, self.followers, self.looking)
             self._calls.add(calls)
+            self.followers.undecided += 1
             have_answer(module, calls)
 
 
 class _Look:
     """Looks by hooks which modules are called at the top of the stack; it ends itself after `_LOOKED` calls.
 
-    ``amid``: it may begin while a module computes.
+    ``amid``: it may begin while a module computes. The loop's first calls may be for shapes alone (Keras): a module
+    that is asked for its parameters then makes them of what stands in their place.
     """
 
     def __init__(self, division: Division, amid: bool) -> None:
@@ -227,7 +242,7 @@ class _Look:
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         from .module_calls import ModuleCalls
-        from .torch_private import answering, is_amid_call
+        from .torch_private import answering, is_amid_call, parameters_of
 
         if self._division.followers.in_turn():  # a part is computed
             return
@@ -237,7 +252,7 @@ class _Look:
             stack.append(True)
         elif not stack or not stack[-1]:
             through = isinstance(calls, ModuleCalls) and calls.descends
-            if not through and next(module.parameters(), None) is not None:
+            if not through and (parameters_of(module) if self._amid else list(module.parameters())):
                 self._division.found(module)
                 stack.append(True)
             else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -61,7 +62,7 @@ class ModuleCalls(Nothing):
         self.key = 0
         #: Its calls were refused, so that those of modules that it calls are looked at.
         self.descends = False
-        self._broken = False
+        self._given_up = False
         self._described: Description | None = None
         self._weights: PublishedWeights | None = None
         self._twin: Twin | None = None
@@ -75,6 +76,8 @@ class ModuleCalls(Nothing):
         #: Keys of calls that may still have a backward.
         self._alive: set[int] = set()
         self._recent: deque[bool] = deque(maxlen=_RECENT)
+        #: Seconds in which it was seen whether the module has changed, and of whole and divided calls with backward.
+        self._described_s = 0.0
         self._whole_s: float | None = None
         self._divided_s: deque[float] = deque(maxlen=_TIMED)
         self._latest: Call | None = None
@@ -86,16 +89,22 @@ class ModuleCalls(Nothing):
         assert module is not None
         if self._followers.can_divide():
             with self._followers.free_turn() as mine:
+                started = time.perf_counter()
                 found = self._tried(module, args, kwargs) if mine else None
             if found is not None:
                 return found[0]
-            if mine:
-                self._followers.whole += 1
-                if self.descends and self._looks:
-                    self._looks -= 1
-                    with self._looking():
-                        return computed(module, args, kwargs)
+            self._followers.stall += time.perf_counter() - started
+            if mine and self.descends and self._looks:
+                self._looks -= 1
+                with self._looking():
+                    return computed(module, args, kwargs)
         return computed(module, args, kwargs)
+
+    def introduce(self, peer: Follower) -> None:
+        """Send a new follower the module as it was at its latest call. Any thread that has the followers' turn."""
+        described, weights = self._described, self._weights
+        if described is not None and weights is not None and described.device is None and self._trusted:
+            self._followers.introduce(peer, self.key, described, weights)
 
     def remove(self) -> None:
         """The module's calls are torch's again."""
@@ -128,14 +137,14 @@ class ModuleCalls(Nothing):
 
     def _tried(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any] | None:
         """As `_divided`. An error that the whole call may not have ends the division of this module's calls."""
-        if self._broken:
+        if self._given_up:
             return None
         before = Streams(None)
         try:
             return self._divided(module, args, kwargs)
         except Exception as error:
             before.restore()
-            self._broken = True
+            self._given_up = True
             self._stays_whole(f"dividing it has failed ({failure(error)})")
             self._descend()
             return None
@@ -149,7 +158,9 @@ class ModuleCalls(Nothing):
         if odd is not None:
             self._stays_whole(odd)
             return None
+        started = time.perf_counter()
         described = self._describe(module)
+        self._described_s = time.perf_counter() - started
         if described is None:
             return None
         flags = flags_now()
@@ -169,6 +180,7 @@ class ModuleCalls(Nothing):
             return None
         peers = self._ready(described)
         if not peers:
+            self._followers.undecided += 1
             return None
         samples = None if verdict is None else verdict.samples(given, (args, kwargs))
         if verdict is not None and (samples is None or samples < 2):
@@ -178,6 +190,7 @@ class ModuleCalls(Nothing):
             or self._signature(structure, verdict, given, samples, peers) not in self._trusted
             or (samples not in self._samples[structure] and len(self._samples[structure]) < _SIZES)
         ):
+            self._followers.undecided += 1
             self._check(structure, verdict, described, given, (args, kwargs), flags, peers)
             return None
         self._recent.append(False)
@@ -293,6 +306,11 @@ class ModuleCalls(Nothing):
             self._refuse(structure, str(error))
             return
         self._whole_s = min(whole.seconds, self._whole_s or whole.seconds)
+        if self._followers.pays and self._described_s > self._whole_s:
+            looks, itself = 1000 * self._described_s, 1000 * self._whole_s
+            self._given_up = True
+            self._refuse(structure, f"to look whether it has changed takes {looks:.3g} ms, and itself {itself:.3g} ms")
+            return
         self._verdicts[structure] = rule
         samples = rule.samples(given, arguments)
         self._trusted.add(self._signature(structure, rule, given, samples, peers))
@@ -329,6 +347,7 @@ class ModuleCalls(Nothing):
         except Undivided as error:
             if error.lasting:
                 self._refuse(structure, str(error))
+            self._followers.undecided += 1
             return None
         self._followers.divided += 1
         self._followers.note_paces(call, peers)
@@ -367,7 +386,7 @@ class ModuleCalls(Nothing):
             return
         if latest.graded and not latest.backward_s:
             return
-        self._divided_s.append(latest.forward_s + latest.backward_s)
+        self._divided_s.append(self._described_s + latest.forward_s + latest.backward_s)
         if len(self._divided_s) == _TIMED:
             usual = sorted(self._divided_s)[_TIMED // 2]
             self._divided_s.clear()

@@ -37,6 +37,28 @@ def tables_of(module: nn.Module) -> tuple[dict[str, Any], ...]:
     return module.__dict__, module._parameters, module._buffers
 
 
+def modules_of(module: nn.Module) -> list[nn.Module]:
+    """The module and all in it. Of a class that has methods of its own for that, as Keras' layers, none is called."""
+    found = {id(module): module}
+    waiting = [module]
+    while waiting:
+        for each in waiting.pop()._modules.values():
+            if each is not None and id(each) not in found:
+                found[id(each)] = each
+                waiting.append(each)
+    return list(found.values())
+
+
+def parameters_of(module: nn.Module) -> list[nn.Parameter]:
+    """All parameters in it; see `modules_of`."""
+    return [each for one in modules_of(module) for each in one._parameters.values() if each is not None]
+
+
+def buffers_of(module: nn.Module) -> list[torch.Tensor]:
+    """All buffers in it; see `modules_of`."""
+    return [each for one in modules_of(module) for each in one._buffers.values() if each is not None]
+
+
 def answering(module: nn.Module) -> Any:
     """What answers calls of the module in its place; None: torch does. No copy and no pickle of a module has it."""
     return module._compiled_call_impl

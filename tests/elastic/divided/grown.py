@@ -19,10 +19,10 @@ SECRET = b"s" * 32
 
 
 class Grown:
-    """A leader in this process whose width tests set. ``pays``: see `Division`."""
+    """A leader in this process whose width tests set. ``pays``, ``patient``: see `Division`."""
 
-    def __init__(self, pays: bool = False, host: str | None = None) -> None:
-        self.division = Division("trial", SECRET, host, pickling=cloudpickle, pays=pays, patient=True)
+    def __init__(self, pays: bool = False, host: str | None = None, patient: bool = True) -> None:
+        self.division = Division("trial", SECRET, host, pickling=cloudpickle, pays=pays, patient=patient)
         self.pids: list[int] = []
         self._host = host
         self.checked: list[tuple[str, str, str]] = []

@@ -150,7 +150,7 @@ def test_a_lost_follower_costs_no_more_than_its_part() -> None:
         trial.division.begin_iteration()
         for _ in range(STEPS):
             loop.step()
-            calls.append(trial.division.followers.divided + trial.division.followers.whole)
+            calls.append(trial.division.followers.divided + trial.division.followers.undecided)
     assert len(loop.losses) == STEPS
     assert calls == sorted(set(calls)), "a call in each step, and none twice"
 
@@ -194,6 +194,39 @@ def test_thousand_resizes() -> None:
             assert len(trial.division.followers.present) <= step % 3
     assert loop.result() == pytest.approx(expected, rel=1e-9)
     assert len(os.listdir("/proc/self/fd")) <= files + 2
+
+
+def test_one_call_an_iteration() -> None:
+    """Growth is not given up before calls are decided; a follower that returns has its replica soon."""
+    torch.manual_seed(0)
+    net, others = nn.Linear(4, 4), [nn.Linear(300, 300) for _ in range(4)]
+    with grown(2, patient=False) as trial:
+        while len(trial.checked) < 1 + len(others):  # a follower gets several modules at a time
+            trial.width(2)
+            for each in (net, *others):
+                each(torch.randn(8, each.in_features))
+            trial.facts()
+        assert trial.checked == [("Linear", "divided", "")] * 5 and len(trial.division.followers.present) == 1
+        trial.width(1)
+        net = nn.Linear(4, 4)
+        trial.width(2)
+        undivided = []
+        for _ in range(2):
+            for count in range(1000):
+                trial.division.begin_iteration()
+                net(torch.randn(8, 4)).sum().backward()
+                facts = trial.facts()
+                assert facts.ungrowable is None
+                if facts.grown is not None:
+                    undivided.append(count)
+                    break
+                time.sleep(0.01)
+            assert facts.grown[0] == 2
+            trial.width(1)
+            net(torch.randn(8, 4))
+            trial.width(2)
+            time.sleep(0.5)
+    assert len(undivided) == 2 and undivided[0] >= 2 and undivided[1] == 0
 
 
 def test_a_slow_follower_gets_less() -> None:

@@ -12,15 +12,6 @@ from contextlib import suppress
 from typing import Any, Literal
 
 
-def end_open_runs() -> None:
-    """End the trial's runs; the process is used again. (Otherwise the next trial would log into them.)"""
-    wandb: Any = sys.modules.get("wandb")
-    if wandb is not None:
-        with suppress(Exception):
-            wandb.finish()
-    end_mlflow_runs("FINISHED")
-
-
 def end_mlflow_runs(status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
     """End the runs of MLflow that this thread has open."""
     mlflow: Any = sys.modules.get("mlflow")
