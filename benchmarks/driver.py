@@ -21,7 +21,6 @@ from typing import Any
 from benchmarks import driver_passes
 from benchmarks.common import finish, parser, result, say
 from benchmarks.many_trials import Case, Job
-from fluidtune import startup
 
 #: Trials of a job and devices: the sizes of the issue that asked for this benchmark.
 TRIALS, DEVICES = 10_000, (100, 1_000)
@@ -80,9 +79,6 @@ def main() -> None:
     def wanted(name: str) -> bool:
         return not args.only or name.startswith(tuple(args.only))
 
-    # As `fluidtune run` does: Python's collector never looks at the imported modules again.
-    startup.importing()
-    startup.imported()
     engine: dict[str, dict[str, float]] = {}
     for case in cases(trials, devices):
         if wanted(case.name):

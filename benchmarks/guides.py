@@ -40,7 +40,7 @@ from benchmarks.sides import OURS
 
 EXAMPLES = Path(ray.__file__).parent / "tune" / "examples"
 #: Side -> what comes before the script on the command line.
-COMMANDS = {"stock": [sys.executable], OURS: [sys.executable, "-m", "fluidtune.cli", "run"]}
+COMMANDS = {"stock": [sys.executable], OURS: [sys.executable, "-m", "fluidtune", "run"]}
 #: Trials of a search.
 TRIALS = 8
 #: Searches in which a grid makes several trials of a sample: script -> samples.

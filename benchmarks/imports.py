@@ -5,6 +5,8 @@ this order it imports ``ray``, FluidTune's ``worker`` with Ray Tune, and the ``s
 and scikit-learn (small_task.py), and it makes the first ``optimizer``, which imports torch's compiler. ``whole`` is
 their sum. Stock Ray Tune imports the same in each of its trial processes, except for FluidTune's modules.
 
+``first_line`` is what a process computes until a script's first line, under Python and under `fluidtune run`.
+
 ``forked`` is what a process that is forked from this one computes, with all of that imported, for a model, its
 optimizer and one batch. `benchmarks.forks` measures real forks on Ray (docs/workers.md).
 """
@@ -18,11 +20,11 @@ from statistics import median
 
 from benchmarks.common import ROOT, environment, finish, parser, result, say
 
-#: Names of parts, and what is done in them. Garbage is collected seldom from when to when it is in a real worker.
+#: Names of parts, and what is done in them.
 PARTS = {
     "ray": "import ray",
-    "worker": "from fluidtune import startup; startup.importing(); import fluidtune.cluster.hosting.worker",
-    "script": "from benchmarks.small_task import perceptron; startup.imported()",
+    "worker": "import fluidtune.cluster.hosting.worker",
+    "script": "from benchmarks.small_task import perceptron",
     "optimizer": "import torch; torch.optim.SGD(perceptron(32).parameters(), lr=0.1, momentum=0.9)",
 }
 _FIRST_BATCH = """
@@ -58,6 +60,15 @@ def one_process() -> dict[str, float]:
     return found
 
 
+def until_the_first_line(*words: str) -> float:
+    """Seconds that a new process of Python with these arguments computes until it reads its script."""
+    program = "import time; print(time.process_time())"
+    command = [sys.executable, *words, "-"]
+    # `fluidtune run` says afterwards, by its status, that this script calls nothing.
+    done = subprocess.run(command, input=program, cwd=ROOT, env=environment(), capture_output=True, text=True)
+    return float(done.stdout)
+
+
 def main() -> None:
     options = parser(__doc__.splitlines()[0], repeats=True).parse_args()
     one_process()  # after it the files are in memory
@@ -65,8 +76,11 @@ def main() -> None:
     seconds = {name: median(run[name] for run in runs) for name in PARTS}
     seconds["whole"] = sum(seconds.values())
     forked = median(run["forked"] for run in runs)
+    sides = {"python": [], "fluidtune run": ["-m", "fluidtune", "run"]}
+    first_line = {side: median(until_the_first_line(*words) for _ in runs) for side, words in sides.items()}
+    say(", ".join(f"{side}: {value:.3f} s until the first line" for side, value in first_line.items()))
     say(", ".join(f"{name} {value:.2f} s" for name, value in {**seconds, "forked": forked}.items()))
-    finish(result("imports", "cpu:1", "real", seconds=seconds, forked=forked), options.json)
+    finish(result("imports", "cpu:1", "real", seconds=seconds, forked=forked, first_line=first_line), options.json)
 
 
 if __name__ == "__main__":

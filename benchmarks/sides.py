@@ -26,7 +26,7 @@ JOB = str(ROOT / "benchmarks" / "job.py")
 
 def under_fluidtune(devices: str, script: str, *args: str, settings: Sequence[str] = ()) -> list[str]:
     """The command that runs a script under FluidTune; ``settings``: further options of ``fluidtune run``."""
-    return [sys.executable, "-m", "fluidtune.cli", "run", "--devices", devices, *settings, script, *args]
+    return [sys.executable, "-m", "fluidtune", "run", "--devices", devices, *settings, script, *args]
 
 
 def distance(run: Path) -> Figures:

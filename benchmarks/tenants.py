@@ -125,7 +125,7 @@ def run_side(
 
 def _call(cluster: Head, command: list[str]) -> None:
     subprocess.run(
-        [sys.executable, "-m", "fluidtune.cli", *command],
+        [sys.executable, "-m", "fluidtune", *command],
         cwd=ROOT,
         env=dict(cluster.environment),
         check=True,
@@ -147,7 +147,7 @@ def command_of(
         return [sys.executable, JOB, *own, *(["--pace"] if profile is not None else [])]
     ours = ["--devices", devices, *(["--profile", profile] if profile is not None else [])]
     ours += ["--shared"] if side == THEMIS else []
-    return [sys.executable, "-m", "fluidtune.cli", "run", *ours, JOB, *own]
+    return [sys.executable, "-m", "fluidtune", "run", *ours, JOB, *own]
 
 
 def fairness(

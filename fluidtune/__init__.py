@@ -16,8 +16,6 @@ Does not decide which job holds which device (`themis_bridge`), nor whose iterat
 
 from __future__ import annotations
 
-from typing import Any
-
 from fluidtune import hash_seed
 
 __version__ = "0.1.0"
@@ -58,7 +56,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Each name is imported when it is first used: planning and report need no Ray, and an elastic loop needs no Tune.
     import importlib
 

@@ -22,10 +22,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from fluidtune import startup
 from fluidtune.error_lines import failure
 from fluidtune.errors import FluidTuneError
-from fluidtune.script_errors import show_from_the_script_on
+from fluidtune.tune.launcher import run_script
+from fluidtune.tune.run_options import OPTIONS
 
 
 class _OptionOf(click.Option):
@@ -64,34 +64,24 @@ def cli(context: click.Context) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+def _run_options(command: click.Command) -> click.Command:
+    for names, kind, text in OPTIONS:
+        settings = {"is_flag": True, "default": "/" in names} if kind is bool else {"type": kind}
+        command.params.insert(-2, click.Option([names], help=text, **settings))
+    return command
+
+
 # What follows the script is the script's own, options included.
+@_run_options
 @cli.command(context_settings={"allow_interspersed_args": False})
-@click.option("--devices", default=None, help='What to run on: "gpu:N", "cpu:N" or "emulated:N".')
-@click.option("--max-packing", type=int, default=None, help="Limit of trials that share one device.")
-@click.option("--max-workers", type=int, default=None, help="Limit of devices that one trial trains on.")
-@click.option("--lanes", default=None, help='Share devices by lanes under a policy: "HPT", "FAIR", "PACK", ...')
-@click.option("--device-memory", type=int, default=None, help="With lanes: bytes that a device's trials may use.")
-@click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
-@click.option("--reserve", is_flag=True, help="Hold all devices from start to end, not only while trials use them.")
-@click.option("--backend", default="torch", help='What carries the tensors of a trial: "torch".')
-@click.option("--profile", default=None, help="With emulated devices: the file with the durations of iterations.")
-@click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
-@click.option("--parked-memory", type=float, default=0.25, help="Part of memory for processes of paused trials.")
-@click.option("--beside", is_flag=True, help="With --devices cpu:1: take turns with a service on this machine.")
-@click.option("--steer", is_flag=True, help="Let `fluidtune trial` stop, keep and clone trials while it runs.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def run(script: str, args: tuple[str, ...], shared: bool, **settings: Any) -> None:
-    """Run SCRIPT, an unmodified Ray Tune script, with its ARGS."""
-    if not Path(script).is_file():
-        # Checked before Ray and torch are imported, which takes seconds.
-        raise FluidTuneError(f"there is no script {script!r}; give the path of a Python file")
-    startup.importing()
-    startup.end_quickly()
-    from fluidtune.tune.executor import FluidExecutor
-    from fluidtune.tune.launcher import run_script
+def run(script: str, args: tuple[str, ...], **settings: Any) -> None:
+    """Run SCRIPT, an unmodified Ray Tune script, with its ARGS, as `python SCRIPT ARGS` does.
 
-    run_script(script, args, FluidExecutor(arbiter="auto" if shared else None, **settings))
+    SCRIPT is a file; with -m a module; "-" is the standard input. What follows it is its own, options included.
+    """
+    run_script([script, *args], {name: value for name, value in settings.items() if value is not None})
 
 
 @cli.command()
@@ -676,8 +666,7 @@ def serve_stop(address: str) -> None:
 
 
 def main() -> None:
-    """The console script. A FluidTuneError is printed as one line, with exit status 2."""
-    show_from_the_script_on()
+    """The command by click. A FluidTuneError is printed as one line, with exit status 2."""
     try:
         cli(standalone_mode=False)
     except FluidTuneError as error:
@@ -690,6 +679,8 @@ def main() -> None:
             options = [name for option in run.params for name in option.opts if name.startswith("-")]
             hint = [f"fluidtune run {name}" for name in get_close_matches(error.option_name, options)]
         nearest = f"; did you mean {hint[0]}?" if hint else ""
+        if not hint and error.ctx is not None and error.ctx.command is run:
+            nearest = f"; an option of the script goes after it: fluidtune run SCRIPT {error.option_name}"
         click.echo(f"fluidtune: there is no option {error.option_name}{nearest}", err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
@@ -697,7 +688,3 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
-
-
-if __name__ == "__main__":
-    main()

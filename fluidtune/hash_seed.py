@@ -17,15 +17,18 @@ It is drawn for each run, as processes that hash what strangers send may inherit
 from __future__ import annotations
 
 import os
-import random
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 VARIABLE = "PYTHONHASHSEED"
 #: The value that FluidTune has set, in the environment that child processes inherit: another one is the user's.
 OURS = "FLUIDTUNE_DREW_PYTHONHASHSEED"
+#: The values that this process has set.
+drawn: list[str] = []
 
 
 def provide() -> None:
@@ -34,6 +37,12 @@ def provide() -> None:
     in_a_worker = "RAY_RAYLET_PID" in os.environ  # Ray sets it for the processes that it starts
     if VARIABLE not in os.environ and not in_a_worker and (ray is None or not ray.is_initialized()):
         _draw()
+
+
+def take_back() -> None:
+    """Undo `provide`: the script of `fluidtune run` is to find the environment as it was given."""
+    if drawn and os.environ.get(VARIABLE) == drawn[-1]:
+        del os.environ[VARIABLE], os.environ[OURS]
 
 
 def go_on_with(value: str) -> None:
@@ -66,16 +75,19 @@ def _is_set() -> bool:
 
 
 def _draw() -> None:
-    _set(str(random.SystemRandom().randrange(2**32)))
+    _set(str(int.from_bytes(os.urandom(4), "little")))
 
 
 def _set(value: str) -> None:
+    drawn.append(value)
     os.environ[VARIABLE] = os.environ[OURS] = value
 
 
 def _nodes_with_variable() -> int:
     """How many of the nodes that this process has started have given the variable to their workers."""
-    import psutil  # here, because every import of FluidTune comes by
+    from contextlib import suppress  # here, because every import of FluidTune comes by
+
+    import psutil
 
     found = 0
     for child in psutil.Process().children():

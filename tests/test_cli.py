@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from fluidtune.cli import _counts, cli
 from fluidtune.errors import FluidTuneError
-from fluidtune.tune import launcher
 from tests.report.makers import random_run, written
 from themis_bridge import ThemisError
 from themis_bridge.settings import Settings
@@ -41,18 +40,6 @@ def test_version_and_help() -> None:
     assert "0.1.0" in fluidtune("--version").stdout
     text = fluidtune("run", "--help").stdout
     assert "--devices" in text and "--max-packing" in text and "--max-workers" in text
-
-
-@pytest.mark.parametrize("options, reserve", [([], False), (["--reserve"], True)])
-def test_a_job_holds_all_devices_only_if_it_is_said(
-    options: list[str], reserve: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "script.py"
-    script.touch()
-    given: list[Any] = []
-    monkeypatch.setattr(launcher, "run_script", lambda script, args, executor: given.append(executor))
-    done = CliRunner().invoke(cli, ["run", *options, str(script)], standalone_mode=False)
-    assert done.exception is None and [executor.reserve for executor in given] == [reserve]
 
 
 @pytest.mark.parametrize(
@@ -283,24 +270,6 @@ def test_a_script_that_calls_neither_run_nor_tuner(ending: str, tmp_path: Path) 
     refused("run", str(script), mentions="without calling ray.tune.run or ray.tune.Tuner")
 
 
-def test_an_exception_of_the_script_comes_out_unchanged(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("def f():\n    raise KeyError('mine')\nf()\n")
-    done = fluidtune("run", str(script))
-    assert done.returncode == 1
-    # From the script's first line on, as under `python`.
-    bare = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    assert "KeyError: 'mine'" in bare.stderr and done.stderr == bare.stderr
-
-
-def test_a_script_that_python_cannot_read_is_shown_without_our_frames(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("def f(:\n")
-    done = fluidtune("run", str(script))
-    assert done.returncode == 1 and "SyntaxError" in done.stderr
-    assert done.stderr.count("File ") == 1 and str(script) in done.stderr
-
-
 @pytest.mark.parametrize(
     "words, nearest",
     [
@@ -314,6 +283,12 @@ def test_a_mistyped_option_is_not_taken_for_the_script(words: list[str], nearest
     script.touch()
     wrong = next(word for word in words if word in ("--devcies", "--max-packng"))
     refused(*words, str(script), mentions=f"there is no option {wrong}; did you mean {nearest}?")
+
+
+def test_an_option_of_the_script_before_the_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").touch()
+    goes = "there is no option --epochs; an option of the script goes after it: fluidtune run SCRIPT --epochs"
+    refused("run", "--devices", "cpu:1", "--epochs", "3", "script.py", mentions=goes, cwd=tmp_path)
 
 
 def test_a_plan_leaves_out_what_cannot_hold_a_trial(tmp_path: Path) -> None:

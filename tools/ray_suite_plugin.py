@@ -11,13 +11,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
 from fluidtune.tune import manager
-from fluidtune.tune.executor import FluidExecutor
-from fluidtune.tune.launcher import standing_in
+from fluidtune.tune.stand_ins import around_init, stand_in
 
 #: The cores that the tests count on: "the unit test only has access to 4 CPUs on Buildkite" (`test_tuner.py`).
 CORES = 4
@@ -30,10 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
         multiprocessing.cpu_count = lambda: CORES
     if os.environ["RAY_SUITE_SIDE"] == "fluid":
         # For the whole run: a test module imports the two names when it is collected.
-        standing = ExitStack()
-        # Devices on demand: some tests start tasks and actors beside their trials.
-        standing.enter_context(standing_in(FluidExecutor()))
-        config.add_cleanup(standing.close)
+        around_init(None)
+        stand_in(None)
 
 
 @pytest.fixture(autouse=True)

@@ -37,8 +37,7 @@ MOST_LINES = 400
 #: Where users begin -> the page that says so. "module": what runs when it is imported, or started as a program;
 #: "module:name": this name; "module:*": the names of its ``__all__``.
 ENTRY_POINTS = {
-    "fluidtune.cli": "README.md",
-    "fluidtune.cli:main": "pyproject.toml",
+    "fluidtune.__main__:main": "pyproject.toml",
     "fluidtune.__main__": "README.md",
     "fluidtune:*": "README.md",
     "fluidtune.elastic:*": "CONTRIBUTING.md",

@@ -23,7 +23,7 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 
 #: Side -> what comes before the script on the command line, and what comes after it.
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
-    OURS: ([sys.executable, "-m", "fluidtune.cli", "run"], []),
+    OURS: ([sys.executable, "-m", "fluidtune", "run"], []),
     "stock": ([sys.executable], []),
     "stock_reuse": ([sys.executable], ["--reuse"]),
 }

@@ -207,7 +207,7 @@ def last_line(output: str) -> str:
 def parts(out: Path, rehearsal: bool, gpus: int) -> list[Part]:
     """What is gone through, in this order."""
     python = sys.executable
-    doctor = [python, "-m", "fluidtune.cli", "doctor"]
+    doctor = [python, "-m", "fluidtune", "doctor"]
     tests = [python, "-m", "pytest", "-v", "-p", "no:cacheprovider", *TESTS, "-m", "gpu or mps"]
     core = ["--gpu", "0"] if rehearsal else []
     small = [*core, "--trials", "3", "--epochs", "3"] if rehearsal else []

@@ -5,11 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import ray
 import ray.tune
 from ray.tune import TuneConfig
 
@@ -67,37 +64,10 @@ def tune_config(tuner: Any) -> TuneConfig | None:
     return None if local is None else local._tune_config
 
 
-@contextmanager
-def replaced(run: Any, tuner: type) -> Iterator[None]:
-    """While this is open, ``ray.tune.run`` and ``ray.tune.Tuner`` are the given ones, wherever Ray has them."""
-    done = []
+def replace(run: Any, tuner: Any) -> None:
+    """From now on ``ray.tune.run`` and ``ray.tune.Tuner`` are the given ones, wherever Ray has them."""
     for place in _MODULES:
         module = importlib.import_module(place)
-        for name, ours, original in (("run", run, RAY_RUN), ("Tuner", tuner, RAY_TUNER)):
-            if getattr(module, name, None) is original:
-                done.append((module, name, original))
+        for name, ours in (("run", run), ("Tuner", tuner)):
+            if hasattr(module, name):
                 setattr(module, name, ours)
-    try:
-        yield
-    finally:
-        for module, name, original in done:
-            setattr(module, name, original)
-
-
-@contextmanager
-def around_init(starts: Callable[[Mapping[str, Any]], AbstractContextManager[None]]) -> Iterator[None]:
-    """While this is open, ``ray.init`` runs in ``starts`` of the job's ``runtime_env`` where it starts a Ray node."""
-    init = ray.init
-
-    @functools.wraps(init)
-    def starting(address: str | None = None, **kwargs: Any) -> Any:
-        if address not in (None, "local") or ray.is_initialized():
-            return init(address, **kwargs)
-        with starts(kwargs.get("runtime_env") or {}):
-            return init(address, **kwargs)
-
-    ray.init = starting
-    try:
-        yield
-    finally:
-        ray.init = init

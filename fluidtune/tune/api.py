@@ -16,7 +16,6 @@ import ray
 from ray import cloudpickle
 from ray.tune import TuneConfig
 
-from fluidtune import startup
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.forks.nodes import while_ray_starts
 from fluidtune.cluster.new_processes import worker_environment
@@ -24,6 +23,11 @@ from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
 from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, said_reuse, tune_config
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.scheduler import FluidScheduler
+
+#: The executor that `fluidtune run` was given, for calls that name none.
+of_the_command: FluidExecutor | None = None
+#: The names of what was called in this process.
+called: list[str] = []
 
 
 def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **kwargs: Any) -> Any:
@@ -36,6 +40,7 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **kwar
     Raises:
         FluidTuneError: this cluster cannot satisfy the settings, or the trainable cannot be sent to a worker.
     """
+    called.append("ray.tune.run")
     if callable(run_or_experiment):
         _check_picklable(run_or_experiment)
     kwargs["scheduler"] = scheduler = _wrapped(kwargs.get("scheduler"), executor)
@@ -70,6 +75,7 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
         Raises:
             FluidTuneError: another executor is given over Ray Client.
         """
+        executor = executor or of_the_command
         stock = RAY_TUNER.restore(path, trainable, **kwargs)
         tuner = cls.__new__(cls)
         tuner.__dict__.update(stock.__dict__)
@@ -85,6 +91,7 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
         return tuner
 
     def fit(self) -> Any:
+        called.append("ray.tune.Tuner")
         config = tune_config(self)
         if config is not None:  # over Ray Client the cluster itself checks the settings
             _ready(config.scheduler.executor)
@@ -92,7 +99,7 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
 
 
 def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:
-    executor = FluidExecutor.checked(executor)
+    executor = FluidExecutor.checked(executor) or of_the_command
     if isinstance(scheduler, FluidScheduler):
         if executor is not None:
             scheduler.executor = executor
@@ -113,7 +120,6 @@ def ray_starts(executor: FluidExecutor, runtime_env: Mapping[str, Any]) -> Itera
 
 def _ready(executor: FluidExecutor) -> None:
     """Start Ray as Tune would, and refuse settings that this cluster cannot satisfy."""
-    startup.imported()
     if not ray.is_initialized():
         if os.environ.get("TUNE_DISABLE_AUTO_INIT") == "1":  # Tune starts none then, and says so
             return

@@ -8,7 +8,6 @@ from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.elastic.horovod_there import BACKENDS
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.ray_compat.versions import check_ray_version
 from salus_share import SalusError, policy
 
 
@@ -51,7 +50,7 @@ class FluidExecutor:
             of `fluidtune view --steer` (docs/how-to/steer.md). False: nobody can.
 
     Raises:
-        FluidTuneError: a setting is impossible, or the tests have never run on this version of Ray.
+        FluidTuneError: a setting is impossible.
     """
 
     devices: str | None = None
@@ -70,7 +69,6 @@ class FluidExecutor:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, each setting in a sentence of its own."""
-        check_ray_version()
         for name, kinds in {"lanes": (str,), "profile": (str, Profile)}.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):

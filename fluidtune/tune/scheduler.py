@@ -17,6 +17,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import controller, schedulers
+from fluidtune.ray_compat.versions import check_ray_version
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.groups import adapter_for
 from fluidtune.tune.groups.budgets import earliest, stop_iteration, stopper_iteration
@@ -37,6 +38,7 @@ class FluidScheduler(TrialScheduler):
 
     def __init__(self, base_scheduler: TrialScheduler | None = None, executor: FluidExecutor | None = None):
         super().__init__()
+        check_ray_version()
         if isinstance(base_scheduler, str):
             from ray.tune.schedulers import SCHEDULER_IMPORT, create_scheduler
 

@@ -28,7 +28,7 @@ def test_the_sides_differ_in_nothing_but_who_runs_the_jobs():
     def command(side):
         return tenants.command_of(WIDE, side, "emulated:8", "head:1", "there", "profile.json", 8)
 
-    assert [("--shared" in command(side), "fluidtune.cli" in command(side)) for side in SIDES] == [
+    assert [("--shared" in command(side), "fluidtune" in command(side)) for side in SIDES] == [
         (False, False),
         (False, True),
         (True, True),

@@ -12,7 +12,7 @@ import pytest
 from ray import tune
 from ray.tune import TuneConfig
 
-from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, replaced, said_reuse, tune_config
+from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, replace, said_reuse, tune_config
 
 
 def test_a_tuner_s_configuration_is_where_we_read_it(tmp_path: Any) -> None:
@@ -30,8 +30,11 @@ def test_a_script_finds_ours_wherever_it_imports_them_from_and_rays_afterwards()
         pass
 
     assert found() == {RAY_RUN, RAY_TUNER}
-    with replaced(print, Ours):
+    try:
+        replace(print, Ours)
         assert found() == {print, Ours}
+    finally:
+        replace(RAY_RUN, RAY_TUNER)
     assert found() == {RAY_RUN, RAY_TUNER}
 
 

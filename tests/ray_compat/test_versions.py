@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import fluidtune
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import versions
 
@@ -23,6 +24,12 @@ def test_versions_outside_the_range_are_refused_in_one_clear_line(version: str) 
         versions.check_ray_version(version)
     message = str(raised.value)
     assert version in message and "pip install" in message and "\n" not in message
+
+
+def test_a_job_on_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.__version__", "2.30.0")
+    with pytest.raises(FluidTuneError, match=r"Ray 2\.30\.0 is outside the versions"):
+        fluidtune.FluidScheduler()
 
 
 def test_pyproject_claims_the_versions_that_are_checked() -> None:

@@ -200,7 +200,7 @@ def test_a_front_that_restarts_comes_back_with_its_versions(served, run):
 def test_the_commands(served, run):
     def command(*given):
         address = ray.get_runtime_context().gcs_address
-        words = [sys.executable, "-m", "fluidtune.cli", "serve", "--address", address, *given]
+        words = [sys.executable, "-m", "fluidtune", "serve", "--address", address, *given]
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
         return done.returncode, done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 

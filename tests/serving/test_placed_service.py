@@ -160,7 +160,7 @@ def post(port, path, value=7):
 
 def command(*given):
     address = ray.get_runtime_context().gcs_address
-    words = [sys.executable, "-m", "fluidtune.cli", "serve", "--address", address, *given]
+    words = [sys.executable, "-m", "fluidtune", "serve", "--address", address, *given]
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -141,7 +141,7 @@ def test_nothing_else_is_started_while_something_is_served(served, finished):
 def test_the_command_finds_what_a_script_has_started(served):
     def command(*given):
         address = ray.get_runtime_context().gcs_address
-        words = [sys.executable, "-m", "fluidtune.cli", "serve", "--address", address, *given]
+        words = [sys.executable, "-m", "fluidtune", "serve", "--address", address, *given]
         return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
 
     done = command("status", "--json")

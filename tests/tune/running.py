@@ -25,7 +25,7 @@ from fluidtune.report import EVENT_LOG_NAME, read_events
 
 ROOT = Path(__file__).parents[2]
 #: How a script is run under stock Ray Tune, and under FluidTune.
-BOTH_WAYS = (("stock", [sys.executable]), ("ours", [sys.executable, "-m", "fluidtune.cli", "run"]))
+BOTH_WAYS = (("stock", [sys.executable]), ("ours", [sys.executable, "-m", "fluidtune", "run"]))
 #: Seconds after which stock Ray Tune is held to hang. Judgement: its jobs here take some ten seconds.
 BUDGET_S = 100.0
 CPUS = fluidtune.FluidExecutor(devices="cpu:2")

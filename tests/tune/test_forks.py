@@ -93,7 +93,7 @@ def fit(
     (site / "its_library" / "loggers.py").write_text(LOGGERS)
     script = tmp_path / "script.py"
     script.write_text(text)
-    command = [sys.executable, *(["-m", "fluidtune.cli", "run"] if fluid else []), str(script), str(tmp_path), *args]
+    command = [sys.executable, *(["-m", "fluidtune", "run"] if fluid else []), str(script), str(tmp_path), *args]
     done = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": f"{site}:{os.getcwd()}"},

@@ -53,7 +53,7 @@ def test_ctrl_c_saves_the_state_leaves_nothing_and_is_restored(tmp_path: Path, o
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)
     driver = subprocess.Popen(
-        [sys.executable, "-m", "fluidtune.cli", "run", "--devices", "cpu:2", str(script), str(tmp_path)],
+        [sys.executable, "-m", "fluidtune", "run", "--devices", "cpu:2", str(script), str(tmp_path)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
