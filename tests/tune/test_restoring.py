@@ -144,5 +144,6 @@ def test_a_run_that_ends_in_the_middle_leaves_its_trial_to_go_on(how: str, tmp_p
     assert len(list(tmp_path.glob("fluid/*/.fluid_commit"))) == 1
     result = fluidtune.Tuner.restore(str(tmp_path / "fluid"), jobs.elastic, executor=executor).fit()[0]
     ran = [int(line.split()[0]) for line in (tmp_path / "1.0").read_text().splitlines()]
-    assert logged(result) == ran == [1, 2, 3, 4, 5, 6]
+    assert logged(result) == sorted(set(ran)) == [1, 2, 3, 4, 5, 6]
+    assert len(ran) <= 7, "one iteration more, which proves the commit"
     assert not list(tmp_path.glob("fluid/*/.fluid_commit"))

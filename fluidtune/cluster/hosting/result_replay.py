@@ -2,8 +2,10 @@
 
 A commit contains the number of iterations reported so far, and the latest results. The worker that hosts the trial next
 goes on from the newest commit from which nothing is lost. First it gives Tune the results that Tune has missed (because
-its driver died before it had saved them). Then it runs the iterations that Tune has seen since the commit again,
-without reporting them again. So it does with an iteration that proves the commit (`fluidtune.elastic.commits.proof`).
+its driver died before it had saved them). Then it runs the iterations that Tune has seen since the commit or the
+checkpoint again, without reporting them again: either says how many iterations it has. A trial that has neither begins
+anew, and each of its reports is one: it may go on from a file of its own. An iteration that proves the commit is run
+again, too (`fluidtune.elastic.commits.proof`).
 """
 
 from __future__ import annotations
@@ -174,7 +176,7 @@ class ReportedResults:
         if self.resume is not None:
             self._number_on()
             self._recent.extend(kept for kept in self.resume.note.results if kept[0] <= self._delivered)
-        if self._repeats:
+        if self._repeats or self.resume is None:  # without a checkpoint it begins anew, and reports as under stock Tune
             self._report_from_here()
 
     def _report_from_here(self) -> None:
@@ -215,6 +217,8 @@ class ReportedResults:
                 newer = bool(ahead < 0 or self.resume.pair is not None)
         if self._repeats or self._own_numbers:
             self._report_from_here()
+        else:  # Tune has seen those up to here, which the checkpoint counts
+            self.reported = max(self._delivered, self.trainable.iteration)
         return newer
 
     def state_replaced(self) -> bool:
