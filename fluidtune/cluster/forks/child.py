@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from fluidtune.cluster.forks.fork_launcher import OOM_SCORE
+from fluidtune.cluster.forks.launched import Launched
 from fluidtune.cluster.forks.preload import not_on
 from fluidtune.cluster.forks.shelf import Shelf
 from fluidtune.ray_compat import worker_program
@@ -46,7 +47,7 @@ def _teach(path: str, shelf: Shelf, known: set[str]) -> None:
             file.write("".join(f"{name}\n" for name in new))
 
 
-def become(request: dict[str, Any], shelf: Shelf, path: str) -> None:
+def become(request: Launched, shelf: Shelf, path: str) -> None:
     """Be ``PYTHON PROGRAM ARGUMENTS`` in the launcher's environment, folder and files, from the program's first line.
 
     What it imports that is not on the shelf, it tells the server at its end. ``path``: the server's socket.
@@ -56,27 +57,24 @@ def become(request: dict[str, Any], shelf: Shelf, path: str) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for descriptor, file in enumerate(request["files"]):
-        os.dup2(file, descriptor, inheritable=True)
-        os.close(file)
-    environment = request["environment"]
+    environment = request.environment
     search_before = os.environ.get("PYTHONPATH", "")
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
     tempfile.tempdir = None  # a package may have had it looked up, in the server's environment
     with suppress(OSError):
-        os.chdir(request["folder"])
-    os.umask(request["umask"])
-    for which, soft, hard in request["limits"]:
+        os.chdir(request.folder)
+    os.umask(request.umask)
+    for which, limits in request.limits:
         with suppress(ValueError, OSError):
-            resource.setrlimit(which, (soft, hard))
+            resource.setrlimit(which, limits)
     with suppress(OSError), open(OOM_SCORE, "w") as score:
-        score.write(request["oom_score"])
+        score.write(request.oom_score)
     with suppress(OSError):
-        os.sched_setaffinity(0, request["cores"])
-        os.setpriority(os.PRIO_PROCESS, 0, request["nice"])
-    given = request["program"]
+        os.sched_setaffinity(0, request.cores)
+        os.setpriority(os.PRIO_PROCESS, 0, request.nice)
+    given = request.program
     program = list(given)
     while program and program[0].startswith("-"):
         program.pop(0)  # options of Python's, such as -u

@@ -21,10 +21,9 @@ from typing import Any
 
 from fluidtune.cluster import held_folders
 from fluidtune.cluster.forks import fork_launcher, server
+from fluidtune.cluster.forks.fork_launcher import PREFIX, SOCKET
 from fluidtune.cluster.held_folders import hold, open_in
 
-#: How the names of the servers' folders begin.
-PREFIX = "fluidtune-forks-"
 #: The longest path of a socket, in bytes: ``sun_path`` of Linux's unix(7), less its end.
 _LONGEST = 107
 #: The name of the file by which a server holds its folder.
@@ -172,7 +171,7 @@ def new_folder() -> str:
 
 def socket_in(folder: str) -> str:
     """The path of the server's socket in its folder."""
-    return os.path.join(folder, "socket")
+    return os.path.join(folder, SOCKET)
 
 
 def sweep() -> None:

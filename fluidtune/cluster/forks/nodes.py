@@ -23,8 +23,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fluidtune.cluster.data.data_keeper import DataKeeper
 from fluidtune.cluster.forks.child import environment_at_start
-from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, ServerState
+from fluidtune.cluster.forks.fork_launcher import PREFIX
+from fluidtune.cluster.forks.fork_server import ForkServer, ServerState
 from fluidtune.cluster.forks.preload import modules_of_trials
+from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS
 from fluidtune.error_lines import first_line
 
@@ -225,6 +227,7 @@ def while_ray_starts(runtime_env: Mapping[str, Any], environment: Mapping[str, s
     ``runtime_env``: the job's. ``environment``: variables that the job's processes get after their start. A job that
     turns out to need other ones gets another server.
     """
+    start_quick_nodes()
     possible = obstacle(runtime_env) is None
     more = {**(runtime_env.get("env_vars") or {}), **environment}
     if possible:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from fluidtune.cluster.forks import child, preload
+from fluidtune.cluster.forks.launched import Launched
 from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Shelf
 
 #: The variables that the interpreter and the C library have read before any module's code runs: CPython's and glibc's
@@ -37,17 +38,15 @@ _TRY_S = 60
 #: Seconds that the server sleeps when it has no descriptor for another connection: the listener stays ready, and to ask
 #: it again at once would take a core. Who asks meanwhile waits.
 _FULL_S = 0.1
-#: The size of a request's head: the length of the rest.
-_HEAD = struct.calcsize("Q")
 
 
 @dataclass
 class _Launcher:
-    """One connection. ``pid``: the process that was forked for it."""
+    """One connection. ``asking``: the launcher's process. ``pid``: the process that was forked for it."""
 
     connection: socket.socket
+    asking: int
     files: list[int] = field(default_factory=list)
-    said: bytearray = field(default_factory=bytearray)
     pid: int | None = None
 
     def close_files(self) -> None:
@@ -90,7 +89,7 @@ class Server:
         self._dying: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
 
-    def serve(self, listener: socket.socket) -> dict[str, Any] | None:
+    def serve(self, listener: socket.socket) -> Launched | None:
         """Answer requests until standard input ends. Returns None then; in a child, what was asked for."""
         gc.collect()
         gc.freeze()
@@ -131,37 +130,35 @@ class Server:
             return
         with suppress(OSError):
             connection.setblocking(False)
-            if struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] != os.geteuid():
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            pid, user, _ = struct.unpack("3i", peer)
+            if user != os.geteuid():
                 connection.close()
                 return
-            self._selector.register(connection, selectors.EVENT_READ, _Launcher(connection))
+            self._selector.register(connection, selectors.EVENT_READ, _Launcher(connection, pid))
 
-    def _hear(self, launcher: _Launcher) -> dict[str, Any] | None:
+    def _hear(self, launcher: _Launcher) -> Launched | None:
         """Take what the launcher says. Returns its request in the child that was forked for it."""
         try:
-            data, files, _, _ = socket.recv_fds(launcher.connection, 1 << 20, 3, socket.MSG_DONTWAIT)
+            data, files, _, _ = socket.recv_fds(launcher.connection, 16, 3, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except OSError:
             data, files = b"", []
         launcher.files += files
-        if not data:
+        if not data or launcher.pid is not None:
             self._lost(launcher)
             return None
-        launcher.said += data
-        whole = len(launcher.said) >= _HEAD and len(launcher.said) - _HEAD >= struct.unpack_from("Q", launcher.said)[0]
-        if not whole or launcher.pid is not None:
-            return None
         try:
-            request: dict[str, Any] = json.loads(bytes(launcher.said[_HEAD:]))
+            request = Launched.by(launcher.asking, self.path)
             why = self._why_not(request, launcher.files)
             wait, go, pid = _forked() if why is None else (-1, -1, -1)
-        except (ValueError, KeyError, AttributeError):
-            why = "the request cannot be read"
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            why = f"the request cannot be read: {error}"
         except OSError as error:
             why = f"the fork server cannot fork one: {error}"
         if why is not None:
-            self._answer(launcher, {"pid": None, "why": why})
+            self._answer(launcher, why)
             self._lost(launcher)
             return None
         if pid == 0:
@@ -169,35 +166,38 @@ class Server:
             if not os.read(wait, 1):
                 os._exit(0)  # its launcher has not heard of it, and starts a plain process, or has died
             os.close(wait)
-            request["files"] = [os.dup(each) for each in launcher.files]
+            streams = [os.dup(each) for each in launcher.files]
             for key in list(self._selector.get_map().values()):
                 if isinstance(key.data, _Launcher):
                     key.data.close()
+            for descriptor, file in enumerate(streams):
+                os.dup2(file, descriptor, inheritable=True)
+                os.close(file)
             return request
         launcher.pid = pid
         self._launchers[pid] = launcher
         launcher.close_files()
         os.close(wait)
         with suppress(OSError):
-            socket.send_fds(launcher.connection, [json.dumps({"pid": pid}).encode() + b"\n"], [go])
+            socket.send_fds(launcher.connection, [str(pid).encode()], [go])
         os.close(go)
         return None
 
-    def _why_not(self, request: dict[str, Any], files: Sequence[int]) -> str | None:
+    def _why_not(self, request: Launched, files: Sequence[int]) -> str | None:
         """Why no fork of this server is what a new process would be; None: one is."""
         if self._spoilt is not None:
             return self._spoilt
         if len(files) != 3:
             return "the fork server has no room for its open files"
-        asked = request["environment"]
+        asked = request.environment
         for name in {*asked, *self._environment}:
             if name.startswith(AT_START) and name not in _TAKEN_OVER and asked.get(name) != self._environment.get(name):
                 return f"{name} is {asked.get(name)!r} here and {self._environment.get(name)!r} in the fork server"
         return None
 
-    def _answer(self, launcher: _Launcher, answer: dict[str, Any]) -> None:
+    def _answer(self, launcher: _Launcher, answer: str) -> None:
         with suppress(OSError):
-            launcher.connection.sendall(json.dumps(answer).encode() + b"\n")
+            launcher.connection.sendall(answer.encode(errors="replace"))
 
     def _lost(self, launcher: _Launcher) -> None:
         """The launcher has gone, or needs nothing any more. Ray ends a worker by ending its launcher, too."""
@@ -233,7 +233,7 @@ class Server:
             self._dying = {ending: dying for ending, dying in self._dying.items() if dying != pid}
             launcher = self._launchers.pop(pid, None)
             if launcher is not None:
-                self._answer(launcher, {"status": os.waitstatus_to_exitcode(status)})
+                self._answer(launcher, f"{os.waitstatus_to_exitcode(status)}\n")
                 self._lost(launcher)
             self._learn()
 

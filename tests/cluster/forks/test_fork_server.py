@@ -176,7 +176,8 @@ def test_a_package_that_cannot_be_imported_fails_in_the_child_as_in_a_plain_proc
 def test_a_package_that_kills_the_server_is_reported_and_nothing_is_left(packages):
     folder = packages(bad="import os\nprint('its last words', flush=True)\nos._exit(1)\n")
     before = set(folders())
-    state = ForkServer(["bad"], {**os.environ, "PYTHONPATH": str(folder)}).finish([], {})
+    search = f"{folder}{os.pathsep}{Path(__file__).parents[3]}"
+    state = ForkServer(["bad"], {**os.environ, "PYTHONPATH": search}).finish([], {})
     assert state.command is None and "its last words" in (state.why or "")
     assert set(folders()) == before
 
