@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -49,10 +48,3 @@ def start_workers_by(file: str) -> None:
             params.setup_worker_path = found
 
     RayParams.__init__ = giving
-
-
-def start_node(options: Sequence[str]) -> None:
-    """Do what ``ray start`` does with these options, in this process."""
-    from ray.scripts.scripts import start
-
-    start.main(args=list(options), prog_name="fluidtune node start")

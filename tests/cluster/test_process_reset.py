@@ -27,7 +27,6 @@ from ray.experimental import tqdm_ray
 from fluidtune.cluster.cleaning import process_leftovers, process_reset, process_settings, trial_modules
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.cleaning.process_settings import looked_at
-from fluidtune.cluster.forks.shelf import Entry, Shelf
 from fluidtune.cluster.sharing import gpu_probe
 from fluidtune.ray_compat import ownership
 from salus_share.telemetry import DeviceSample
@@ -146,21 +145,6 @@ def test_a_known_package_that_was_imported_from_its_file_ends_the_process(
     (packages / "a_library.py").write_text("import logging\nlogging.getLogger('a_library').setLevel(5)\n")
     importlib.import_module("a_library")
     assert baseline.restore() == "packages that were imported from their files: a_library"
-
-
-def test_modules_on_a_shelf_are_read_before_they_are_in_sight(monkeypatch: pytest.MonkeyPatch, packages: Path) -> None:
-    (packages / "pandas.py").write_text("def read(): pass\n")
-    shelved = importlib.import_module("pandas") if "pandas" not in sys.modules else sys.modules["pandas"]
-    entry = Entry("pandas", shelved, (), {}, {})
-    monkeypatch.setitem(sys.modules, "pandas", shelved)
-    monkeypatch.setattr(sys, "meta_path", [Shelf([entry], os.environ), *sys.meta_path])
-    assert "pandas" not in sys.modules
-    baseline = ProcessBaseline()
-    assert "pandas" not in sys.modules
-    importlib.import_module("pandas")
-    assert baseline.restore() is None
-    monkeypatch.setattr(shelved, "read_csv", print, raising=False)
-    assert baseline.restore() == "patched: pandas.read_csv"
 
 
 def test_what_a_trial_owns_in_ray_ends_the_process(baseline: ProcessBaseline, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from fluidtune.cluster.cleaning.patches import Patches
 from fluidtune.cluster.cleaning.process_leftovers import Leftovers
 from fluidtune.cluster.cleaning.process_settings import looked_at, put_back
 from fluidtune.cluster.cleaning.trial_modules import forget
-from fluidtune.cluster.forks.shelf import shelf_here
 from fluidtune.cluster.sharing.gpu_probe import cuda_failure, torch_on_gpu
 from fluidtune.ray_compat import ownership
 from salus_share.memory import forget_workspaces
@@ -29,18 +28,14 @@ from salus_share.memory import forget_workspaces
 class ProcessBaseline:
     """What a process is like before a trial's code runs in it, and before the trial's modules are imported.
 
-    It is made once a process. In a forked process it also has the modules that are on the shelf, out of sight.
+    It is made once a process.
     """
 
     def __init__(self) -> None:
-        shelf = shelf_here()
         #: The names of modules that stay, and of those that were imported without the trial.
         self._modules = set(sys.modules)
-        self._known = self._modules | (shelf.names if shelf is not None else set())
-
-        def find(name: str) -> Any:
-            return sys.modules.get(name) or (None if shelf is None else shelf.module(name))
-
+        self._known = set(self._modules)
+        find = sys.modules.get
         self._leftovers = Leftovers()
         self._put_back = [(each, each.value()) for each in put_back(find)]
         self._looked_at = [(each, each.value()) for each in looked_at(find)]

@@ -26,7 +26,6 @@ from multiprocessing import util
 from typing import Any, NamedTuple
 
 from fluidtune.cluster.cleaning.trial_modules import OURS
-from fluidtune.cluster.forks.shelf import shelf_here
 from fluidtune.cluster.sharing.gpu_probe import torch_on_gpu
 from fluidtune.torch_flags import flag, set_flag
 
@@ -79,14 +78,7 @@ def put_back(find: Find) -> list[Setting]:
     ]
 
 
-def _set_by_imports() -> dict[str, str]:
-    """What imports from the shelf have set, which stays: the modules stay in sight."""
-    shelf = shelf_here()
-    return {} if shelf is None else {name: value for name, value in shelf.written.items() if value is not None}
-
-
 def _write_environment(value: dict[str, str]) -> None:
-    value.update(_set_by_imports())  # from now on they are what the process has
     for name in os.environ.keys() - value.keys():
         del os.environ[name]
     os.environ.update(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -28,12 +29,14 @@ def start_quick_nodes() -> None:
 def start_node(options: Sequence[str]) -> None:
     """Start a quick node as ``ray start`` does with these options."""
     start_quick_nodes()
-    worker_start.start_node(options)
+    (command,) = entry_points(group="console_scripts", name="ray")
+    sys.argv = ["ray", "start", *options]
+    command.load()()
 
 
 def slow_nodes() -> list[str]:
     """The addresses of the nodes of this cluster that are none, or do not say."""
-    name = os.path.basename(str(fork_launcher.__file__))
+    name = fork_launcher.__name__.rpartition(".")[2]
 
     def is_quick() -> bool:
         with open(f"/proc/{os.environ['RAY_RAYLET_PID']}/cmdline") as command:

@@ -19,7 +19,8 @@ from fluidtune import startup
 from fluidtune.cluster.cleaning.open_runs import end_open_runs, end_trackers
 from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.data.trial_parameters import fetched
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess, is_forked
+from fluidtune.cluster.forks.child import is_forked
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting import few_collections  # noqa: F401 (before what imports Ray Tune)
 from fluidtune.cluster.hosting.follower_host import FollowerHost
 from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay

@@ -1,8 +1,7 @@
-"""Whether a process that has imported a package can be forked into what new processes would be.
+"""What a process has that forks of it would share or lack: the tests of listed packages look at it.
 
 Forks share what the kernel keeps for the process: open files, connections, memory that is mapped as shared (such as the
-locks of `multiprocessing`). They lack its threads and child processes. `unforkable` looks at the process itself for all
-of them, so that it needs no list of packages.
+locks of `multiprocessing`). They lack its threads and child processes.
 """
 
 from __future__ import annotations
