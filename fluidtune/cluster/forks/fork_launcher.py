@@ -88,10 +88,10 @@ def _wait(server, pid):
     """Wait for the end of the process; pass on the signals that ask for it. Returns this process' exit status."""
 
     def pass_on(number, frame):
-        try:
+        try:  # contextlib takes as long to import as all that is imported here
             os.kill(pid, number)
         except ProcessLookupError:
-            pass
+            return
 
     for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP):
         _signal.signal(number, pass_on)

@@ -177,7 +177,7 @@ class Server:
             # Ray sets the number of threads before any code runs that is not Ray's own.
             if differs and not (name == "OMP_NUM_THREADS" and name not in asked):
                 return f"{name} is {asked.get(name)!r} here and {own.get(name)!r} in the fork server"
-        for folder in set(asked.get("PYTHONPATH", "").split(os.pathsep)) - set(own.get("PYTHONPATH", "").split(os.pathsep)):
+        for folder in _search(asked) - _search(own):
             with suppress(OSError):
                 hidden = self._names & {each.partition(".")[0] for each in os.listdir(folder or ".")}
                 if folder and hidden:
@@ -236,6 +236,10 @@ def _forked() -> tuple[int, int, int]:
         os.close(wait)
         os.close(go)
         raise
+
+
+def _search(environment: Mapping[str, str]) -> set[str]:
+    return set(environment.get("PYTHONPATH", "").split(os.pathsep))
 
 
 def _kill(pid: int) -> None:

@@ -48,7 +48,7 @@ MODULES = {
 HARMLESS = {
     r"numpy\.f2py\.rules\.generationtime": "a time, as a text",
     r"pyparsing\.(.*\.)?common_?(html|HTML)_?(entity|Entity)\._defaultName": "a description, in a set's order",
-    r"joblib\._multiprocessing_helpers\..*": "the name of a semaphore that is gone; its generator begins anew in a fork",
+    r"joblib\._multiprocessing_helpers\..*": "the name of a semaphore that is gone; its generator begins anew",
     r"sympy\..*\.Dummy\._(prng|base_dummy_index)": "names of a process' own symbols, which another one must unpickle",
     r"ray\..*\._uuid": "Ray's own function: the same one in each process of a job",
 }
@@ -64,8 +64,8 @@ print("\\n" + str(unforkable(before)))
 
 def environment() -> dict[str, str]:
     """As that of a process with one core; TMPDIR is the test's."""
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "MPLBACKEND": "agg", "PYTHONHASHSEED": "0"}
-    return {**os.environ, **own, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "MPLBACKEND": "agg"}
+    return {**os.environ, **own, "PYTHONHASHSEED": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 def said(words: list[str]) -> str:
