@@ -119,11 +119,10 @@ class _Environ(os._Environ):  # type: ignore[type-arg]
 
 def _begin_random_streams() -> None:
     """Have what draws at random begin from entropy, as in a new process. (Python's `uuid` and `tempfile` do so.)"""
-    random.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)
-    numpy: Any = sys.modules.get("numpy.random")
-    torch: Any = sys.modules.get("torch")
-    if numpy is not None:
-        numpy.seed()
-    if torch is not None:
-        torch.default_generator.seed()
+    random.seed()
+    for module in ("numpy.random", "sympy.core.random"):  # torch imports sympy
+        if module in sys.modules:
+            sys.modules[module].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()

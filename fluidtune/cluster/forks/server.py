@@ -200,7 +200,8 @@ class Server:
                 _kill(launcher.pid)
                 return
             if ending == 0:
-                self._leave()
+                for descriptor in self._ending:  # it may live on when the server has ended
+                    os.close(descriptor)
                 _end_client(launcher.pid)
             self._dying[ending] = launcher.pid
 
@@ -220,11 +221,6 @@ class Server:
             if launcher is not None:
                 self._answer(launcher, f"{os.waitstatus_to_exitcode(status)}\n")
                 self._lost(launcher)
-
-    def _leave(self) -> None:
-        """In a child that serves nobody: it may live on when the server has ended, and nobody waits for it."""
-        for descriptor in self._ending:
-            os.close(descriptor)
 
 
 def _forked() -> tuple[int, int, int]:

@@ -49,16 +49,19 @@ HARMLESS = {
     r"numpy\.f2py\.rules\.generationtime": "a time, as a text",
     r"pyparsing\.(.*\.)?common_?(html|HTML)_?(entity|Entity)\._defaultName": "a description, in a set's order",
     r"joblib\._multiprocessing_helpers\..*": "the name of a semaphore that is gone; its generator begins anew",
-    r"sympy\..*\.Dummy\._(prng|base_dummy_index)": "names of a process' own symbols, which another one must unpickle",
+    r"sympy\.(.*\.)?Dummy\._(prng|base_dummy_index)": "names of a process' own symbols, which another must unpickle",
+    r"transformers\.utils\.hub\.SESSION_ID": "which session it is in what the Hub is told of downloads",
+    r"torch\.distributed\._composable\..*": "by which name a module keeps what a wrapper has put there",
+    r".*\.__doc__": "a text with an address",
     r"ray\..*\._uuid": "Ray's own function: the same one in each process of a job",
 }
 LOOKS = """
 import importlib, sys
-from tests.cluster.forks.held import held, unforkable
+from tests.cluster.forks.held import held
 before = held()
 for name in sys.argv[1:]:
     importlib.import_module(name)
-print("\\n" + str(unforkable(before)))
+print("\\n" + str(sorted(held() - before)))
 """
 
 
@@ -86,7 +89,7 @@ def there(package: str) -> None:
 @pytest.mark.parametrize("package", MODULES)
 def test_nothing_is_left_that_forks_would_lack_or_share(package: str) -> None:
     there(package)
-    assert said([sys.executable, "-c", LOOKS, *MODULES[package]]) == "None"
+    assert said([sys.executable, "-c", LOOKS, *MODULES[package]]) == "[]"
 
 
 @pytest.mark.parametrize("package", MODULES)
@@ -108,4 +111,5 @@ def test_two_forks_have_drawn_nothing_in_common(package: str, serve: Callable[..
     (one, other), (new, another) = [forked(), forked()], [plain(), plain()]
     common = one.keys() & other.keys() & new.keys() & another.keys()
     shared = {each for each in common if one[each] == other[each] and new[each] != another[each]}
-    assert {each for each in shared if not any(re.fullmatch(known, each) for known in HARMLESS)} == set()
+    strange = sorted(each for each in shared if not any(re.fullmatch(known, each) for known in HARMLESS))
+    assert not strange, "\n".join(strange)
