@@ -22,10 +22,9 @@ _PLAIN = re.compile(r"[\w./+@:, -]*")
 def words(file: str) -> str | None:
     """What Ray is given for the path of its program, so that Python runs ``file`` at once; None: it cannot be.
 
-    The raylet runs ``python PATH ARGUMENTS``, and leaves the word out, in which "setup_worker.py" must be, where a
-    worker has no runtime environment. This word is no path: it has options of Python's, by which it imports neither
-    ``site`` nor what is installed, and a line that calls ``main(RAYS)`` of the file. Ray does not quote a word without
-    a blank, so that it must have one.
+    The raylet runs ``python PATH ARGUMENTS``, and leaves the word with "setup_worker.py" in it out where a worker has
+    no runtime environment. This word is no path: it has options of Python's, by which nothing installed is in sight,
+    and a line that calls ``main(RAYS)`` of the file. It has blanks, because Ray quotes no word without one.
     """
     folder, name = os.path.split(file)
     module = name.removesuffix(".py")

@@ -23,6 +23,7 @@ from ray.tune import ResultGrid
 
 from fluidtune.cluster.devices.layout import DeviceSpec
 from fluidtune.cluster.forks.preload import listed_modules
+from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
@@ -209,6 +210,7 @@ def serve(
         former = _in_stages(stages, stage_memory, former, top=top != 1, beside=beside, arbiter=arbiter, follow=follow)
     _check_installed()
     if not ray.is_initialized():
+        start_quick_nodes()
         ray.init(log_to_driver=False)
     leasing = _leasing(devices, beside, arbiter, run) if arbiter is not None else None
     count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])

@@ -51,7 +51,7 @@ class Launched:
             program = [each for each in words[2:] if each not in context]
             folder = _set_up(context, environment, path) or folder
         (umask,) = (each.split()[1] for each in _read(pid, "status").splitlines() if each.startswith("Umask:"))
-        kinds = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+        kinds = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
         return cls(
             program,
             environment,

@@ -46,8 +46,7 @@ LISTED: dict[str, tuple[str, ...]] = {
     "tensorboard": (),
     "tensorboardX": ("CRC32C_",),
 }
-#: Variables that were read, and that may differ: what Ray gives each process anew, or reads later. torch asks for its
-#: NVML switch at each look.
+#: Variables that may differ all the same: Ray reads these later, and torch its NVML switch at each look.
 MAY_DIFFER = {"PYTORCH_NVML_BASED_CUDA_CHECK", *worker_program.READ_LATER}
 #: What every worker of FluidTune's imports.
 _OF_WORKERS = (worker_program.MODULE, "fluidtune.cluster.hosting.worker")

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fluidtune.cluster.forks import fork_launcher
 from fluidtune.ray_compat import worker_start
 
-#: Seconds within which a node must have said whether it is one. Judgement: a plain process takes five on two cores.
+#: Seconds within which a node must have said whether it is one. A plain process takes five on two cores.
 _ANSWER_S = 60.0
 
 

@@ -468,4 +468,3 @@ def test_a_server_without_descriptors_sleeps_and_forks_again_later(packages, ser
     assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
     with without_descriptors(served.state.pid, lambda: connected(served.command[-1])):
         assert served.run(IS_FORKED, tmp_path).stdout == "True\n"
-

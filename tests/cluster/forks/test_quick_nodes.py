@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,6 @@ def test_a_command_starts_a_quick_node_as_rays_does(tmp_path: Path) -> None:
         assert until(lambda: any(each.name() == "raylet" for each in psutil.Process(node.pid).children()), 60)
         (raylet,) = [each for each in psutil.Process(node.pid).children() if each.name() == "raylet"]
         assert any("fork_launcher" in word for word in raylet.cmdline())
-        time.sleep(1)
     finally:
         node.send_signal(signal.SIGTERM)
         node.wait(60)
