@@ -104,11 +104,8 @@ def test_two_forks_have_drawn_nothing_in_common(package: str, serve: Callable[..
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
 
-    def plain() -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(said([sys.executable, str(program), *modules]))
-        return found
-
-    (one, other), (new, another) = [forked(), forked()], [plain(), plain()]
+    plain = [sys.executable, str(program), *modules]
+    (one, other), (new, another) = [forked(), forked()], [json.loads(said(plain)), json.loads(said(plain))]
     common = one.keys() & other.keys() & new.keys() & another.keys()
     shared = {each for each in common if one[each] == other[each] and new[each] != another[each]}
     strange = sorted(each for each in shared if not any(re.fullmatch(known, each) for known in HARMLESS))
