@@ -291,7 +291,6 @@ def node() -> None:
     """Start a node of a Ray cluster on which the processes of trials start sooner."""
 
 
-# All that follows is `ray start`'s, --help included.
 @node.command("start", context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def node_start(options: tuple[str, ...]) -> None:

@@ -19,10 +19,8 @@ import os
 import select
 import sys
 
-#: How the names of the servers' folders begin.
-PREFIX = "fluidtune-forks-"
-#: The socket's name in it.
-SOCKET = "socket"
+#: How the names of the servers' folders begin, and the socket's name in them.
+PREFIX, SOCKET = "fluidtune-forks-", "socket"
 #: The argument by which Ray says what a runtime environment needs.
 CONTEXT = "--serialized-runtime-env-context="
 #: Seconds within which the server must have answered. A fork takes some 10 ms; 200 that are asked for at once were
