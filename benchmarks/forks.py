@@ -11,7 +11,6 @@ process is a fork. ``ratio`` is that of ``seconds``. Each measurement waits unti
 from __future__ import annotations
 
 import os
-import sys
 import time
 from statistics import median
 from typing import Any
@@ -22,6 +21,7 @@ import torch
 
 import fluidtune
 from benchmarks.common import finish, parser, result, say
+from fluidtune.cluster.forks.child import is_forked
 
 #: Actors that are asked for at once.
 TOGETHER = 12
@@ -37,7 +37,7 @@ class Asked:
         """Whether this process is a fork."""
         import ray.tune  # noqa: F401
 
-        return any(type(each).__name__ == "Shelf" for each in sys.meta_path)
+        return is_forked()
 
     def pid(self) -> int:
         return os.getpid()

@@ -276,6 +276,20 @@ def doctor() -> None:
     sys.exit(1 if trouble else 0)
 
 
+@cli.group()
+def node() -> None:
+    """Start a node of a Ray cluster on which the processes of trials start sooner."""
+
+
+@node.command("start", context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def node_start(options: tuple[str, ...]) -> None:
+    """Do what `ray start` does with these OPTIONS; trials' processes start in a quarter of the time there."""
+    from fluidtune.cluster.forks.quick_nodes import start_node
+
+    start_node(options)
+
+
 @cli.command()
 @click.argument("words", nargs=-1, metavar="[PAGE|WORD ...]")
 def docs(words: tuple[str, ...]) -> None:

@@ -76,24 +76,38 @@ def _ray() -> Check:
     return "ray", True, f"{ray.__version__} (tested from {OLDEST_RAY} to {NEWEST_RAY})"
 
 
-def _cluster() -> Check:
+def _cluster() -> Iterator[Check]:
     """A job joins the cluster that runs here, and begins one of its own where there is none."""
     try:
         import ray
 
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
     except ImportError as error:
-        return "cluster", None, f"not looked for ({error})"
+        yield "cluster", None, f"not looked for ({error})"
+        return
     except Exception as error:  # ConnectionError, or what a cluster of another version says
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return "cluster", None, f"none to join, so a job begins one of its own ({first})"
+        yield "cluster", None, f"none to join, so a job begins one of its own ({first})"
+        return
     try:
         has = ray.cluster_resources()
         nodes = sum(node["Alive"] for node in ray.nodes())
         said = f"{nodes} {'node' if nodes == 1 else 'nodes'}, {has.get('CPU', 0):g} CPUs, {has.get('GPU', 0):g} GPUs"
+        yield "cluster", True, f"{said}; jobs join it"
+        yield _quick()
     finally:
         ray.shutdown()
-    return "cluster", True, f"{said}; jobs join it"
+
+
+def _quick() -> Check:
+    """Whether processes of trials start as soon on each node of the cluster as they can."""
+    from fluidtune.cluster.forks.quick_nodes import slow_nodes
+
+    slow = slow_nodes()
+    if not slow:
+        return "quick start", True, "on all nodes: a process of a trial starts without the import of Ray"
+    remedy = "start a node by `fluidtune node start` in place of `ray start`, with the same options"
+    return "quick start", None, f"not on {', '.join(slow)}: {remedy}"
 
 
 def disk_check(whose: str, folder: str) -> Check:

@@ -205,6 +205,9 @@ class OneRay:
     def use(self, **resources: Any) -> None:
         import ray
 
+        from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
+
+        start_quick_nodes()
         if self._wanted == resources and ray.is_initialized() and not self.suspect:
             return
         self.stop()

@@ -92,7 +92,7 @@ def test_no_cluster_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("Could not find any running Ray instance.")
 
     monkeypatch.setattr(ray, "init", init)
-    name, found, text = doctor._cluster()
+    [(name, found, text)] = doctor._cluster()
     assert (name, found) == ("cluster", None) and "a job begins one of its own" in text
 
 
@@ -102,7 +102,9 @@ def test_the_cluster_that_a_job_would_join() -> None:
     code = "from fluidtune import doctor; print(*doctor._cluster(), sep='|')"
     environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines()[-1] == "cluster|True|1 node, 2 CPUs, 0 GPUs; jobs join it", done.stderr
+    cluster, quick = done.stdout.splitlines()[-1].split("|")
+    assert cluster == "('cluster', True, '1 node, 2 CPUs, 0 GPUs; jobs join it')", done.stderr
+    assert quick.startswith("('quick start', True, 'on all nodes")
 
 
 TORCH = SimpleNamespace(

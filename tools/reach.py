@@ -55,7 +55,6 @@ CALLED_BY_OTHERS = {
     "fluidtune.cluster.hosting.worker:Worker": "Ray Tune, as it calls a Trainable",
     "fluidtune.serving.front:Front": "uvicorn, as an ASGI application",
     "fluidtune.serving.door:Connection": "uvicorn and httptools",
-    "fluidtune.cluster.forks.shelf:_Loader": "Python's import",
 }
 #: Modules that later issues attach to what users start -> which issue.
 NOT_ATTACHED_YET: dict[str, str] = {}

@@ -8,6 +8,7 @@ values, and may repeat a value, with its signature, about the same thing.
 
 from __future__ import annotations
 
+import functools
 import hmac
 import logging
 import secrets
@@ -16,8 +17,6 @@ import secrets
 SECRET_SIZE = 32
 #: Bytes of a signature: the output of SHA-256.
 SIGNATURE_SIZE = 32
-#: The secret of a signer that is given none: of this process, and of those that are forked from it.
-_OWN = secrets.token_bytes(SECRET_SIZE)
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +26,15 @@ def new_secret() -> bytes:
     return secrets.token_bytes(SECRET_SIZE)
 
 
+#: The secret of a signer that is given none: of this process, and of those that it forks once it has one.
+_own = functools.cache(new_secret)
+
+
 class Signer:
     """Signs and checks by one secret. ``secret`` empty: one that no other machine has, so that no worker can join."""
 
     def __init__(self, secret: bytes = b"") -> None:
-        self._secret = secret or _OWN
+        self._secret = secret or _own()
         #: How many values were refused so far.
         self.refused = 0
 

@@ -3,8 +3,9 @@
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
 `cloning`: a further trial made from one that is there. `entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``.
-`accelerators`: a process' GPUs, cores. `worker_program`: what Ray runs as a worker. `ownership`: what this process has
-created in Ray. `descent`: what an actor has, and that in turn. `train_runs`: where workers of Ray Train start.
+`accelerators`: a process' GPUs, cores. `worker_program`: what Ray runs as a worker. `worker_start`: by what it starts
+one. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn. `train_runs`:
+where workers of Ray Train start.
 `job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `whole_files`: how a run's files get into
 its storage. `run_state`: the trials of a run, read from its storage. This package decides nothing and imports no other
 room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray
@@ -153,4 +154,9 @@ Tune's entry points (`entry_points`):
 A worker's process (`worker_program`):
 
 - ``ray._private.workers.default_worker``: the program that Ray runs as a worker. A fork server imports what it imports.
+
+What starts a worker (`worker_start`):
+
+- ``RayParams.__init__``, ``RayParams.setup_worker_path``: the program that Ray starts a worker by. The raylet asks that
+  the word has "setup_worker.py" in it, and leaves it out where a worker has no runtime environment.
 """

@@ -19,7 +19,7 @@ import psutil
 import ray
 from ray import cloudpickle
 
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import cuda_failure
 from fluidtune.errors import FluidTuneError

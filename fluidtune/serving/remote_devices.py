@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from fluidtune.cluster.forks.forked import ForkedActors
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.serving.model_layers import Stage
 from fluidtune.serving.model_process import Held, Loading, ModelProcess, Place, Samples
 from fluidtune.serving.model_versions import labels

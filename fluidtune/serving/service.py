@@ -22,7 +22,8 @@ from ray import cloudpickle
 from ray.tune import ResultGrid
 
 from fluidtune.cluster.devices.layout import DeviceSpec
-from fluidtune.cluster.forks.preload import installed_modules
+from fluidtune.cluster.forks.preload import listed_modules
+from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
@@ -209,6 +210,7 @@ def serve(
         former = _in_stages(stages, stage_memory, former, top=top != 1, beside=beside, arbiter=arbiter, follow=follow)
     _check_installed()
     if not ray.is_initialized():
+        start_quick_nodes()
         ray.init(log_to_driver=False)
     leasing = _leasing(devices, beside, arbiter, run) if arbiter is not None else None
     count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])
@@ -219,7 +221,7 @@ def serve(
         raise FluidTuneError(f"{said}; start it in a process on the cluster, for example by `ray job submit`")
     _check_free(host, port)
 
-    modules = (*installed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
+    modules = (*listed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
     setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
     setting = replace(setting, token=token, cors=tuple(cors), batching=former, following=following, stages=stages)
     setting = replace(setting, room=math.inf if stage_memory is None else stage_memory * GIB, placing=placing)

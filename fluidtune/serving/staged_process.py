@@ -10,7 +10,7 @@ import os
 import time
 from typing import Any, NamedTuple
 
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.ray_compat.accelerators import adopt_environment
 from fluidtune.serving.model_layers import Layer, Stage, carried, layers_of, writable
 from fluidtune.serving.model_process import (

@@ -6,7 +6,7 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.sharing.lanes import Lack

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import RayActorError
 
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m

@@ -41,8 +41,9 @@ while True:
 """
 PROGRAM = """
 import os, sys, time
+forked = "fluidtune.cluster.forks.child" in sys.modules
 with open(sys.argv[1], "a") as file:
-    file.write(f"{sys.argv[2]} {os.getpid()} {any(type(each).__name__ == 'Shelf' for each in sys.meta_path)}\\n")
+    file.write(f"{sys.argv[2]} {os.getpid()} {forked}\\n")
 time.sleep(float(sys.argv[3]))
 """
 #: Programs at a time.

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from ray._private import state, worker
+from ray._private.parameter import RayParams
 from ray._raylet import CoreWorker, GlobalStateAccessor
 from ray.actor import ActorClass, ActorHandle
 from ray.air.execution._internal.actor_manager import RayActorManager
@@ -62,6 +63,7 @@ CLASSES: dict[str, type] = {
         MedianStoppingRule,
         PopulationBasedTraining,
         RayActorManager,
+        RayParams,
         RemoteFunction,
         ScalingConfig,
         Thread,
@@ -157,6 +159,7 @@ def test_nothing_is_used_that_is_not_listed() -> None:
     lacking = {name: where for name, where in used.items() if name.rpartition(".")[2] not in names}
     # Classes and modules that hold what is listed.
     assert set(lacking) == {
+        "ray._private.parameter.RayParams",
         "ray.core.generated.gcs_pb2.ActorTableData",
         "ray.core.generated.gcs_pb2.PlacementGroupTableData",
         "ray.tune.execution.tune_controller.TuneController",

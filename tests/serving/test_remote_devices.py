@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.serving import remote_devices
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice

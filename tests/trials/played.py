@@ -25,7 +25,7 @@ from ray.tune.trainable import FunctionTrainable
 import fluidtune.tune
 from benchmarks.stand_in_tune import standing_alone
 from fluidtune.cluster.devices.layout import Layout
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.sharing.lanes import Lack

@@ -14,6 +14,7 @@ import ray
 from ray import tune
 
 import fluidtune
+from fluidtune.cluster.forks.child import is_forked
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
@@ -45,6 +46,7 @@ import json, logging, os, sys
 import ray
 from ray import tune
 import its_library
+from fluidtune.cluster.forks.child import is_forked
 
 @ray.remote(num_cpus=0)
 class Counter:
@@ -55,7 +57,7 @@ class Counter:
 
 def train(config):
     import its_library
-    found = {"pid": os.getpid(), "forked": any(type(each).__name__ == "Shelf" for each in sys.meta_path)}
+    found = {"pid": os.getpid(), "forked": is_forked()}
     found["logs"] = (len(logging.getLogger("its_library.loggers").handlers), its_library.loggers.logger.level)
     found["registered"] = len(its_library.REGISTRY)
     its_library.REGISTRY.append(config["index"])
@@ -112,11 +114,12 @@ SETS_THREADS = """
 import json, os, sys
 import ray, torch
 from ray import tune
+from fluidtune.cluster.forks.child import is_forked
 
 def train(config):
     os.environ["OMP_NUM_THREADS"] = "3"
     import torch
-    tune.report({"forked": any(type(each).__name__ == "Shelf" for each in sys.meta_path)})
+    tune.report({"forked": is_forked()})
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
@@ -179,7 +182,7 @@ def test_the_drivers_node_forks_in_a_cluster_that_others_have_started_and_so_doe
     one_node.add_node(num_cpus=1)
 
     def train(config: dict[str, Any]) -> None:
-        forked = any(type(each).__name__ == "Shelf" for each in sys.meta_path)
+        forked = is_forked()
         tune.report({"node": ray.get_runtime_context().get_node_id(), "forked": forked})
 
     ends = BothNodesFork()

@@ -174,10 +174,11 @@ def test_after_a_process_whose_trial_cannot_end_in_a_fork_no_more_are_forked(
     monkeypatch.setattr(desk.dispatch, "_log_replaced", lambda worker, reason: reasons.append(reason))
     monkeypatch.setattr(desk.pool, "process_ended", lambda worker: None, raising=False)
     old = desk.pool.workers["old"] = PooledWorker("old", 1, None, 0.0)
-    raised = RuntimeError("fluidtune.cluster.forks.shelf.NeedsPlainProcess: torch was imported\nof it, the rest")
+    named = "fluidtune.cluster.forks.plain_process.NeedsPlainProcess: torch was imported"
+    raised = RuntimeError(f"{named}\nof it, the rest")
     desk.dispatch._trial_unloaded(old, raised)
     assert desk.pool.plain == "torch was imported" and not desk.pool.workers
-    assert reasons == ["RuntimeError: fluidtune.cluster.forks.shelf.NeedsPlainProcess: torch was imported"]
+    assert reasons == ["RuntimeError: fluidtune.cluster.forks.plain_process.NeedsPlainProcess: torch was imported"]
 
 
 def test_the_devices_are_told_which_group_a_worker_found_removed(desk: Desk) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
 import random
@@ -18,80 +17,70 @@ from types import FrameType
 from typing import Any
 
 from fluidtune.cluster.forks.fork_launcher import OOM_SCORE
-from fluidtune.cluster.forks.preload import not_on
-from fluidtune.cluster.forks.shelf import Shelf
-from fluidtune.ray_compat import worker_program
+from fluidtune.cluster.forks.launched import Launched
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
+from fluidtune.cluster.forks.preload import MAY_DIFFER
 
-#: Where installed packages are, in a path: CPython's and Debian's names.
-_SITES = re.compile(r"/(?:site|dist)-packages/(?!ray/)")
+#: The code of installed packages, and FluidTune's own, in a path: CPython's and Debian's names.
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/fluidtune/(?:cluster|ray_compat|tune)/")
+
+
+#: The environment that this process was forked for; None: it is no fork.
+_at_start: dict[str, str] | None = None
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from a server."""
+    return _at_start is not None
 
 
 def environment_at_start() -> dict[str, str]:
     """The variables that this process was started with. Ray's worker sets others before the code of an actor runs."""
-    if isinstance(os.environ, _Environ):
-        return dict(os.environ.at_start)
+    if _at_start is not None:
+        return dict(_at_start)
     with open("/proc/self/environ") as file:
         return dict(each.split("=", 1) for each in file.read().split("\0") if "=" in each)
 
 
-def learned_in(path: str) -> str:
-    """Where children write down what they have imported that was not on the shelf. ``path``: the server's socket."""
-    return f"{path}.learned"
+def become(request: Launched, imported_with: Mapping[str, str], reads: tuple[str, ...]) -> None:
+    """Be ``PYTHON PROGRAM ARGUMENTS`` in the launcher's environment and folder, from the program's first line.
 
-
-def _teach(path: str, shelf: Shelf, known: set[str]) -> None:
-    new = [name for name in not_on(shelf) if name not in known]
-    if new:
-        with suppress(OSError), open(path, "a") as file:
-            file.write("".join(f"{name}\n" for name in new))
-
-
-def become(request: dict[str, Any], shelf: Shelf, path: str) -> None:
-    """Be ``PYTHON PROGRAM ARGUMENTS`` in the launcher's environment, folder and files, from the program's first line.
-
-    What it imports that is not on the shelf, it tells the server at its end. ``path``: the server's socket.
+    ``imported_with``: the environment in which the server has imported. ``reads``: how the names of variables begin
+    that were read then.
 
     Ray ends whole process groups and what a dead worker has started, so the process begins a new session.
     """
+    global _at_start
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for descriptor, file in enumerate(request["files"]):
-        os.dup2(file, descriptor, inheritable=True)
-        os.close(file)
-    environment = request["environment"]
-    search_before = os.environ.get("PYTHONPATH", "")
+    environment = request.environment
+    by_imports = {name: value for name, value in os.environ.items() if name not in imported_with}
     os.environ.clear()
-    os.environ.update(environment)
+    os.environ.update({**by_imports, **environment})
     time.tzset()
     tempfile.tempdir = None  # a package may have had it looked up, in the server's environment
     with suppress(OSError):
-        os.chdir(request["folder"])
-    os.umask(request["umask"])
-    for which, soft, hard in request["limits"]:
+        os.chdir(request.folder)
+    os.umask(request.umask)
+    for which, limits in request.limits:
         with suppress(ValueError, OSError):
-            resource.setrlimit(which, (soft, hard))
+            resource.setrlimit(which, limits)
     with suppress(OSError), open(OOM_SCORE, "w") as score:
-        score.write(request["oom_score"])
+        score.write(request.oom_score)
     with suppress(OSError):
-        os.sched_setaffinity(0, request["cores"])
-        os.setpriority(os.PRIO_PROCESS, 0, request["nice"])
-    given = request["program"]
-    program = list(given)
+        os.sched_setaffinity(0, request.cores)
+        os.setpriority(os.PRIO_PROCESS, 0, request.nice)
+    program = list(request.program)
     while program and program[0].startswith("-"):
         program.pop(0)  # options of Python's, such as -u
     sys.argv[:] = program
     sys.orig_argv[:] = [sys.executable, *program]
-    sys.path[:] = _search(program[0], search_before, environment.get("PYTHONPATH", ""))
-    _begin_random_streams(shelf)
-    shelf.in_server = False
-    _Environ.shelf, _Environ.at_start = shelf, environment
+    sys.path[:] = _search(program[0], imported_with.get("PYTHONPATH", ""), environment.get("PYTHONPATH", ""))
+    _begin_random_streams()
+    _at_start = environment
+    _Environ.imported_with, _Environ.reads = imported_with, reads
     os.environ.__class__ = _Environ
-    why = shelf.why_not(worker_program.MODULE) if program[0].endswith("default_worker.py") else None
-    if why is not None:
-        print(f"fluidtune: a plain new process: {why}", file=sys.stderr, flush=True)
-        os.execv(sys.executable, [sys.executable, *given])
-    atexit.register(_teach, learned_in(path), shelf, set(sys.modules))
     main = sys.modules["__main__"].__dict__
     with open(program[0], "rb") as source:
         code = compile(source.read(), program[0], "exec")
@@ -109,27 +98,31 @@ def _search(program: str, before: str, now: str) -> list[str]:
 
 
 class _Environ(os._Environ):  # type: ignore[type-arg]
-    """`os.environ` in a forked process: it tells what the code of installed packages sets from what the user's sets."""
+    """`os.environ` in a forked process: what the user's own code sets must be what its packages have read."""
 
-    shelf: Shelf
-    at_start: Mapping[str, str]
+    imported_with: Mapping[str, str]
+    reads: tuple[str, ...]
 
     def __setitem__(self, name, value):  # type: ignore[no-untyped-def]
         super().__setitem__(name, value)
+        if name in MAY_DIFFER or not name.startswith(self.reads) or value == self.imported_with.get(name):
+            return
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and (frame.f_globals.get("__name__") in ("os", "collections.abc", "_collections_abc")):
             frame = frame.f_back
-        if frame is not None and _SITES.search(frame.f_code.co_filename):
-            self.shelf.set_by_package(name)
+        if frame is not None and not _INSTALLED.search(frame.f_code.co_filename):
+            raise NeedsPlainProcess(f"{name} was {self.imported_with.get(name)!r} when packages were imported")
+        torch: Any = sys.modules.get("torch")
+        if name == "OMP_NUM_THREADS" and torch is not None:  # Ray sets it to the process' cores
+            torch.set_num_threads(int(value))
 
 
-def _begin_random_streams(shelf: Shelf) -> None:
+def _begin_random_streams() -> None:
     """Have what draws at random begin from entropy, as in a new process. (Python's `uuid` and `tempfile` do so.)"""
-    random.seed()
     multiprocessing.process.current_process().authkey = os.urandom(32)
-    numpy: Any = shelf.module("numpy.random.mtrand")
-    torch: Any = shelf.module("torch")
-    if numpy is not None:
-        numpy.seed()
-    if torch is not None:
-        torch.default_generator.seed()
+    random.seed()
+    for module in ("numpy.random", "sympy.core.random"):  # torch imports sympy
+        if module in sys.modules:
+            sys.modules[module].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()

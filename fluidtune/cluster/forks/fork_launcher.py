@@ -1,21 +1,28 @@
 """What Ray runs in place of Python: it has the fork server start the process, and ends as that process ends.
 
-``PYTHON -I -S fork_launcher.py SOCKET PROGRAM [ARGUMENTS]``. Ray gives it a new worker's environment, working directory
-and files; it hands all of them to the server and waits. Where there is no server, or the server does not start the
-process, this process becomes ``PYTHON PROGRAM ARGUMENTS``, as it would have been without a server. It is a program of
-its own that imports nothing but a little of Python's: it runs once for every process.
+Ray starts it in one of two ways:
+
+- On a quick node (`quick_nodes`) in place of Ray's own ``setup_worker.py``, by ``main(PATH OF THAT)``. Where Ray's
+  context names a server, that one is asked at once.
+- On other nodes as ``PYTHON -I -S fork_launcher.py SOCKET PROGRAM [ARGUMENTS]``, when Ray's own program has imported
+  Ray and read the context.
+
+It hands the server its standard streams, and waits. What else the process needs, the server reads of this one
+(`launched`). Where there is no server, or the server does not start the process, it becomes what it would have been:
+Ray's own program, or ``PYTHON PROGRAM ARGUMENTS``. It runs once for every process, so it imports the parts of Python's
+that are built in, and not their wrappers: `json`, `socket` and `signal` take longer than Python's own start.
 """
 
-import contextlib
-import json
+import _signal
+import _socket
 import os
-import resource
 import select
-import signal
-import socket
-import struct
 import sys
 
+#: How the names of the servers' folders begin, and the socket's name in them.
+PREFIX, SOCKET = "fluidtune-forks-", "socket"
+#: The argument by which Ray says what a runtime environment needs.
+CONTEXT = "--serialized-runtime-env-context="
 #: Seconds within which the server must have answered. A fork takes some 10 ms; 200 that are asked for at once were
 #: answered within 5 s on two busy cores. Ray gives a worker 60 s to register.
 PATIENCE_S = 20.0
@@ -24,101 +31,86 @@ PATIENCE_S = 20.0
 OOM_SCORE = "/proc/self/oom_score_adj"
 
 
-def main() -> None:
-    """See the module."""
-    path, program = sys.argv[1], sys.argv[2:]
-    try:
-        server, pid = _ask(path, program)
-    except (OSError, ValueError) as error:
-        print(f"fluidtune: a plain new process, because the fork server did not answer: {error}", file=sys.stderr)
-        os.execv(sys.executable, [sys.executable, *program])
-    if pid is None:
-        os.execv(sys.executable, [sys.executable, *program])
-    os._exit(_wait(server, pid))
+def main(rays=None):
+    """See the module. ``rays``: the path of Ray's own program, whose arguments this process has; None: its own."""
+    path, plain = (sys.argv[1], sys.argv[2:]) if rays is None else (_named(sys.argv), [rays, *sys.argv[1:]])
+    if path is not None:
+        try:
+            server, pid = _ask(path)
+            os._exit(_wait(server, pid))
+        except (OSError, ValueError) as error:
+            if rays is None:
+                print(f"fluidtune: a plain new process: {error}", file=sys.stderr, flush=True)
+    os.execv(sys.executable, [sys.executable, *plain])
 
 
-def _ask(path, program):
-    """Have the server start the process. Returns the connection and the process' id; None: the server will not."""
-    server = socket.socket(socket.AF_UNIX)
+def _named(arguments):
+    """The first word in Ray's context that is the path of a server's socket; None: there is none.
+
+    The server reads the context whole, and does nothing where the word means something else.
+    """
+    context = next((each for each in arguments if each.startswith(CONTEXT)), "")
+    end = context.find(f"/{SOCKET}", context.find(f"/{PREFIX}"))
+    return context[context.rfind(" ", 0, end) + 1 : end] + f"/{SOCKET}" if f"/{PREFIX}" in context else None
+
+
+def _ask(path):
+    """Have the server start the process. Returns the connection and the process' id. ValueError: it will not."""
+    server = _socket.socket(_socket.AF_UNIX)
     server.settimeout(PATIENCE_S)
-    server.connect(path)
-    peer = struct.unpack("3i", server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if peer[1] != os.geteuid():
-        raise ValueError(f"the socket {path} is user {peer[1]}'s")
-    request = json.dumps(
-        {
-            "program": program,
-            "environment": dict(os.environ),
-            "folder": os.getcwd(),
-            "umask": _umask(),
-            "nice": os.getpriority(os.PRIO_PROCESS, 0),
-            "oom_score": _oom_score(),
-            "cores": sorted(os.sched_getaffinity(0)),
-            "limits": [[which, *resource.getrlimit(which)] for which in _limits()],
-        }
-    ).encode()
-    # The length goes with the files: the server knows from it when it has everything.
-    socket.send_fds(server, [struct.pack("Q", len(request))], [0, 1, 2])
-    server.sendall(request)
-    said, files, _, _ = socket.recv_fds(server, 4096, 1)
-    answer = json.loads(said or b"?")
-    if answer["pid"] is None:
-        print(f"fluidtune: a plain new process: {answer['why']}", file=sys.stderr)
-    else:
-        # The process has Ray's score from now on. This one holds no memory, and the process would end with it.
-        with contextlib.suppress(OSError), open(OOM_SCORE, "w") as file:
+    try:
+        server.connect(path)
+    except OSError as error:
+        raise ValueError(f"the fork server did not answer: {error}") from None
+    user = int.from_bytes(server.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)[4:8], sys.byteorder)
+    if user != os.geteuid():
+        raise ValueError(f"the fork server did not answer: the socket {path} is user {user}'s")
+    streams = b"".join(each.to_bytes(4, sys.byteorder) for each in range(3))
+    server.sendmsg([b"?"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+    said, files, _, _ = server.recvmsg(4096, _socket.CMSG_SPACE(4))
+    if not files:
+        raise ValueError(said.decode(errors="replace") or "the fork server did not answer: it ended")
+    # The process has Ray's score from now on. This one holds no memory, and the process would end with it.
+    try:
+        with open(OOM_SCORE, "w") as file:
             file.write("0")
-    for go in files:
-        os.write(go, b"!")  # the process waits for that: so it runs once, whatever dies meanwhile
-        os.close(go)
-    return server, answer["pid"]
-
-
-def _oom_score():
-    with open(OOM_SCORE) as file:
-        return file.read()
-
-
-def _line(server):
-    """One line that the server says."""
-    found = b""
-    while not found.endswith(b"\n"):
-        piece = server.recv(4096)
-        if not piece:
-            raise ValueError("it ended")
-        found += piece
-    return found
-
-
-def _umask():
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
-
-
-def _limits():
-    return [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+    except OSError:
+        pass
+    go = int.from_bytes(files[0][2][:4], sys.byteorder)
+    os.write(go, b"!")  # the process waits for that: so it runs once, whatever dies meanwhile
+    os.close(go)
+    return server, int(said)
 
 
 def _wait(server, pid):
     """Wait for the end of the process; pass on the signals that ask for it. Returns this process' exit status."""
 
     def pass_on(number, frame):
-        with contextlib.suppress(ProcessLookupError):
+        try:  # contextlib takes as long to import as all that is imported here
             os.kill(pid, number)
+        except ProcessLookupError:
+            return
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, pass_on)
+    for number in (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP):
+        _signal.signal(number, pass_on)
     try:
         process = os.pidfd_open(pid)
     except OSError:
         process = None  # it has ended, or this kernel is older than 5.3
     server.settimeout(None)
+    said = b""
     try:
-        status = json.loads(_line(server))["status"]
+        while not said.endswith(b"\n"):
+            piece = server.recv(4096)
+            if not piece:
+                break
+            said += piece
+    except OSError:
+        pass
+    if said.endswith(b"\n"):
+        status = int(said)
         return status if status >= 0 else 128 - status
-    except (OSError, ValueError):
-        pass  # the server has died; the process lives on
+    # The server has died; the process lives on.
     if process is not None:
         select.select([process], [], [])
     return 0

@@ -21,29 +21,25 @@ from typing import Any
 
 from fluidtune.cluster import held_folders
 from fluidtune.cluster.forks import fork_launcher, server
+from fluidtune.cluster.forks.fork_launcher import PREFIX, SOCKET
 from fluidtune.cluster.held_folders import hold, open_in
 
-#: How the names of the servers' folders begin.
-PREFIX = "fluidtune-forks-"
 #: The longest path of a socket, in bytes: ``sun_path`` of Linux's unix(7), less its end.
 _LONGEST = 107
 #: The name of the file by which a server holds its folder.
 _LOCK = "socket.lock"
-#: How often a server may begin anew without a package that made forks impossible.
-_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
 class ServerState:
     """What became of a server. ``command``: Ray's ``py_executable`` for its children; None: it starts none.
 
-    ``why``: why it starts none. ``left_out``: packages that it has not imported, and why. ``failed``: modules that
-    could not be imported, and why. ``pid``: its process. ``modules``: how many it has imported.
+    ``why``: why it starts none. ``failed``: modules that could not be imported, and why. ``pid``: its process.
+    ``modules``: how many it has.
     """
 
     command: str | None
     why: str | None = None
-    left_out: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     pid: int | None = None
     modules: int = 0
@@ -58,8 +54,6 @@ class ForkServer:
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str], folder: str | None = None) -> None:
         self._given = folder
         self._orders: list[tuple[list[str], dict[str, str]]] = [(list(modules), dict(environment))]
-        self._left_out: dict[str, str] = {}
-        self._careful = False
         self._process: subprocess.Popen[str] | None = None
         self._folder = ""
         self._state = ServerState(None, "it is starting")
@@ -102,8 +96,7 @@ class ForkServer:
 
     def _order(self, number: int, last: bool) -> None:
         names, environment = self._orders[number]
-        what = {"names": names, "environment": environment, "last": last}
-        self._say({**what, "left_out": self._left_out, "careful": self._careful})
+        self._say({"names": names, "environment": environment, "last": last})
 
     def finish(self, modules: Sequence[str], environment: Mapping[str, str]) -> ServerState:
         """Have it import these modules as well, with these further variables, and wait until it is ready.
@@ -112,39 +105,25 @@ class ForkServer:
         """
         self._orders.append((list(modules), dict(environment)))
         try:
-            for _ in range(_ATTEMPTS):
-                if self._process is None:
-                    self.begin()
-                self._order(1, last=True)
-                if self._hear():
-                    return self._state
-            self._failed(f"packages made forks impossible: {', '.join(self._left_out)}")
+            if self._process is None:
+                self.begin()
+            self._order(1, last=True)
+            self._state = self._heard()
         except OSError as error:
-            self._failed(str(error))
+            self._state = ServerState(None, str(error))
         return self._state
 
-    def _hear(self) -> bool:
-        """Whether it is known now what became of it. False: it has to begin anew."""
+    def _heard(self) -> ServerState:
         assert self._process is not None and self._process.stdout is not None
         line = self._process.stdout.readline()
         said: dict[str, Any] = json.loads(line) if line else {}
         if "ready" in said:
             path = socket_in(self._folder)
             command = shlex.join([sys.executable, "-I", "-S", str(fork_launcher.__file__), path])
-            self._state = ServerState(command, None, self._left_out, said["failed"], said["pid"], said["ready"])
-            return True
+            return ServerState(command, None, said["failed"], said["pid"], said["ready"])
         last = Path(self._folder, "log").read_text(errors="replace").strip().splitlines()[-1:] or ["it ended"]
         self.stop()
-        if "unforkable" not in said:
-            self._failed(f"it died while it imported: {last[0]}")
-            return True
-        self._careful = True
-        if said["unforkable"] is not None:
-            self._left_out[said["unforkable"]] = said["why"]
-        return False
-
-    def _failed(self, why: str) -> None:
-        self._state = ServerState(None, why, self._left_out)
+        return ServerState(None, said.get("unfit", f"it died while it imported: {last[0]}"))
 
     def wait(self) -> str:
         """Wait for the end of the server that has started. Returns in words how it came."""
@@ -172,7 +151,7 @@ def new_folder() -> str:
 
 def socket_in(folder: str) -> str:
     """The path of the server's socket in its folder."""
-    return os.path.join(folder, "socket")
+    return os.path.join(folder, SOCKET)
 
 
 def sweep() -> None:

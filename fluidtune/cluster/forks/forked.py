@@ -19,6 +19,7 @@ import ray
 from fluidtune.cluster.forks import fork_launcher, nodes
 from fluidtune.cluster.forks.fork_server import ForkServer, new_folder, socket_in
 from fluidtune.cluster.forks.preload import modules_of_program
+from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.05
 #: Runs the launcher where it and the server's socket are, else this Python as it is, and else the node's.
 _GUARD = (
-    'if [ -S "$1" ] && [ -x "$2" ]; then exec "$2" -I -S "$3" "$1" "${@:4}"; '
-    'elif [ -x "$2" ]; then exec "$2" "${@:4}"; else exec python "${@:4}"; fi'
+    'if [ -S "$3" ] && [ -x "$1" ]; then exec "$1" -I -S "$2" "$3" "${@:4}"; '
+    'elif [ -x "$1" ]; then exec "$1" "${@:4}"; else exec python "${@:4}"; fi'
 )
 
 
@@ -46,6 +47,7 @@ def forked(modules: Sequence[str] | None = None) -> dict[str, Any]:
     """
     if nodes.obstacle({}) is not None:
         return {}
+    start_quick_nodes()
     folder = new_folder()
     names = modules_of_program(modules)
     threading.Thread(target=_serve, args=(folder, names), name="forked", daemon=True).start()
@@ -92,7 +94,7 @@ class ForkedActors:
 
 def with_server_in(folder: str) -> dict[str, Any]:
     """The ``runtime_env`` of processes that are forked by the server with its socket in ``folder``, where it is."""
-    words = ["bash", "-c", _GUARD, "forked", socket_in(folder), sys.executable, str(fork_launcher.__file__)]
+    words = ["bash", "-c", _GUARD, "forked", sys.executable, str(fork_launcher.__file__), socket_in(folder)]
     return {"py_executable": shlex.join(words)}
 
 

@@ -23,9 +23,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fluidtune.cluster.data.data_keeper import DataKeeper
 from fluidtune.cluster.forks.child import environment_at_start
-from fluidtune.cluster.forks.fork_server import PREFIX, ForkServer, ServerState
+from fluidtune.cluster.forks.fork_launcher import PREFIX
+from fluidtune.cluster.forks.fork_server import ForkServer, ServerState
 from fluidtune.cluster.forks.preload import modules_of_trials
-from fluidtune.cluster.forks.shelf import OF_THE_PROCESS
+from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
 from fluidtune.error_lines import first_line
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 _APPLIED = {"env_vars", "working_dir", "py_modules", "config", "_ray_commit", "worker_process_setup_hook"}
 #: What Ray gives a process of one core or less, unless the variable is set: the number of threads of its libraries.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+#: What the shell and Ray give each process anew.
+_OF_THE_PROCESS = {"SPT_NOENV", "SHLVL", "_", "PWD", "OLDPWD", "FLUIDTUNE_EMULATED_DEVICE"}
 #: Seconds for which a process is not started while a server imports its last modules. A plain process would begin later
 #: to import the same. Lightning and Transformers take 3 s on two cores; a server that takes longer than this waits for
 #: something, or has more to import than a trial needs.
@@ -162,7 +165,7 @@ _here: _Here | None = None
 
 def lasting(environment: Mapping[str, str]) -> dict[str, str]:
     """What of an environment matters to imports that need no Ray."""
-    return {name: value for name, value in environment.items() if name not in OF_THE_PROCESS and name[:4] != "RAY_"}
+    return {name: value for name, value in environment.items() if name not in _OF_THE_PROCESS and name[:4] != "RAY_"}
 
 
 def _begin_here(environment: Mapping[str, str]) -> _Here:
@@ -225,6 +228,7 @@ def while_ray_starts(runtime_env: Mapping[str, Any], environment: Mapping[str, s
     ``runtime_env``: the job's. ``environment``: variables that the job's processes get after their start. A job that
     turns out to need other ones gets another server.
     """
+    start_quick_nodes()
     possible = obstacle(runtime_env) is None
     more = {**(runtime_env.get("env_vars") or {}), **environment}
     if possible:
@@ -288,8 +292,6 @@ class ForkServers:
             host.look()
         if host is None or host.state is None:
             return None
-        for package, why in host.state.left_out.items():
-            self._say_once(f"the fork server has not imported {package}, which {why}")
         if host.state.why is not None:
             self._say_once(f"new processes of a node are plain ones, which takes longer: {host.state.why}")
         return host.state.command

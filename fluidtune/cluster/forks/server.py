@@ -21,33 +21,29 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fluidtune.cluster.forks import child, preload
-from fluidtune.cluster.forks.shelf import OF_THE_PROCESS, Shelf
+from fluidtune.cluster.forks.launched import Launched
 
 #: The variables that the interpreter and the C library have read before any module's code runs: CPython's and glibc's
 #: documented ones. A process whose values differ is none of this server's.
 AT_START = ("PYTHON", "LD_", "GLIBC_", "MALLOC_", "LC_", "LANG")
 #: They are taken over by the child after its start.
-_TAKEN_OVER = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", *OF_THE_PROCESS}
-#: Seconds that a child may take to try what other children have imported. Judgement: the imports of Lightning and
-#: Transformers take 3 s on two cores, and it then looks whether it can be forked, some 10 s at most.
-_TRY_S = 60
+_TAKEN_OVER = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONBREAKPOINT"}
+_TAKEN_OVER |= preload.MAY_DIFFER
 #: Seconds that the server sleeps when it has no descriptor for another connection: the listener stays ready, and to ask
 #: it again at once would take a core. Who asks meanwhile waits.
 _FULL_S = 0.1
-#: The size of a request's head: the length of the rest.
-_HEAD = struct.calcsize("Q")
 
 
 @dataclass
 class _Launcher:
-    """One connection. ``pid``: the process that was forked for it."""
+    """One connection. ``asking``: the launcher's process. ``pid``: the process that was forked for it."""
 
     connection: socket.socket
+    asking: int
     files: list[int] = field(default_factory=list)
-    said: bytearray = field(default_factory=bytearray)
     pid: int | None = None
 
     def close_files(self) -> None:
@@ -63,34 +59,23 @@ class _Launcher:
 class Server:
     """See the module.
 
-    ``path``: the socket's. ``shelf``: what was imported, with ``environment``. ``notes``: how. ``own``: modules of the
-    server itself. ``ending``: the descriptors by whose end others see that the server has ended.
+    ``path``: the socket's. ``environment``: that in which packages were imported. ``ending``: the descriptors by whose
+    end others see that the server has ended.
     """
 
-    def __init__(
-        self,
-        path: str,
-        shelf: Shelf,
-        environment: Mapping[str, str],
-        notes: preload.Notes,
-        own: set[str],
-        ending: Sequence[int],
-    ) -> None:
+    def __init__(self, path: str, environment: Mapping[str, str], ending: Sequence[int]) -> None:
         self.path = path
-        self.shelf = shelf
-        self._environment = environment
-        self._notes, self._own, self._ending = notes, own, ending
-        #: Why no process is forked any more; None: they are.
-        self._spoilt: str | None = None
-        #: Modules that children have imported: those that were tried here, and the child that tries some of them.
-        self._tried: set[str] = set()
-        self._trying: tuple[int, list[str]] | None = None
+        self._environment, self._ending = environment, ending
+        #: How the names of variables begin that a process must have as the server has them.
+        self._fixed = (*AT_START, *preload.reads())
+        #: The names by which modules that were imported could be found in another place.
+        self._names = {name for name in sys.modules if "." not in name}
         self._launchers: dict[int, _Launcher] = {}
         #: Processes that are to be killed: the child that ends what such a one computes under MPS -> that one.
         self._dying: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
 
-    def serve(self, listener: socket.socket) -> dict[str, Any] | None:
+    def serve(self, listener: socket.socket) -> Launched | None:
         """Answer requests until standard input ends. Returns None then; in a child, what was asked for."""
         gc.collect()
         gc.freeze()
@@ -112,8 +97,6 @@ class Server:
                     if not os.read(0, 4096):
                         for pid in self._dying.values():
                             _kill(pid)
-                        if self._trying is not None:
-                            _kill(self._trying[0], signal.SIGTERM)
                         return None
                 else:
                     request = self._hear(key.data)
@@ -131,37 +114,35 @@ class Server:
             return
         with suppress(OSError):
             connection.setblocking(False)
-            if struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1] != os.geteuid():
+            peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            pid, user, _ = struct.unpack("3i", peer)
+            if user != os.geteuid():
                 connection.close()
                 return
-            self._selector.register(connection, selectors.EVENT_READ, _Launcher(connection))
+            self._selector.register(connection, selectors.EVENT_READ, _Launcher(connection, pid))
 
-    def _hear(self, launcher: _Launcher) -> dict[str, Any] | None:
+    def _hear(self, launcher: _Launcher) -> Launched | None:
         """Take what the launcher says. Returns its request in the child that was forked for it."""
         try:
-            data, files, _, _ = socket.recv_fds(launcher.connection, 1 << 20, 3, socket.MSG_DONTWAIT)
+            data, files, _, _ = socket.recv_fds(launcher.connection, 16, 3, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except OSError:
             data, files = b"", []
         launcher.files += files
-        if not data:
+        if not data or launcher.pid is not None:
             self._lost(launcher)
             return None
-        launcher.said += data
-        whole = len(launcher.said) >= _HEAD and len(launcher.said) - _HEAD >= struct.unpack_from("Q", launcher.said)[0]
-        if not whole or launcher.pid is not None:
-            return None
         try:
-            request: dict[str, Any] = json.loads(bytes(launcher.said[_HEAD:]))
+            request = Launched.by(launcher.asking, self.path)
             why = self._why_not(request, launcher.files)
             wait, go, pid = _forked() if why is None else (-1, -1, -1)
-        except (ValueError, KeyError, AttributeError):
-            why = "the request cannot be read"
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            why = f"the request cannot be read: {error}"
         except OSError as error:
             why = f"the fork server cannot fork one: {error}"
         if why is not None:
-            self._answer(launcher, {"pid": None, "why": why})
+            self._answer(launcher, why)
             self._lost(launcher)
             return None
         if pid == 0:
@@ -169,35 +150,43 @@ class Server:
             if not os.read(wait, 1):
                 os._exit(0)  # its launcher has not heard of it, and starts a plain process, or has died
             os.close(wait)
-            request["files"] = [os.dup(each) for each in launcher.files]
+            streams = [os.dup(each) for each in launcher.files]
             for key in list(self._selector.get_map().values()):
                 if isinstance(key.data, _Launcher):
                     key.data.close()
+            for descriptor, file in enumerate(streams):
+                os.dup2(file, descriptor, inheritable=True)
+                os.close(file)
             return request
         launcher.pid = pid
         self._launchers[pid] = launcher
         launcher.close_files()
         os.close(wait)
         with suppress(OSError):
-            socket.send_fds(launcher.connection, [json.dumps({"pid": pid}).encode() + b"\n"], [go])
+            socket.send_fds(launcher.connection, [str(pid).encode()], [go])
         os.close(go)
         return None
 
-    def _why_not(self, request: dict[str, Any], files: Sequence[int]) -> str | None:
+    def _why_not(self, request: Launched, files: Sequence[int]) -> str | None:
         """Why no fork of this server is what a new process would be; None: one is."""
-        if self._spoilt is not None:
-            return self._spoilt
         if len(files) != 3:
             return "the fork server has no room for its open files"
-        asked = request["environment"]
-        for name in {*asked, *self._environment}:
-            if name.startswith(AT_START) and name not in _TAKEN_OVER and asked.get(name) != self._environment.get(name):
-                return f"{name} is {asked.get(name)!r} here and {self._environment.get(name)!r} in the fork server"
+        asked, own = request.environment, self._environment
+        for name in {*asked, *own}:
+            differs = name.startswith(self._fixed) and name not in _TAKEN_OVER and asked.get(name) != own.get(name)
+            # Ray sets the number of threads before any code runs that is not Ray's own.
+            if differs and not (name == "OMP_NUM_THREADS" and name not in asked):
+                return f"{name} is {asked.get(name)!r} here and {own.get(name)!r} in the fork server"
+        for folder in _search(asked) - _search(own):
+            with suppress(OSError):
+                hidden = self._names & {each.partition(".")[0] for each in os.listdir(folder or ".")}
+                if folder and hidden:
+                    return f"{folder} has another {min(hidden)}"
         return None
 
-    def _answer(self, launcher: _Launcher, answer: dict[str, Any]) -> None:
+    def _answer(self, launcher: _Launcher, answer: str) -> None:
         with suppress(OSError):
-            launcher.connection.sendall(json.dumps(answer).encode() + b"\n")
+            launcher.connection.sendall(answer.encode(errors="replace"))
 
     def _lost(self, launcher: _Launcher) -> None:
         """The launcher has gone, or needs nothing any more. Ray ends a worker by ending its launcher, too."""
@@ -211,7 +200,8 @@ class Server:
                 _kill(launcher.pid)
                 return
             if ending == 0:
-                self._leave()
+                for descriptor in self._ending:  # it may live on when the server has ended
+                    os.close(descriptor)
                 _end_client(launcher.pid)
             self._dying[ending] = launcher.pid
 
@@ -223,71 +213,14 @@ class Server:
                 return
             if pid == 0:
                 return
-            if self._trying is not None and self._trying[0] == pid:
-                names, self._trying = self._trying[1], None
-                if status == 0:
-                    self._learned(names)
             if pid in self._dying:
                 _kill(self._dying.pop(pid))
             # A number that is another process' by now is not killed.
             self._dying = {ending: dying for ending, dying in self._dying.items() if dying != pid}
             launcher = self._launchers.pop(pid, None)
             if launcher is not None:
-                self._answer(launcher, {"status": os.waitstatus_to_exitcode(status)})
+                self._answer(launcher, f"{os.waitstatus_to_exitcode(status)}\n")
                 self._lost(launcher)
-            self._learn()
-
-    def _leave(self) -> None:
-        """In a child that serves nobody: it may live on when the server has ended, and nobody waits for it."""
-        for descriptor in self._ending:
-            os.close(descriptor)
-
-    def _learn(self) -> None:
-        """Try in a child to import what children have imported from files: can processes be forked after that?"""
-        if self._trying is not None:
-            return
-        try:
-            with open(child.learned_in(self.path)) as file:
-                said = file.read().splitlines()
-            os.unlink(child.learned_in(self.path))
-        except OSError:
-            return
-        known = self.shelf.names | self._tried
-        new = [name for name in dict.fromkeys(said) if name not in known]
-        if not new:
-            return
-        try:
-            pid = os.fork()
-        except OSError:
-            return  # the next children that import them say so, too
-        self._tried.update(new)
-        if pid == 0:
-            self._leave()
-            signal.signal(signal.SIGTERM, self._give_up)
-            signal.alarm(_TRY_S)
-            with suppress(preload.Unforkable, OSError):
-                preload.fill(self._notes, new, {}, False)
-                os._exit(0)
-            os._exit(1)
-        self._trying = pid, new
-
-    def _give_up(self, *_: Any) -> NoReturn:
-        """In the child that tries imports: the server ends."""
-        self._notes.temporaries.remove()
-        os._exit(1)
-
-    def _learned(self, names: list[str]) -> None:
-        """Import these modules, after which processes can still be forked, as a child has found."""
-        try:
-            preload.fill(self._notes, names, {}, False)
-        except preload.Unforkable as trouble:
-            self._spoilt = f"the fork server {trouble.why}"
-        except OSError as error:  # it could not be looked at here as well
-            print(f"fluidtune: {error}", file=sys.stderr, flush=True)
-        known = self._own | self.shelf.names
-        found = {name: module for name, module in list(sys.modules.items()) if name not in known}
-        self.shelf.put(self._notes.entries(found))
-        gc.freeze()
 
 
 def _forked() -> tuple[int, int, int]:
@@ -301,9 +234,13 @@ def _forked() -> tuple[int, int, int]:
         raise
 
 
-def _kill(pid: int, by: signal.Signals = signal.SIGKILL) -> None:
+def _search(environment: Mapping[str, str]) -> set[str]:
+    return set(environment.get("PYTHONPATH", "").split(os.pathsep))
+
+
+def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):
-        os.kill(pid, by)
+        os.kill(pid, signal.SIGKILL)
 
 
 def _end_client(pid: int) -> NoReturn:
@@ -340,48 +277,41 @@ def main() -> None:
     os.dup2(2, 1)
     # This process' environment before any import could change it.
     before = child.environment_at_start()
-    there = set(sys.modules)
     failed: dict[str, str] = {}
-    notes = preload.Notes()
-    try:
-        with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
-            place = json.loads(orders.readline() or "null")
-            if place is None:
-                os._exit(0)  # its starter was killed; the next server removes what is left
-            path, lock = place["path"], place["lock"]
-            os.set_inheritable(lock, False)
-            # What needs no Ray comes first: Ray's compiled part reads the number of its job when it is loaded.
-            for line in iter(orders.readline, b""):
-                order = json.loads(line)
-                before.update(order["environment"])
-                os.environ.clear()
-                os.environ.update(before)
-                # torch then asks whether there are GPUs without opening CUDA: its documented switch.
-                os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-                failed |= preload.fill(notes, order["names"], order["left_out"], order["careful"])
-                if order["last"]:
-                    break
-            else:
-                shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-                os._exit(0)
-    except preload.Unforkable as trouble:
-        print(json.dumps({"unforkable": trouble.name, "why": trouble.why}), file=out, flush=True)
+    with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
+        place = json.loads(orders.readline() or "null")
+        if place is None:
+            os._exit(0)  # its starter was killed; the next server removes what is left
+        path, lock = place["path"], place["lock"]
+        os.set_inheritable(lock, False)
+        # What needs no Ray comes first: Ray's compiled part reads the number of its job when it is loaded.
+        for line in iter(orders.readline, b""):
+            order = json.loads(line)
+            before.update(order["environment"])
+            os.environ.update(order["environment"])
+            # torch then asks whether there are GPUs without opening CUDA: its documented switch.
+            os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+            failed |= preload.fill(order["names"])
+            if order["last"]:
+                break
+        else:
+            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+            os._exit(0)
+    why = preload.unfit()
+    if why is not None:
+        print(json.dumps({"unfit": why}), file=out, flush=True)
         os._exit(0)
-    new = {name: module for name, module in list(sys.modules.items()) if name not in there}
-    shelf = Shelf(notes.entries(new), before)
-    sys.meta_path.insert(0, shelf)  # type: ignore[arg-type]
-    server = Server(path, shelf, before, notes, there, [out.fileno(), lock])
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
+    server = Server(path, before, [out.fileno(), lock])
     listener = listen(path)
-    print(json.dumps({"ready": len(shelf.names), "failed": failed, "pid": os.getpid()}), file=out, flush=True)
+    print(json.dumps({"ready": len(sys.modules), "failed": failed, "pid": os.getpid()}), file=out, flush=True)
     request = server.serve(listener)
     if request is None:
         shutil.rmtree(os.path.dirname(path), ignore_errors=True)
         os._exit(0)
     os.close(lock)
     out.close()
-    notes.generators.begin_anew()
-    notes.ids.draw_anew()
-    child.become(request, shelf, path)
+    child.become(request, before, preload.reads())
 
 
 if __name__ == "__main__":

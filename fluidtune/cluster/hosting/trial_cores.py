@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from fluidtune.cluster.forks.shelf import shelf_here
+from fluidtune.cluster.forks.child import is_forked
 from fluidtune.ray_compat.accelerators import claim_cores, watch_cores
 
 _THREADS = "OMP_NUM_THREADS"
@@ -40,9 +40,8 @@ class TrialCores:
         if not self._own:
             return
         threads = max(1, int(cores or self._own))
-        shelf = shelf_here()
-        torch: Any = sys.modules.get("torch") or (None if shelf is None else shelf.module("torch"))
+        torch: Any = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(threads)
-        if shelf is None:
+        if not is_forked():
             os.environ[_THREADS] = str(threads)

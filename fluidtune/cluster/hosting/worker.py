@@ -18,7 +18,8 @@ import psutil
 import ray
 
 from fluidtune.cluster.data.trial_parameters import fetched
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess, is_forked
+from fluidtune.cluster.forks.child import is_forked
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.follower_host import FollowerHost
 from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
 from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, Standing, WorkerInfo

@@ -1,4 +1,4 @@
-"""What an actor hands on to its caller when its process cannot be a fork. The shelf itself: `test_inheritance`."""
+"""What an actor hands on to its caller when its process cannot be a fork."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from fluidtune.cluster.forks.shelf import NeedsPlainProcess
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.worker import Worker
 from fluidtune.serving.model_process import ModelProcess
 from fluidtune.serving.staged_process import StageProcess
