@@ -1,4 +1,4 @@
-"""The one exception type that a user can meet for a wrong setting, before anything is started."""
+"""The exceptions that a user can meet."""
 
 from __future__ import annotations
 
@@ -9,3 +9,7 @@ class FluidTuneError(ValueError):
 
 class UnpicklableTrainableError(FluidTuneError, TypeError):
     """The trainable cannot be sent to a worker. Ray Tune raises a TypeError then, which a script may expect."""
+
+
+class TrialTimeoutError(FluidTuneError, TimeoutError):
+    """A trial has passed a limit of time that the user has set. The message says where its process stood."""

@@ -204,9 +204,7 @@ class NewProcesses:
         self._forks.turn_off(why)
         return True
 
-    def start(
-        self, device: int, visible: list[str] | None, spare: bool = False, several: bool = False
-    ) -> PooledWorker:
+    def start(self, device: int, visible: list[str] | None, spare: bool = False, several: bool = False) -> PooledWorker:
         """``visible``: ids of all GPUs that the process must see; None: the one of its device. ``several``: it is for a
         trial over several devices.
         """

@@ -276,12 +276,16 @@ class WorkerPool:
         for device in list(self._idle):
             self.discard_idle_workers(device)
 
+    def node_of(self, worker: PooledWorker) -> str | None:
+        """The whole id of the worker's node; None: it is not known, or gone."""
+        return _whole(self._devices.nodes.get(worker.device))
+
     def is_alive(self, worker: PooledWorker) -> bool:
         """Whether the worker is neither dead nor discarded, as far as is known."""
         return worker.name in self.workers
 
     def has_busy_worker(self, device: int) -> bool:
-        """Whether a worker of the device, or one that lives in its group, serves a trial, unloads one, or ends after one."""
+        """Whether a worker of the device, or one that lives in its group, serves a trial, or unloads or ends after one."""
         return any(worker.busy for worker in self._of(device))
 
     def has_worker(self, device: int) -> bool:
@@ -290,7 +294,8 @@ class WorkerPool:
 
     def _of(self, device: int) -> list[PooledWorker]:
         self._note_ends()
-        return [each for each in (*self.workers.values(), *self._leaving.values()) if device in (each.device, each.home)]
+        living = (*self.workers.values(), *self._leaving.values())
+        return [worker for worker in living if device in (worker.device, worker.home)]
 
     def close(self) -> None:
         """Let all workers end, and kill those that do not come to it.

@@ -46,6 +46,9 @@ class FluidExecutor:
             (docs/workers.md). False: they are started as Ray starts them.
         parked_memory: the part of each node's memory, 0 to 1, that processes of paused trials may hold together, each
             of which waits where it stands until its trial goes on (docs/workers.md). 0: none waits.
+        trial_timeout_s: seconds for which a trial may hold devices in all, without the start of its process. Past it the
+            process is ended, and the trial fails with an error that says where it stood; a retry has as long again. None: no limit.
+        stall_timeout_s: the same for one iteration.
         steer: True: this user can stop, keep and clone trials while the job runs, by `fluidtune trial` and by the page
             of `fluidtune view --steer` (docs/how-to/steer.md). False: nobody can.
 
@@ -66,6 +69,8 @@ class FluidExecutor:
     fork_server: bool = True
     steer: bool = False
     parked_memory: float = 0.25
+    trial_timeout_s: float | None = None
+    stall_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, each setting in a sentence of its own."""
@@ -82,6 +87,11 @@ class FluidExecutor:
         for name in ("reserve", "beside", "fork_server", "steer"):
             if not isinstance(getattr(self, name), bool):
                 raise FluidTuneError(f"{name}={getattr(self, name)!r} is not known; use True or False")
+        for name in ("trial_timeout_s", "stall_timeout_s"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if value is not None and not (number and 0 < value < float("inf")):
+                raise FluidTuneError(f"{name}={value!r} must be a number of seconds above 0, or None")
         if isinstance(self.parked_memory, bool) or not isinstance(self.parked_memory, int | float):
             raise FluidTuneError(f"parked_memory={self.parked_memory!r} is not known; use a number from 0 to 1")
         if not 0 <= self.parked_memory <= 1:

@@ -290,6 +290,7 @@ class FluidActorManager(ActorManager):
         self._job.ask_ahead(sum(1 for starting in lives if not starting.seen.delivered))
         self._dispatch.kill_overdue_workers()
         self._shell.report_late(time.monotonic())
+        self._shell.end_overdue(time.monotonic())
         self._job.do_periodic_work(unloading=self._dispatch.unloading > 0)
 
     def _tell_released(self) -> None:

@@ -30,7 +30,7 @@ class StallDetector:
 
     def __init__(self) -> None:
         #: Trial -> when the iteration was asked for that it has not reported.
-        self._asked: dict[str, float] = {}
+        self.asked: dict[str, float] = {}
         #: The longest iteration of each trial, and of any trial, seconds.
         self._longest: dict[str, float] = {}
         self._longest_of_any: float | None = None
@@ -39,7 +39,7 @@ class StallDetector:
 
     def iteration_asked(self, trial: str, now: float) -> None:
         """The trial's next iteration begins."""
-        self._asked[trial] = now
+        self.asked[trial] = now
 
     def iteration_done(self, trial: str, seconds: float) -> None:
         """The trial reported an iteration that took ``seconds``."""
@@ -49,7 +49,7 @@ class StallDetector:
 
     def stop_watching(self, trial: str) -> None:
         """No report is expected any more: the trial has reported, was taken back by Tune or lost its worker."""
-        self._asked.pop(trial, None)
+        self.asked.pop(trial, None)
         self.silent.pop(trial, None)
 
     def forget(self, trial: str) -> None:
@@ -60,7 +60,7 @@ class StallDetector:
     def newly_silent(self, now: float) -> list[SilentTrial]:
         """The trials to name now. Each silence is named once."""
         out = []
-        for trial, since in self._asked.items():
+        for trial, since in self.asked.items():
             usual = self._longest.get(trial, self._longest_of_any)
             limit = FIRST_S if usual is None else max(LEAST_S, TIMES * usual)
             if trial not in self.silent and now - since > limit:

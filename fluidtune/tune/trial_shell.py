@@ -13,10 +13,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fluidtune.cluster import process_stack
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.engine import messages as engine
 from fluidtune.error_lines import failure, first_line
+from fluidtune.errors import TrialTimeoutError
 from fluidtune.ray_compat.controller import ActorManager
 from fluidtune.ray_compat.trainable import TrainingResult
 from fluidtune.trials import handle
@@ -54,6 +56,8 @@ class TrialShell:
         self._job, self._actors, self._runs = job, actors, runs
         self._calls, self._callbacks, self._dispatch, self._emit = calls, callbacks, dispatch, emit
         self._waiting = waiting
+        #: Trials that are about to be ended, as they have passed a limit.
+        self._passed: set[str] = set()
         #: By name, new workers that have not said whether they are attached: since when (monotonic clock), and by which
         #: call.
         self._attaching: dict[str, tuple[TrialRun, PooledWorker, float, Any]] = {}
@@ -70,6 +74,40 @@ class TrialShell:
         for run, worker, since, _ in list(self._attaching.values()):
             if now - since > LATE_S:
                 self.tell(run, m.JoinerLate(worker, LATE_S))
+
+    def end_overdue(self, now: float) -> None:
+        """End the trials that have passed a limit of the user's. ``now``: monotonic clock."""
+        limits = self._job.limits
+        if not limits.set:
+            return
+        leaders = {run.id: run.life.crew.leader for run in self._runs.begun() if run.life.has_place}
+        placed = [trial for trial, leader in leaders.items() if leader is not None and _pooled(leader).pid is not None]
+        for trial, why in limits.passed(now, placed, self._job.stall_detector.asked).items():
+            life = self._runs.of_trial(trial).life
+            waits_for = life.calls[0] if life.place == "live" and life.calls and life.calls[0].issued else None
+            by = life.crew.leader if life.place == "loading" else waits_for
+            if trial in self._passed or by is None:
+                continue
+            self._passed.add(trial)
+            self._ask_where(self._runs.of_trial(trial), by, why)
+
+    def _ask_where(self, run: TrialRun, by: m.Call | m.Worker, why: str) -> None:
+        assert run.life.crew.leader is not None
+        worker = _pooled(run.life.crew.leader)
+        node = self._job.pool.node_of(worker)
+
+        def ended(stack: Any) -> None:
+            self._passed.discard(run.id)
+            if run.life.expects(by):
+                self._job.limits.forget(run.id)
+                self._dispatch.kill_worker(worker, why)
+                stood = f"; it stood here:\n{stack}" if isinstance(stack, str) and stack else ""
+                self.tell(run, m.Raised(by, TrialTimeoutError(f"trial {run.id}: {why}{stood}")))
+
+        if node is None or worker.pid is None:
+            ended(None)
+        else:
+            self._calls.track_call(process_stack.asked_on(node, worker.pid), ended)
 
     # --- to the engine
 

@@ -51,6 +51,7 @@ from fluidtune.tune.gpu_telemetry import GpuTelemetry
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.snapshot_pace import SnapshotPace
 from fluidtune.tune.stall_detector import StallDetector
+from fluidtune.tune.trial_limits import TrialLimits
 from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
 from fluidtune.tune.trial_run import TrialRun, results_seen
 
@@ -137,6 +138,7 @@ class TuningJob:
         self.log = JobLog(self.name, self._folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(self.name, self.log)
         self.stall_detector = StallDetector()
+        self.limits = TrialLimits(settings.trial_timeout_s, settings.stall_timeout_s)
         self._memory_trim = MemoryTrim()
         self._commit_cleanup = CommitCleanup(
             lambda: save_state(controller), self._has_commits, lambda trial: delete_commits(trial.storage)
@@ -336,6 +338,7 @@ class TuningJob:
         """
         if ending != "paused":
             self.stall_detector.forget(trial.trial_id)
+            self.limits.forget(trial.trial_id)
         if ending == "stopped" and trial.trial_id not in self._ended:
             self._ended.add(trial.trial_id)
             self._commit_cleanup.trial_ended(trial)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import ray
 
+from fluidtune.cluster import process_stack
 from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.child import is_forked
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
@@ -50,6 +51,7 @@ class Worker:
 
     def __init__(self, name: str, environment: dict[str, str], mps: MpsSettings | None = None):
         adopt_environment(environment)
+        process_stack.watch()
         ray_trainable.get_parameters_by(fetched)
         ownership.watch()
         ray_trainable.leave_ipython_out()
