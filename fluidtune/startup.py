@@ -33,11 +33,6 @@ def imported() -> None:
         _usual = None
 
 
-def usual_thresholds() -> tuple[int, int, int]:
-    """The collector's thresholds that hold while no modules are imported."""
-    return _usual or gc.get_threshold()
-
-
 def end_quickly() -> None:
     """Let this process end without a last garbage collection; the operating system takes its memory back."""
     atexit.register(gc.freeze)

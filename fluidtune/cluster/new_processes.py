@@ -68,8 +68,6 @@ class PooledWorker:
     #: What its process has said of itself; None: nothing yet.
     info: WorkerInfo | None = None
     use: Use = Use.SERVING
-    #: How many trials have taken it.
-    trials: int = 1
     #: When it was last told to unload its trial (monotonic clock).
     told: float = 0.0
 
@@ -90,7 +88,6 @@ class PooledWorker:
 
     def take(self) -> None:
         self.use = Use.SERVING
-        self.trials += 1
 
     def unload(self) -> None:
         self.use, self.told = Use.UNLOADING, time.monotonic()
@@ -230,7 +227,7 @@ class NewProcesses:
             ),
         ).remote(name, environment, self._mps if visible is None else None)
         if spare:
-            return PooledWorker(name, device, actor, asked, group, "spare", use=Use.IDLE, trials=0)
+            return PooledWorker(name, device, actor, asked, group, "spare", use=Use.IDLE)
         return PooledWorker(name, device, actor, asked, group, "trial" if visible is None else "several")
 
     def _needed_before_start(self) -> dict[str, Any]:

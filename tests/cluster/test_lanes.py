@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
+from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 
 from benchmarks.salus_jobs import service_status
-from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from fluidtune.cluster.sharing import lanes
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneSettings, LaneTicket, is_lane_service
 from fluidtune.errors import FluidTuneError

@@ -7,8 +7,8 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-
 from fluidtune.cluster.cleaning.open_runs import end_open_runs
+
 from fluidtune.cluster.hosting.leader_host import end_runs
 from fluidtune.cluster.hosting.train_workers import TooFewDevices
 from fluidtune.elastic import GroupLost, Left

@@ -124,7 +124,8 @@ class Worker:
         """End the trial here; the leader of an elastic trial commits. Returns whether the process may serve another.
 
         ``keep``: it may, as the script says ``reuse_actors=True``. Nothing of it is put back then, as under stock Tune,
-        and the trainable stays for the next trial if its class can be reset, see `KeptTrainable`.
+        and the trainable stays for the next trial if its class can be reset, see `KeptTrainable`. A process that stands
+        for an emulated device may always.
         """
         lane, turn = (None, None) if self._leader is None else (self._leader.lane, self._leader.turn)
         shares = lane or turn
@@ -149,8 +150,8 @@ class Worker:
         emulated = self._spec is not None and self._spec.emulation is not None
         ended = True
         if trainable is not None:
-            stays = keep and not emulated
-            stays = stays and can_stay(trainable) and leading is not None and not leading.facts().is_elastic
+            stays = keep and not emulated and can_stay(trainable)
+            stays = stays and leading is not None and not leading.facts().is_elastic
             runner = ray_trainable.training_thread()
             try:
                 self._kept.keep(trainable) if stays else trainable.stop()
@@ -165,10 +166,10 @@ class Worker:
         if self._spec is not None:
             drop_session(emulated)
         self._spec = None
-        ownership.place_train_runs(None)
-        if not (keep and ended):
+        again = ended and (keep or emulated)
+        if not again:
             ownership.end_owned()
-        return keep and ended
+        return again
 
     def end(self, within: float) -> None:
         """End this process as Python ends one: its threads are joined and its exit handlers run. Never returns.

@@ -174,10 +174,3 @@ class GpuProbe:
                 # Else NVML speaks of another process: pids in a container are not those that the driver knows.
                 self._context = max(self._context or 0, beside)
         return self._context
-
-    def memory_of_process(self, pid: int) -> int | None:
-        """The bytes of GPU memory that a process holds, by NVML; None: it has no GPU, or NVML does not know it."""
-        if not self._gpus:
-            return None
-        held = [sample.processes[pid] for sample in self._nvml().sample() if pid in sample.processes]
-        return sum(held) if held else None
