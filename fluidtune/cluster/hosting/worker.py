@@ -24,7 +24,7 @@ from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadS
 from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_cores import TrialCores
 from fluidtune.cluster.hosting.trial_sessions import drop_session
-from fluidtune.cluster.sharing.gpu_probe import GpuProbe
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe, free_gpu
 from fluidtune.cluster.sharing.lanes import Lack, LaneTicket
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
 from fluidtune.error_lines import failure
@@ -134,7 +134,8 @@ class Worker:
         try:
             return self._unload(keep and lane is None)
         finally:
-            # The trial's memory is free by now, or this process is about to end. (It may have left already.)
+            # Another trial may have the device from now on, before this process has ended.
+            free_gpu()
             if shares is not None:
                 shares.leave()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from fluidtune.cluster.sharing.lanes import Lack, causes
@@ -55,6 +57,15 @@ def cuda_failure() -> str | None:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None
+
+
+def free_gpu() -> None:
+    """Give back the memory of the GPU that this process does not use any more."""
+    torch = torch_on_gpu()
+    if torch is not None:
+        gc.collect()  # prepared modules hold themselves, by their hooks
+        with suppress(RuntimeError):  # after a failure of CUDA
+            torch.cuda.empty_cache()
 
 
 def wait_for_gpu() -> None:
