@@ -277,9 +277,6 @@ class Client:
     def pid(self) -> int:
         return os.getpid()
 
-    def is_clean(self) -> bool:
-        return False
-
     def end(self, within: float) -> None:
         time.sleep(600)
 
@@ -304,7 +301,7 @@ def test_a_client_s_daemon_hears_of_its_end_before_it_is_killed(
             pool.kill_worker(worker)
             until(lambda: not psutil.pid_exists(pid))
         else:
-            monkeypatch.setattr(pool_module, "CLEAN_SOON_S", 0.0)
+            monkeypatch.setattr(pool_module, "UNLOAD_SOON_S", 0.0)
             pool.close()
             until(lambda: not psutil.pid_exists(pid))
     assert len(node.told(f"terminate_client {server} {pid}")) == 1
