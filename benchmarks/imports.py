@@ -18,11 +18,11 @@ from statistics import median
 
 from benchmarks.common import ROOT, environment, finish, parser, result, say
 
-#: Names of parts, and what is done in them. Garbage is collected seldom from when to when it is in a real worker.
+#: Names of parts, and what is done in them.
 PARTS = {
     "ray": "import ray",
-    "worker": "from fluidtune import startup; startup.importing(); import fluidtune.cluster.hosting.worker",
-    "script": "from benchmarks.small_task import perceptron; startup.imported()",
+    "worker": "import fluidtune.cluster.hosting.worker",
+    "script": "from benchmarks.small_task import perceptron",
     "optimizer": "import torch; torch.optim.SGD(perceptron(32).parameters(), lr=0.1, momentum=0.9)",
 }
 _FIRST_BATCH = """
