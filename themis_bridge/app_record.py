@@ -132,7 +132,9 @@ class AppRecord:
         new._note_report(report, held, gpus, elapsed, contention)
         vars(self).update(vars(new))
 
-    def _note_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
+    def _note_report(
+        self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float
+    ) -> None:
         """See `take_report`."""
         self.endless, self.wanted = report.endless, min(report.useful, max(1, gpus))
         if report.endless:
