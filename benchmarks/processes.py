@@ -1,9 +1,9 @@
-"""A HyperBand search on digits with processes of three kinds: used ones, a forked one each time, a plain new one.
+"""A HyperBand search on digits whose trials have forked processes, or plain new ones.
 
 ``python -m benchmarks.processes --json [--repeats N] [--devices cpu:N]``. The search is that of `tune_vs_fluid` on
-cores. Each side is a run under FluidTune, start-up included: `used` as it is by default, `forked` with
-``--fresh-workers``, `plain` with ``--fresh-workers --no-fork-server``. Sides run in turn; every second round runs them
-in the other order. ``sides`` has medians; ``ratios`` divide other sides' ``seconds`` by those of `forked`.
+cores. Each side is a run under FluidTune, start-up included: `forked` as it is by default, `plain` with
+``--no-fork-server``. Sides run in turn; every second round runs them in the other order. ``sides`` has medians;
+``ratios`` divide the ``seconds`` of `plain` by those of `forked`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from benchmarks.common import Figures, cores, finish, parser, ratios, result, sa
 from benchmarks.sides import OURS, sides
 
 #: Side -> further options of ``fluidtune run``.
-SETTINGS = {
-    "used": [],
-    "forked": ["--fresh-workers"],
-    "plain": ["--fresh-workers", "--no-fork-server"],
-}
+SETTINGS = {"forked": [], "plain": ["--no-fork-server"]}
 
 
 def main() -> None:

@@ -301,17 +301,6 @@ def memory_left(torch: Any) -> tuple[int, int] | None:
     return int(free), int(total)
 
 
-def forget_workspaces(torch: Any) -> None:
-    """Have torch forget the workspaces of cuBLAS, while nothing multiplies; ``torch``: the module.
-
-    It keeps one for each thread and stream that has multiplied, of 32 MiB on Hopper GPUs. There is no public function
-    for that; this one is what torch's own CUDA graphs call.
-    """
-    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # torch without CUDA has none
-    if clear is not None:
-        clear()
-
-
 def _total(need: Need) -> float:
     return float(need.persistent) + float(need.ephemeral)
 

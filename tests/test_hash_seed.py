@@ -86,7 +86,7 @@ if sys.argv[2] == "fails":
         train,
         param_space={"x": tune.grid_search([1, 2]), "storage": sys.argv[1]},
         run_config=tune.RunConfig(name="run", storage_path=sys.argv[1]),
-        executor=fluidtune.FluidExecutor(devices="cpu:2", fresh_workers=True),
+        executor=fluidtune.FluidExecutor(devices="cpu:2"),
     )
 else:
     tuner = fluidtune.Tuner.restore(os.path.join(sys.argv[1], "run"), train, resume_errored=True)

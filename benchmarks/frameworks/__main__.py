@@ -11,7 +11,7 @@ runs one round of one script, with four trials a side; ``--trials`` sets how man
 (how many processes the trials ran in), the trials, and the errors. ``equal`` says for each other side whether its
 trials reported in the first round what ours did, to a millionth. ``differs`` has the trials that did not, and what
 trials left behind outside Tune, such as runs of MLflow. ``fit_ratios`` are other sides' ``fit_seconds`` divided by
-ours. ``replaced`` counts by reason the workers that FluidTune replaced in all rounds.
+ours.
 
 A side that takes longer than ``--limit``, by default 20 times the script's first run, is ended and not run again. It
 is in the script's ``not_ended``, with the seconds that it had taken, and has no other figures. A script that ends with
@@ -25,7 +25,6 @@ them.
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -50,7 +49,6 @@ def compared(runs: dict[str, list[Outcome]], not_ended: dict[str, float]) -> dic
         "equal": {side: not found for side, found in differs.items()},
         "differs": differs,
         "not_ended": not_ended,
-        "replaced": dict(sum((Counter(each["replaced"]) for each in runs[OURS]), Counter())),
     }
 
 

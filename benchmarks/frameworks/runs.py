@@ -10,7 +10,6 @@ import json
 import math
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,6 @@ from typing import Any
 from benchmarks.common import environment, run_process
 from benchmarks.frameworks.catalogue import path
 from benchmarks.sides import OURS
-from fluidtune.report import EVENT_LOG_NAME, read_events
 
 #: Side -> what comes before the script on the command line, and what comes after it.
 COMMANDS: dict[str, tuple[list[str], list[str]]] = {
@@ -32,14 +30,14 @@ LIMIT_S = 240.0
 #: Relative difference below which two metrics are equal. Sums may have another order, seeds are the same.
 TOLERANCE = 1e-6
 
-#: What a run has found: its script's JSON line, with ``seconds`` and ``replaced`` added.
+#: What a run has found: its script's JSON line, with ``seconds`` added.
 Outcome = dict[str, Any]
 
 
 def run(name: str, side: str, trials: int | None = None, limit: float = LIMIT_S) -> Outcome:
     """Run a script to its end on a side; ``trials``: how many, if not all.
 
-    ``seconds`` is the time of the whole process. ``replaced`` counts by reason the workers that FluidTune replaced.
+    ``seconds`` is the time of the whole process.
     Raises RuntimeError with the end of the output if the script fails, NotEnded if it takes longer than ``limit`` s.
     """
     before, after = COMMANDS[side]
@@ -51,11 +49,8 @@ def run(name: str, side: str, trials: int | None = None, limit: float = LIMIT_S)
             command += ["--trials", str(trials)]
         environ = {**environment(), "TMPDIR": directory, "RAY_TMPDIR": directory, "RAY_USAGE_STATS_ENABLED": "0"}
         seconds, output = run_process(command, limit, cwd=directory, environ=environ)
-        logs = list(storage.glob(f"*/{EVENT_LOG_NAME}")) if side == OURS else []
-        events = [event for log in logs for event in read_events(log)]
-    outcome = json.loads(next(line for line in reversed(output.splitlines()) if line.startswith('{"fit_seconds"')))
-    replaced = Counter(event["reason"] for event in events if event["event"] == "worker_replaced")
-    return {"seconds": seconds, **outcome, "replaced": dict(replaced)}
+    found = next(line for line in reversed(output.splitlines()) if line.startswith('{"fit_seconds"'))
+    return {"seconds": seconds, **json.loads(found)}
 
 
 def same(one: Any, other: Any) -> bool:

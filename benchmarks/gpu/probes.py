@@ -16,7 +16,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fluidtune.cluster.cleaning.process_leftovers import GPU_MEMORY_ALLOWANCE
-from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply, is_fault
 from salus_share.telemetry import Telemetry
@@ -76,39 +73,6 @@ def context(device: str) -> Answer:
 def context_is_right(answer: Answer) -> bool | None:
     known = [answer[name] for name in ("by_process_mb", "by_gpu_mb") if answer[name] is not None]
     return known[0] <= answer["taken_for_mb"] if known else None
-
-
-def unload(device: str) -> Answer:
-    import torch
-
-    # torch imports a part of itself with the first optimizer. A fork server has it by the time of a second trial.
-    torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
-    baseline = ProcessBaseline()
-    baseline.note_imports()
-
-    def trial() -> None:
-        torch.backends.cudnn.benchmark = True
-        model: Any = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4))).to(device)
-        model.holds_itself = [model]  # as a prepared model does, by the hooks of its gradients
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.ones(512, 1024, device=device)).square().mean().backward()
-            optimizer.step()
-
-    thread = threading.Thread(target=trial)
-    thread.start()
-    thread.join()
-    found: Answer = {"left_behind": baseline.restore(), "benchmark": torch.backends.cudnn.benchmark}
-    on_gpu = device != "cpu"
-    found["allocated"] = torch.cuda.memory_allocated() if on_gpu else 0
-    found["reserved"] = torch.cuda.memory_reserved() if on_gpu else 0
-    return found
-
-
-def unload_is_right(answer: Answer) -> bool:
-    clean = answer["left_behind"] is None and not answer["benchmark"]
-    return clean and max(answer["allocated"], answer["reserved"]) <= GPU_MEMORY_ALLOWANCE
 
 
 def _end(pipe: Connection, leads: bool) -> None:
@@ -281,7 +245,6 @@ def _all_known(answer: Answer) -> bool:
 
 PROBES: dict[str, Probe] = {
     "context": Probe(context, "a CUDA context is no larger than 600 MiB", context_is_right),
-    "unload": Probe(unload, "a worker holds nothing of the trial that has left it", unload_is_right, cores=True),
     "pair": Probe(
         pair,
         "NCCL refuses a leader and a follower on one GPU, and both hear it",

@@ -71,8 +71,6 @@ class PooledWorker:
     #: What its process has said of itself; None: nothing yet.
     info: WorkerInfo | None = None
     use: Use = Use.SERVING
-    #: How many trials have taken it.
-    trials: int = 1
     #: When it was last told to unload its trial (monotonic clock).
     told: float = 0.0
     #: The device in whose placement group it lives. A trial that has waited may go on on another one.
@@ -98,7 +96,6 @@ class PooledWorker:
 
     def take(self) -> None:
         self.use = Use.SERVING
-        self.trials += 1
 
     def unload(self) -> None:
         self.use, self.told = Use.UNLOADING, time.monotonic()
@@ -247,7 +244,7 @@ class NewProcesses:
             ),
         ).remote(name, environment, self._mps if visible is None else None)
         if spare:
-            return PooledWorker(name, device, actor, asked, group, "spare", use=Use.IDLE, trials=0)
+            return PooledWorker(name, device, actor, asked, group, "spare", use=Use.IDLE)
         return PooledWorker(name, device, actor, asked, group, "trial" if visible is None else "several")
 
     def _needed_before_start(self) -> dict[str, Any]:

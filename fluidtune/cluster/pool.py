@@ -242,7 +242,7 @@ class WorkerPool:
             self._idle[worker.device].remove(worker)
 
     def _tell_to_end(self, worker: PooledWorker) -> None:
-        process = self._local_process(worker) if worker.trials else None
+        process = self._local_process(worker) if worker.use is not Use.IDLE else None
         if process is not None:
             self._ending = [*(each for each in self._ending if each.is_running()), process]
         self._note_ends()
@@ -285,7 +285,7 @@ class WorkerPool:
         return worker.name in self.workers
 
     def has_busy_worker(self, device: int) -> bool:
-        """Whether a worker of the device, or one that lives in its group, serves a trial, or unloads or ends after one."""
+        """Whether a worker of the device, or one that lives in its group, serves a trial, unloads it or ends."""
         return any(worker.busy for worker in self._of(device))
 
     def has_worker(self, device: int) -> bool:

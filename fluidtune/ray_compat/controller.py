@@ -27,9 +27,9 @@ def actor_manager(controller: TuneController) -> Any:
     return controller._actor_manager
 
 
-def asked_reuse(controller: TuneController) -> bool | None:
-    """Return the script's ``reuse_actors``; None: the script does not say. Asked before `replace_actor_manager`."""
-    return controller._reuse_actors
+def asked_reuse(controller: TuneController) -> bool:
+    """Return the script's ``reuse_actors``. Asked before `replace_actor_manager`."""
+    return bool(controller._reuse_actors)
 
 
 def was_restored(controller: TuneController) -> bool:

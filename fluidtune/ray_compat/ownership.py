@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _CONTROLLER = "TrainController"
 #: The environment variable that chooses V2, which is the default since Ray 2.51. Source: Ray Train's documentation.
 _V2 = "RAY_TRAIN_V2_ENABLED"
-#: What this process has created since `watch`, in words.
-_owned: set[str] = set()
+#: Whether this process has created anything since `watch`.
+_owns = False
 _watching = _over = False
 _train_places: TrainPlaces | None = None
 
@@ -45,11 +45,12 @@ def watch() -> None:
 def _noting(create: Any, words: str) -> Any:
     @functools.wraps(create)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _owns
         if _over:
             raise RuntimeError(f"the trial is over, and creates {words} in Ray")
         if isinstance(self, ActorClass) and self.__ray_metadata__.class_name == _CONTROLLER:
             _prepare_train_run(kwargs.get("kwargs"))
-        _owned.add(words)
+        _owns = True
         return create(self, *args, **kwargs)
 
     return noting
@@ -84,16 +85,12 @@ def _prepare_train_run(arguments: Any) -> None:
 def _noting_group(init: Any) -> Any:
     @functools.wraps(init)
     def noting(self: Any, id: Any, *args: Any, **kwargs: Any) -> None:
+        global _owns
         if not id.is_nil():  # Ray makes one without an id for each actor that is in no group
-            _owned.add("a placement group")
+            _owns = True
         init(self, id, *args, **kwargs)
 
     return noting
-
-
-def owned() -> str | None:
-    """What this process has created in Ray since it was watched, in words; None: nothing."""
-    return " and ".join(sorted(_owned)) or None
 
 
 def end_owned() -> None:
@@ -102,6 +99,6 @@ def end_owned() -> None:
     Its tasks end when it does.
     """
     global _over
-    if _owned and ray.get_runtime_context().get_actor_id():
+    if _owns and ray.get_runtime_context().get_actor_id():
         _over = True
         end_made_by()

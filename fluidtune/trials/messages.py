@@ -15,8 +15,8 @@ from fluidtune.engine.messages import Ending, Kind
 from fluidtune.engine.reasons import Why
 from fluidtune.group_facts import GroupFacts
 
-#: How long a worker may clean up before it is killed. ``long``: it may write a last commit or checkpoint. ``short``:
-#: nothing of it is wanted any more.
+#: How long a worker may take to unload its trial before it is killed. ``long``: it may write a last commit or
+#: checkpoint. ``short``: nothing of it is wanted any more.
 Patience = Literal["long", "short"]
 #: How a follower's part ended. ``over``: its leader has ended or has dropped it. ``error``: its own code failed.
 #: ``broken``: its device has failed. ``died``: its process has.
@@ -493,7 +493,7 @@ class Discard(Instruction):
 
 @dataclass(frozen=True)
 class Unload(Instruction):
-    """Have the worker unload the trial and clean up. ``then``: answer with `Unloaded`. For the rest see `Left`."""
+    """Have the worker unload the trial. ``then``: answer with `Unloaded`. For the rest see `Left`."""
 
     worker: Worker
     patience: Patience

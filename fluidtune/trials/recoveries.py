@@ -59,7 +59,7 @@ def move(life: TrialLife) -> None:
     life.losses.last = "moved to another device" + (f": {life.leaves_for}" if life.leaves_for else "")
     life.leaves_for = ""
     life.order(m.NoteDeparture(life.losses.last))
-    # An elastic trial commits while its worker cleans up: until then there is nothing to go on from.
+    # An elastic trial commits while its worker unloads it: until then there is nothing to go on from.
     unload(life, "long", then=True)
 
 

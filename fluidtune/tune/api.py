@@ -20,7 +20,7 @@ from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.forks.nodes import while_ray_starts
 from fluidtune.cluster.new_processes import worker_environment
 from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
-from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, said_reuse, tune_config
+from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, tune_config
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.scheduler import FluidScheduler
 
@@ -63,7 +63,7 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
             _check_picklable(trainable)
         tune_config = tune_config or TuneConfig()
         scheduler = _wrapped(tune_config.scheduler, executor)
-        tune_config = dataclasses.replace(tune_config, scheduler=scheduler, reuse_actors=said_reuse(tune_config))
+        tune_config = dataclasses.replace(tune_config, scheduler=scheduler)
         super().__init__(trainable, tune_config=tune_config, **kwargs)
 
     @classmethod
@@ -82,7 +82,6 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
         config = tune_config(tuner)
         if config is not None:
             config.scheduler = _wrapped(config.scheduler, executor)
-            config.reuse_actors = said_reuse(config)
         elif executor is not None:
             raise FluidTuneError(
                 f"executor={executor!r}: over Ray Client a restored run keeps its executor; leave it out, or restore "

@@ -46,8 +46,9 @@ class FluidExecutor:
             (docs/workers.md). False: they are started as Ray starts them.
         parked_memory: the part of each node's memory, 0 to 1, that processes of paused trials may hold together, each
             of which waits where it stands until its trial goes on (docs/workers.md). 0: none waits.
-        trial_timeout_s: seconds for which a trial may hold devices in all, without the start of its process. Past it the
-            process is ended, and the trial fails with an error that says where it stood; a retry has as long again. None: no limit.
+        trial_timeout_s: seconds for which a trial may hold devices in all, without the start of its process. Past it
+            the process is ended, and the trial fails with an error that says where it stood; a retry has as long
+            again. None: no limit.
         stall_timeout_s: the same for one iteration.
         steer: True: this user can stop, keep and clone trials while the job runs, by `fluidtune trial` and by the page
             of `fluidtune view --steer` (docs/how-to/steer.md). False: nobody can.

@@ -2,7 +2,7 @@
 
 It has the interface of Ray's own `RayActorManager`, so Tune's controller drives it as it drives that one: "add an
 actor for this trial, run ``train`` on it, tell me the result". But an actor here is a place in a queue: the engine
-decides when a trial starts, on which devices and how wide; a warm worker hosts it; a worker that dies is replaced
+decides when a trial starts, on which devices and how wide; a worker hosts it; a worker that dies is replaced
 under the trial without Tune noticing.
 
 The manager decides nothing but the order in which messages are carried. A trial's life under it is decided in

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 
 class TrialLimits:
-    """``total``: seconds that a trial may hold devices in all; ``stall``: that an iteration may take; None: no limit."""
+    """``total``: seconds that a trial may hold devices; ``stall``: that one iteration may take; None: no limit."""
 
     def __init__(self, total: float | None, stall: float | None) -> None:
         self._total, self._stall = total, stall

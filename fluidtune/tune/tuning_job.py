@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray.tune.experiment import Trial
@@ -55,9 +55,6 @@ from fluidtune.tune.trial_limits import TrialLimits
 from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
 from fluidtune.tune.trial_run import TrialRun, results_seen
 
-if TYPE_CHECKING:
-    pass
-
 logger = logging.getLogger(__name__)
 
 
@@ -79,7 +76,7 @@ class TuningJob:
         asked = trial.placement_group_factory
         request = request_of_run(controller, dict(asked.bundles[0]) if is_one_bundle(asked) else None)
         if in_local_mode():
-            # A worker would take the script's own process for one that it may clean, replace and end.
+            # A worker would take the script's own process for one that it may end.
             logger.warning("FluidTune: with ray.init(local_mode=True) the job runs as under stock Ray Tune")
             return None
         if request is None:
@@ -117,8 +114,8 @@ class TuningJob:
         #: How many trials leave their devices with that batch. Each leaves one for a trial that arrives.
         self.departing = 0
         self.devices = hold_devices(self, settings, app, most_pending_groups(self._pending))
-        #: A process serves one trial after another: the script says ``reuse_actors=True``, or no trial's code runs.
-        self.reuses = asked_reuse(controller) is True or self.setup.layout.kind == "emulated"
+        #: The script says ``reuse_actors=True``: a process serves one trial after another.
+        self.reuses = asked_reuse(controller)
         #: The algorithm may wait for the future of a trial's checkpoint.
         self.waits_for_checkpoints = scheduler.waits_for_checkpoints
         note_no_encoded_objects()

@@ -2,8 +2,8 @@
 
 A trial requests a worker of one device. The pool (`fluidtune.cluster.pool`) has one at once or later; then the trial
 gets it. When the trial leaves, the worker unloads it and ends, or goes back to the pool. A worker that dies is
-reported here. This module also looks for devices that came or went, because a request for a lost device
-can never be served.
+reported here. This module also looks for devices that came or went, because a request for a lost device can never be
+served.
 
 Nothing is scheduled here: the engine has chosen the device before a worker is requested.
 """
@@ -94,7 +94,7 @@ class WorkerDispatch:
             self._started += 1
             worker = pool.start_worker(request.device, request.others)
             self._ask_who(worker)
-        elif worker.started_for == "spare" and worker.trials == 1:
+        elif worker.started_for == "spare":
             self._job.log.write("spare_taken", worker=worker.name, device=worker.device)
         request.on_worker(worker)
 
@@ -145,11 +145,7 @@ class WorkerDispatch:
     # --- after a trial
 
     def unload_trial(
-        self,
-        worker: PooledWorker,
-        within: float,
-        then: Callable[[], None] | None = None,
-        keep: bool = False,
+        self, worker: PooledWorker, within: float, then: Callable[[], None] | None = None, keep: bool = False
     ) -> None:
         """Have the worker unload its trial; kill the worker if that takes more than ``within`` seconds.
 

@@ -1,47 +1,36 @@
-"""What a trial can change in its process, and how the next trial would see it.
+"""What a trial can change in its process, and how another trial would see it.
 
-``main("fresh", FOLDER)`` prints what each property is in a new process, and ``main("warm", FOLDER)`` what it is after a
-trial has changed it and the process was cleaned. ``FOLDER`` holds a module of the user's own, and a folder with
-packages. The libraries are imported before, as in a fork server. Then one process serves a trial for each property,
-which changes it in a thread of its own, as a function does, or in the main thread, as a class does. What ends the use
-of a process is changed in a copy (fork).
+``change_everything(FOLDER)`` changes each property, and ``print_all(FOLDER)`` prints what each one is. ``FOLDER`` holds
+a module of the user's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import json
 import logging
 import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
-import traceback
 import warnings
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
 #: Modules of Python's that `TABLE` uses besides those above.
 _PYTHONS = (
-    *("atexit", "builtins", "calendar", "codecs", "copyreg", "csv", "decimal", "faulthandler", "locale", "math"),
-    *("multiprocessing", "random", "resource", "ssl", "tempfile", "time", "tracemalloc", "weakref"),
+    *("builtins", "calendar", "copyreg", "csv", "decimal", "faulthandler", "gc", "locale", "math", "multiprocessing"),
+    *("random", "resource", "socket", "tempfile", "time", "tracemalloc"),
 )
 globals().update({name: importlib.import_module(name) for name in _PYTHONS})
-#: Those of libraries: `import_libraries` imports them.
+#: Those of libraries: `_begin` imports them.
 torch: Any = None
-#: What a trial holds on to in its own module, and where its user's module is.
-KEPT: list[Any] = []
+#: Where the module of the user's own is.
 FOLDER = ""
 
-#: name | what a trial does | what the next trial sees. "! " before the name: the process serves no further trial.
+#: name | what a trial does | what another trial sees
 TABLE = (
     # Python's own.
     "environment | os.environ.update(A_TRIALS='1') | os.environ.get('A_TRIALS')",
@@ -51,64 +40,60 @@ TABLE = (
     "sys.path | sys.path.insert(0, '/a/trials') | '/a/trials' in sys.path",
     "sys.argv | sys.argv.append('--trial') | '--trial' in sys.argv",
     "sys.argv replaced | sys.argv = ['x'] | sys.argv == ['x']",
-    "! sys.meta_path | sys.meta_path.insert(0, Nothing()) | any(type(f) is Nothing for f in sys.meta_path)",
-    "! sys.stdout | sys.stdout = open(os.devnull, 'w') | sys.stdout.name",
-    "! sys.stderr | sys.stderr = None | sys.stderr is None",
-    "! sys.excepthook | sys.excepthook = print | sys.excepthook is print",
-    "! sys.displayhook | sys.displayhook = print | sys.displayhook is print",
-    "! sys.unraisablehook | sys.unraisablehook = print | sys.unraisablehook is print",
-    "! sys.breakpointhook | sys.breakpointhook = print | sys.breakpointhook is print",
-    "! threading.excepthook | threading.excepthook = print | threading.excepthook is print",
-    "! recursion limit | sys.setrecursionlimit(5000) | sys.getrecursionlimit()",
-    "! switch interval | sys.setswitchinterval(0.1) | sys.getswitchinterval()",
-    "! traceback limit | sys.tracebacklimit = 0 | getattr(sys, 'tracebacklimit', None)",
-    "! bytecode | sys.dont_write_bytecode = not sys.dont_write_bytecode | sys.dont_write_bytecode",
-    "! trace of threads | threading.settrace(lambda *_: None) | threading.gettrace() is None",
-    "! profile of threads | threading.setprofile(lambda *_: None) | threading.getprofile() is None",
-    "! stack size | threading.stack_size(1 << 20) | threading.stack_size()",
-    "! trace | sys.settrace(lambda *_: None) | sys.gettrace() is None",
-    "! gc thresholds | gc.set_threshold(1, 1, 1) | gc.get_threshold()",
-    "! gc off | gc.disable() | gc.isenabled()",
-    "! gc debug | gc.set_debug(gc.DEBUG_SAVEALL) | gc.get_debug()",
-    "! gc callbacks | gc.callbacks.append(lambda *_: None) | len(gc.callbacks)",
-    "! faulthandler | faulthandler.enable() | faulthandler.is_enabled()",
-    "! tracemalloc | tracemalloc.start() | tracemalloc.is_tracing()",
-    "! module __main__ | sys.modules['__main__'].trials = 1 | hasattr(sys.modules['__main__'], 'trials')",
-    "! decimal precision | context().prec = 3 | context().prec",
-    "! decimal of threads | decimal.DefaultContext.prec = 3 | (decimal.Context().prec, decimal.DefaultContext.prec)",
-    "! decimal traps | context().traps[decimal.Inexact] = True | context().traps[decimal.Inexact]",
+    "sys.meta_path | sys.meta_path.insert(0, Nothing()) | any(type(f) is Nothing for f in sys.meta_path)",
+    "sys.stdout | sys.stdout = open(os.devnull, 'w') | sys.stdout.name",
+    "sys.stderr | sys.stderr = None | sys.stderr is None",
+    "sys.excepthook | sys.excepthook = print | sys.excepthook is print",
+    "sys.displayhook | sys.displayhook = print | sys.displayhook is print",
+    "sys.unraisablehook | sys.unraisablehook = print | sys.unraisablehook is print",
+    "sys.breakpointhook | sys.breakpointhook = print | sys.breakpointhook is print",
+    "threading.excepthook | threading.excepthook = print | threading.excepthook is print",
+    "recursion limit | sys.setrecursionlimit(5000) | sys.getrecursionlimit()",
+    "switch interval | sys.setswitchinterval(0.1) | sys.getswitchinterval()",
+    "traceback limit | sys.tracebacklimit = 0 | getattr(sys, 'tracebacklimit', None)",
+    "bytecode | sys.dont_write_bytecode = not sys.dont_write_bytecode | sys.dont_write_bytecode",
+    "trace of threads | threading.settrace(lambda *_: None) | threading.gettrace() is None",
+    "profile of threads | threading.setprofile(lambda *_: None) | threading.getprofile() is None",
+    "stack size | threading.stack_size(1 << 20) | threading.stack_size()",
+    "trace | sys.settrace(lambda *_: None) | sys.gettrace() is None",
+    "gc thresholds | gc.set_threshold(1, 1, 1) | gc.get_threshold()",
+    "gc off | gc.disable() | gc.isenabled()",
+    "gc debug | gc.set_debug(gc.DEBUG_SAVEALL) | gc.get_debug()",
+    "gc callbacks | gc.callbacks.append(lambda *_: None) | len(gc.callbacks)",
+    "faulthandler | faulthandler.enable() | faulthandler.is_enabled()",
+    "tracemalloc | tracemalloc.start() | tracemalloc.is_tracing()",
+    "module __main__ | sys.modules['__main__'].trials = 1 | hasattr(sys.modules['__main__'], 'trials')",
+    "decimal precision | context().prec = 3 | context().prec",
+    "decimal of threads | decimal.DefaultContext.prec = 3 | (decimal.Context().prec, decimal.DefaultContext.prec)",
+    "decimal traps | context().traps[decimal.Inexact] = True | context().traps[decimal.Inexact]",
     "random seed | random.seed(0) | random.random() == random.Random(0).random()",
-    "! locale | locale.setlocale(locale.LC_ALL, 'C.UTF-8') | [locale.setlocale(n) for n in LOCALES]",
-    "! socket timeout | socket.setdefaulttimeout(1.0) | socket.getdefaulttimeout()",
+    "locale | locale.setlocale(locale.LC_ALL, 'C.UTF-8') | [locale.setlocale(n) for n in LOCALES]",
+    "socket timeout | socket.setdefaulttimeout(1.0) | socket.getdefaulttimeout()",
     "temporary folder | tempfile.tempdir = '/var' | tempfile.gettempdir()",
-    "! csv limit | csv.field_size_limit(7) | csv.field_size_limit()",
-    "! first weekday | calendar.setfirstweekday(6) | calendar.firstweekday()",
-    "! copyreg | copyreg.pickle(Nothing, lambda it: 'x') | 'Nothing' in [t.__name__ for t in copyreg.dispatch_table]",
-    "! asyncio policy | asyncio.set_event_loop_policy(Policy()) | type(asyncio.get_event_loop_policy()).__name__",
-    "! start method | multiprocessing.set_start_method('spawn') | multiprocessing.get_start_method(allow_none=True)",
-    "! executable | multiprocessing.set_executable('/bin/true') | str(multiprocessing.spawn.get_executable())",
+    "csv limit | csv.field_size_limit(7) | csv.field_size_limit()",
+    "first weekday | calendar.setfirstweekday(6) | calendar.firstweekday()",
+    "copyreg | copyreg.pickle(Nothing, lambda it: 'x') | 'Nothing' in [t.__name__ for t in copyreg.dispatch_table]",
+    "asyncio policy | asyncio.set_event_loop_policy(Policy()) | type(asyncio.get_event_loop_policy()).__name__",
+    "start method | multiprocessing.set_start_method('spawn') | multiprocessing.get_start_method(allow_none=True)",
+    "executable | multiprocessing.set_executable('/bin/true') | str(multiprocessing.spawn.get_executable())",
     # What the kernel knows of the process.
-    "! umask | os.umask(0o007) | umask()",
-    "! limit of files | resource.setrlimit(FILES, (200, resource.getrlimit(FILES)[1])) | resource.getrlimit(FILES)",
-    "! cores | os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}) | os.sched_getaffinity(0)",
-    "! priority | os.nice(3) | os.getpriority(os.PRIO_PROCESS, 0)",
-    "! signal handler | in_main(signal.signal, signal.SIGUSR1, lambda *_: None) | signal.getsignal(signal.SIGUSR1)",
-    "! interrupt ignored | in_main(signal.signal, signal.SIGINT, signal.SIG_IGN) | signal.getsignal(signal.SIGINT)",
-    "! alarm | signal.setitimer(signal.ITIMER_REAL, 500.0) | signal.getitimer(signal.ITIMER_REAL)",
-    "! blocked signals | signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}) | blocked_signals()",
-    "! standard output's file | os.dup2(os.open(os.devnull, os.O_WRONLY), 1) | prints_to_nothing()",
-    "! a thread | threading.Thread(target=time.sleep, args=(60,), daemon=True).start() | threading.active_count()",
-    "! a child | KEPT.append(subprocess.Popen(['sleep', '60'])) | 0",
-    "! a port | KEPT.append(socket.create_server(('127.0.0.1', 0))) | 0",
-    "! a socket | KEPT.append(socket.socket()) | 0",
-    "! a file with a buffer | KEPT.append(open(f'{FOLDER}/out', 'w')); KEPT[-1].write('x') | 0",
+    "umask | os.umask(0o007) | umask()",
+    "limit of files | resource.setrlimit(FILES, (200, resource.getrlimit(FILES)[1])) | resource.getrlimit(FILES)",
+    "cores | os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}) | os.sched_getaffinity(0)",
+    "priority | os.nice(3) | os.getpriority(os.PRIO_PROCESS, 0)",
+    "signal handler | signal.signal(signal.SIGUSR1, lambda *_: None) | signal.getsignal(signal.SIGUSR1)",
+    "interrupt ignored | signal.signal(signal.SIGINT, signal.SIG_IGN) | signal.getsignal(signal.SIGINT)",
+    "alarm | signal.setitimer(signal.ITIMER_REAL, 500.0) | signal.getitimer(signal.ITIMER_REAL)",
+    "blocked signals | signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}) | blocked_signals()",
+    "standard output's file | os.dup2(os.open(os.devnull, os.O_WRONLY), 1) | prints_to_nothing()",
+    "a thread | threading.Thread(target=time.sleep, args=(60,), daemon=True).start() | threading.active_count()",
     # Warnings and logging.
     "warnings are errors | warnings.simplefilter('error') | [f[0] for f in warnings.filters if f[0] == 'error']",
     "warnings ignored | warnings.filterwarnings('ignore') | len(warnings.filters)",
-    "! showwarning | warnings.showwarning = print | warnings.showwarning is print",
-    "! formatwarning | warnings.formatwarning = print | warnings.formatwarning is print",
+    "showwarning | warnings.showwarning = print | warnings.showwarning is print",
+    "formatwarning | warnings.formatwarning = print | warnings.formatwarning is print",
     "a warning shown | warn_twice() | warnings_shown()",
-    "! captured warnings | logging.captureWarnings(True) | warnings_captured()",
+    "captured warnings | logging.captureWarnings(True) | warnings_captured()",
     "root level | logger().setLevel(1) | logger().level",
     "root handlers | logging.basicConfig(filename=f'{FOLDER}/log', force=True) | len(logger().handlers)",
     "a library's level | logger('matplotlib').setLevel(50) | logger('matplotlib').isEnabledFor(40)",
@@ -116,92 +101,73 @@ TABLE = (
     "a logger of its own | own_logger() | state_of(logger('own'))",
     "logging disabled | logging.disable(50) | logger('x').isEnabledFor(40)",
     "a logger disabled | logger('asyncio').disabled = True | logger('asyncio').disabled",
-    "! level names | logging.addLevelName(20, 'TRIAL') | logging.getLevelName(20)",
-    "! record factory | logging.setLogRecordFactory(print) | logging.getLogRecordFactory() is print",
-    "! logger class | logging.setLoggerClass(type('Mine', (logging.Logger,), {})) | logging.getLoggerClass().__name__",
-    # Modules: the user's own, and patches.
+    "level names | logging.addLevelName(20, 'TRIAL') | logging.getLevelName(20)",
+    "record factory | logging.setLogRecordFactory(print) | logging.getLogRecordFactory() is print",
+    "logger class | logging.setLoggerClass(type('Mine', (logging.Logger,), {})) | logging.getLoggerClass().__name__",
+    # Modules.
     "state of a user's module | users_module().STATE.append(1) | seen_of_users_module()",
     "a patch of the user's module | users_module().answer = lambda: 0 | seen_of_users_module()",
-    "! a patch of builtins | builtins.trials = 1 | hasattr(builtins, 'trials')",
-    "! a patch of math | math.sqrt = abs | math.sqrt is abs",
-    "! a patch of ssl | ssl._create_default_https_context = ssl._create_unverified_context | 0",
-    "! a patch of a class | json.encoder.JSONEncoder.default = lambda self, it: 'x' | 0",
-    "! a constant of a module | socket.SOMAXCONN = 1 | socket.SOMAXCONN",
-    "! a patch of torch | torch.relu = torch.tanh | 0",
-    "! a patch of torch.nn | torch.nn.Linear.forward = lambda self, x: x | 0",
-    "! a patch of numpy | numpy.float = float | hasattr(numpy, 'float')",
-    "! a name of torch deleted | del torch.tanh | hasattr(torch, 'tanh')",
-    # Packages whose state is not known, and what packages do while a trial runs.
-    "! a package with a singleton | package('an_accelerator').STATE.append('bf16') | 0",
-    "! an exit handler by a library | library_function('import atexit; atexit.register(print)') | 0",
-    "! a patch of torch by a library | library_function('import torch; torch.relu = torch.tanh') | 0",
-    "! an audit hook | sys.addaudithook(lambda *_: None) | 0",
-    "! a codec | codecs.register(lambda name: None) | 0",
-    # What runs at exit.
-    "! an exit handler | atexit.register(umask) | 0",
-    "! a finalizer | KEPT.append(Nothing()); weakref.finalize(KEPT[-1], umask) | 0",
-    "a progress bar | KEPT.extend(importlib.import_module('tqdm').tqdm(range(2))) | 0",
-    "! a manager | KEPT.append(multiprocessing.get_context('fork').Manager()) | 0",
+    "a patch of builtins | builtins.trials = 1 | hasattr(builtins, 'trials')",
+    "a patch of math | math.sqrt = abs | math.sqrt is abs",
+    "a constant of a module | socket.SOMAXCONN = 1 | socket.SOMAXCONN",
+    "a patch of numpy | numpy.float = float | hasattr(numpy, 'float')",
+    "a name of torch deleted | del torch.tanh | hasattr(torch, 'tanh')",
     # numpy and tables.
     "numpy errors | numpy.seterr(all='raise') | numpy.geterr()",
     "numpy printing | numpy.set_printoptions(precision=2) | numpy.get_printoptions()['precision']",
     "numpy seed | numpy.random.seed(0) | numpy.random.rand() == numpy.random.RandomState(0).rand()",
-    "! numpy buffers | numpy.setbufsize(16 * 4096) | numpy.getbufsize()",
-    "! matplotlib parameters | matplotlib.rcParams['lines.linewidth'] = 9 | matplotlib.rcParams['lines.linewidth']",
-    "! pandas options | pandas.set_option('display.max_rows', 3) | pandas.get_option('display.max_rows')",
-    "! sklearn configuration | sklearn.set_config(assume_finite=True) | sklearn.get_config()['assume_finite']",
+    "numpy buffers | numpy.setbufsize(16 * 4096) | numpy.getbufsize()",
+    "matplotlib parameters | matplotlib.rcParams['lines.linewidth'] = 9 | matplotlib.rcParams['lines.linewidth']",
+    "pandas options | pandas.set_option('display.max_rows', 3) | pandas.get_option('display.max_rows')",
+    "sklearn configuration | sklearn.set_config(assume_finite=True) | sklearn.get_config()['assume_finite']",
     # torch.
     "torch dtype | torch.set_default_dtype(torch.float64) | torch.get_default_dtype()",
     "torch device | torch.set_default_device('meta') | torch.empty(1).device",
     "torch threads | torch.set_num_threads(torch.get_num_threads() + 3) | torch.get_num_threads()",
-    "! torch interop threads | torch.set_num_interop_threads(7) | torch.get_num_interop_threads()",
-    "! torch interop threads as before | torch.set_num_interop_threads(torch.get_num_interop_threads()) | 0",
+    "torch interop threads | torch.set_num_interop_threads(7) | torch.get_num_interop_threads()",
     "grad mode | torch.set_grad_enabled(False) | torch.is_grad_enabled()",
-    "! anomaly detection | torch.autograd.set_detect_anomaly(True) | torch.is_anomaly_enabled()",
+    "anomaly detection | torch.autograd.set_detect_anomaly(True) | torch.is_anomaly_enabled()",
     "deterministic | torch.use_deterministic_algorithms(True, warn_only=True) | are_deterministic()",
     "float32 precision | torch.set_float32_matmul_precision('medium') | float32_precision()",
     "matmul tf32 | torch.backends.cuda.matmul.allow_tf32 = True | float32_precision()",
-    "! cudnn enabled | torch.backends.cudnn.enabled = not torch.backends.cudnn.enabled | torch.backends.cudnn.enabled",
+    "cudnn enabled | torch.backends.cudnn.enabled = not torch.backends.cudnn.enabled | torch.backends.cudnn.enabled",
     "cudnn benchmark | torch.backends.cudnn.benchmark = True | torch.backends.cudnn.benchmark",
     "cudnn deterministic | torch.backends.cudnn.deterministic = True | torch.backends.cudnn.deterministic",
     "cudnn allow_tf32 | torch.backends.cudnn.allow_tf32 = False | torch.backends.cudnn.allow_tf32",
-    "! mkldnn | torch.backends.mkldnn.enabled = False | torch.backends.mkldnn.enabled",
-    "! quantized engine | torch.backends.quantized.engine = other_engine() | torch.backends.quantized.engine",
-    "! fp16 reduction | matmul().allow_fp16_reduced_precision_reduction = False |"
+    "mkldnn | torch.backends.mkldnn.enabled = False | torch.backends.mkldnn.enabled",
+    "quantized engine | torch.backends.quantized.engine = other_engine() | torch.backends.quantized.engine",
+    "fp16 reduction | matmul().allow_fp16_reduced_precision_reduction = False |"
     " matmul().allow_fp16_reduced_precision_reduction",
-    "! fp16 accumulation | matmul().allow_fp16_accumulation = True | matmul().allow_fp16_accumulation",
-    "! fp16 reduction in parts | matmul().allow_fp16_reduced_precision_reduction = (False, False) |"
+    "fp16 accumulation | matmul().allow_fp16_accumulation = True | matmul().allow_fp16_accumulation",
+    "fp16 reduction in parts | matmul().allow_fp16_reduced_precision_reduction = (False, False) |"
     " matmul().allow_fp16_reduced_precision_reduction_split_k",
-    "! bf16 reduction in parts | matmul().allow_bf16_reduced_precision_reduction = (False, False) |"
+    "bf16 reduction in parts | matmul().allow_bf16_reduced_precision_reduction = (False, False) |"
     " matmul().allow_bf16_reduced_precision_reduction_split_k",
-    "! flash attention | torch.backends.cuda.enable_flash_sdp(False) | torch.backends.cuda.flash_sdp_enabled()",
-    "! torch printing | torch.set_printoptions(precision=2) | str(torch.tensor(1 / 3))",
+    "flash attention | torch.backends.cuda.enable_flash_sdp(False) | torch.backends.cuda.flash_sdp_enabled()",
+    "torch printing | torch.set_printoptions(precision=2) | str(torch.tensor(1 / 3))",
     "torch seed | torch.manual_seed(0) | torch.initial_seed() == 0",
-    "! autocast | torch.set_autocast_enabled('cpu', True) | torch.is_autocast_enabled('cpu')",
-    "! autocast dtype | torch.set_autocast_dtype('cpu', torch.float16) | torch.get_autocast_dtype('cpu')",
-    "! denormals | torch.set_flush_denormal(True) | sys.float_info.min / 2 == 0.0",
-    "! module hooks | modules().register_module_forward_hook(lambda *_: None) | len(modules()._global_forward_hooks)",
-    "! argument checks | distribution().set_default_validate_args(False) | distribution()._validate_args",
-    "! hub folder | torch.hub.set_dir('/a/trials') | torch.hub.get_dir()",
-    "! trusted globals | torch.serialization.add_safe_globals([Nothing]) | Nothing in trusted()",
-    "! sharing strategy | torch.multiprocessing.set_sharing_strategy('file_system') |"
+    "autocast | torch.set_autocast_enabled('cpu', True) | torch.is_autocast_enabled('cpu')",
+    "autocast dtype | torch.set_autocast_dtype('cpu', torch.float16) | torch.get_autocast_dtype('cpu')",
+    "denormals | torch.set_flush_denormal(True) | sys.float_info.min / 2 == 0.0",
+    "module hooks | modules().register_module_forward_hook(lambda *_: None) | len(modules()._global_forward_hooks)",
+    "argument checks | distribution().set_default_validate_args(False) | distribution()._validate_args",
+    "hub folder | torch.hub.set_dir('/a/trials') | torch.hub.get_dir()",
+    "trusted globals | torch.serialization.add_safe_globals([Nothing]) | Nothing in trusted()",
+    "sharing strategy | torch.multiprocessing.set_sharing_strategy('file_system') |"
     " torch.multiprocessing.get_sharing_strategy()",
-    "! a process group | process_group() | torch.distributed.is_initialized()",
-    "! an operator | operator() | 0",
-    "torch.vmap | torch.vmap(torch.sin)(torch.ones(2)) | 0",
+    "a process group | process_group() | torch.distributed.is_initialized()",
 )
-#: name -> (what a trial does, what the next trial sees), and the names after which the process serves no further trial.
+#: name -> (what a trial does, what another trial sees)
 PROPERTIES: dict[str, tuple[CodeType, CodeType]] = {}
-DIRTY: set[str] = set()
 for line in TABLE:
-    name, change, seen = line.removeprefix("! ").split(" | ")
+    name, change, seen = line.split(" | ")
     PROPERTIES[name] = compile(change, __file__, "exec"), compile(seen, __file__, "eval")
-    if line.startswith("! "):
-        DIRTY.add(name)
 
 
-def import_libraries() -> None:
-    """As the first trial's code does."""
+def _begin(folder: str) -> None:
+    """Import the libraries, as a trial's code does."""
+    global FOLDER
+    FOLDER = folder
     for name in ("torch", "numpy", "matplotlib", "pandas", "sklearn"):
         globals()[name] = importlib.import_module(name)
     importlib.import_module("torch._dynamo")  # as torch does when it is first used
@@ -237,12 +203,6 @@ def blocked_signals() -> list[int]:
 
 def prints_to_nothing() -> bool:
     return os.readlink("/proc/self/fd/1") == os.devnull
-
-
-def in_main(call: Callable[..., object], *args: Any) -> None:
-    """A change that Python allows to the main thread alone; a thread of its own leaves it out."""
-    if threading.current_thread() is threading.main_thread():
-        call(*args)
 
 
 def warn_from_a_line() -> None:
@@ -289,18 +249,6 @@ def seen_of_users_module() -> tuple[Any, Any]:
         sys.path.remove(FOLDER)
 
 
-def package(name: str) -> Any:
-    if f"{FOLDER}/site-packages" not in sys.path:
-        sys.path.append(f"{FOLDER}/site-packages")
-    return importlib.import_module(name)
-
-
-def library_function(text: str) -> None:
-    """Run code of a file of scikit-learn's, which is imported."""
-    file = f"{Path(sys.modules['sklearn'].__file__ or '').parent}/somewhere.py"
-    exec(compile(text, file, "exec"), {"__name__": "sklearn.somewhere"})
-
-
 def are_deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
@@ -331,77 +279,27 @@ def trusted() -> list[Any]:
     return torch.serialization.get_safe_globals()
 
 
-def operator() -> None:
-    KEPT.append(torch.library.Library("a_trials", "DEF"))
-    KEPT[-1].define("f(Tensor x) -> Tensor")
-
-
 def process_group() -> None:
     if not torch.distributed.is_initialized():
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 
 
-def main(mode: str, folder: str) -> None:
-    """Print {property: [what the main thread sees, what a new thread sees]}, and with "warm" {name: [why, seen]}."""
-    global FOLDER
-    FOLDER = folder
-    import_libraries()  # as a fork server has done
-    from fluidtune.cluster.cleaning.process_reset import ProcessBaseline
-
-    baseline = None
-    if mode == "warm":
-        gc.freeze()  # as in a fork server
-        baseline = ProcessBaseline()
-        baseline.note_imports()
-    output = sys.stdout
-    if mode == "changing":
-        change_everything()
-        os.write(1, b"changed")
-        os._exit(0)
-    found: dict[str, Any] = {}
-    for name, (change, seen) in PROPERTIES.items():
-        if baseline is None:
-            found[name] = both(seen)
-            continue
-        for where in ("thread", "main"):
-            call = partial(cleaned, baseline, change, seen, where)
-            found[f"{name} ({where})"] = in_a_copy(call) if name in DIRTY else call()
-    output.write(json.dumps(found))
+def print_all(folder: str) -> None:
+    """Print {property: [what the main thread sees, what a new thread sees]}."""
+    _begin(folder)
+    print(json.dumps({name: both(seen) for name, (_, seen) in PROPERTIES.items()}))
 
 
-def change_everything() -> None:
-    """Do all that the process survives."""
+def change_everything(folder: str) -> None:
+    """Do all that the process survives, and end the process at once."""
+    _begin(folder)
     for name, (change, _) in PROPERTIES.items():
-        if name not in ("standard output's file", "limit of files", "alarm", "sys.stdout", "an audit hook"):
+        if name not in ("standard output's file", "limit of files", "alarm", "sys.stdout"):
             with contextlib.suppress(Exception):  # what was changed before may forbid it
-                do(change)
-    end_kept()
-
-
-def do(change: CodeType) -> None:
-    exec(change, globals())
-
-
-def end_kept() -> None:
-    """End the processes that a trial has started."""
-    for kept in KEPT:
-        if isinstance(kept, subprocess.Popen):
-            kept.kill()
-        elif hasattr(kept, "shutdown") and not isinstance(kept, socket.socket):
-            kept.shutdown()
-
-
-def cleaned(baseline: Any, change: CodeType, seen: CodeType, where: str) -> Any:
-    """Why the process is not used again, else None, and what the next trial sees."""
-    if where == "main":
-        do(change)
-    else:
-        thread = threading.Thread(target=do, args=(change,))
-        thread.start()
-        thread.join()
-    why = baseline.restore()
-    return [why, both(seen) if why is None else None]
+                exec(change, globals())
+    os.write(1, b"changed")
+    os._exit(0)
 
 
 def both(seen: CodeType) -> list[str]:
@@ -411,25 +309,3 @@ def both(seen: CodeType) -> list[str]:
     thread.start()
     thread.join()
     return found
-
-
-def in_a_copy(call: Callable[[], Any]) -> Any:
-    """``call()`` in a fork of this process."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            answer = json.dumps(call())
-        except BaseException:
-            answer = json.dumps([None, traceback.format_exc()])
-        os.write(write, answer.encode())
-        end_kept()
-        os._exit(0)
-    os.close(write)
-    impatience = threading.Timer(180, os.kill, (child, signal.SIGKILL))
-    impatience.start()
-    with os.fdopen(read, "rb") as end:
-        answer = end.read()
-    impatience.cancel()
-    os.waitpid(child, 0)
-    return json.loads(answer) if answer else [None, "the process died"]

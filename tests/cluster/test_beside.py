@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import shutil
@@ -24,7 +23,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.group_facts import GroupFacts
 from fluidtune.tune.executor import FluidExecutor
 from salus_share import service as lane_service
-from salus_share.seat_table import FILE, SeatTable, home
+from salus_share.seat_table import home
 from salus_share.turns import READY
 from tests.contracts.processes import until
 
@@ -150,62 +149,12 @@ def test_each_iteration_of_a_trial_but_the_first_is_a_turn(monkeypatch, tmp_path
     Told.turns.clear()
     monkeypatch.setattr(leader_host, "Turn", Recorded)
     monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
-    monkeypatch.setattr("fluidtune.cluster.hosting.worker.is_forked", lambda: True)
     worker = Worker("w", {})
     assert isinstance(worker.load(Told, LoadSpec("t", {"config": {}}, beside=beside)), GroupFacts)
     within = [worker.train().result["within"] for _ in range(3)]
     during = list(Told.turns)
-    assert worker.unload() is None
+    assert not worker.unload()
     # Of the first one nobody knows how long it takes: it imports libraries and reads data.
     assert within == [0, int(beside), int(beside)]
     assert during == ["begin", "end"] * (2 if beside else 0)
     assert set(Told.turns[len(during) :]) == ({"left"} if beside else set())
-
-
-#: A service that always wants the next turn, until its input ends.
-SERVES = """
-import sys, threading
-from pathlib import Path
-from fluidtune.cluster.sharing.beside import Turn
-
-ended = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
-turn = Turn("service", served=True, directory=Path(sys.argv[1]))
-while not ended.is_set():
-    with turn.taken():
-        pass
-turn.leave()
-"""
-
-
-class Waited(Trainable):
-    """Each iteration but the first lasts until the service waits for its turn. So it ends by waking the service."""
-
-    table: ClassVar[SeatTable]
-
-    def step(self):
-        until(lambda: not self.training_iteration or self._service_waits(), PATIENCE_S)
-        return {"done": False}
-
-    def _service_waits(self):
-        with self.table.lock():
-            return any(member.state == READY for member in self.table.in_lane(0).values())
-
-
-def test_a_process_whose_trial_woke_a_service_serves_the_next_trial(lane, monkeypatch):
-    """What a trial holds at the gate is gone before it is looked what it has left in the process."""
-    monkeypatch.setattr(leader_host, "Turn", functools.partial(Turn, directory=lane))
-    monkeypatch.setattr(leader_host, "storage_of", lambda spec: None)
-    monkeypatch.setattr("fluidtune.cluster.hosting.worker.is_forked", lambda: True)
-    service = subprocess.Popen([sys.executable, "-c", SERVES, str(lane)], stdin=subprocess.PIPE)
-    try:
-        until((lane / FILE).exists, PATIENCE_S)
-        Waited.table = SeatTable(lane)
-        worker = Worker("w", {})
-        for trial in ("t1", "t2"):
-            assert isinstance(worker.load(Waited, LoadSpec(trial, {"config": {}}, beside=True)), GroupFacts)
-            for _ in range(3):
-                worker.train()
-            assert worker.unload() is None
-    finally:
-        service.communicate(timeout=PATIENCE_S)

@@ -150,7 +150,7 @@ def two_iterations_on_an_emulated_device(folder: str, _: Any) -> None:
     worker = hosting(folder, wrap_function(train), 0, emulation=Emulation(DEFAULT, board))
     for _ in range(2):
         worker.train()
-    worker.unload()
+    assert worker.unload(), "it may stand for its device again"
 
 
 def test_a_trial_that_leaves_an_emulated_device_runs_nothing_more(in_processes: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.sharing.gpu_probe import GpuProbe, cuda_failure, wait_for_gpu
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe, cuda_failure, free_gpu, wait_for_gpu
 from salus_share.memory import CONTEXT
 from salus_share.telemetry import DeviceSample, Telemetry
 from tests.salus.test_telemetry import standin
@@ -63,6 +63,33 @@ def test_a_gpu_is_waited_for_and_its_failure_is_not_raised(cuda: Cuda) -> None:
     assert waited and cuda_failure() == "CUDA error: device-side assert triggered"
     cuda.there = False
     assert cuda_failure() is None
+
+
+class HoldsItself:
+    """As a prepared module does, by its hooks."""
+
+    freed = False
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        HoldsItself.freed = True
+
+
+def test_what_a_trial_held_of_a_gpu_is_freed_also_after_a_failure_of_cuda(cuda: Cuda) -> None:
+    freed = []
+
+    def empty() -> None:
+        freed.append(HoldsItself.freed)
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    cuda.empty_cache = empty
+    HoldsItself()
+    free_gpu()
+    cuda.there = False
+    free_gpu()
+    assert freed == [True]
 
 
 def test_without_a_gpu_nvml_is_not_even_opened(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:

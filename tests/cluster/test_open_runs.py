@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluidtune.cluster.cleaning.open_runs import end_open_runs
 from fluidtune.cluster.hosting.leader_host import end_runs
 from fluidtune.cluster.hosting.train_workers import TooFewDevices
 from fluidtune.elastic import GroupLost, Left
@@ -71,12 +70,6 @@ def test_runs_end_in_the_functions_own_thread(
     assert heard == ([] if raised is None else [raised])
 
 
-def test_a_process_that_is_used_again_has_no_open_run(mlflow: MLflow) -> None:
-    mlflow.start_run()
-    end_open_runs()
-    assert mlflow.ended == ["FINISHED"] and mlflow.active_run() is None
-
-
 def test_a_module_by_that_name_that_is_not_mlflow_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
-    end_open_runs()
+    end_runs(None)

@@ -54,7 +54,7 @@ def pool(monkeypatch):
         seen.append(visible)
         name, actor = f"w{self._count}", Actor(ended)
         if spare:
-            return PooledWorker(name, device, actor, 0.0, started_for="spare", use=Use.IDLE, trials=0)
+            return PooledWorker(name, device, actor, 0.0, started_for="spare", use=Use.IDLE)
         return PooledWorker(name, device, actor, 0.0, started_for="trial" if visible is None else "several")
 
     def wait(futures, num_returns, timeout):
@@ -72,7 +72,7 @@ def pool(monkeypatch):
     monkeypatch.setattr(pool_module.ray, "nodes", lambda: nodes)
     there = SimpleNamespace(nodes=dict.fromkeys(range(5), "one") | dict.fromkeys(range(5, 8), "other"))
     there.group = lambda device: f"group-{device}"
-    made = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job")
+    made = WorkerPool(Layout("cpu", 9, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}), there, "job", spares=True)
     made.killed, made.ended, made.seen = killed, ended, seen
     return made
 
@@ -82,7 +82,7 @@ def taken(pool: WorkerPool, device: int, others: tuple[int, ...] = ()) -> Pooled
     return pool.take_idle_worker(device, others) or pool.start_worker(device, others)
 
 
-def test_a_device_whose_worker_is_cleaning_has_no_room_for_another(pool):
+def test_a_device_whose_worker_unloads_its_trial_has_no_room_for_another(pool):
     # docs/bugs.md, 2: a second process there would wait for the first one's place for ever.
     worker = taken(pool, 0)
     assert not pool.can_serve(0)
@@ -92,26 +92,29 @@ def test_a_device_whose_worker_is_cleaning_has_no_room_for_another(pool):
     assert taken(pool, 0) is worker
 
 
-def test_a_worker_that_was_discarded_while_cleaning_does_not_come_back(pool):
+def test_a_worker_that_was_discarded_while_it_unloaded_does_not_come_back(pool):
     worker = taken(pool, 0)
     pool.discard_worker(worker)
     pool.return_worker(worker)
     assert pool.take_idle_worker(0) is None
 
 
-def test_a_spare_is_idle_until_its_first_trial_takes_it(pool, monkeypatch):
+def test_a_spare_is_idle_until_a_trial_takes_it(pool, monkeypatch):
     monkeypatch.setattr(NewProcesses, "can_spare", lambda self, device: True)
     first = taken(pool, 0)
-    assert pool.start_spares() == [], "its process may serve a second trial"
-    first.starting, first.info = False, WorkerInfo(1, forked=True)
-    pool.process_ended(first)
+    assert pool.start_spares() == [], "the process of the trial is starting itself"
+    first.starting = False
     (spare,) = pool.start_spares()
-    assert (spare.use, spare.trials) == (Use.IDLE, 0) and pool.start_spares() == []
-    first.clean_up()
-    assert taken(pool, 0) is spare and (spare.use, spare.trials) == (Use.SERVING, 1)
-    pool.return_worker(spare)
-    pool.return_worker(first)
-    assert taken(pool, 0) is first and (first.use, first.trials) == (Use.SERVING, 2)
+    assert spare.use is Use.IDLE and pool.start_spares() == []
+    first.unload()
+    assert taken(pool, 0) is spare and spare.use is Use.SERVING
+
+
+def test_a_job_that_uses_its_processes_again_has_no_spare(pool, monkeypatch):
+    monkeypatch.setattr(NewProcesses, "can_spare", lambda self, device: True)
+    again = WorkerPool(pool._layout, pool._devices, "job", fork=True)
+    taken(again, 0).starting = False
+    assert again.start_spares() == []
 
 
 def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
@@ -145,7 +148,7 @@ def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monke
         worker.starting = False
     pool.return_worker(idle)
     stuck.actor.hangs = True
-    stuck.clean_up()
+    stuck.unload()
     pool.close()
     assert pool.ended == [idle.actor, stuck.actor]
     assert pool.killed == [unborn.actor, stuck.actor] and not pool.workers
@@ -156,32 +159,24 @@ def test_workers_and_exit_handlers_are_waited_for_ten_seconds_in_all(pool, monke
     monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
     stuck, waited = taken(pool, 0), []
     stuck.starting, stuck.actor.hangs = False, True
-    stuck.clean_up()
+    stuck.unload()
     monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.append(timeout))
     pool.close()
     assert pool.killed == [stuck.actor] and waited == [pytest.approx(0.0, abs=0.05)]
 
 
-@pytest.mark.parametrize(
-    ("clean", "waited_for"), [(True, 0), (False, 1), (pool_module.ray.exceptions.RayActorError(), 1)], ids=str
-)
-def test_only_a_process_whose_exit_handlers_may_still_run_is_waited_for(pool, monkeypatch, clean, waited_for):
+@pytest.mark.parametrize("serves", [True, False])
+def test_only_a_process_whose_exit_handlers_may_still_run_is_waited_for(pool, monkeypatch, serves):
     # docs/bugs.md, 326
     last, waited = taken(pool, 0), []
     last.starting = False
-    last.actor.is_clean = SimpleNamespace(remote=lambda: clean)
+    if not serves:
+        pool.return_worker(last)
     process = SimpleNamespace(is_running=lambda: True)
     monkeypatch.setattr(pool, "_local_process", lambda worker: process)
-    monkeypatch.setattr(pool_module.ray, "get", get)
     monkeypatch.setattr(pool_module.psutil, "wait_procs", lambda processes, timeout: waited.extend(processes))
     pool.close()
-    assert pool.ended == [last.actor] and waited == [process] * waited_for
-
-
-def get(answer: Any, timeout: float) -> Any:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    assert pool.ended == [last.actor] and waited == [process] * serves
 
 
 def test_no_more_processes_of_a_node_start_at_a_time_than_it_has_cores(pool):
@@ -196,7 +191,7 @@ def test_no_more_processes_of_a_node_start_at_a_time_than_it_has_cores(pool):
     assert pool.can_serve(7)
     pool.return_worker(begun[0])
     taken(pool, 3)
-    assert not pool.can_serve(4) and pool.can_serve(0)  # a warm one waits for nobody
+    assert not pool.can_serve(4) and pool.can_serve(0)  # an idle one waits for nobody
 
 
 def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):

@@ -19,10 +19,9 @@ from ray.tune import Trainable
 
 from benchmarks.salus_jobs import service_status
 from fluidtune.cluster.hosting import commit_stores, leader_host
-from fluidtune.cluster.hosting import worker as worker_module
 from fluidtune.cluster.hosting.messages import AttachSpec, LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
-from fluidtune.cluster.sharing.lanes import Lack, LaneSettings, LaneTicket, is_lane_service
+from fluidtune.cluster.sharing.lanes import Lack, LaneSettings, LaneTicket
 from fluidtune.elastic import ElasticSession, current
 from fluidtune.elastic.divided import follower as divided_follower
 from fluidtune.elastic.divided import leader as divided_leader
@@ -31,6 +30,7 @@ from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, trainable_module
 from salus_share.seat_table import home
 from tests.cluster.test_commits import Failing
+from tests.cluster.test_lanes import is_lane_service
 from tests.contracts.processes import peer_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
@@ -86,8 +86,7 @@ def fresh(folder: str, name: str) -> Worker:
     from fluidtune.elastic import use
 
     use(None)
-    worker_module.is_forked = lambda: True  # as a process is that a fork server has made
-    worker_module.storage_of = leader_host.storage_of = lambda spec: Storage(folder)
+    leader_host.storage_of = lambda spec: Storage(folder)
     _worker[:] = [Worker(name, {})]
     return _worker[0]
 
@@ -291,7 +290,7 @@ def divided(folder: str) -> tuple[Any, ...]:
     loaded = worker.load(Slow, LoadSpec("trial", {"config": {}}, secret=b"secret", one_node=True))
     Dividing.known = DivisionFacts(True, 2, (("Linear", "divided", ""),), "it is so", (2, 0.5, 0.1))
     reply = worker.train()
-    assert worker.unload() is None
+    assert not worker.unload()
     asked, Dividing.asked = Dividing.asked, []
     alone = worker.load(Counting, LoadSpec("trial", {"config": {}}, may_grow=False))
     assert Dividing.asked == []
@@ -365,7 +364,7 @@ def followed(folder: str, attached: Any, ran: Any, broken: Any) -> tuple[Any, ..
     ],
 )
 def test_what_a_follower_answers(in_a_process: Any, attached: Any, ran: Any, broken: Any, answers: Any) -> None:
-    assert in_a_process(followed, attached, ran, broken) == (*answers, None, 1), "and its process can serve again"
+    assert in_a_process(followed, attached, ran, broken) == (*answers, False, 1)
 
 
 def restored_past_its_commit(folder: str) -> None:
@@ -426,9 +425,9 @@ def kept_between_trials(folder: str) -> list[str]:
         assert isinstance(worker.load(Keeping, LoadSpec("trial", {"config": {"x": x}, **more})), GroupFacts)
         result = worker.train().result
         assert (result["x"], result["training_iteration"]) == (x, 1)
-        assert worker.unload(keep=True) is None
+        assert worker.unload(keep=True)
     assert isinstance(worker.load(Keeping, LoadSpec("trial", {"config": {"x": 4}, **more})), GroupFacts)
-    assert worker.unload() is None
+    assert not worker.unload()
     return Keeping.told
 
 
@@ -450,7 +449,7 @@ def kept_for_one_trial(folder: str) -> list[str]:
     older = "logger_creator" in inspect.signature(Trainable.__init__).parameters
     more = {"logger_creator": lambda config: NoLogger(folder)} if older else {}
     assert isinstance(worker.load(Unwilling, LoadSpec("trial", {"config": {"x": 1}, **more})), GroupFacts)
-    assert worker.unload(keep=True) is None
+    assert worker.unload(keep=True)
     with pytest.raises(ValueError, match="no second trial"):
         worker.load(Unwilling, LoadSpec("trial", {"config": {"x": 2}, **more}))
     return Keeping.told
@@ -461,8 +460,8 @@ def test_an_object_whose_reset_raises_is_cleaned_up(in_a_process: Any) -> None:
     assert in_a_process(kept_for_one_trial) == ["read", "cleanup 1"]
 
 
-def unload_from_a_lane(folder: str) -> tuple[bool, str | None]:
-    """Whether a trial was in a lane of its device when it was unloaded, and why its worker must be replaced."""
+def unload_from_a_lane(folder: str, keep: bool) -> tuple[bool, bool, bool]:
+    """Whether a trial was in a lane of its device before it was unloaded, and after; and whether its worker stays."""
     worker = fresh(folder, "w")
     settings, ticket = LaneSettings(f"test-{os.getpid()}", "HPT", 4 << 30, 1.0), LaneTicket((0.3, 0.1), 10.0, 0)
     try:
@@ -471,19 +470,23 @@ def unload_from_a_lane(folder: str) -> tuple[bool, str | None]:
         )
         worker.train(ticket)
         shared = bool(service_status(home(settings.device))["lanes"])
-        return shared, worker.unload()
+        stays = worker.unload(keep)
+        return shared, bool(service_status(home(settings.device))["lanes"]), stays
     finally:
         for process in filter(is_lane_service, psutil.Process().children()):
             process.kill()
         shutil.rmtree(home(settings.device), ignore_errors=True)
 
 
-def test_a_trial_that_shared_its_device_to_the_end_leaves_a_clean_worker(in_a_process: Any) -> None:
-    assert in_a_process(unload_from_a_lane) == (True, None)
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_trial_that_shared_its_device_to_the_end_leaves_its_lane_and_its_process_ends(
+    in_a_process: Any, keep: bool
+) -> None:
+    assert in_a_process(unload_from_a_lane, keep) == (True, False, False)
 
 
 def test_no_trial_of_a_worker_imports_ipython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 474. Tune imports it in each actor, and a worker that has imported it serves one trial only."""
+    """docs/bugs.md, 474. Tune imports it in each actor."""
     monkeypatch.setattr(trainable_module, "disable_ipython", trainable_module.disable_ipython)
     monkeypatch.setattr(Trainable, "is_actor", lambda self: True)
     noted = tmp_path / "imported"

@@ -9,8 +9,8 @@
         def case(self) -> MyCase:
             return MyCase()
 
-A worker's process hosts one session after another, as a warm worker does. The suite drives sessions as the host of a
-class trainable does.
+A worker's process hosts one session after another, as with ``reuse_actors=True``. The suite drives
+sessions as the host of a class trainable does.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _unload() -> list[str]:
 
 
 class Workers:
-    """Warm processes by the worker's name; one that was killed is replaced."""
+    """Processes by the worker's name; one that was killed is replaced."""
 
     def __init__(self) -> None:
         self._peers: dict[str, PeerProcess] = {}

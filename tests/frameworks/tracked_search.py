@@ -1,8 +1,7 @@
 """A search whose trials open a run of Weights & Biases, one of MLflow and a TensorBoard writer, and end none of them.
 
-``python tracked_search.py FOLDER [stopped|reused|grown] [stock]``: the trackers write into FOLDER. ``stopped``: ASHA
-stops most of the trials at once, and one fails. ``reused``: the script asks for used processes. ``grown``: one trial
-grows. ``stock``: under stock Ray Tune.
+``python tracked_search.py FOLDER [stopped|grown] [stock]``: the trackers write into FOLDER. ``stopped``: ASHA
+stops most of the trials at once, and one fails. ``grown``: one trial grows. ``stock``: under stock Ray Tune.
 """
 
 import sys
@@ -52,12 +51,7 @@ def main(folder, what, stock=""):
     mlflow.set_tracking_uri(f"sqlite:///{folder}/mlflow.db")  # the first one to come makes the tables
     mlflow.set_experiment("search")
     asha = ASHAScheduler(max_t=EPOCHS, grace_period=1, reduction_factor=3)
-    config = tune.TuneConfig(
-        metric="loss",
-        mode="min",
-        scheduler=asha if what == "stopped" else None,
-        reuse_actors=True if what == "reused" else None,
-    )
+    config = tune.TuneConfig(metric="loss", mode="min", scheduler=asha if what == "stopped" else None)
     grown = what == "grown"
     space = {"x": tune.grid_search(list(range(1 if grown else TRIALS))), "folder": folder, "grown": grown}
     space["fails"] = 0 if what == "stopped" else -1

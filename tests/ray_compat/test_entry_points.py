@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-import inspect
-import pickle
 from typing import Any
 
 import pytest
 from ray import tune
 from ray.tune import TuneConfig
 
-from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, replace, said_reuse, tune_config
+from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, replace, tune_config
 
 
 def test_a_tuner_s_configuration_is_where_we_read_it(tmp_path: Any) -> None:
@@ -36,25 +33,6 @@ def test_a_script_finds_ours_wherever_it_imports_them_from_and_rays_afterwards()
     finally:
         replace(RAY_RUN, RAY_TUNER)
     assert found() == {RAY_RUN, RAY_TUNER}
-
-
-def test_a_script_that_says_no_to_reuse_is_told_from_one_that_says_nothing() -> None:
-    said = [TuneConfig(), TuneConfig(reuse_actors=False), TuneConfig(reuse_actors=True)]
-    for configs in (said, [dataclasses.replace(c, num_samples=2) for c in said], pickle.loads(pickle.dumps(said))):
-        assert [said_reuse(config) for config in configs] == [None, False, True]
-    assert not said[0].reuse_actors and said[0].num_samples == 1
-    assert inspect.signature(RAY_RUN).parameters["reuse_actors"].default is None
-
-
-def test_a_configuration_from_before_says_nothing_where_it_has_ray_s_default() -> None:
-    """It was made before FluidTune was imported, or saved by stock Ray Tune."""
-    config = TuneConfig.__new__(TuneConfig)
-    vars(config).update(vars(TuneConfig()))
-    del config._fluidtune_noted
-    config.reuse_actors = False
-    assert said_reuse(config) is None
-    config.reuse_actors = True
-    assert said_reuse(config) is True
 
 
 def test_a_tuner_over_ray_client_has_no_configuration_here_and_fits(monkeypatch: pytest.MonkeyPatch) -> None:

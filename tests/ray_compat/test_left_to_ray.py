@@ -78,7 +78,7 @@ def both() -> tuple[Any, Any, dict[str, Any]]:
     rays.get_live_actors_resources.return_value = {"CPU": 2.0, "GPU": 1.0}
     rays.is_actor_failed.return_value = rays.next.return_value = False
     ours = Hosting()
-    controller: Any = SimpleNamespace(_actor_manager=rays, _reuse_actors=None)
+    controller: Any = SimpleNamespace(_actor_manager=rays, _reuse_actors=False)
     compat.replace_actor_manager(controller, ours)
     assert controller._actor_manager is ours and ours.stands_before_ray
     assert ours.num_total_actors == 2 and not ours.next(0.1) and not rays.next.called

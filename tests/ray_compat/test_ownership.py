@@ -54,24 +54,28 @@ class Trial:
     def __init__(self) -> None:
         ownership.watch()
 
-    def run(self, name: str) -> str | None:
+    def run(self, name: str) -> bool:
+        """Whether it creates no more after its end, because it has created something."""
         made = of(name)()
-        owned = ownership.owned()
-        if isinstance(made, ray.actor.ActorHandle):
-            ray.kill(made)
-        return owned
+        ownership.end_owned()
+        try:
+            ray.get(ray.remote(one).options(num_cpus=0).remote())
+        except RuntimeError:
+            return True
+        finally:
+            if isinstance(made, ray.actor.ActorHandle):
+                ray.kill(made)
+        return False
+
+
+_MAKES = ("remote", "options", "decorated", "named", "detached", "get_if_exists", "task", "task with options")
 
 
 @pytest.mark.parametrize(
     "name, owned",
-    [
-        *((each, "an actor") for each in ("remote", "options", "decorated", "named", "detached", "get_if_exists")),
-        *((each, "a task") for each in ("task", "task with options")),
-        ("placement group", "a placement group"),
-        *((each, None) for each in ("an object", "another's actor")),
-    ],
+    [*((each, True) for each in (*_MAKES, "placement group")), ("an object", False), ("another's actor", False)],
 )
-def test_what_a_process_creates_is_noticed(ray2: None, name: str, owned: str | None) -> None:
+def test_what_a_process_creates_is_noticed(ray2: None, name: str, owned: bool) -> None:
     others = ray.remote(Counter).options(name="not a trial's", num_cpus=0).remote()
     ray.get(others.add.remote())
     trial = ray.remote(Trial).options(num_cpus=0).remote()

@@ -681,10 +681,10 @@ class Play:
         worker.reported = max(worker.reported, checkpoint.count)
         return worker.reported
 
-    def _answer_unload(self, worker: PlayedWorker, fresh: Any, keep: Any) -> Any:
+    def _answer_unload(self, worker: PlayedWorker, keep: Any) -> Any:
         if worker.role:
             self._left(worker)
-        return "it has left threads" if self._chance(40) else None
+        return keep or self._chance(500)
 
     # --- what happens
 

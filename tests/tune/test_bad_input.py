@@ -41,7 +41,6 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"devices": "cpu:2", "max_workers": 3}, ("max_workers=3", "cpu:2", "at most 2")),
     ({"backend": "mpi"}, ("backend='mpi'", "torch")),
     ({"arbiter": "other"}, ("arbiter='other'", "auto")),
-    ({"fresh_workers": "yes"}, ("fresh_workers='yes'", "True or False")),
     ({"reserve": "no"}, ("reserve='no'", "True or False")),
     ({"reserve": True, "arbiter": "auto"}, ("reserve=True", "arbiter='auto'", "leave one")),
     ({"devices": "cpu:1", "beside": True, "arbiter": "auto"}, ("beside=True", "'auto'", "leave one")),

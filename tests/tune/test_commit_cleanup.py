@@ -37,13 +37,13 @@ def cleanup(storage: Storage) -> Any:
     return CommitCleanup(storage.save, lambda trial: not trial.startswith("plain"), storage.delete, lambda: storage.now)
 
 
-def test_commits_are_kept_while_a_worker_still_cleans_up() -> None:
+def test_commits_are_kept_while_a_worker_unloads_a_trial() -> None:
     storage = Storage()
     ended = cleanup(storage)
     ended.trial_ended("a")
-    ended.save_and_delete(cleaning=True)
+    ended.save_and_delete(unloading=True)
     assert storage.done == ["save"]
-    ended.save_and_delete(cleaning=False)
+    ended.save_and_delete(unloading=False)
     assert storage.done == ["save", "delete a"]
 
 
@@ -51,13 +51,13 @@ def test_nothing_is_deleted_before_its_end_is_saved() -> None:
     storage = Storage()
     ended = cleanup(storage)
     ended.trial_ended("a")
-    ended.save_and_delete(cleaning=False)
+    ended.save_and_delete(unloading=False)
     ended.trial_ended("b")
     storage.now += SAVE_EVERY_S / 2
-    ended.save_and_delete(cleaning=False)
+    ended.save_and_delete(unloading=False)
     assert storage.done == ["save", "delete a"]
     storage.now += SAVE_EVERY_S
-    ended.save_and_delete(cleaning=False)
+    ended.save_and_delete(unloading=False)
     assert storage.done[2:] == ["save", "delete b"]
 
 
@@ -66,11 +66,11 @@ def test_what_ended_lately_keeps_its_commits_when_its_end_is_never_saved(saved: 
     storage = Storage()
     ended = cleanup(storage)
     ended.trial_ended("a")
-    ended.save_and_delete(cleaning=False)
+    ended.save_and_delete(unloading=False)
     ended.trial_ended("b")
     ended.run_ended(saved)
     storage.now += 2 * SAVE_EVERY_S
-    ended.save_and_delete(cleaning=True)
+    ended.save_and_delete(unloading=True)
     ended.close()
     assert storage.done == ["save", "delete a"] + ["save", "delete b"] * saved
 
@@ -82,11 +82,11 @@ def test_commits_stay_until_the_storage_has_what_tune_has_saved(caplog: pytest.L
     ended = cleanup(storage)
     ended.trial_ended("a")
     for _ in range(3):
-        ended.save_and_delete(cleaning=False)
+        ended.save_and_delete(unloading=False)
         storage.now += 2 * SAVE_EVERY_S
     assert storage.done == [] and caplog.text.count("disk quota exceeded") == 1
     storage.full = False
-    ended.save_and_delete(cleaning=False)
+    ended.save_and_delete(unloading=False)
     assert storage.done == ["save", "delete a"]
     storage.full = True
     ended.trial_ended("b")

@@ -69,17 +69,15 @@ def train(config):
     found["counted"] = ray.get(counter.add.remote()) if CORES == 1 else 1
     tune.report(found)
 
-REUSE = "reuse" in sys.argv
 CORES = 2 if "two" in sys.argv else 1
 ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False)
 space = {
     "index": tune.grid_search(list(range(6))),
-    "precision": tune.sample_from(lambda spec: None if REUSE else [None, "bf16", "no"][spec.config.index % 3]),
+    "precision": tune.sample_from(lambda spec: [None, "bf16", "no"][spec.config.index % 3]),
 }
 run_config = tune.RunConfig(name="job", storage_path=sys.argv[1], verbose=0)
-tune_config = tune.TuneConfig(reuse_actors=True) if REUSE else tune.TuneConfig()
 trainable = tune.with_resources(train, {"cpu": CORES})
-results = tune.Tuner(trainable, param_space=space, run_config=run_config, tune_config=tune_config).fit()
+results = tune.Tuner(trainable, param_space=space, run_config=run_config).fit()
 rows = sorted((each.config["index"], each.metrics) for each in results)
 print(json.dumps([[str(each.error) for each in results if each.error], [row for _, row in rows]]))
 """
@@ -136,7 +134,6 @@ def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, cores: str)
     """A spare takes no core in Ray's books, and its libraries must be given the threads of a trial's cores."""
     errors, rows = fit(tmp_path, cores)
     assert errors == []
-    # A library that is not known may keep anything, so that each trial has a process of its own.
     assert len({row["pid"] for row in rows}) == 6 and sum(bool(row["forked"]) for row in rows) >= 4
     assert [row["registered"] for row in rows] == [0] * 6
     asked = [{}, {"precision": "bf16"}, {"precision": "no"}] * 2
@@ -152,13 +149,6 @@ def test_a_trial_finds_nothing_that_another_has_left(tmp_path: Path, cores: str)
 def test_all_trials_that_need_a_plain_process_get_one(tmp_path: Path) -> None:
     errors, rows = fit(tmp_path, text=SETS_THREADS)
     assert errors == [] and not any(row["forked"] for row in rows)
-
-
-@pytest.mark.newest
-def test_with_reuse_actors_the_processes_are_used_again_as_under_stock(tmp_path: Path) -> None:
-    errors, rows = fit(tmp_path, "reuse")
-    assert errors == [] and len({row["pid"] for row in rows}) == 1
-    assert [row["registered"] for row in rows] == list(range(6))
 
 
 class BothNodesFork(tune.Stopper):

@@ -193,7 +193,7 @@ def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None
     assert not tried.manager._callbacks and told == []
 
 
-def test_a_worker_that_cleans_up_is_unfinished_until_it_answers(tried: Tried) -> None:
+def test_a_worker_that_unloads_its_trial_is_unfinished_until_it_answers(tried: Tried) -> None:
     # docs/bugs.md, 300: as long as there is one, Tune gives it 5 s at the end of a run.
     run = tried.placed(1.0)
     assert tried.manager.step(0.0) and tried.told == ["started"]
@@ -480,19 +480,13 @@ def unload_call(tried: Tried, status: str) -> tuple[str, tuple[Any, ...]]:
 @pytest.mark.parametrize(
     ("asked", "status", "keeps"), [(True, "TERMINATED", True), (True, "ERROR", False), (False, "TERMINATED", False)]
 )
-def test_a_trainable_may_stay_if_that_is_asked_for_and_it_has_not_failed(
+def test_a_process_serves_further_trials_if_that_is_asked_for_and_none_has_failed(
     tried: Tried, asked: bool, status: str, keeps: bool
 ) -> None:
-    tried.job.keeps_trainables = asked
-    call, arguments = unload_call(tried, status)
-    assert (call, arguments[1]) == ("unload", keeps)
-
-
-@pytest.mark.parametrize(("status", "fresh"), [("TERMINATED", None), ("ERROR", "its trial failed"), ("PAUSED", None)])
-def test_a_process_in_which_a_trial_failed_serves_no_other(tried: Tried, status: str, fresh: str | None) -> None:
     # docs/bugs.md, 190
+    tried.job.reuses = asked
     call, arguments = unload_call(tried, status)
-    assert (call, arguments[0]) == ("unload", fresh)
+    assert (call, arguments) == ("unload", (keeps,))
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,6 @@ def test_an_experiment_goes_on_under_fluidtune_whoever_began_it(side: str, tmp_p
     assert [r.metrics["training_iteration"] for r in results] == [5, 5, 5]
     for result in results:
         assert logged(result) == [1, 2, 3, 4, 5]
-    # Tune saves its controller: what FluidTune has switched there is not the script's word.
-    assert "reuse_actors=False" not in Path(path, "fluid_events.jsonl").read_text()
 
 
 class Ending(tune.Callback):

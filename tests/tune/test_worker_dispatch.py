@@ -166,19 +166,19 @@ def test_after_a_process_that_ray_ended_since_it_was_a_fork_no_more_are_forked(d
     assert desk.pool.plain == "X"
 
 
-def test_after_a_process_whose_trial_cannot_end_in_a_fork_no_more_are_forked(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def unloaded(desk: Desk, answer: object) -> None:
+    """The only worker answers this when it is to unload its trial."""
+    actor = SimpleNamespace(unload=SimpleNamespace(remote=lambda keep: "unload"))
+    desk.pool.workers["old"] = worker = PooledWorker("old", 1, actor, 0.0)
+    desk.dispatch.unload_trial(worker, 30.0, then=lambda: desk.got.append("unloaded"))
+    desk.calls.answer("unload", answer)
+
+
+def test_after_a_process_whose_trial_cannot_end_in_a_fork_no_more_are_forked(desk: Desk) -> None:
     # docs/bugs.md, 677
-    reasons: list[str] = []
-    monkeypatch.setattr(desk.dispatch, "_log_replaced", lambda worker, reason: reasons.append(reason))
-    monkeypatch.setattr(desk.pool, "process_ended", lambda worker: None, raising=False)
-    old = desk.pool.workers["old"] = PooledWorker("old", 1, None, 0.0)
-    named = "fluidtune.cluster.forks.plain_process.NeedsPlainProcess: torch was imported"
-    raised = RuntimeError(f"{named}\nof it, the rest")
-    desk.dispatch._trial_unloaded(old, raised)
-    assert desk.pool.plain == "torch was imported" and not desk.pool.workers
-    assert reasons == ["RuntimeError: fluidtune.cluster.forks.plain_process.NeedsPlainProcess: torch was imported"]
+    named = "fluidtune.cluster.forks.plain_process.NeedsPlainProcess"
+    unloaded(desk, RuntimeError(f"{named}: torch was imported\nof it, the rest"))
+    assert desk.pool.plain == "torch was imported" and not desk.pool.workers and not desk.log.lines
 
 
 def test_the_devices_are_told_which_group_a_worker_found_removed(desk: Desk) -> None:
@@ -231,13 +231,10 @@ def test_a_pass_starts_so_many_processes_and_the_next_ones_the_others_in_order(d
     desk.pool.warm = desk.pool.workers["new-0"]
     for _ in range(STARTS_AT_ONCE + 1):
         desk.request(0)
-    assert len(desk.got) == 3 * STARTS_AT_ONCE + 4, "warm workers serve at once"
+    assert len(desk.got) == 3 * STARTS_AT_ONCE + 4, "idle workers serve at once"
 
 
 def test_a_worker_that_is_dead_when_it_is_to_unload_its_trial_is_lost_and_not_replaced(desk: Desk) -> None:
     # docs/bugs.md, 498: the followers of a killed leader say first that their group broke
-    actor = SimpleNamespace(unload=SimpleNamespace(remote=lambda fresh, keep: "unload"))
-    desk.pool.workers["old"] = worker = PooledWorker("old", 1, actor, 0.0)
-    desk.dispatch.unload_trial(worker, 30.0, then=lambda: desk.got.append("unloaded"))
-    desk.calls.answer("unload", RayActorError(error_msg="killed"))
+    unloaded(desk, RayActorError(error_msg="killed"))
     assert desk.log.lines == ["worker_lost old killed"] and desk.got == ["unloaded"] and not desk.pool.workers

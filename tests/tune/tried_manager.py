@@ -47,16 +47,11 @@ class Actor:
 class Pool:
     """A worker is there whenever one is wanted."""
 
-    fresh = None
-
     def __init__(self, *args: Any, **named: Any) -> None:
         self.workers: dict[str, PooledWorker] = {}
 
     def start_spares(self) -> list[PooledWorker]:
         return []
-
-    def process_ended(self, worker: PooledWorker) -> None:
-        pass
 
     def stop_forking(self, why: str) -> None:
         pass
@@ -144,7 +139,7 @@ class Tried:
 
     @property
     def watched(self) -> dict[str, float]:
-        """Workers that are killed if they do not clean up."""
+        """Workers that are killed if they do not unload their trials."""
         return self.manager._dispatch._deadlines
 
     def written(self) -> list[str]:

@@ -65,8 +65,7 @@ class KeptTrainable:
 
     It stays if the script asks for that and the class overrides ``reset_config``. The next trial of the class in the
     process gets it by ``Trainable.reset``, so that it finds what the class keeps on purpose: a data set, a connection,
-    a compiled model. The process is not cleaned in between. Trials that share a device by lanes, that are elastic or
-    emulated, and those that failed leave nothing behind.
+    a compiled model. No object stays of a trial that shares its device by lanes, is elastic or emulated, or has failed.
     """
 
     def __init__(self) -> None:
@@ -103,9 +102,9 @@ class KeptTrainable:
             kept.stop()
 
 
-#: The gate of a device that is not shared by lanes.
 #: Seconds of an iteration that says none. Judgement: less than any has.
 _LEAST_S = 1e-6
+#: The gate of a device that is not shared by lanes.
 _NO_GATE = contextlib.nullcontext()
 
 

@@ -19,7 +19,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 class TrialCores:
-    """The cores of this process' trials. It is made before the first one, and before it is seen what trials leave."""
+    """The cores of this process' trials. It is made before the first one."""
 
     def __init__(self) -> None:
         #: The number of threads that Ray gives to this process; None: no trial has had more cores yet.

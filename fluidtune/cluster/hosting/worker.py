@@ -27,7 +27,7 @@ from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadS
 from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_cores import TrialCores
 from fluidtune.cluster.hosting.trial_sessions import drop_session
-from fluidtune.cluster.sharing.gpu_probe import GpuProbe
+from fluidtune.cluster.sharing.gpu_probe import GpuProbe, free_gpu
 from fluidtune.cluster.sharing.lanes import Lack, LaneTicket
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
 from fluidtune.error_lines import failure
@@ -132,7 +132,8 @@ class Worker:
         """End the trial here; the leader of an elastic trial commits. Returns whether the process may serve another.
 
         ``keep``: it may, as the script says ``reuse_actors=True``. Nothing of it is put back then, as under stock Tune,
-        and the trainable stays for the next trial if its class can be reset, see `KeptTrainable`.
+        and the trainable stays for the next trial if its class can be reset, see `KeptTrainable`. A process that stands
+        for an emulated device may always.
         """
         lane, turn = (None, None) if self._leader is None else (self._leader.lane, self._leader.turn)
         shares = lane or turn
@@ -141,7 +142,8 @@ class Worker:
         try:
             return self._unload(keep and lane is None)
         finally:
-            # The trial's memory is free by now, or this process is about to end. (It may have left already.)
+            # Another trial may have the device from now on, before this process has ended.
+            free_gpu()
             if shares is not None:
                 shares.leave()
 
@@ -157,8 +159,8 @@ class Worker:
         emulated = self._spec is not None and self._spec.emulation is not None
         ended = True
         if trainable is not None:
-            stays = keep and not emulated
-            stays = stays and can_stay(trainable) and leading is not None and not leading.facts().is_elastic
+            stays = keep and not emulated and can_stay(trainable)
+            stays = stays and leading is not None and not leading.facts().is_elastic
             runner = ray_trainable.training_thread()
             try:
                 self._kept.keep(trainable) if stays else trainable.stop()
@@ -173,10 +175,10 @@ class Worker:
         if self._spec is not None:
             drop_session(emulated)
         self._spec = None
-        ownership.place_train_runs(None)
-        if not (keep and ended):
+        again = ended and (keep or emulated)
+        if not again:
             ownership.end_owned()
-        return keep and ended
+        return again
 
     def end(self, within: float) -> None:
         """End this process as Python ends one: its threads are joined and its exit handlers run. Never returns.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from fluidtune.cluster.sharing.lanes import Lack, causes
@@ -55,6 +57,15 @@ def cuda_failure() -> str | None:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None
+
+
+def free_gpu() -> None:
+    """Give back the memory of the GPU that this process does not use any more."""
+    torch = torch_on_gpu()
+    if torch is not None:
+        gc.collect()  # prepared modules hold themselves, by their hooks
+        with suppress(RuntimeError):  # after a failure of CUDA
+            torch.cuda.empty_cache()
 
 
 def wait_for_gpu() -> None:
@@ -174,10 +185,3 @@ class GpuProbe:
                 # Else NVML speaks of another process: pids in a container are not those that the driver knows.
                 self._context = max(self._context or 0, beside)
         return self._context
-
-    def memory_of_process(self, pid: int) -> int | None:
-        """The bytes of GPU memory that a process holds, by NVML; None: it has no GPU, or NVML does not know it."""
-        if not self._gpus:
-            return None
-        held = [sample.processes[pid] for sample in self._nvml().sample() if pid in sample.processes]
-        return sum(held) if held else None

@@ -102,13 +102,6 @@ class Lack:
     devices: int | None = None
 
 
-def is_lane_service(process: psutil.Process) -> bool:
-    """Whether a child process is the lane service of a device, which belongs to no trial."""
-    with contextlib.suppress(psutil.Error):
-        return "salus_share.service" in process.cmdline()
-    return False
-
-
 class LaneMember:
     """One trial in this worker, from its loading to its unloading. ``torch_device``: "cuda" or "cpu".
 
@@ -273,7 +266,7 @@ class LaneMember:
     def _all_memory(self) -> int:
         if self._torch is not None:
             total = int(self._torch.cuda.get_device_properties(self._torch.cuda.current_device()).total_memory)
-            # Warm workers keep their contexts while they serve no trial.
+            # A worker that will serve another trial keeps its context.
             left = total - self._settings.workers * CONTEXT
             if left < LEFT * total:
                 raise _too_many(self._settings, total)
