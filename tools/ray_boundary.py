@@ -75,6 +75,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("fluidtune/elastic/divided/torch_private.py", "_call_impl"): "torch's: a call of a module with its hooks",
     ("fluidtune/elastic/divided/torch_private.py", "_compiled_call_impl"): "torch's: what answers a module's calls",
     ("fluidtune/elastic/divided/torch_private.py", "_parameters"): "torch's: where a module has its parameters",
+    ("fluidtune/elastic/divided/torch_private.py", "_modules"): "torch's: where a module has its modules",
     ("fluidtune/elastic/divided/torch_private.py", "_buffers"): "torch's: where a module has its buffers",
     ("fluidtune/elastic/divided/torch_private.py", "_version"): "torch's: the writes in place of a tensor",
     ("fluidtune/elastic/data/loaders.py", "_get_iterator"): "torch's: starts the processes of a DataLoader",
