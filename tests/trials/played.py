@@ -26,8 +26,8 @@ import fluidtune.tune
 from benchmarks.stand_in_tune import standing_alone
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
-from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
-from fluidtune.cluster.pool import PooledWorker
+from fluidtune.cluster.hosting.messages import IterationReply, Standing, WorkerInfo
+from fluidtune.cluster.new_processes import PooledWorker, Use
 from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.controller import TrackedActor
@@ -203,7 +203,7 @@ class PlayedPool(Pool):
         self.forks = False
 
     def can_serve(self, device: int, others: tuple[int, ...]) -> bool:
-        there = [worker for worker in self.workers.values() if worker.device == device]
+        there = [each for each in self.workers.values() if each.device == device and each.use is not Use.WAITING]
         return bool(self.idle.get(device)) or len(there) < self._play.most_workers
 
     def take_idle_worker(self, device: int, others: tuple[int, ...]) -> PooledWorker | None:
@@ -219,11 +219,19 @@ class PlayedPool(Pool):
         worker = self.workers[name] = PooledWorker(name, device, PlayedWorker(self._play, name, device), 0.0)
         return worker
 
+    def go_on(self, worker: PooledWorker, device: int, may_move: bool) -> bool:
+        nodes = self._play.devices.nodes
+        if device != worker.device and not (may_move and nodes.get(device) == nodes.get(worker.device)):
+            return False
+        worker.device = device
+        worker.go_on()
+        return True
+
     def has_worker(self, device: int) -> bool:
-        return any(worker.device == device for worker in self.workers.values())
+        return any(device in (worker.device, worker.home) for worker in self.workers.values())
 
     def has_busy_worker(self, device: int) -> bool:
-        return any(worker.device == device and worker.busy for worker in self.workers.values())
+        return any(device in (worker.device, worker.home) and worker.busy for worker in self.workers.values())
 
     def return_worker(self, worker: PooledWorker) -> None:
         self._play.note("returned", worker.name)
@@ -680,6 +688,9 @@ class Play:
             return ValueError("its restore")
         worker.reported = max(worker.reported, checkpoint.count)
         return worker.reported
+
+    def _answer_standing(self, worker: PlayedWorker) -> Standing:
+        return Standing(self.rng.choice([1, 1, 1, 10, 30]), 100)
 
     def _answer_unload(self, worker: PlayedWorker, keep: Any) -> Any:
         if worker.role:
