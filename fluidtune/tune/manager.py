@@ -264,6 +264,7 @@ class FluidActorManager(ActorManager):
         ``saved``: Tune has saved its final state.
         """
         self._tell_released()
+        self._waiting.end_all()
         self._over = True
         self._job.run_ended(self._trials.values(), saved)
 

@@ -125,6 +125,11 @@ class WaitingProcesses:
             if device in (waiting.worker.device, waiting.worker.home):
                 self._end(trial)
 
+    def end_all(self) -> None:
+        """The run is over: trials that commit do so, for a run that is restored."""
+        for trial in list(self._waiting):
+            self._end(trial)
+
     def _end(self, trial: str, then: Callable[[], None] | None = None) -> None:
         self._dispatch.unload_trial(self._waiting.pop(trial).worker, cleanup_patience(), then)
 
