@@ -73,6 +73,8 @@ class PooledWorker:
     use: Use = Use.SERVING
     #: When it was last told to unload its trial (monotonic clock).
     told: float = 0.0
+    #: It holds resources of its device, so that no other process may be there beside it.
+    holds: bool = False
     #: The device in whose placement group it lives. A trial that has waited may go on on another one.
     home: int = field(init=False)
 
@@ -211,23 +213,23 @@ class NewProcesses:
         name = f"{self._job}-{device}-{self._count}"
         resources = dict(self._layout.worker)
         environment = {**self.environment, DEVICE_VARIABLE: str(device)}
-        holds = self._layout.kind == "gpu" or several or self._layout.kind == "emulated"
-        if spare or not holds:
-            # The device's group has what the job has taken. So a process takes nothing of it while its trial waits.
-            resources, holds = {}, False
+        node = self._prepare(device)
+        command = None if self._forks is None else self._forks.command(node)
+        # The device's group has what the job has taken: a process that holds nothing of it may wait with its trial.
+        holds = not spare and (self._layout.kind != "cpu" or several or command is None)
+        if not holds:
+            resources = {}
             if self._layout.kind == "gpu":
                 environment[VISIBLE_GPUS] = self.gpus[device][1]
         if visible is not None:
             resources["GPU"] = 1.0
             environment[VISIBLE_GPUS] = ",".join(visible)
-        node = self._prepare(device)
         environment |= self._shared_data(node)
         runtime_env = self._before_start[node]
         if not holds and "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._job_variables:
             # As Ray does for a process that has the device's cores, and before anything is imported.
             variables = {**runtime_env.get("env_vars", {}), "OMP_NUM_THREADS": str(self._threads)}
             runtime_env = {**runtime_env, "env_vars": variables}
-        command = None if self._forks is None else self._forks.command(node)
         if command is not None:
             runtime_env = {**runtime_env, "py_executable": command}
         if self._actor_class is None:
@@ -245,7 +247,8 @@ class NewProcesses:
         ).remote(name, environment, self._mps if visible is None else None)
         if spare:
             return PooledWorker(name, device, actor, asked, group, "spare", use=Use.IDLE)
-        return PooledWorker(name, device, actor, asked, group, "trial" if visible is None else "several")
+        used_for: Literal["trial", "several"] = "trial" if visible is None else "several"
+        return PooledWorker(name, device, actor, asked, group, used_for, holds=holds)
 
     def _needed_before_start(self) -> dict[str, Any]:
         """The ``runtime_env`` by which all workers hash a string to one number. Emulated devices need none."""

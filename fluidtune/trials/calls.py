@@ -35,9 +35,9 @@ def issue_next(life: TrialLife) -> None:
 @on_event.register
 def _on_asked(event: m.Asked, life: TrialLife) -> None:
     call = event.call
-    stands, life.stands = life.stands, False
-    if stands and call.method == "restore" and life.place == "live":
-        life.order(m.TellTune(call, life.seen.delivered))
+    stands_at, life.stands_at = life.stands_at, None
+    if stands_at is not None and call.method == "restore" and life.place == "live":
+        life.order(m.TellTune(call, stands_at))
         return
     if life.saved is not None and not life.calls and call.method == "save" and event.plain:
         # It came with the newest result.
@@ -50,6 +50,7 @@ def _on_asked(event: m.Asked, life: TrialLife) -> None:
 
 @on_event.register
 def _on_calls_dropped(event: m.CallsDropped, life: TrialLife) -> None:
+    life.crew.computes = life.crew.computes or any(call.issued for call in life.calls)
     life.order(m.DropCalls(tuple(life.calls)))
     life.calls.clear()
 

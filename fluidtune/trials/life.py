@@ -126,6 +126,8 @@ class Crew:
     #: Why the engine has chosen ``wanted``. Set once the trial has had a place.
     why: Why | None = None
     leader: Worker | None = None
+    #: The leader computes an answer that nobody waits for any more.
+    computes: bool = False
     #: The workers that follow it, by device.
     followers: dict[int, Worker] = field(default_factory=dict)
     change: Change = "steady"
@@ -189,8 +191,8 @@ class TrialLife:
     placements: int = 0
     #: How many times it became live. After the first one, Tune does not notice.
     times_live: int = 0
-    #: It has waited in its process, and stands where Tune wants it restored.
-    stands: bool = False
+    #: The iteration where it has waited in its process, and where Tune wants it restored; None: it need be, if asked.
+    stands_at: int | None = None
     #: Iterations that its leader has done since the trial was loaded into it.
     done_here: int = 0
     #: It ran out of its GPU's memory, of which others held some. The next time the lack is its own.

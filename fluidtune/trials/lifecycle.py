@@ -46,7 +46,7 @@ def _on_placed(event: m.Placed, life: TrialLife) -> None:
 @on_event.register
 def _on_worker_found(event: m.WorkerFound, life: TrialLife) -> None:
     life.go("loading")
-    life.crew.leader, life.done_here = event.worker, 0
+    life.crew.leader, life.crew.computes, life.done_here = event.worker, False, 0
     life.order(m.Load(event.worker))
 
 
@@ -54,7 +54,7 @@ def _on_worker_found(event: m.WorkerFound, life: TrialLife) -> None:
 def _on_resumed(event: m.Resumed, life: TrialLife) -> None:
     life.go("live")
     life.times_live += 1
-    life.stands = True
+    life.stands_at = life.seen.delivered
     life.crew.leader, life.crew.facts, life.done_here = event.worker, event.facts, event.done_here
     if len(life.crew.wanted) > len(life.crew.devices):
         resizes.begin_resize(life)

@@ -189,6 +189,6 @@ def _on_released(event: m.Released, life: TrialLife) -> None:
 def _on_left(event: m.Left, life: TrialLife) -> None:
     had_place = life.released_from in HELD
     life.go("ended")
-    stands = life.released_from == "live" and not any(call.issued for call in life.calls)
+    stands = life.released_from == "live" and not life.crew.computes and not any(call.issued for call in life.calls)
     unload(life, "long", keep=event.keep, waits=event.waits and event.ending == "paused" and stands)
     life.order(m.TrialOver(event.ending, had_place), m.Tell(engine.TrialEnded(life.trial, event.ending)))

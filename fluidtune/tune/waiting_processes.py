@@ -53,10 +53,12 @@ class WaitingProcesses:
         self._waiting: dict[str, _Waiting] = {}
 
     def can_wait(self, run: TrialRun) -> bool:
-        """Whether the trial's process may wait: what it holds of its device is memory of the node alone."""
+        """Whether the process of the trial may wait: what it holds is memory of the node alone."""
         setup = self._job.setup
         alone = setup.layout.kind == "cpu" and setup.lanes is None and not run.life.gang
-        return alone and self._job.parked_memory > 0 and not self._job.reuses
+        leader = run.life.crew.leader
+        free = isinstance(leader, PooledWorker) and not leader.holds
+        return alone and free and self._job.parked_memory > 0 and not self._job.reuses
 
     def wait(self, run: TrialRun, park: m.Park) -> None:
         """The trial is paused, and its leader waits."""

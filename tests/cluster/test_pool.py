@@ -49,7 +49,7 @@ def no_cluster(monkeypatch):
 
 @pytest.fixture
 def pool(monkeypatch):
-    def start(self, device, visible, spare=False):
+    def start(self, device, visible, spare=False, several=False):
         self._count += 1
         seen.append(visible)
         name, actor = f"w{self._count}", Actor(ended)

@@ -383,6 +383,7 @@ class Play:
             cls = Stepper if trial.kind == "class" else Function
             trial.tune = TunesTrial(
                 trial_id=trial.name,
+                config={},
                 last_result={},
                 status="PENDING",
                 placement_group_factory=request,

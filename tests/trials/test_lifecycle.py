@@ -678,7 +678,7 @@ def test_an_error_tells_what_happened_before() -> None:
         "  WorkerFound(worker=w0) -> loading, steady, stay",
         "  Loaded(worker=w0) -> live, steady, stay",
         "  Asked(call=train, plain=True) -> live, steady, stay",
-        "  Left(ending='stopped', keep=False)",
+        "  Left(ending='stopped', keep=False, waits=False)",
     ]
 
 

@@ -116,7 +116,7 @@ def test_paused_trials_that_are_stopped_end_once() -> None:
     job: Any = TuningJob.__new__(TuningJob)
     job._ended = set()
     job.log = SimpleNamespace(stopped_for_good=lambda trial: None)
-    job.stall_detector = SimpleNamespace(forget=lambda trial: None)
+    job.stall_detector = job.limits = SimpleNamespace(forget=lambda trial: None)
     job._commit_cleanup = SimpleNamespace(trial_ended=added.append, run_ended=lambda saved: None)
     other = SimpleNamespace(trial_id="b", status="TERMINATED")
     goes_on = SimpleNamespace(trial_id="c", status="RUNNING")
