@@ -201,7 +201,10 @@ def test_one_call_an_iteration() -> None:
     torch.manual_seed(0)
     net, others = nn.Linear(4, 4), [nn.Linear(300, 300) for _ in range(4)]
     with grown(2, patient=False) as trial:
-        while len(trial.checked) < 1 + len(others):  # a follower gets several modules at a time
+        for _ in range(2000):  # a follower gets several modules at a time
+            if len(trial.checked) == 1 + len(others):
+                break
+            time.sleep(0.005)
             trial.width(2)
             for each in (net, *others):
                 each(torch.randn(8, each.in_features))
