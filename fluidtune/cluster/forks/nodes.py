@@ -86,7 +86,7 @@ class _Here:
 
 
 class Holder:
-    """The actor that holds a node's server and its shared data. It asks for no resources and lives as long as the job."""
+    """The actor that holds a node's server and shared data. It asks for no resources and lives as long as the job."""
 
     def __init__(self, variables: Callable[[Mapping[str, str]], dict[str, str]], folder: str | None) -> None:
         self._data = NodeFiles()
