@@ -9,7 +9,9 @@ The process that has loaded the data never has them twice: what of a large buffe
 once, in the place of the memory that it was in. Such a buffer is never freed. An allocator that got it back and took
 pages for zeros would find the data there (jemalloc). What it keeps are addresses: its memory is the file's.
 
-Ray's object store has been measured for this: while a process puts data there, they are in memory twice.
+Ray's object store would do with fewer lines, but its peak is twice the data: a process that puts them there has them
+beside. Four actors with an array of 500 MB took 1.83 to 2.04 times its size so, and 1.01 to 1.02 times by this module.
+The array was there as fast, and for a later process at once, by both.
 """
 
 from __future__ import annotations
