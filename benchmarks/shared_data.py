@@ -6,9 +6,9 @@ numbers. `fluid` gets it by `fluidtune.shared` under FluidTune; `stock_reuse` ke
 
 Each side runs twice, with the data and with a small part of them, so that what the job takes without data counts in
 neither. ``peak``: by how much the most memory that the job's processes had was larger with the data, divided by their
-size; ``median`` likewise, of all samples from the first trial's sum to the last one's. A page that several processes
-have counts once (Pss, proc(5)), and files in memory count whole. ``loads``: how often the data were loaded. ``ratio``:
-the peak of `stock_parameters` divided by ours.
+size, from the first load to the last sum; ``median`` likewise, of all samples from the first sum to the last. A page
+that several processes have counts once (Pss, proc(5)), and files in memory count whole. ``loads``: how often the data
+were loaded. ``ratio``: the peak of `stock_parameters` divided by ours.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ def ran(side: str, size: int, trials: int) -> dict[str, float]:
             over.set()
             thread.join()
         loads, sums = (times(Path(directory), kind) for kind in ("load", "sum"))
+    peak = max(used for when, used in samples if min(loads) < when < max(sums))
     middle = median(used for when, used in samples if min(sums) < when < max(sums))
-    return {"peak": max(used for _, used in samples), "median": middle, "loads": len(loads), "seconds": seconds}
+    return {"peak": peak, "median": middle, "loads": len(loads), "seconds": seconds}
 
 
 def measured(side: str, size: int, trials: int) -> dict[str, float]:
