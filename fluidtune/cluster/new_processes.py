@@ -18,7 +18,7 @@ import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fluidtune import hash_seed
-from fluidtune.cluster.data.data_keeper import VARIABLE, DataKeeper
+from fluidtune.cluster.data.node_files import VARIABLE, NodeFiles
 from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.forks.nodes import ForkServers, is_here
@@ -141,10 +141,10 @@ class NewProcesses:
         self._threads = max(1, int(plan.worker.get("CPU", 0)))
         beside = {"OMP_NUM_THREADS": str(self._threads)}
         forks = fork and plan.kind != "emulated"
-        #: How the names of the sockets begin at which nodes keep shared data.
+        #: How the names of the actors begin that hold the shared data of nodes.
         self._data = f"fluidtune-data-{secrets.token_hex(8)}"
-        #: Keeps the data of the driver's own node; None: no process was started there.
-        self._keeper: DataKeeper | None = None
+        #: The data of the driver's own node; None: no process was started there.
+        self._own_data: NodeFiles | None = None
         self._forks = ForkServers(self.environment, beside) if forks else None
         if plan.kind == "cpu":
             # A server has begun before it is known what the devices are. What is imported does not depend on it, except
@@ -162,25 +162,23 @@ class NewProcesses:
         if node not in self._before_start:
             self._before_start[node] = self._needed_before_start()
         if self._forks is not None and node is not None:
-            # The driver keeps the data of its own node.
+            # The driver holds the data of its own node.
             self._forks.prepare(node, self._before_start[node], None if is_here(node) else self._data_at(node))
         return node
 
     def _data_at(self, node: str) -> str:
-        """The name of the socket at which the node's shared data are kept."""
+        """The name of the actor that holds the node's shared data."""
         return f"{self._data}-{node}"
 
     def _shared_data(self, node: str | None) -> dict[str, str]:
-        """The variable by which a process finds the data that its node keeps; empty: the node keeps none."""
+        """The variable by which a process finds the shared data of its node; empty: the node has none."""
         if node is None or sys.platform != "linux":
             return {}
-        name = self._data_at(node)
         if is_here(node):
-            if self._keeper is None:
-                self._keeper = DataKeeper(name)
-        elif self._forks is None or self._forks.off is not None:
-            return {}  # its actor would have kept them
-        return {VARIABLE: name}
+            self._own_data = self._own_data or NodeFiles()
+            return {VARIABLE: self._own_data.paths}
+        forks = self._forks is not None and self._forks.off is None
+        return {VARIABLE: self._data_at(node)} if forks else {}
 
     def is_nearly_ready(self, device: int) -> bool:
         """Whether a process on the device is there sooner if it is forked after a moment than if it is started now."""
@@ -259,7 +257,7 @@ class NewProcesses:
 
     def close(self) -> None:
         """Let the fork servers of the job end, and its shared data be freed."""
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._own_data is not None:
+            self._own_data.close()
         if self._forks is not None:
             self._forks.close()

@@ -63,9 +63,7 @@ def move(life: TrialLife) -> None:
     unload(life, "long", then=True)
 
 
-def unload(
-    life: TrialLife, patience: m.Patience, then: bool = False, keep: bool = False, waits: bool = False
-) -> None:
+def unload(life: TrialLife, patience: m.Patience, then: bool = False, keep: bool = False, waits: bool = False) -> None:
     """Take all workers off the trial. Its followers are unloaded when their leader lets go of them, or ``waits``."""
     crew = life.crew
     leader, crew.leader = crew.leader, None

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import ray
 import torch
 from ray import tune
 
 import fluidtune
+from tests.contracts.processes import until
 
 pytestmark = [pytest.mark.ray, pytest.mark.newest]
 
@@ -38,6 +42,43 @@ def test_the_trials_of_a_job_load_once_and_the_next_job_loads_again(ray2, tmp_pa
         ).fit()
         assert sorted(each.metrics["total"] for each in grid) == [((1 << 20) - 1) * (1 << 19) + n for n in range(4)]
         assert len(list(notes.iterdir())) == jobs
+        until(lambda: not holding())
+
+
+def holding() -> list[int]:
+    """The processes that have shared data open or mapped: this one and those that it has started."""
+    found = []
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        with suppress(psutil.Error, OSError):
+            folder = Path(f"/proc/{process.pid}")
+            there = [os.readlink(each) for each in (folder / "fd").iterdir()] + [(folder / "maps").read_text()]
+            found += [process.pid] * any("memfd:fluidtune-shared" in each for each in there)
+    return found
+
+
+def test_when_the_trial_that_loads_is_killed_the_other_one_loads(ray2, tmp_path):
+    loads, begun = tmp_path / "loads", tmp_path / "begun"
+    loads.mkdir()
+    begun.mkdir()
+
+    def load() -> np.ndarray:
+        (loads / str(os.getpid())).touch()
+        if len(list(loads.iterdir())) == 1:
+            until(lambda: len(list(begun.iterdir())) == 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.ones(10)
+
+    def train(config: dict) -> None:
+        (begun / str(config["number"])).touch()
+        tune.report({"total": fluidtune.shared(load).sum()})
+
+    grid = fluidtune.Tuner(
+        train,
+        param_space={"number": tune.grid_search([0, 1])},
+        run_config=tune.RunConfig(storage_path=str(tmp_path), failure_config=tune.FailureConfig(max_failures=1)),
+    ).fit()
+    assert [each.metrics["total"] for each in grid] == [10.0, 10.0]
+    assert len(list(loads.iterdir())) == 2
 
 
 def test_trials_have_a_tensor_of_with_parameters_once_and_each_its_own_changes(kept_parameters, tmp_path):

@@ -2,8 +2,8 @@
 
 | module | what it does |
 | --- | --- |
-| `kept_data` | decides who loads a data set, who waits for it, who gets it |
-| `data_keeper` | holds a node's data sets, in the driver or in an actor |
-| `shared_data` | what a trial calls: asks the keeper, loads and writes the data, or maps them |
+| `shared_data` | what a trial calls: loads the data and writes them into the node's memory, or maps them |
+| `load_identity` | tells by which functions the same data are loaded |
+| `node_files` | the node's memory, and whose turn it is to load: two files that the driver or an actor holds open |
 | `trial_parameters` | what a trial has by `tune.with_parameters` |
 """

@@ -21,7 +21,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fluidtune.cluster.data.data_keeper import DataKeeper
+from fluidtune.cluster.data.node_files import NodeFiles
 from fluidtune.cluster.forks.child import environment_at_start
 from fluidtune.cluster.forks.fork_launcher import PREFIX
 from fluidtune.cluster.forks.fork_server import ForkServer, ServerState
@@ -89,16 +89,10 @@ class _Here:
 
 
 class Holder:
-    """The actor that holds a node's server. It asks for no resources and lives as long as the job.
+    """The actor that holds a node's server and shared data. It asks for no resources and lives as long as the job."""
 
-    ``data``: the name of the socket at which it also keeps the node's shared data (`fluidtune.cluster.data`); None:
-    somebody else does, or nobody.
-    """
-
-    def __init__(
-        self, variables: Callable[[Mapping[str, str]], dict[str, str]], folder: str | None, data: str | None
-    ) -> None:
-        self._keeper = None if data is None else DataKeeper(data)
+    def __init__(self, variables: Callable[[Mapping[str, str]], dict[str, str]], folder: str | None) -> None:
+        self._data = NodeFiles()
         self._folder = folder
         job = ray.get_runtime_context().get_job_id()
         self._environment = variables({**environment_at_start(), "RAY_JOB_ID": job})
@@ -112,13 +106,20 @@ class Holder:
         assert self._server is not None
         return self._server.wait()
 
+    def shared_data(self) -> str:
+        """The paths of the node's shared data."""
+        return self._data.paths
+
     def stop(self) -> None:
         if self._server is not None:
             self._server.stop()
 
 
 class There:
-    """A server that an actor holds. ``variables``: its environment, from that of a process of Ray's on the node."""
+    """A server that an actor holds. ``variables``: its environment, from that of a process of Ray's on the node.
+
+    ``name``: the actor's, by which processes find the node's shared data; None: they are held elsewhere, or not at all.
+    """
 
     def __init__(
         self,
@@ -127,17 +128,18 @@ class There:
         variables: Callable[[Mapping[str, str]], dict[str, str]],
         runtime_env: Mapping[str, Any],
         folder: str | None = None,
-        data: str | None = None,
+        name: str | None = None,
     ) -> None:
         self.state: ServerState | None = None
         whole = next((each["NodeID"] for each in ray.nodes() if each["NodeID"].startswith(node)), node)
         options = dict(
+            name=name,
             num_cpus=0,
             max_concurrency=3,
             runtime_env=dict(runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(whole, soft=False),
         )
-        self._actor = ray.remote(Holder).options(**options).remote(variables, folder, data)
+        self._actor = ray.remote(Holder).options(**options).remote(variables, folder)
         #: The call that is answered when the server is ready, and then the one that is answered when it has ended.
         self._awaited = self._actor.start.remote(*modules)
 
@@ -263,10 +265,10 @@ class ForkServers:
             self.off = why
             log.warning("FluidTune: each process of a trial is a plain new one, which takes longer: %s", why)
 
-    def prepare(self, node: str, runtime_env: Mapping[str, Any], data: str | None = None) -> None:
+    def prepare(self, node: str, runtime_env: Mapping[str, Any], name: str | None = None) -> None:
         """Start the node's server, unless it has one.
 
-        ``node``: the beginning of the node's id. ``data``: see `Holder`.
+        ``node``: the beginning of the node's id. ``name``: see `There`.
         """
         if self.off is not None or node in self._nodes:
             return
@@ -280,7 +282,7 @@ class ForkServers:
         def variables(found: Mapping[str, str]) -> dict[str, str]:
             return {**unless_set, **found, **environment}
 
-        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env, data=data)
+        self._nodes[node] = There(node, modules_of_trials(), variables, runtime_env, name=name)
 
     def _on(self, node: str | None) -> _Here | There | None:
         return None if node is None or self.off is not None else self._nodes.get(node)

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from fluidtune.cluster.data.data_keeper import NAME
+from fluidtune.cluster.data.node_files import NAME
 from fluidtune.errors import FluidTuneError
 from salus_share.client import LaneClient
 from salus_share.errors import Refused, SalusError, StaleToken
