@@ -12,7 +12,7 @@ from typing import Any
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
-from ray.tune.utils import serialization
+from ray.tune.utils import flatten_dict, serialization
 
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO, TrainingResult
 
@@ -138,6 +138,12 @@ def pending_again(controller: TuneController) -> int:
 def make_pending(controller: Any, trial: Trial) -> None:
     """Set a paused trial to PENDING. ``controller``: as a scheduler is handed it."""
     controller._set_trial_status(trial, Trial.PENDING)
+
+
+def flat_last_result(trial: Trial) -> dict[str, Any]:
+    """Return the trial's last result as Tune hands it to a scheduler."""
+    flat: dict[str, Any] = flatten_dict(trial.last_result)
+    return flat
 
 
 def make_paused(controller: Any, trial: Trial) -> None:

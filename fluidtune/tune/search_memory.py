@@ -24,9 +24,8 @@ import numpy as np
 import ray
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
-from ray.tune.utils import flatten_dict
 
-from fluidtune.ray_compat.controller import make_paused, make_pending, turn
+from fluidtune.ray_compat.controller import flat_last_result, make_paused, make_pending, turn
 from fluidtune.ray_compat.scheduler_pickle import perturbations, pickled, trial_gone, unpickled
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
 from fluidtune.tune.search_journal import Entry, SearchJournal, read_entries
@@ -412,7 +411,7 @@ class SearchMemory:
         for trial in paused:
             make_paused(controller, trial)
         for trial in ended:
-            self.complete(controller, trial, flatten_dict(trial.last_result))
+            self.complete(controller, trial, flat_last_result(trial))
             controller.stop_trial(trial)
 
     def run_ended(self, saved: bool) -> None:

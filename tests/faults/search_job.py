@@ -1,4 +1,7 @@
-"""A driver to kill: ASHA over trials that run one at a time. `python -m tests.faults.search_job new|restore STORAGE`."""
+"""A driver to kill: ASHA over trials that run one at a time. `python -m tests.faults.search_job MODE STORAGE`.
+
+MODE is new or restore.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ TRIALS, LAST = 18, 8
 
 
 def train(config):
-    from fluidtune import elastic
     from ray import tune
+
+    from fluidtune import elastic
 
     for epoch in elastic.epochs(0, LAST):
         time.sleep(0.05)
