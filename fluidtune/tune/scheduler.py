@@ -119,7 +119,8 @@ class FluidScheduler(TrialScheduler):
         behind = controller.controller_behind(tune_controller)
         if not self._begun:
             self._begun = True
-            self._memory.recall(controller.take_search(behind), controller.turn(behind))
+            if (saved := controller.take_search(behind)) is not None:
+                self._memory.recall(saved, controller.turn(behind))
         # A restored experiment adds its finished trials, too.
         if not trial.is_finished() and not self._left_to_ray and self._refusal is None:
             self._stopper_target = stopper_iteration(controller.run_stopper(behind))

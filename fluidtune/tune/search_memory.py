@@ -117,7 +117,7 @@ class SearchMemory:
 
     # --- the run begins
 
-    def recall(self, saved: dict[str, Any] | None, at: int) -> None:
+    def recall(self, saved: dict[str, Any], at: int) -> None:
         """Tune adds its first trial. ``saved``: what an earlier driver has kept; ``at``: the turn of Tune's loop."""
         self._saved, self._turn = saved, at
 

@@ -51,11 +51,11 @@ class Controller:
         self._iteration = 0
         self.decided: dict[str, dict[int, str]] = {}
         if snapshot is None:
-            self.memory.recall(None, 0)
             self.memory.start(folder, self._ask)
         else:
             self._iteration = snapshot["iteration"]
-            self.memory.recall(snapshot["search"] and json.loads(json.dumps(snapshot["search"])), self._iteration)
+            if snapshot["search"] is not None:
+                self.memory.recall(json.loads(json.dumps(snapshot["search"])), self._iteration)
             for name, config, status, done in snapshot["trials"]:
                 trial = new_trial(name, config)
                 trial.status = status if status in (Trial.TERMINATED, Trial.ERROR) else Trial.PENDING
@@ -227,6 +227,23 @@ def test_a_killed_search_decides_as_one_that_is_not(kind: str, period: int, tmp_
         found, _ = played(kind, tmp_path, kills, period)
         assert {name: max(each) for name, each in found.items()} == ends, kills
         assert found == expected, kills
+
+
+@pytest.mark.parametrize("kind", ["asha", "asha, brackets"])
+def test_a_restored_algorithm_has_every_score_that_was_reported(kind: str, tmp_path: Path) -> None:
+    seed(1)
+    controller = Controller(SCHEDULERS[kind](), tmp_path, 3)
+    for kept in controller.steps(10_000):
+        restored_one = Controller(SCHEDULERS[kind](), tmp_path / "nowhere", 3, kept)
+        restored_one.memory.start(tmp_path, lambda: None)
+        entries = {path: path.read_bytes() for path in tmp_path.glob("*.log")}
+        state = random.getstate(), np.random.get_state()
+        restored_one.memory.ready(restored_one)
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        assert restored_one.base.debug_string() == controller.base.debug_string()
+        for path in tmp_path.glob("*.log"):
+            path.unlink() if path not in entries else path.write_bytes(entries[path])
 
 
 class Unpicklable(ASHAScheduler):
