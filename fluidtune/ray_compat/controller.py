@@ -12,7 +12,7 @@ from typing import Any
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
-from ray.tune.utils import serialization
+from ray.tune.utils import flatten_dict, serialization
 
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO, TrainingResult
 
@@ -58,13 +58,33 @@ def replace_actor_manager(controller: TuneController, manager: ActorManager) -> 
     controller._actor_manager = manager
 
 
-def extend_controller(controller: TuneController, on_cleanup: Callable[[], None], status: Callable[[], str]) -> None:
+#: Under this name Tune's snapshot has what `extend_controller` is given as ``search``.
+_SEARCH = "_fluidtune_search"
+
+
+def take_search(controller: TuneController) -> dict[str, Any] | None:
+    """Return what the snapshot that the run goes on from has of the earlier driver's search, once; None: nothing."""
+    found: dict[str, Any] | None = vars(controller).pop(_SEARCH, None)
+    return found
+
+
+def turn(controller: Any) -> int:
+    """Return how many turns Tune's loop has made, over all drivers."""
+    return int(controller_behind(controller)._iteration)
+
+
+def extend_controller(
+    controller: TuneController,
+    on_cleanup: Callable[[], None],
+    status: Callable[[], str],
+    search: Callable[[], dict[str, Any] | None] = lambda: None,
+) -> None:
     """Have ``on_cleanup`` called when the controller begins to clean up, and the line of ``status`` shown to the user.
 
     Every reporter of Tune, in a terminal and in a notebook, shows what the controller says of used resources; Tune's
     loop asks for it in each of its turns. ``status`` is added to it. The controller gets a new class for that,
     because Tune saves the controller's attributes. The class also has the ``_reuse_actors`` that is in force, so that a
-    run that is restored hears it from its script again.
+    run that is restored hears it from its script again. Each snapshot of Tune keeps what ``search`` returns.
     """
     ours = type(controller)
     vars(controller).pop("_reuse_actors", None)
@@ -76,7 +96,12 @@ def extend_controller(controller: TuneController, on_cleanup: Callable[[], None]
     def used_resources(self: TuneController) -> str:
         return f"{ours._used_resources_string(self)}\n{status()}"
 
-    changed = {"cleanup": cleanup, "_used_resources_string": used_resources, "_reuse_actors": False}
+    def state(self: TuneController) -> dict[str, Any]:
+        kept = search()
+        return ours.__getstate__(self) if kept is None else {**ours.__getstate__(self), _SEARCH: kept}
+
+    changed: dict[str, Any] = {"cleanup": cleanup, "_used_resources_string": used_resources}
+    changed.update(__getstate__=state, _reuse_actors=False)
     controller.__class__ = type(ours.__name__, (ours,), changed)
 
 
@@ -113,6 +138,17 @@ def pending_again(controller: TuneController) -> int:
 def make_pending(controller: Any, trial: Trial) -> None:
     """Set a paused trial to PENDING. ``controller``: as a scheduler is handed it."""
     controller._set_trial_status(trial, Trial.PENDING)
+
+
+def flat_last_result(trial: Trial) -> dict[str, Any]:
+    """Return the trial's last result as Tune hands it to a scheduler."""
+    flat: dict[str, Any] = flatten_dict(trial.last_result)
+    return flat
+
+
+def make_paused(controller: Any, trial: Trial) -> None:
+    """Set a pending trial to PAUSED. ``controller``: as a scheduler is handed it."""
+    controller._set_trial_status(trial, Trial.PAUSED)
 
 
 def note_no_encoded_objects() -> None:

@@ -40,16 +40,16 @@ class ExperimentFolder:
         self._files = storage.storage_filesystem
         self._remote = str(storage.experiment_fs_path)
         # A filesystem within another one has type "subtree", also if that is a local one: its paths begin elsewhere.
-        self._is_local = self._files.type_name == "local"
-        self.path = Path(self._remote if self._is_local else storage.experiment_driver_staging_path)
+        self.is_local = self._files.type_name == "local"
+        self.path = Path(self._remote if self.is_local else storage.experiment_driver_staging_path)
         self.path.mkdir(parents=True, exist_ok=True)
-        if restored and self._is_local:
+        if restored and self.is_local:
             remove_partial(self.path)
         if not restored:
             for folder, files in {str(self.path): _HERE, self._remote: self._files}.items():
                 for log in _LOGS:
                     _set_aside(files, f"{folder}/{log}")
-        elif not self._is_local and not (self.path / EVENT_LOG_NAME).exists():
+        elif not self.is_local and not (self.path / EVENT_LOG_NAME).exists():
             try:
                 self._copy(self._files, f"{self._remote}/{EVENT_LOG_NAME}", _HERE, str(self.path / EVENT_LOG_NAME))
             except FileNotFoundError:
@@ -80,7 +80,7 @@ class ExperimentFolder:
 
     def upload(self) -> None:
         """The files are complete: bring them into the experiment's storage. If that fails, a warning says so."""
-        if self._is_local:
+        if self.is_local:
             return
         for name in _FILES:
             local = self.path / name

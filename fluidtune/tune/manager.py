@@ -30,6 +30,7 @@ from fluidtune.ray_compat.controller import (
 )
 from fluidtune.trials import messages as life
 from fluidtune.tune.ray_calls import IDLE_WAIT_S, RayCalls
+from fluidtune.tune.search_memory import SearchMemory
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, place_of, task_of
 from fluidtune.tune.trial_shell import TrialShell
 from fluidtune.tune.tune_callbacks import TuneCallbacks
@@ -44,10 +45,10 @@ FIRST_DEVICE_WAIT_S = 5.0
 STATUS_S = 1.0
 
 
-def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager | None:
+def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory) -> FluidActorManager | None:
     """Put FluidTune's executor under this controller, once; the first trial shows what the job needs.
 
-    Returns None for a job that runs as under stock Tune: see `TuningJob.for_controller`.
+    Returns None for a job that runs as under stock Tune: see `TuningJob.for_controller`. ``memory``: of its algorithm.
 
     Raises:
         FluidTuneError: the first trial asks for devices that the job cannot have.
@@ -61,13 +62,16 @@ def install(controller: Any, scheduler: Any, trial: Trial) -> FluidActorManager 
         return None
     manager = FluidActorManager(job)
     replace_actor_manager(controller, manager)
+    job.keep_search(memory)
 
     def on_cleanup() -> None:
         scheduler.run_ended()
         # Tune has saved its final state by now, unless it cleans up because of an exception.
-        manager.run_ended(saved=sys.exc_info()[0] is None)
+        saved = sys.exc_info()[0] is None
+        manager.run_ended(saved)
+        memory.run_ended(saved)
 
-    extend_controller(controller, on_cleanup, manager.status_line)
+    extend_controller(controller, on_cleanup, manager.status_line, lambda: memory.saved(controller))
     manager.note_trial(trial)
     return manager
 

@@ -2,7 +2,7 @@
 
 The base scheduler promotes, pauses and stops trials. `FluidScheduler` adds three things: on the first trial it makes
 Tune's controller run its trials by FluidTune, it tells the engine the trials' groups and budgets, and it does what a
-user who steers the run asks for (`steered_run`).
+user who steers the run asks for (`steered_run`). What the base scheduler is told goes through `search_memory`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fluidtune.ray_compat.versions import check_ray_version
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.groups import adapter_for
 from fluidtune.tune.groups.budgets import earliest, stop_iteration, stopper_iteration
+from fluidtune.tune.search_memory import SearchMemory
 from fluidtune.tune.steered_run import SteeredRun
 
 
@@ -70,11 +71,14 @@ class FluidScheduler(TrialScheduler):
         #: The iteration at which the run's stopper object ends every trial; None: it cannot be told.
         self._stopper_target: float | None = None
         self._steered = SteeredRun(self._adapter.no_keep)
+        self._memory = SearchMemory(base_scheduler)
+        #: Tune has added a trial.
+        self._begun = False
 
     def __getstate__(self) -> dict[str, Any]:
         # Tuner pickles its configuration before the run, for a later restore. The running manager is not part of it.
         state = dict(self.__dict__)
-        state.update(_manager=None, _left_to_ray=False, _refusal=None, _targets={})
+        state.update(_manager=None, _left_to_ray=False, _refusal=None, _targets={}, _begun=False)
         return state
 
     @property
@@ -108,27 +112,32 @@ class FluidScheduler(TrialScheduler):
             self.base_scheduler = self._make_base()
             self._adapter = adapter_for(self.base_scheduler)
         self._mode, self._steered = mode, SteeredRun(self._adapter.no_keep)
+        self._memory, self._begun = SearchMemory(self.base_scheduler), False
         return self.base_scheduler.set_search_properties(metric, mode, **spec)
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        behind = controller.controller_behind(tune_controller)
+        if not self._begun:
+            self._begun = True
+            if (saved := controller.take_search(behind)) is not None:
+                self._memory.recall(saved, controller.turn(behind))
         # A restored experiment adds its finished trials, too.
         if not trial.is_finished() and not self._left_to_ray and self._refusal is None:
-            behind = controller.controller_behind(tune_controller)
             self._stopper_target = stopper_iteration(controller.run_stopper(behind))
             try:
                 self._execute(behind, trial)
             except Exception as error:
                 # Raised here, Tune would take it for a fault of the state that it restores, and begin the run anew.
                 self._refusal = error
-        self._steered.add(controller.controller_behind(tune_controller), trial)
+        self._steered.add(behind, trial)
         if not self._steered.goes_on_alone(trial):
-            self.base_scheduler.on_trial_add(tune_controller, trial)
+            self._memory.add(tune_controller, trial)
 
     def _execute(self, behind: Any, trial: Trial) -> None:
         """Have FluidTune run the trial, and with the first one the job."""
         from fluidtune.tune.manager import install
 
-        self._manager = install(behind, self, trial)
+        self._manager = install(behind, self, trial, self._memory)
         self._left_to_ray = self._manager is None
         if self._manager is not None:
             self._steered.begin(self._manager.job, self.executor.steer)
@@ -138,18 +147,19 @@ class FluidScheduler(TrialScheduler):
         if not trial.should_recover():  # else Tune adds it again
             self._steered.trial_ended(trial)
         if not self._steered.goes_on_alone(trial):
-            self.base_scheduler.on_trial_error(tune_controller, trial)
+            self._memory.error(tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         if self._steered.ends(trial):
             # As at the run's stop criterion, of which Tune tells the algorithm by `on_trial_complete` alone.
-            self._adapter.last_result(tune_controller, trial, result)
+            with self._memory.asking(tune_controller) as handed:
+                self._adapter.last_result(handed, trial, result)
             return TrialScheduler.STOP
         decision = TrialScheduler.CONTINUE
         if not self._steered.goes_on_alone(trial):
-            decision = self.base_scheduler.on_trial_result(tune_controller, trial, result)
+            decision = self._memory.result(tune_controller, trial, result)
             if decision == TrialScheduler.STOP and self._steered.lets_go_on(trial):
-                self.base_scheduler.on_trial_complete(tune_controller, trial, result)
+                self._memory.complete(tune_controller, trial, result)
                 decision = TrialScheduler.CONTINUE
         if decision == TrialScheduler.CONTINUE and self._manager is not None:
             before = self._targets.get(trial.trial_id)
@@ -160,13 +170,13 @@ class FluidScheduler(TrialScheduler):
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         if self._ended(trial):
-            self.base_scheduler.on_trial_complete(tune_controller, trial, result)
+            self._memory.complete(tune_controller, trial, result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
         if self._manager is not None:
             self._manager.trial_removed(trial)
         if self._ended(trial):
-            self.base_scheduler.on_trial_remove(tune_controller, trial)
+            self._memory.remove(tune_controller, trial)
 
     def _ended(self, trial: Trial) -> bool:
         """The trial has ended. Returns whether the algorithm is to hear of that."""
@@ -177,13 +187,18 @@ class FluidScheduler(TrialScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         if self._refusal is not None:
             raise self._refusal
+        ready = self._memory.ready(tune_controller)
         self._steered.serve(tune_controller)
-        self._adapter.catch_up(tune_controller)
+        if not ready:
+            return None
+        with self._memory.asking(tune_controller) as handed:
+            self._adapter.catch_up(handed)
         for trial in self._adapter.overlooked():
             tune_controller.stop_trial(trial)
         for trial in self._adapter.promoted():
             controller.make_pending(tune_controller, trial)
-        chosen = self.base_scheduler.choose_trial_to_run(tune_controller)
+        with self._memory.asking(tune_controller) as handed:
+            chosen = self.base_scheduler.choose_trial_to_run(handed)
         if chosen is not None and chosen.status == Trial.PENDING:
             # Tune asks the actor manager for every pending trial by itself; the engine chooses which one starts.
             return None

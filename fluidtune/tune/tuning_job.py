@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_u
 from fluidtune.tune.experiment_folder import ExperimentFolder
 from fluidtune.tune.gpu_telemetry import GpuTelemetry
 from fluidtune.tune.job_log import JobLog
+from fluidtune.tune.search_memory import SearchMemory
 from fluidtune.tune.snapshot_pace import SnapshotPace
 from fluidtune.tune.stall_detector import StallDetector
 from fluidtune.tune.trial_limits import TrialLimits
@@ -120,7 +121,9 @@ class TuningJob:
         self.waits_for_checkpoints = scheduler.waits_for_checkpoints
         note_no_encoded_objects()
         self._snapshot_pace = SnapshotPace(self._results_known)
-        store_whole_files(controller, self._snapshot_pace.state_written)
+        #: Called when Tune has written its state.
+        self._on_state = [self._snapshot_pace.state_written]
+        store_whole_files(controller, self._state_written)
         self._folder = ExperimentFolder(storage(controller), was_restored(controller))
         if (seed := self._folder.hash_seed()) is not None:
             hash_seed.go_on_with(seed)
@@ -280,6 +283,21 @@ class TuningJob:
         """Up to which iteration of the trial no commit needs the results any more."""
         return self._snapshot_pace.results_stored(trial)
 
+    def keep_search(self, memory: SearchMemory) -> None:
+        """Tune's snapshots and the run's folder keep what the algorithm knows."""
+        memory.start(self._folder.path if self._folder.is_local else None, self._snapshot_pace.news_came)
+        self._on_state.append(memory.state_written)
+
+    def _state_written(self) -> Callable[[bool], None]:
+        """See `OnState`."""
+        told = [on_state() for on_state in self._on_state]
+
+        def stored(done: bool) -> None:
+            for tell in told:
+                tell(done)
+
+        return stored
+
     def _results_known(self) -> dict[str, int]:
         """Up to which iteration the state that Tune writes now has each trial's results, as a restored run reads it."""
         return {trial.trial_id: results_seen(trial).delivered for trial in self._controller.get_trials()}
@@ -322,7 +340,9 @@ class TuningJob:
             workers = [worker for worker in self.pool.workers.values() if worker.device in devices and worker.busy]
             self.log.silent(silent, [bundle for worker in workers for bundle in waits_for(worker.actor)])
         if self._snapshot_pace.is_due():
+            began = time.monotonic()
             begin_to_save_state(self._controller)
+            self._snapshot_pace.saved(time.monotonic() - began)
         self._commit_cleanup.save_and_delete(unloading)
         self._memory_trim.now_and_then()
 

@@ -161,3 +161,20 @@ def test_a_state_that_does_not_get_into_the_storage_is_not_taken_for_stored(tmp_
     with pytest.raises(OSError):
         brought(storage.syncer, tmp_path / "here", str(tmp_path / "there"))
     assert heard == [False]
+
+
+def test_news_is_saved_at_once_but_for_a_twentieth_of_the_time_at_most() -> None:
+    now = [0.0]
+    pace = SnapshotPace(lambda: {}, lambda: now[0])
+    assert not pace.is_due()
+    pace.news_came()
+    assert pace.is_due()
+    stored = pace.state_written()
+    pace.saved(1.0)
+    pace.news_came()
+    assert not pace.is_due(), "a state is on its way"
+    stored(True)
+    now[0] = 18.0
+    assert not pace.is_due()
+    now[0] = 19.0
+    assert pace.is_due()

@@ -1,0 +1,99 @@
+"""A scheduler of Tune as bytes: trials are in it by their ids, and nothing of Tune's controller is.
+
+A restored driver has other objects for the same trials. Where it unpickles the scheduler, it puts these in.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+from ray.train._internal.session import _FutureTrainingResult
+from ray.tune.execution.tune_controller import TuneController
+from ray.tune.experiment import Trial
+
+#: What is in the place of a trial, of a checkpoint that was being saved, and of what is the driver's own.
+_TRIAL, _CHECKPOINT, _SCHEDULER, _NOTHING = "_trial", "_checkpoint", "_scheduler", "_nothing"
+
+
+def _trial(name: str) -> Any: ...
+
+
+def _checkpoint(name: str | None) -> Any: ...
+
+
+def _scheduler() -> Any: ...
+
+
+def _nothing() -> None: ...
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, scheduler: Any, owners: dict[int, str]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        #: HyperBand's attributes have functions that know it.
+        self._scheduler = scheduler
+        #: The trial of each checkpoint that was being saved, by the future's identity.
+        self._owners = owners
+
+    def reducer_override(self, obj: Any) -> Any:
+        if obj is self._scheduler:
+            return _scheduler, ()
+        if isinstance(obj, Trial):
+            return _trial, (obj.trial_id,)
+        if isinstance(obj, _FutureTrainingResult):
+            return _checkpoint, (self._owners.get(id(obj)),)
+        if isinstance(obj, TuneController) or type(obj).__name__ == "TrialRunnerWrapper":
+            return _nothing, ()
+        return super().reducer_override(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, scheduler: Any, trial_called: Callable[[str], Trial]) -> None:
+        super().__init__(file)
+        self._trial_called = trial_called
+        self._ours = {
+            _TRIAL: trial_called,
+            _CHECKPOINT: self._newest,
+            _SCHEDULER: lambda: scheduler,
+            _NOTHING: _nothing,
+        }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == __name__:
+            return self._ours[name]
+        return super().find_class(module, name)
+
+    def _newest(self, name: str | None) -> Any:
+        return None if name is None else self._trial_called(name).checkpoint
+
+
+def pickled(scheduler: Any, more: Any) -> bytes:
+    """The scheduler's attributes, and ``more``. Raises whatever an attribute raises that cannot be pickled."""
+    states = getattr(scheduler, "_trial_state", None)  # PBT's; the median stopping rule has an empty one
+    futures = states.items() if isinstance(states, dict) else ()
+    owners = {id(kept.last_checkpoint): t.trial_id for t, kept in futures if hasattr(kept, "last_checkpoint")}
+    file = io.BytesIO()
+    _Pickler(file, scheduler, owners).dump((vars(scheduler), more))
+    return file.getvalue()
+
+
+def unpickled(content: bytes, scheduler: Any, trial_called: Callable[[str], Trial]) -> tuple[dict[str, Any], Any]:
+    """The attributes and ``more`` of `pickled`, for this ``scheduler``. ``trial_called``: the trial with an id."""
+    attributes, more = _Unpickler(io.BytesIO(content), scheduler, trial_called).load()
+    return attributes, more
+
+
+def trial_gone(name: str) -> Trial:
+    """Stands for a trial that the scheduler knows and the restored run has not: it began anew under another id."""
+    trial = Trial("", stub=True, trial_id=name)
+    trial.status = Trial.TERMINATED
+    return trial
+
+
+def perturbations(scheduler: Any) -> int:
+    """How often a population has given a trial another one's state. Its iterations are counted anew then."""
+    return getattr(scheduler, "_num_perturbations", 0)
