@@ -77,13 +77,6 @@ def test_a_paused_trial_goes_on_where_it_stands(trainable: Any, tmp_path: Path) 
     assert {len(set(pids)) for pids in columns(results, "pid").values()} == {1}
 
 
-def test_without_memory_for_them_none_waits(tmp_path: Path) -> None:
-    results = hyperband(Counting, tmp_path, parked_memory=0.0)
-    paused = [pids for pids in columns(results, "pid").values() if len(pids) > 3]
-    assert {len(set(pids)) for pids in paused} > {1}
-    assert all(steps == list(range(1, len(steps) + 1)) for steps in columns(results, "steps").values())
-
-
 def test_pressed_memory_ends_the_one_that_waits_longest(tmp_path: Path) -> None:
     """A 20,000th of this machine's memory is less than one process has. All end, and are restored."""
     results = hyperband(Counting, tmp_path, parked_memory=1 / 20_000)
