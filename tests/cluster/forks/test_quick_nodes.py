@@ -109,7 +109,7 @@ def test_a_cluster_knows_which_of_its_nodes_are_quick() -> None:
 
 
 def test_a_command_starts_a_quick_node_as_rays_does(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "fluidtune.cli", "node", "start", "--head", "--block", "--port=0", "--num-cpus=1"]
+    words = [sys.executable, "-m", "fluidtune", "node", "start", "--head", "--block", "--port=0", "--num-cpus=1"]
     words += ["--include-dashboard=false", "--disable-usage-stats"]
     node = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
