@@ -55,7 +55,8 @@ class LoadSpec:
 
 @dataclass(frozen=True)
 class Standing:
-    """What a process holds in which a paused trial waits: bytes of its own, and those of its node in all."""
+    """What a process holds in which a paused trial waits: bytes of its own, and those that its node, or its
+    container, has in all."""
 
     held: int
     of_node: int

@@ -28,7 +28,7 @@ from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_cores import TrialCores
 from fluidtune.cluster.hosting.trial_sessions import drop_session
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, free_gpu
-from fluidtune.cluster.sharing.lanes import Lack, LaneTicket
+from fluidtune.cluster.sharing.lanes import Lack, LaneTicket, node_memory
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
 from fluidtune.error_lines import failure
 from fluidtune.group_facts import GroupFacts
@@ -99,7 +99,7 @@ class Worker:
 
     def standing(self) -> Standing:
         """What this process holds while its trial waits between two iterations. Memory shared with others is theirs."""
-        return Standing(psutil.Process().memory_full_info().uss, psutil.virtual_memory().total)
+        return Standing(psutil.Process().memory_full_info().uss, node_memory())
 
     def export_model(self, *args: Any, **kwargs: Any) -> Any:
         trainable = self._hosted().trainable

@@ -271,7 +271,7 @@ class LaneMember:
             if left < LEFT * total:
                 raise _too_many(self._settings, total)
             return left
-        return int(_node_memory() * min(1.0, self._settings.cores / (os.cpu_count() or 1)))
+        return int(node_memory() * min(1.0, self._settings.cores / (os.cpu_count() or 1)))
 
 
 def _too_many(settings: LaneSettings, total: int) -> FluidTuneError:
@@ -292,7 +292,7 @@ def _torch_with_cuda() -> Any:
     return torch if torch.cuda.is_available() else None
 
 
-def _node_memory() -> int:
+def node_memory() -> int:
     """The bytes that this node may use, or this container if it is one."""
     there = int(psutil.virtual_memory().total)
     with contextlib.suppress(OSError, ValueError):
