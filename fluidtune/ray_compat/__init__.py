@@ -71,6 +71,9 @@ Tune's algorithms and stoppers (`schedulers`):
 - ``PopulationBasedTraining._synch``, ``PopulationBasedTraining._next_perturbation_sync``,
   ``PopulationBasedTraining._perturbation_interval``: the perturbation intervals.
 - ``PopulationBasedTraining._trial_state``: the population, and when each trial was last perturbed.
+- ``PopulationBasedTraining._num_perturbations``: tells whether a trial has got another one's state.
+- ``_FutureTrainingResult``: a checkpoint that is being saved, which no pickled scheduler can hold.
+- ``flatten_dict``: a trial's last result as Tune hands it to a scheduler.
 - ``MaximumIterationStopper._max_iter``, ``CombinedStopper._stoppers``: the iteration at which a stopper ends a trial.
 
 A trial's process (`trainable`):

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
+from ray import cloudpickle
 from ray.train._internal.session import _FutureTrainingResult
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial

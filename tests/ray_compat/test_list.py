@@ -40,7 +40,7 @@ from ray.tune.schedulers import (
 from ray.tune.schedulers.hyperband import _Bracket
 from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
 from ray.tune.trainable import FunctionTrainable, trainable
-from ray.tune.utils import serialization
+from ray.tune.utils import flatten_dict, serialization
 
 from fluidtune import ray_compat
 from fluidtune.tune.api import Tuner as FluidTuner
@@ -101,6 +101,8 @@ NAMES: dict[str, Any] = {
     "TrackedActor": TrackedActor,
     "_FilesystemSyncer": _FilesystemSyncer,
     "_TrainingResult": checkpoint_manager._TrainingResult,
+    "_FutureTrainingResult": session._FutureTrainingResult,
+    "flatten_dict": flatten_dict,
     "get_cluster_resource_state": sdk.get_cluster_resource_state,
     "get_session": session.get_session,
 }
