@@ -7,9 +7,8 @@ resume: a scheduler pauses the trial, changes its resources, and lets it continu
 the decision (the engine's instruction; the scheduler's PAUSE) until the driver has the first result of a step with the
 new workers.
 
-A growth for which FluidTune first had to start a process is listed as ``cold`` and not compared, because the trial
-trains on meanwhile. ``divided`` is the time from the decision to the first divided call, which ends before the first
-result does, and ``stall`` by how much the trial's calls took longer meanwhile: checks, and weights that are sent.
+A growth starts a process, if none is ready. ``divided`` is the time from the decision to the first divided call, and
+``stall`` by how much the trial's calls took longer meanwhile: checks, and weights that are sent.
 
 A side that takes longer than ``--limit`` is ended; ``not_ended`` names it, and it has no other figures (side_limit.py).
 """
@@ -38,9 +37,9 @@ Resizes = dict[str, list[float]]
 
 
 def resizes(events: Iterable[Mapping[str, Any]]) -> Resizes:
-    """The resizes in a FluidTune run's events: seconds of each ``grow``, ``shrink`` and ``cold`` growth, see above."""
-    found: Resizes = {"grow": [], "shrink": [], "cold": [], "divided": [], "stall": []}
-    #: trial -> seconds from the decision to its newest worker's coming, if that worker had a process then.
+    """The resizes in a FluidTune run's events: seconds of each ``grow`` and ``shrink``, see above."""
+    found: Resizes = {"grow": [], "shrink": [], "divided": [], "stall": []}
+    #: trial -> seconds from the decision to its newest worker's coming.
     came: dict[str, float] = {}
     #: trial -> its resize that is under way: when it was decided, its kind, and whether the devices have changed.
     under_way: dict[str, dict[str, Any]] = {}
@@ -49,9 +48,6 @@ def resizes(events: Iterable[Mapping[str, Any]]) -> Resizes:
         if name == "resize_started":
             kind = "grow" if len(event["devices_to"]) > len(event["devices_from"]) else "shrink"
             under_way[trial] = {"since": event["t"], "kind": kind, "done": False}
-        elif name == "worker_started":
-            for resize in under_way.values():
-                resize["kind"] = "cold" if resize["kind"] == "grow" else resize["kind"]
         elif name == "resized" and trial in under_way:
             under_way[trial]["done"] = True
             came.pop(trial, None)
@@ -131,7 +127,7 @@ def main() -> None:
     missing = [kind for kind in KINDS if not found[OURS][kind]]
     if missing:
         raise SystemExit(
-            f"FluidTune did not {' or '.join(missing)} the trial with a warm worker in this run: on a machine that "
+            f"FluidTune did not {' or '.join(missing)} the trial in this run: on a machine that "
             "is busy with other things two workers may be no faster than one; try again, or with more --repeats"
         )
     sides = {name: side(values) for name, values in found.items()}

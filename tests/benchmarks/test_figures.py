@@ -68,7 +68,7 @@ def test_resizes_last_from_the_decision_to_the_first_result_after():
         _event(7.5, "trial_ended"),
     ]
     found = resizes(events)
-    assert found == {"grow": [0.5], "shrink": [0.25], "cold": [3.0], "divided": [pytest.approx(0.55)], "stall": [0.01]}
+    assert found == {"grow": [3.0, 0.5], "shrink": [0.25], "divided": [pytest.approx(0.55)], "stall": [0.01]}
 
 
 def test_iterations_of_a_fluid_run_lie_on_the_devices_held():
