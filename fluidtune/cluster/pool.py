@@ -84,6 +84,8 @@ class WorkerPool:
         #: Every living worker by name, and by device and name.
         self.workers: dict[str, PooledWorker] = {}
         self._on_device: defaultdict[int, dict[str, PooledWorker]] = defaultdict(dict)
+        #: Those that serve another device than that in whose group they live, by name.
+        self._away: dict[str, PooledWorker] = {}
         #: By node, how many of its processes may start at a time, and those that were starting at the last look.
         self._starts: dict[str, int] = {}
         self._starting: defaultdict[str, list[PooledWorker]] = defaultdict(list)
@@ -155,7 +157,7 @@ class WorkerPool:
                 return False
             del self._on_device[worker.device][worker.name]
             worker.device = device
-            self._on_device[device][worker.name] = worker
+            self._on_device[device][worker.name] = self._away[worker.name] = worker
         worker.go_on()
         return True
 
@@ -238,6 +240,7 @@ class WorkerPool:
     def _forget(self, worker: PooledWorker) -> None:
         self.workers.pop(worker.name, None)
         self._on_device[worker.device].pop(worker.name, None)
+        self._away.pop(worker.name, None)
         if worker in self._idle[worker.device]:
             self._idle[worker.device].remove(worker)
 
@@ -294,7 +297,7 @@ class WorkerPool:
 
     def _of(self, device: int) -> list[PooledWorker]:
         self._note_ends()
-        living = (*self.workers.values(), *self._leaving.values())
+        living = (*self._on_device[device].values(), *self._away.values(), *self._leaving.values())
         return [worker for worker in living if device in (worker.device, worker.home)]
 
     def close(self) -> None:
@@ -319,6 +322,7 @@ class WorkerPool:
         self._killing.finish()
         self.workers.clear()
         self._on_device.clear()
+        self._away.clear()
         self._idle.clear()
         psutil.wait_procs(self._ending, timeout=max(0.0, now + CLOSE_S - time.monotonic()))
         self._ending.clear()

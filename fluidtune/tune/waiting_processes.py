@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray import cloudpickle
-from ray.tune.experiment import Trial
 
 from fluidtune.cluster.hosting.messages import Standing
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
@@ -32,7 +31,6 @@ class _Waiting:
     """``config``, ``checkpoint``: those that the trial had when it was paused."""
 
     worker: PooledWorker
-    trial: Trial
     config: bytes
     checkpoint: str | None
     secret: bytes
@@ -65,10 +63,10 @@ class WaitingProcesses:
         worker = park.worker
         assert isinstance(worker, PooledWorker)
         worker.wait()
-        saved = park.commits or run.trial.latest_checkpoint_result is not None
-        waiting = self._waiting[run.id] = _Waiting(
-            worker, run.trial, _config_of(run), _place(run.trial), run.secret, park.facts, park.done_here, saved
-        )
+        checkpoint = run.trial.latest_checkpoint_result
+        config, saved = _config_of(run), park.commits or checkpoint is not None
+        kept = run.secret, park.facts, park.done_here, saved
+        waiting = self._waiting[run.id] = _Waiting(worker, config, place_of(checkpoint), *kept)
         self._calls.track_call(worker.actor.standing.remote(), partial(self._said, run.id, waiting))
 
     def _said(self, trial: str, waiting: _Waiting, value: Any) -> None:
@@ -107,7 +105,7 @@ class WaitingProcesses:
         if waiting is None:
             otherwise()
             return None
-        same = waiting.config == _config_of(run) and waiting.checkpoint == _place(run.trial)
+        same = waiting.config == _config_of(run) and waiting.checkpoint == place_of(run.trial.latest_checkpoint_result)
         alive = self._job.pool.is_alive(waiting.worker)
         if same and alive and self._job.pool.go_on(waiting.worker, device, may_move=not self._job.setup.leased):
             del self._waiting[run.id]
@@ -141,7 +139,3 @@ def _config_of(run: TrialRun) -> bytes:
         return bytes(cloudpickle.dumps(run.trial.config))
     except Exception:  # no later run has the same
         return repr(run).encode()
-
-
-def _place(trial: Trial) -> str | None:
-    return place_of(trial.latest_checkpoint_result)
