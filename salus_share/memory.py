@@ -56,6 +56,8 @@ _NOT_STARTED = (
     "CUSPARSE_STATUS_NOT_INITIALIZED",
     "CUFFT_INTERNAL_ERROR",
 )
+#: Bytes of a thread's stack, by Linux's default (getrlimit(2), RLIMIT_STACK).
+STACK = 8 << 20
 #: Bytes that are free on a full GPU at most: a library's handle and workspace take 8 to 64 MiB.
 FULL = 64 << 20
 
@@ -94,6 +96,9 @@ class Meter(Protocol):
 
     def give_back(self) -> None:
         """Free for other processes what the allocator keeps and does not use."""
+
+    def is_full(self) -> bool:
+        """Whether the limit leaves so little that an error, whatever it says, is taken for one of memory."""
 
 
 class ResidentMeter:
@@ -141,6 +146,11 @@ class ResidentMeter:
 
     def give_back(self) -> None:
         """Nothing to do: the C library has given it back."""
+
+    def is_full(self) -> bool:
+        """Whether a thread's stack does not fit any more: libraries say then what they like ("cannot start thread")."""
+        allowed, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        return allowed != resource.RLIM_INFINITY and allowed - _status("VmData") < STACK
 
     def _of_all(self) -> tuple[int, int]:
         """The bytes of the files apart: those in memory that this process has not changed, and those that are mapped.
@@ -204,6 +214,10 @@ class CudaMeter:
 
     def give_back(self) -> None:
         self._torch.cuda.empty_cache()
+
+    def is_full(self) -> bool:
+        """No: torch's allocator names its failures, and other libraries' are read off what the GPU has left."""
+        return False
 
     def _look(self) -> None:
         held = self._telemetry.process_memory(self._uuid, os.getpid())

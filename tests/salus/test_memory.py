@@ -191,15 +191,16 @@ def measure(pipe) -> None:
     pipe.send((first, meter.read()))
     usage = meter.read()
     meter.limit(usage.framework + usage.model + 100 * MB)
-    fits = bytearray(64 * MB)
-    del fits
+    bytearray(64 * MB)
     try:
         bytearray(128 * MB)
     except MemoryError as error:
-        pipe.send(is_out_of_memory(error))
+        pipe.send(is_out_of_memory(error) and not meter.is_full())
+    meter.limit(usage.framework + usage.model + 4 * MB)
+    full = meter.is_full()
     meter.lift()
     bytearray(128 * MB)
-    pipe.send("lifted")
+    pipe.send("lifted" if full and not meter.is_full() else "it does not know that it is full")
 
 
 def measure_on_gpu(pipe) -> None:

@@ -209,7 +209,7 @@ class LaneMember:
         None: the error is the trial's own, for instance because it had the whole device.
         """
         memory = memory_left(self._torch)
-        if not any(is_out_of_memory(each, memory and memory[0]) for each in causes(error)):
+        if not (self._meter.is_full() or any(is_out_of_memory(each, memory and memory[0]) for each in causes(error))):
             return None
         if self._shared is None and not self._has_company():
             return None
