@@ -8,7 +8,6 @@ themis_bridge/shell/control.py (arbiter) and serving (serve).
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -315,20 +314,10 @@ def arbiter(context: click.Context, address: str) -> None:
 
 def _connect(address: str) -> None:
     """Connect to the Ray cluster. Commands do so themselves, since their groups run before a command's ``--help``."""
-    import ray
+    from fluidtune.ray_compat.cluster_address import join
 
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:
-        named = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-        whose = f" (RAY_ADDRESS is {named!r})" if named != address else ""
-        if not isinstance(error, ConnectionError):  # It is no address, or the cluster has another version.
-            said = " ".join(str(error).split()) or type(error).__name__
-            raise FluidTuneError(f"the Ray cluster at {address!r}{whose} cannot be joined: {said}") from None
-        # Since 2.60 a cluster may want a token, which Ray sends unasked only where it has found the cluster itself.
-        asked = named == "auto" or "RAY_AUTH_MODE" in os.environ
-        token = "" if asked else "; if one runs there, it wants a token: set RAY_AUTH_MODE=token"
-        raise FluidTuneError(f"there is no Ray cluster at {address!r}{whose}; start one with: ray start --head{token}")
+    if not join(address):
+        raise FluidTuneError("there is no Ray cluster here; start one with: ray start --head")
 
 
 @arbiter.command()

@@ -81,13 +81,17 @@ def _cluster() -> Iterator[Check]:
     try:
         import ray
 
-        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+        from fluidtune.errors import FluidTuneError
+        from fluidtune.ray_compat.cluster_address import join
     except ImportError as error:
         yield "cluster", None, f"not looked for ({error})"
         return
-    except Exception as error:  # ConnectionError, or what a cluster of another version says
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        yield "cluster", None, f"none to join, so a job begins one of its own ({first})"
+    try:
+        if not join():
+            yield "cluster", None, "none to join, so a job begins one of its own"
+            return
+    except FluidTuneError as error:
+        yield "cluster", False, f"jobs would join one in vain: {error}"
         return
     try:
         has = ray.cluster_resources()

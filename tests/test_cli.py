@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from fluidtune.cli import _counts, cli
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat import cluster_address
 from tests.report.makers import random_run, written
 from themis_bridge import ThemisError
 from themis_bridge.settings import Settings
@@ -97,11 +98,9 @@ def test_a_log_that_may_not_be_read_is_one_line(command: str, tmp_path: Path) ->
     refused(command, "x" * 300, *trial, mentions="x cannot be read: File name too long", cwd=tmp_path)
 
 
-def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str, connect: Any = lambda **settings: None) -> Any:
-    """Run `fluidtune arbiter` in this process with ``connect`` as ``ray.init``. Returns the exception, or None."""
-    import ray
-
-    monkeypatch.setattr(ray, "init", connect)
+def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str) -> Any:
+    """Run `fluidtune arbiter` in this process as on a cluster. Returns the exception, or None."""
+    monkeypatch.setattr(cluster_address, "join", lambda address: True)
     return CliRunner().invoke(cli, ["arbiter", *args]).exception
 
 
@@ -131,35 +130,6 @@ def test_a_plan_of_no_trials_or_iterations(trials: int | None, iterations: int |
         job_of("profile.json", trials, iterations)
 
 
-def test_an_arbiter_without_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(**settings: Any) -> None:
-        raise ConnectionError
-
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    assert str(_invoke(monkeypatch, "status", connect=connect)).endswith("ray start --head")
-    said = str(_invoke(monkeypatch, "--address", "10.1.2.3:6379", "status", connect=connect))
-    assert "no Ray cluster at '10.1.2.3:6379'" in said
-    assert "RAY_AUTH_MODE=token" in said  # docs/bugs.md, 463
-
-
-@pytest.mark.parametrize(
-    "error", [ValueError("Invalid address format: head:6379:1"), RuntimeError("Version mismatch: it has\n  Ray: 2.44")]
-)
-def test_a_cluster_that_cannot_be_joined_is_one_line(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 590."""
-
-    def connect(**settings: Any) -> None:
-        raise error
-
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    found = _invoke(monkeypatch, "--address", "head:6379:1", "status", connect=connect)
-    assert isinstance(found, FluidTuneError)
-    text = " ".join(str(error).split())
-    assert str(found) == f"the Ray cluster at 'head:6379:1' cannot be joined: {text}"
-    monkeypatch.setenv("RAY_ADDRESS", "other")
-    assert "at 'auto' (RAY_ADDRESS is 'other') cannot be joined" in str(_invoke(monkeypatch, "status", connect=connect))
-
-
 @pytest.mark.parametrize("command", ["start", "status", "stop"])
 def test_an_arbiter_that_does_not_answer(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/bugs.md, 631."""
@@ -178,14 +148,12 @@ def test_an_arbiter_that_does_not_answer(command: str, monkeypatch: pytest.Monke
 
 
 def test_a_picture_of_a_service_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
     from fluidtune.serving import service
 
     def cannot(path: str) -> Any:
         raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(ray, "init", lambda **settings: None)
+    monkeypatch.setattr(cluster_address, "join", lambda address: True)
     monkeypatch.setattr(service, "status", dict)
     monkeypatch.setattr(service, "picture", cannot)
     done = CliRunner().invoke(cli, ["serve", "status", "--json", "--picture", "/x.png"])
@@ -195,9 +163,7 @@ def test_a_picture_of_a_service_that_cannot_be_written(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("group, command", [("arbiter", "start"), ("arbiter", "status"), ("serve", "status")])
 def test_help_and_a_wrong_option_need_no_cluster(group: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # docs/bugs.md, 335
-    import ray
-
-    monkeypatch.setattr(ray, "init", lambda **settings: pytest.fail("nothing is to be connected to"))
+    monkeypatch.setattr(cluster_address, "join", lambda address: pytest.fail("nothing is to be connected to"))
     helped = CliRunner().invoke(cli, [group, command, "--help"])
     assert helped.exit_code == 0 and helped.output.startswith("Usage:")
     wrong = CliRunner().invoke(cli, [group, command, "--address", "10.1.2.3:6379"])

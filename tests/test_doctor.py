@@ -87,15 +87,6 @@ def test_no_mps_is_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     assert doctor._mps()[1] is None
 
 
-def test_no_cluster_to_join(monkeypatch: pytest.MonkeyPatch) -> None:
-    def init(**options: Any) -> None:
-        raise ConnectionError("Could not find any running Ray instance.")
-
-    monkeypatch.setattr(ray, "init", init)
-    [(name, found, text)] = doctor._cluster()
-    assert (name, found) == ("cluster", None) and "a job begins one of its own" in text
-
-
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray2")
 def test_the_cluster_that_a_job_would_join() -> None:

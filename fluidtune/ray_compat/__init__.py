@@ -5,7 +5,7 @@
 `cloning`: a further trial made from one that is there. `entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``.
 `accelerators`: a process' GPUs, cores. `worker_program`: what Ray runs as a worker. `worker_start`: by what it starts
 one. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn. `train_runs`:
-where workers of Ray Train start.
+where workers of Ray Train start. `cluster_address`: the cluster that a job joins.
 `job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `whole_files`: how a run's files get into
 its storage. `run_state`: the trials of a run, read from its storage. This package decides nothing and imports no other
 room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray
@@ -45,6 +45,13 @@ Tune's controller (`controller`):
   The handles of trials that are left to Ray's own manager are seen in ours.
 - ``RayActorManager._actor_task_events``: the controller waits for one future with its ``resolve_future``. That of a
   trial that is left to Ray is found by ``get_futures``.
+
+The cluster that a job joins (`cluster_address`):
+
+- ``canonicalize_bootstrap_address``: by it ``ray.init()`` finds the cluster that it joins.
+- ``GcsClient``: asks a head node whether it takes this user's token, and no more.
+- ``maybe_enable_token_auth_if_token_available``: since Ray 2.60, how ``ray.init()`` comes to send a user's token to a
+  cluster that it has found itself. Older ones have no tokens.
 
 A trial that is made from another one (`cloning`):
 

@@ -11,7 +11,8 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from ray._private import state, worker
+from ray import _raylet
+from ray._private import services, state, worker
 from ray._private.parameter import RayParams
 from ray._raylet import CoreWorker, GlobalStateAccessor
 from ray.actor import ActorClass, ActorHandle
@@ -97,14 +98,17 @@ MODULES: dict[str, Any] = {
     "worker_group": worker_group,
 }
 NAMES: dict[str, Any] = {
+    "GcsClient": _raylet.GcsClient,
     "GlobalStateAccessor": GlobalStateAccessor,
     "TrackedActor": TrackedActor,
     "_FilesystemSyncer": _FilesystemSyncer,
     "_TrainingResult": checkpoint_manager._TrainingResult,
     "_FutureTrainingResult": session._FutureTrainingResult,
+    "canonicalize_bootstrap_address": services.canonicalize_bootstrap_address,
     "flatten_dict": flatten_dict,
     "get_cluster_resource_state": sdk.get_cluster_resource_state,
     "get_session": session.get_session,
+    "maybe_enable_token_auth_if_token_available": None,  # tests/ray_compat/test_cluster_address.py, on the newest Ray
 }
 
 
@@ -161,7 +165,9 @@ def test_nothing_is_used_that_is_not_listed() -> None:
     lacking = {name: where for name, where in used.items() if name.rpartition(".")[2] not in names}
     # Classes and modules that hold what is listed.
     assert set(lacking) == {
+        "ray._private.authentication.authentication_token_setup",
         "ray._private.parameter.RayParams",
+        "ray._private.services",
         "ray.core.generated.gcs_pb2.ActorTableData",
         "ray.core.generated.gcs_pb2.PlacementGroupTableData",
         "ray.tune.execution.tune_controller.TuneController",

@@ -1,0 +1,64 @@
+"""Commands look for the cluster that a job would join, and are answered within seconds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat.cluster_address import cluster_of_jobs, join
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder in which Ray keeps the address of a cluster of this machine."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    return tmp_path / "ray"
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The address of something that takes connections and answers nothing, as a head node that hangs."""
+    with socket.create_server(("", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_where_there_is_none(alone: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cluster_of_jobs() is None and not join()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("by", ["ray start", "RAY_ADDRESS", "--address"])
+def test_one_that_has_ended_or_hangs(
+    by: str, silent: str, alone: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said = {silent: "answers no client within 3 s", "127.0.0.1:1": "does not answer (", "x:1:2": "is no Ray cluster at"}
+    for address, words in said.items():
+        if by == "ray start":
+            (alone / "ray_current_cluster").write_text(address)
+        elif by == "RAY_ADDRESS":
+            monkeypatch.setenv(by, address)
+        with pytest.raises(FluidTuneError) as found:
+            join(address if by == "--address" else "auto")
+        assert words in str(found.value)
+        assert ("RAY_ADDRESS is" in str(found.value)) == (by == "RAY_ADDRESS")
+        assert ("`ray stop` forgets" in str(found.value)) == (by == "ray start" and "does not answer" in words)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray2")
+def test_one_that_answers() -> None:
+    address = ray.get_runtime_context().gcs_address
+    code = "import sys; from fluidtune.ray_compat.cluster_address import *; print(cluster_of_jobs(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, address], env=os.environ, capture_output=True, text=True)
+    assert done.stdout.strip() == address, done.stderr
