@@ -29,6 +29,7 @@ def cluster_of_jobs(address: str = "auto") -> str | None:
     ``address``: that of a certain cluster, in place of a job's. None: there is none, so a job begins one of its own.
     Raises FluidTuneError, within 4 s, for an address that is none and for a cluster that does not answer.
     """
+    found_by_ray = address == "auto" and not os.environ.get("RAY_ADDRESS")
     logger = logging.getLogger("ray._private.services")
     level = logger.level
     try:
@@ -44,12 +45,10 @@ def cluster_of_jobs(address: str = "auto") -> str | None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (OSError, ValueError) as error:
-        kept = address == "auto" and not os.environ.get("RAY_ADDRESS")
-        remedy = "it has ended; `ray stop` forgets its address" if kept else "start it, or name another"
-        raise FluidTuneError(
-            f"the Ray cluster at {_named(address, found)} does not answer ({error}): {remedy}"
-        ) from None
-    said = _answer(found, found_by_ray=address == "auto" and not os.environ.get("RAY_ADDRESS"))
+        remedy = "it has ended; `ray stop` forgets its address" if found_by_ray else "start it, or name another"
+        said = f"does not answer ({error}): {remedy}"
+        raise FluidTuneError(f"the Ray cluster at {_named(address, found)} {said}") from None
+    said = _answer(found, found_by_ray)
     if said is not None:
         if any(word in said for word in _NO_TOKEN):
             said = "it wants a token that this user has not: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
@@ -82,7 +81,8 @@ def _named(address: str, found: str | None = None) -> str:
 def _answer(address: str, found_by_ray: bool) -> str | None:
     """What a client is told by the head node at ``address``; None: it is welcome.
 
-    ``found_by_ray``: Ray sends its token unasked then. A child asks, as Ray's client can neither be given a time limit nor made silent.
+    ``found_by_ray``: Ray sends its token unasked then. A child asks, as Ray's client can neither be
+    given a time limit nor made silent.
     """
     read, write = os.pipe()
     child = os.fork()
