@@ -480,6 +480,7 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
 @click.option("--port", type=int, default=8000, show_default=True)
 @click.option("--token", type=click.File(), default=None, help="Who asks has what this file holds.  [anybody may ask]")
+@click.option("--no-token", is_flag=True, help="Where other machines reach HOST, all of them may ask.")
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="Pages of this origin may ask.  [none]")
 @click.pass_obj
 def serve_start(
@@ -497,10 +498,11 @@ def serve_start(
     if gpus is not None:
         settings["devices"] = f"gpu:{gpus}"
     sys.path.insert(0, "")  # As for a script: modules are looked for in the current directory, too.
-    _connect(address)
     from fluidtune.report.terminal_text import printable
-    from fluidtune.serving.service import loader, serve
+    from fluidtune.serving.service import check_installed, loader, serve
 
+    check_installed()
+    _connect(address)
     secret = token.read().strip() if token is not None else None
     found = loader(load) if load is not None else None
     served = serve(run_dir, found, arbiter="auto" if shared else None, token=secret, **settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 #: A host that stands for all addresses of the machine, or for the machine, and one of these addresses.
@@ -12,6 +13,14 @@ def listening(host: str, port: int, backlog: int | None = None) -> socket.socket
     """A socket that listens there; a host with ":" is one of IPv6. Raises OSError if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=backlog)
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether only processes of this machine reach what listens there. A name that is not localhost may be any."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def url_of(host: str, port: int) -> str:

@@ -11,12 +11,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from starlette.responses import Response
+from typing import TYPE_CHECKING, Any
 
 from fluidtune.serving.openapi import DOCUMENT, PAGE
 from symphony_serve.errors import Refused, ServeError
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
 
 #: The paths besides "/" and those of the trials. Source: Kubernetes' names for whether a process lives, and whether it
 #: can answer, and Prometheus' name for what it scrapes.
@@ -142,4 +143,7 @@ def unknown(name: str, trials: Sequence[str]) -> str:
 
 
 def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    # Here, because the commands' side names paths by this module, also where `fluidtune[serve]` is not installed.
+    from starlette.responses import Response
+
     return Response(json.dumps(value), status, headers, media_type="application/json")

@@ -29,7 +29,7 @@ from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
 from fluidtune.report.terminal_text import printable
-from fluidtune.serving.address import listening, url_of
+from fluidtune.serving.address import is_of_this_machine, listening, url_of
 from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.held_checkpoints import held, let_go
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
@@ -135,6 +135,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     token: str | None = None,
+    no_token: bool = False,
     cors: Sequence[str] = (),
     batching: str = "auto",
     follow: float | None = None,
@@ -173,7 +174,7 @@ def serve(
             possible. False: they are started as Ray starts processes.
         host, port: where HTTP is served.
         token: whoever asks must send it as ``Authorization: Bearer TOKEN``, probes apart. None: every client that
-            reaches the address may ask.
+            reaches the address may ask. Where other machines reach it, that is refused without ``no_token``.
         cors: origins, such as "https://example.org", whose pages may ask from a browser. Default: none.
         batching: which requests form a batch: "window", "orloj" for models whose times vary by the input, or "auto":
             "orloj" while the times of batches of one size vary.
@@ -205,10 +206,12 @@ def serve(
         trials = winners(results, top, metric, mode, running=follow is not None)
         placing, loading, run = None, Loading.of(load, trials, beside), run_directory(results)
     policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
+    if token is None and not no_token and not is_of_this_machine(host):
+        raise FluidTuneError(f"other machines reach host {host!r}: give a token, or no_token if all of them may ask")
     former = _former(batching)
     if stages != 1 or stage_memory is not None:
         former = _in_stages(stages, stage_memory, former, top=top != 1, beside=beside, arbiter=arbiter, follow=follow)
-    _check_installed()
+    check_installed()
     if not ray.is_initialized():
         start_quick_nodes()
         ray.init(log_to_driver=False)
@@ -536,9 +539,11 @@ def missing() -> list[str]:
     return [name for name in NEEDS if importlib.util.find_spec(name) is None]
 
 
-def _check_installed() -> None:
+def check_installed() -> None:
+    """Raises FluidTuneError, with the command that installs it, if something of `fluidtune[serve]` is missing."""
     if missing():
-        raise FluidTuneError(f'{", ".join(missing())} is not installed; type: pip install "fluidtune[serve]"')
+        said = f"not installed: {', '.join(missing())}"
+        raise FluidTuneError(f'{said}; type: pip install "fluidtune[serve]"')
 
 
 def _spec(devices: str | None, cluster: Mapping[str, float]) -> DeviceSpec:

@@ -10,23 +10,23 @@ import pytest
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import service
-from fluidtune.serving.address import listening, url_of
+from fluidtune.serving.address import is_of_this_machine, listening, url_of
 
 
 @pytest.mark.parametrize(
-    ("host", "url"),
+    ("host", "url", "alone"),
     [
-        ("127.0.0.1", "http://127.0.0.1:8000/"),
-        ("localhost", "http://127.0.0.1:8000/"),
-        ("0.0.0.0", "http://127.0.0.1:8000/"),
-        ("::1", "http://[::1]:8000/"),
-        ("::", "http://[::1]:8000/"),
-        ("head.example", "http://head.example:8000/"),
+        ("127.0.0.1", "http://127.0.0.1:8000/", True),
+        ("localhost", "http://127.0.0.1:8000/", True),
+        ("0.0.0.0", "http://127.0.0.1:8000/", False),
+        ("::1", "http://[::1]:8000/", True),
+        ("::", "http://[::1]:8000/", False),
+        ("head.example", "http://head.example:8000/", False),
     ],
 )
-def test_the_url_of_a_host(host, url):
+def test_the_url_of_a_host_and_whether_others_reach_it(host, url, alone):
     """docs/bugs.md, 588."""
-    assert url_of(host, 8000) == url
+    assert url_of(host, 8000) == url and is_of_this_machine(host) == alone
     assert httpx.URL(url_of(host, 8000)).port == 8000
 
 
