@@ -367,6 +367,10 @@ def start(
             control.change(unit, changes)
         else:
             control.start(unit, **changes)
+        users = {app["user"] for app in control.status()["apps"].values()}
+    nobody = sorted({*given["quotas"], *given["weights"]} - users)
+    if nobody:
+        click.echo(f"no job now is of {', '.join(nobody)}; users with jobs: {', '.join(sorted(users)) or 'none'}")
     new = "; it has the new settings" if changes else ""
     click.echo(f"the arbiter was running{new}" if running else "the arbiter runs")
 
@@ -410,6 +414,7 @@ def status(address: str, as_json: bool) -> None:
     import json
 
     from fluidtune.report.terminal_text import printable
+    from themis_bridge.settings import Settings
 
     with _control(address) as control:
         found = control.status()
@@ -420,7 +425,10 @@ def status(address: str, as_json: bool) -> None:
         f"{found['leased']} of {found['gpus']} {found['unit']}s leased, {found['rounds']} rounds, "
         f"the last one took {found['round_seconds']:.2f} s"
     )
-    lines = [f"  trouble: {trouble}" for trouble in found["trouble"]]
+    defaults = vars(Settings())
+    changed = [f"{name} {value}" for name, value in found["settings"].items() if value != defaults[name]]
+    lines = [f"  settings: {', '.join(changed) or 'the defaults'}"]
+    lines += [f"  trouble: {trouble}" for trouble in found["trouble"]]
     lines += [line for name, app in found["apps"].items() for line in _app_lines(name, app, found["unit"])]
     for line in lines:
         click.echo(printable(line))
@@ -428,7 +436,7 @@ def status(address: str, as_json: bool) -> None:
 
 def _app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:
     """One app of the arbiter's status; ``unit``: what is leased."""
-    rho = "no rho yet" if app["rho"] is None else f"rho {app['rho']:.2f}"
+    rho = "no rho" if app["rho"] is None else f"rho {app['rho']:.2f} at the last report"
     hosts = ", ".join(f"{count} on {host}" for host, count in app["hosts"].items())
     at_once = f", {app['together']} at once" if app["together"] > 1 else ""
     line = (
@@ -444,7 +452,8 @@ def stop(address: str) -> None:
     """End all leases and the arbiter. Jobs that share the cluster start a new one."""
     with _control(address) as control:
         stopped = control.stop()
-    click.echo("stopped" if stopped else "there was none")
+    again = "stopped; jobs that run with --shared start a new one, with the default settings"
+    click.echo(again if stopped else "there was none")
 
 
 @cli.group()

@@ -198,13 +198,17 @@ def running(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
     actor = SimpleNamespace(configure=SimpleNamespace(remote=configure))
     monkeypatch.setattr(control, "find", lambda: actor)
-    monkeypatch.setattr(control, "status", lambda: {"unit": "GPU"})
+    monkeypatch.setattr(control, "status", lambda: {"unit": "GPU", "apps": {"job": {"user": "anna"}}})
     monkeypatch.setattr(ray, "get_actor", lambda *args, **options: actor)
     monkeypatch.setattr(ray, "get", lambda answer: answer)
     return settings
 
 
-def test_settings_of_an_arbiter_that_runs(running: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_an_arbiter_that_runs(
+    running: list[Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = CliRunner().invoke(cli, ["arbiter", "start", "--quota", "anna=1", "--weight", "root=2"])
+    assert "no job now is of root; users with jobs: anna\n" in done.output
     changes = ("--lease 25", "--unit GPU --quota a=4", "--quota b=2 --reserve s=1", "--quota a=none")
     for options in map(str.split, changes):
         assert _invoke(monkeypatch, "start", *options) is None

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.fairness import UNSERVED
 from themis_bridge.locality import whole_gangs
 from themis_bridge.policy import TieBreak, behind, tie_break
 
@@ -58,10 +59,11 @@ def away(state: ArbiterState) -> dict[str, dict[str, float]]:
 def shown_rho(state: ArbiterState, name: str) -> float | None:
     """rho of an app, or, if it holds no GPU, the rho that it would have if it got all that it could use now.
 
-    None before its first report.
+    None before its first report, and for one that has no bound: that of an app without an end and without a GPU.
     """
     app = state.apps[name]
-    return app.rho if app.rho is None or state.leases.of(name) else app.best
+    rho = app.rho if app.rho is None or state.leases.of(name) else app.best
+    return None if rho is None or rho >= UNSERVED else rho
 
 
 def why_it_waits(state: ArbiterState, name: str) -> str:

@@ -27,7 +27,7 @@ from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
-from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
+from fluidtune.ray_compat.job_metadata import user_of_job
 from fluidtune.report.terminal_text import printable
 from fluidtune.serving.address import is_of_this_machine, listening, url_of
 from fluidtune.serving.capacity import start_policy
@@ -596,7 +596,7 @@ def _leasing(devices: str | None, beside: bool, arbiter: str, run: str) -> Leasi
         raise FluidTuneError(f"{said}; ask for these, or stop the arbiter first: fluidtune arbiter stop")
     if not cluster.get(unit):
         raise FluidTuneError(f"with devices={devices!r} the service leases {unit}s, and this Ray cluster has none")
-    return Leasing(f"{Path(run).name}-served", job_metadata().get(USER_KEY, ""), unit, spec.count)
+    return Leasing(f"{Path(run).name}-served", user_of_job(), unit, spec.count)
 
 
 def _check_free(host: str, port: int) -> None:

@@ -30,7 +30,7 @@ from fluidtune.engine.packing_search import SEARCH_LIMIT
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEVICES_PER_NODE
 from fluidtune.ray_compat.cluster_state import may_get_nodes
-from fluidtune.ray_compat.job_metadata import USER_KEY, job_metadata
+from fluidtune.ray_compat.job_metadata import user_of_job
 from salus_share.seat_table import home
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
     def leased_in_use(device: int) -> bool:
         return device not in broken and job.is_in_use(device)
 
-    return sound(LeasedDevices(setup.layout, app, work, leased_in_use, job_metadata().get(USER_KEY, "")))
+    return sound(LeasedDevices(setup.layout, app, work, leased_in_use, user_of_job(settings.user)))
 
 
 def _emulation(settings: FluidExecutor, devices: int) -> Emulation:

@@ -26,6 +26,8 @@ class FluidExecutor:
         backend: what carries tensors between the workers of a trial: "torch". ("horovod" is refused, docs/horovod.md.)
         arbiter: "auto": the job shares the Ray cluster with other jobs and leases its devices from the cluster's
             arbiter, which is started if there is none. None: the job has devices of its own.
+        user: with an arbiter, whose job it is: quotas, weights and shares are a user's. None: the "user" of the Ray
+            job's metadata, else the Unix user of the driver.
         reserve: for a job without arbiter. True: it holds all its devices from its start to its end, and is refused if
             the cluster does not have them. False: it holds devices while its trials use them or wait for them
             (docs/architecture.md, "Devices"), so that other work in the cluster goes on: tasks that a trial starts, Ray
@@ -62,6 +64,7 @@ class FluidExecutor:
     max_workers: int | None = None
     backend: str = "torch"
     arbiter: str | None = None
+    user: str | None = None
     profile: Profile | str | None = None
     lanes: str | None = None
     device_memory: int | None = None
@@ -75,7 +78,7 @@ class FluidExecutor:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, each setting in a sentence of its own."""
-        for name, kinds in {"lanes": (str,), "profile": (str, Profile)}.items():
+        for name, kinds in {"lanes": (str,), "user": (str,), "profile": (str, Profile)}.items():
             value = getattr(self, name)
             if value is not None and not isinstance(value, kinds):
                 use = " or a ".join("text" if kind is str else f"fluidtune.profiles.{kind.__name__}" for kind in kinds)
@@ -105,6 +108,8 @@ class FluidExecutor:
             )
         if self.arbiter not in (None, "auto"):
             raise FluidTuneError(f'arbiter={self.arbiter!r} is not known; use "auto", or None for a job of its own')
+        if self.user is not None and (self.arbiter is None or not self.user):
+            raise FluidTuneError(f"user={self.user!r} is the name by which an arbiter knows whose job it is; add one")
         if self.arbiter is not None and self.reserve:
             raise FluidTuneError(
                 f"reserve=True: a job with arbiter={self.arbiter!r} leases its devices and cannot reserve them; "

@@ -11,6 +11,7 @@ OPTIONS: list[tuple[str, type, str]] = [
     ("--lanes", str, 'Share devices by lanes under a policy: "HPT", "FAIR", "PACK", ...'),
     ("--device-memory", int, "With lanes: bytes that a device's trials may use."),
     ("--shared", bool, "Lease devices from the cluster's arbiter, beside other jobs."),
+    ("--user", str, "With --shared: whose job it is.  [the Unix user]"),
     ("--reserve", bool, "Hold all devices from start to end, not only while trials use them."),
     ("--backend", str, 'What carries the tensors of a trial: "torch".'),
     ("--profile", str, "With emulated devices: the file with the durations of iterations."),

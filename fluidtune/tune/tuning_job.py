@@ -135,8 +135,9 @@ class TuningJob:
             fork=settings.fork_server,
             spares=settings.fork_server and not self.reuses,
         )
-        self.log = JobLog(self.name, self._folder.path, self.engine)
-        self.gpu_telemetry = GpuTelemetry(self.name, self.log)
+        experiment = storage(controller).experiment_dir_name
+        self.log = JobLog(experiment, self._folder.path, self.engine)
+        self.gpu_telemetry = GpuTelemetry(experiment, self.log)
         self.stall_detector = StallDetector()
         self.limits = TrialLimits(settings.trial_timeout_s, settings.stall_timeout_s)
         self._memory_trim = MemoryTrim()

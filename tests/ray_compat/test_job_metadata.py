@@ -7,12 +7,13 @@ import json
 import pytest
 
 from fluidtune.ray_compat import job_metadata as module
-from fluidtune.tune.device_setup import USER_KEY
 
 
 def test_without_a_cluster_there_is_none(monkeypatch):
     monkeypatch.setattr(module, "global_worker", object())
     assert module.job_metadata() == {}
+    monkeypatch.setenv("LOGNAME", "bert")
+    assert (module.user_of_job(), module.user_of_job("anna")) == ("bert", "anna")
 
 
 @pytest.mark.ray
@@ -21,7 +22,7 @@ def test_what_a_script_or_a_submission_says(submitted, no_ray, monkeypatch):
     import ray
     from ray.job_config import JobConfig
 
-    given = {USER_KEY: "anna"}
+    given = {"user": "anna"}
     if submitted:
         # So `ray job submit --metadata-json` tells a driver.
         monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"metadata": given}))
@@ -29,5 +30,6 @@ def test_what_a_script_or_a_submission_says(submitted, no_ray, monkeypatch):
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, job_config=config)
     try:
         assert module.job_metadata() == given
+        assert module.user_of_job() == "anna"
     finally:
         ray.shutdown()

@@ -44,6 +44,8 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"reserve": "no"}, ("reserve='no'", "True or False")),
     ({"reserve": True, "arbiter": "auto"}, ("reserve=True", "arbiter='auto'", "leave one")),
     ({"devices": "cpu:1", "beside": True, "arbiter": "auto"}, ("beside=True", "'auto'", "leave one")),
+    ({"user": "anna"}, ("user='anna'", "arbiter")),
+    ({"user": 7, "arbiter": "auto"}, ("user=7", "int", "text")),
     ({"lanes": True}, ("lanes=True", "bool", "text")),
     ({"lanes": 7}, ("lanes=7", "int", "text")),
     ({"lanes": "ROUND-ROBIN"}, ("FIFO, PACK, SRTF, FAIR, HPT",)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ray.util.metrics import Gauge
 
 from themis_bridge.arbiter_state import ArbiterState
@@ -25,12 +27,12 @@ class Gauges:
         """Publish the state's figures. ``round_seconds``: of the last round."""
         for gone in self._shown - state.apps.keys():
             self._held.set(0, {"app": gone})
+            self._rho.set(math.nan, {"app": gone})
         self._shown = set(state.apps)
         for name in state.apps:
             self._held.set(len(state.leases.of(name)), {"app": name})
             rho = shown_rho(state, name)
-            if rho is not None:
-                self._rho.set(rho, {"app": name})
+            self._rho.set(math.nan if rho is None else rho, {"app": name})
         leased = sum(1 for lease in state.leases if not lease.closing)
         self._busy.set(leased / len(state.gpus) if state.gpus else 0.0)
         self._duration.set(round_seconds)
