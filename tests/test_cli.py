@@ -204,9 +204,8 @@ def running(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     return settings
 
 
-def test_settings_of_an_arbiter_that_runs(
-    running: list[Settings], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_of_an_arbiter_that_runs(running: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_address, "join", lambda address: True)
     done = CliRunner().invoke(cli, ["arbiter", "start", "--quota", "anna=1", "--weight", "root=2"])
     assert "no job now is of root; users with jobs: anna\n" in done.output
     changes = ("--lease 25", "--unit GPU --quota a=4", "--quota b=2 --reserve s=1", "--quota a=none")
