@@ -205,14 +205,14 @@ def running(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def test_settings_of_an_arbiter_that_runs(running: list[Settings], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_address, "join", lambda address: True)
-    done = CliRunner().invoke(cli, ["arbiter", "start", "--quota", "anna=1", "--weight", "root=2"])
-    assert "no job now is of root; users with jobs: anna\n" in done.output
     changes = ("--lease 25", "--unit GPU --quota a=4", "--quota b=2 --reserve s=1", "--quota a=none")
     for options in map(str.split, changes):
         assert _invoke(monkeypatch, "start", *options) is None
     assert running[-1] == Settings(lease_s=25.0, notice_s=5.0, quotas={"b": 2}, reserves={"s": 1})
     assert running[-2].quotas == {"a": 4, "b": 2}
+    monkeypatch.setattr(cluster_address, "join", lambda address: True)
+    done = CliRunner().invoke(cli, ["arbiter", "start", "--quota", "anna=1", "--weight", "root=2"])
+    assert "no job now is of root; users with jobs: anna\n" in done.output
 
 
 @pytest.mark.parametrize("options, mentions", [(["--unit", "CPU"], "leases GPUs"), (["--lease", "4"], "notice_s=5")])
