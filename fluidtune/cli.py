@@ -260,19 +260,25 @@ def _counts(sizes: str) -> list[int]:
 
 
 @cli.command()
-def doctor() -> None:
+@click.option("--json", "as_json", is_flag=True, help="A list of checks: name, found (true, false, null), text.")
+def doctor(as_json: bool) -> None:
     """Say which of the things that FluidTune needs or can use are there, and what to type if one is missing.
 
     "ok": it is there. "--": it is not, and jobs run without it. "MISS": something is to be done, and the exit status
     is 1.
     """
+    import json
+
     from fluidtune.doctor import checks
 
-    trouble = False
+    found = []
     for name, good, text in checks():
-        click.echo(f"{'--  ' if good is None else 'ok  ' if good else 'MISS'}  {name}: {text}")
-        trouble = trouble or good is False
-    sys.exit(1 if trouble else 0)
+        found.append({"name": name, "found": good, "text": text})
+        if not as_json:
+            click.echo(f"{'--  ' if good is None else 'ok  ' if good else 'MISS'}  {name}: {text}")
+    if as_json:
+        click.echo(json.dumps(found))
+    sys.exit(1 if any(check["found"] is False for check in found) else 0)
 
 
 @cli.group()

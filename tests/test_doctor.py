@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import shutil
@@ -77,9 +78,11 @@ def test_what_is_not_there_is_neither_well_nor_missing(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor, "checks", lambda: iter([("a", True, "x"), ("b", None, "y")]))
     done = CliRunner().invoke(cli, ["doctor"])
     assert (done.output, done.exit_code) == ("ok    a: x\n--    b: y\n", 0)
-    monkeypatch.setattr(doctor, "checks", lambda: iter([("c", False, "z")]))
+    monkeypatch.setattr(doctor, "checks", lambda: [("c", False, "z")])
     done = CliRunner().invoke(cli, ["doctor"])
     assert (done.output, done.exit_code) == ("MISS  c: z\n", 1)
+    done = CliRunner().invoke(cli, ["doctor", "--json"])
+    assert (json.loads(done.output), done.exit_code) == ([{"name": "c", "found": False, "text": "z"}], 1)
 
 
 def test_no_mps_is_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
