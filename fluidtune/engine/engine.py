@@ -220,7 +220,7 @@ class Engine:
         )
 
     def place_in_lanes(self, name: str) -> Place | None:
-        """The trial's lane on the device that it shares, and the parts of its memory that it is promised from now on.
+        """The trial's lane on the device that it shares, and the parts of its memory that it is promised.
 
         The shell tells the trial's process before its next iteration. None: it has its device alone, or several, or
         devices are shared by count. Raises EngineError if the trial was never added.
@@ -229,4 +229,4 @@ class Engine:
         trial = known_trial(state, name)
         if state.sharing is None or len(trial.devices) != 1 or state.is_alone(trial):
             return None
-        return state.sharing.promise(trial, state.tenants_of(trial.devices[0]))
+        return state.sharing.place_of(trial, state.tenants_of(trial.devices[0]))

@@ -106,16 +106,18 @@ class Sharing:
                 table.change(name, more.persistent, more.ephemeral)
         return table
 
-    def promise(self, trial: Trial, tenants: Sequence[Trial]) -> Place:
-        """The lane of a trial, and what it is promised there from its next iteration on: more, or less, than before.
+    def promise_anew(self, trial: Trial, tenants: Sequence[Trial]) -> None:
+        """``trial``, which is one of a device's tenants and between two iterations, is promised what it needs now.
 
-        Less only now, when it is between two iterations: until it is told it may use what it was promised.
+        Only now may that be less than before: within an iteration it may use what it was promised.
         """
-        table = self.lanes_of(trial.devices[0], tenants)
-        need = self._needs.get(trial.name)
-        if need is not None and oversized(table.places[trial.name], need):
+        table, need = self.lanes_of(trial.devices[0], tenants), self._needs[trial.name]
+        if oversized(table.places[trial.name], need):
             table.change(trial.name, need.persistent, need.ephemeral)
-        return table.places[trial.name]
+
+    def place_of(self, trial: Trial, tenants: Sequence[Trial]) -> Place:
+        """The lane of a trial among its device's tenants, and what it is promised there."""
+        return self.lanes_of(trial.devices[0], tenants).places[trial.name]
 
     def choose_device(self, trial: Trial, devices: Mapping[int, Sequence[Trial]]) -> int | None:
         """The device that ``trial`` should join, out of ``devices`` with their tenants; None: no device has room.

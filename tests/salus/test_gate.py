@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -249,6 +250,20 @@ def test_trials_of_another_container_are_not_taken_to_be_dead(directory, monkeyp
     monkeypatch.setattr(seat_table, "_pid_namespace", lambda: 1)
     with pytest.raises(SalusError, match="another container"):
         seat(directory, "b")
+
+
+def test_who_cannot_be_looked_at_is_taken_to_live(directory, monkeypatch) -> None:
+    """docs/bugs.md, 706"""
+
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    seat(directory, "a")
+    table = SeatTable(directory)
+    monkeypatch.setattr(Path, "read_bytes", none_left)
+    with table.lock():
+        seat_table.bury(table, table.seats())
+    assert len(table.seats()) == 1
 
 
 @pytest.mark.faults
