@@ -182,7 +182,8 @@ def test_one_that_needs_more_than_it_is_promised_says_so_before_it_fails(
     turns(member)
     lack = member.settle(LaneTicket(0, (0.4, 0.2), 10.0, 0))
     assert lack is not None and lack.between and "more memory than there is" in lack.reason
-    assert lack.need == (member.need[0], max(0.2, member.need[1])) if member.need else None
+    persistent, needed = member.need or (0, 0)
+    assert lack.need == pytest.approx((persistent, max(0.2, needed)))
     assert there(settings) == {}
     # Half of the margin may be used.
     tight = 2000 * 1.05 / 4096, ephemeral * 1.05 / 4096

@@ -161,21 +161,20 @@ class LaneMember:
 
     def _sit(self, ticket: LaneTicket) -> None:
         """Take the seat of the ticket. Where none is to be had, the trial goes on without its turns, and asks later."""
-        place = ticket.lane, ticket.rung
+        place, lane, remaining, rung = (ticket.lane, ticket.rung), ticket.lane, ticket.remaining, ticket.rung
         if self._place == place or (self._gate is None and time.monotonic() < self._retry_at):
             return
-        if self._gate is not None:
-            self._gate.settle(ticket.lane, ticket.remaining, ticket.rung)
-            self._place = place
-            return
-        where, policy = home(self._settings.device), self._settings.policy
         try:
-            more = {"lane": ticket.lane, "remaining": ticket.remaining, "rung": ticket.rung}
-            self._gate = Gate(where, self._trial, policy, **more)  # type: ignore[arg-type]
+            if self._gate is not None:
+                self._gate.settle(lane, remaining, rung)
+            else:
+                where, policy = home(self._settings.device), self._settings.policy
+                self._gate = Gate(where, self._trial, policy, lane=lane, remaining=remaining, rung=rung)
             self._place = place
         except (SalusError, OSError) as error:
             # Its result does not depend on turns.
             logger.warning("FluidTune: trial %s shares its device without a lane: %s", self._trial, error)
+            self._gate = self._place = None
             self._retry_at = time.monotonic() + RETRY_S
 
     @contextlib.contextmanager
