@@ -151,23 +151,6 @@ def test_old_tokens_are_refused() -> None:
     assert device.arrive("a", 3, 0.0) == "a"
 
 
-def test_events_that_cannot_be_true() -> None:
-    found = admission("FAIR")
-    add(found, "a", 5, 5)
-    for event, why in (
-        (m.JobAdded("a", None), "here already"),
-        (m.JobAdded("b", None, remaining=-1.0), "remaining"),
-        (m.JobAdded("b", Need(-1, 5)), "expected bytes"),
-        (m.NeedFound("a", Need(5, float("nan"))), "expected bytes"),
-        (m.Progress("b", 1.0, 0), "not known"),
-        (m.Progress("a", float("nan"), 0), "remaining"),
-        (object(), "not an event"),
-    ):
-        with pytest.raises(SalusError, match=why):
-            found.handle(event)
-    assert list(found.jobs) == ["a"] and found.table.reserved == 10
-
-
 def test_turns_that_cannot_be() -> None:
     device = Device(100, policy("FAIR"))
     add(device, "a", 5, 5)

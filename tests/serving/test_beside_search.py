@@ -49,5 +49,4 @@ def test_each_iteration_is_a_turn_in_the_lane_of_the_service(one_ray, lane, tmp_
     )
     results = tuner.fit()
     service.leave()
-    assert len({one.metrics["pid"] for one in results}) == 1  # the process has served the second trial as well
     assert [(one.metrics["turn"], one.metrics["service"]) for one in results] == [(True, False)] * 2

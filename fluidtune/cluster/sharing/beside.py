@@ -17,7 +17,7 @@ from pathlib import Path
 from fluidtune.cluster.sharing.lanes import RETRY_S
 from salus_share.errors import SalusError
 from salus_share.gate import Gate
-from salus_share.policies import Fair, Standing
+from salus_share.policies import Hpt
 from salus_share.seat_table import home
 
 logger = logging.getLogger(__name__)
@@ -26,18 +26,14 @@ logger = logging.getLogger(__name__)
 LANE = "beside-cpu"
 
 
-class ServedFirst(Fair):
-    """One lane, in which a service goes before trials. Trials share as under FAIR.
+class ServedFirst(Hpt):
+    """One lane, in which a service, of rung 1, goes before trials. Trials share as under FAIR.
 
     The lane does not linger: when a batch ends, the next one is not at the gate yet, and a trial that waits goes in.
     """
 
     name = "SERVED"
     lingers = False
-
-    def turn(self, job: Standing) -> tuple[float, ...]:
-        """A service has rung 1."""
-        return (-job.rung, job.service, job.last_turn)
 
 
 class Turn:
