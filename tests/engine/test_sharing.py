@@ -74,6 +74,20 @@ def test_memory_that_a_trial_lacked_is_kept_for_it_later():
     assert b.engine.trial("t0").need == pytest.approx((0.2, 0.6))
 
 
+def test_each_trial_has_its_lane_and_a_promise_that_follows_its_need():
+    b = bench(c=2)
+    b(plain("a"), plain("b"))
+    assert b.engine.place_in_lanes("a") is None, "it is alone"
+    b(needs("a", 0.3, 0.1))
+    before = b.engine.place_in_lanes("b")
+    assert b.engine.place_in_lanes("a").lane != before.lane
+    for memory, ephemeral, promised in ((0.6, 0.2, (0.4, 0.2)), (0.2, 0.1, (0.1, 0.1)), (0.9, 0.1, (0.1, 0.1))):
+        b(needs("b", memory, ephemeral))
+        place = b.engine.place_in_lanes("b")
+        assert place.lane == before.lane
+        assert (float(place.persistent), float(place.ephemeral)) == pytest.approx(promised), memory
+
+
 def test_one_large_need_does_not_keep_the_other_trials_apart():
     b = bench(devices=2, c=4)
     b(*[plain(f"t{k}") for k in range(12)])

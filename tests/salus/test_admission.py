@@ -151,20 +151,6 @@ def test_old_tokens_are_refused() -> None:
     assert device.arrive("a", 3, 0.0) == "a"
 
 
-def test_turns_that_cannot_be() -> None:
-    device = Device(100, policy("FAIR"))
-    add(device, "a", 5, 5)
-    with pytest.raises(SalusError, match="not on this device"):
-        device.arrive("b", 1, 0.0)
-    with pytest.raises(SalusError, match="not within one"):
-        device.end_iteration("a", 1.0, 0.0)
-    device.arrive("a", 1, 0.0)
-    with pytest.raises(SalusError, match="already"):
-        device.arrive("a", 1, 0.0)
-    with pytest.raises(SalusError, match="seconds >= 0"):
-        device.end_iteration("a", float("nan"), 0.0)
-
-
 # Whatever happens
 
 
