@@ -20,9 +20,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
-from benchmarks.salus_jobs import device_home, seat, spin, together
+from benchmarks.salus_jobs import device_home, spin, together
 from fluidtune.cluster.sharing.lanes import LaneMember, LaneSettings
-from salus_share.seat_table import SeatTable
+from salus_share.gate import Gate
 
 #: The iteration to which a pass is compared, seconds. A short one.
 ITERATION_S = 0.010
@@ -30,7 +30,7 @@ ITERATION_S = 0.010
 
 def passes(begin: Any, directory: str, count: int, idle: bool) -> float:
     """Seconds for each pass, the median of ten groups. ``idle``: stay in the lane and do nothing."""
-    gate = seat(Path(directory), "idle" if idle else "busy", 2 if idle else 1)
+    gate = Gate(Path(directory), "idle" if idle else "busy", "FAIR")
     over = Path(directory) / "over"
     begin()
     if idle:
@@ -72,8 +72,7 @@ def answers(begin: Any, address: str, count: int, serves: bool) -> float:
 def lone_loss(count: int) -> float:
     """The part of its time that a trial alone loses, from iterations with and without a gate by turns."""
     with device_home() as directory:
-        SeatTable.create(directory, 1 << 30, "FAIR")
-        gate = seat(directory, "alone", 1)
+        gate = Gate(directory, "alone", "FAIR")
         taken: dict[bool, list[float]] = {True: [], False: []}
         for turn in range(2 * count):
             # In the order yes, no, no, yes, what happens in every second iteration happens to both.
@@ -105,13 +104,11 @@ def main() -> None:
     options = parser(__doc__.splitlines()[0]).parse_args()
     count = 2_000 if options.quick else 20_000
     with device_home() as directory:
-        SeatTable.create(directory, 1 << 30, "FAIR")
         _, (alone,) = together(passes, [(str(directory), count, False)])
     say(f"alone: {alone * 1e6:.1f} us a pass")
     _, (worker,) = together(in_worker, [(count,)])
     say(f"alone in a worker with lanes: {worker * 1e6:.1f} us an iteration")
     with device_home() as directory:
-        SeatTable.create(directory, 1 << 30, "FAIR")
         _, (gate, _) = together(passes, [(str(directory), count, False), (str(directory), count, True)])
     say(f"another one there: {gate * 1e6:.1f} us a pass")
     with device_home() as directory:

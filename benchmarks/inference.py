@@ -5,7 +5,7 @@ Sides, milliseconds from request to answer (mean and 95 %): `resident`, with all
 some in lanes of their own and some sharing one; `reload`, where the device holds one model at a time, so that the
 parameters of another one must be loaded first. `alone` is each kind with the device to itself. `added` is what
 sharing adds to the mean. ``ratio`` is reload's mean over resident's. On a CPU the device is one core, and one process
-holds the models, each in a thread with a lane client of its own.
+holds the models, each in a thread with a gate of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.salus_jobs import all_ready, device_home, pin, together
-from salus_share import Need
-from salus_share.client import LaneClient
+from salus_share import LaneTable
+from salus_share.gate import Gate
 
 if TYPE_CHECKING:
     import torch
@@ -77,29 +77,33 @@ def resident(begin: Any, directory: str, seconds: float, device: str = "cpu") ->
     latencies: list[float] = []
     ready = threading.Semaphore(0)
 
-    def serve(kind: int, name: str, need: Need, queue: Queue[float | None]) -> None:
-        with LaneClient("inference", name, capacity=CAPACITY, policy="PACK", directory=Path(directory)) as lane:
-            lane.admit(need)
-            model = build(kind).to(device)
-            answer(model, kind)
-            ready.release()
-            while (asked := queue.get()) is not None:
-                with lane.iteration():
-                    answer(model, kind)
-                latencies.append(time.perf_counter() - asked)
+    def serve(kind: int, gate: Gate, queue: Queue[float | None]) -> None:
+        model = build(kind).to(device)
+        answer(model, kind)
+        ready.release()
+        while (asked := queue.get()) is not None:
+            with gate.iteration():
+                answer(model, kind)
+            latencies.append(time.perf_counter() - asked)
+        gate.leave()
 
+    table = LaneTable(CAPACITY)
     pool, futures = ThreadPoolExecutor(KINDS * COPIES), []
     for kind in range(KINDS):
         size = 4 * sum(parameter.numel() for parameter in build(kind).parameters())
         for copy in range(COPIES):
-            queue = requests[kind, copy] = Queue()
-            futures.append(pool.submit(serve, kind, f"{kind}-{copy}", Need(size, 8 << 20), queue))
+            queue, name = Queue[float | None](), f"{kind}-{copy}"
+            lane = table.admit(name, size, 8 << 20)
+            if lane is not None:  # else there is no room for it, and its requests are not sent
+                requests[kind, copy] = queue
+                futures.append(pool.submit(serve, kind, Gate(Path(directory), name, "PACK", lane=lane), queue))
     all_ready(ready, futures)
     begin()
     started = time.perf_counter()
     for moment, kind, copy in plan(seconds, 1):
         time.sleep(max(0.0, started + moment - time.perf_counter()))
-        requests[kind, copy].put(time.perf_counter())
+        if (kind, copy) in requests:
+            requests[kind, copy].put(time.perf_counter())
     for queue in requests.values():
         queue.put(None)
     for future in futures:

@@ -2,9 +2,9 @@
 
 ``python -m benchmarks.pack --json [--quick] [--copies N]``. The device is one core. There are two kinds of training:
 `waits`, which waits for its input half of the time, and `full`, which keeps the core busy. Sides, by kind the seconds
-until all copies have done their steps: `fifo` (policy FIFO: one after the other), `time_slicing` (all at once, no
-gate), `own_lanes` (policy PACK: a process and a lane for each), `lanes` (a process for each, and one lane, in which
-they take turns at iterations). ``ratios``: a side's time over that of `lanes`, for `waits`.
+until all copies have done their steps: `fifo` (one after the other), `time_slicing` (all at once, no gate), `own_lanes`
+(a process and a lane for each), `lanes` (a process for each, and one lane, in which they take turns at iterations).
+``ratios``: a side's time over that of `lanes`, for `waits`.
 
 Two copies of `waits` can be twice as fast as one after the other, if one computes while the other waits. Turns at
 iterations bring this about by themselves. Time slices, and lanes of their own on one core, do not: both copies wait
@@ -18,15 +18,16 @@ benchmarks/gpu/salus.py.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
-from benchmarks.salus_jobs import Turns, device_home, pin, spin, together
+from benchmarks.salus_jobs import device_home, pin, spin, together
 from fluidtune.planning import packing_limit
 from fluidtune.planning.loads import PACKING_THRESHOLD
-from salus_share import Need, service
-from salus_share.client import LaneClient
+from salus_share import Need
+from salus_share.gate import Gate
 
 #: The seconds for which a step keeps the core busy. `waits` waits as long again for its input.
 STEP_S = 0.010
@@ -35,42 +36,30 @@ KINDS = {"waits": STEP_S, "full": 0.0}
 NEED, CAPACITY = Need(100 << 20, 100 << 20), 1 << 30
 
 
-def train(begin: Any, directory: str, name: str, policy: str | None, steps: int, wait: float) -> float:
-    """Train one copy. Returns the seconds of its own steps. ``policy`` None: there is no gate."""
+def train(begin: Any, directory: str, name: str, lane: int | None, steps: int, wait: float) -> float:
+    """Train one copy. Returns the seconds of its own steps. ``lane`` None: there is no gate."""
     pin()
-    client = (
-        None
-        if policy is None
-        else LaneClient("pack", name, capacity=CAPACITY, policy=policy, directory=Path(directory))
-    )
-    if client is not None and policy != "FIFO":
-        client.admit(NEED)
+    gate = None if lane is None else Gate(Path(directory), name, "PACK", lane=lane)
     begin()
-    if client is not None and policy == "FIFO":
-        client.admit(NEED)
     started = time.perf_counter()
     for _ in range(steps):
         time.sleep(wait)
-        if client is None:
+        with nullcontext() if gate is None else gate.iteration():
             spin(STEP_S)
-        else:
-            with client.iteration():
-                spin(STEP_S)
     seconds = time.perf_counter() - started
-    if client is not None:
-        client.leave()
+    if gate is not None:
+        gate.leave()
     return seconds
 
 
 def side(name: str, copies: int, steps: int, wait: float) -> float:
     """Seconds until every copy has done its steps."""
     with device_home() as directory:
-        home = str(directory)
-        policy = {"fifo": "FIFO", "time_slicing": None, "own_lanes": "PACK", "lanes": Turns.name}[name]
-        # The service is started before, so that its start is not timed.
-        if policy is not None:
-            service.start(directory, CAPACITY, policy).close()
-        return together(train, [(home, f"copy{index}", policy, steps, wait) for index in range(copies)])[0]
+        lanes = {"own_lanes": range(copies), "lanes": [0] * copies}.get(name, [None] * copies)
+        rows = [(str(directory), f"copy{index}", lane, steps, wait) for index, lane in enumerate(lanes)]
+        if name == "fifo":
+            return sum(together(train, [row])[0] for row in rows)
+        return together(train, rows)[0]
 
 
 def main() -> None:

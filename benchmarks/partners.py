@@ -38,7 +38,7 @@ from benchmarks.streams import hyperband
 from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.twin import RecordedJob, Twin
-from salus_share import Need, choose_device, fit_together
+from salus_share import LaneTable, Need, choose_device
 
 #: Bytes of the recorded GPUs, in MiB as in the records.
 CAPACITY_MIB = 24 * 1024
@@ -101,7 +101,10 @@ def rules(records: Records, scale: float, draw: random.Random) -> dict[str, Rule
 
         def rule(job: Job, others: Sequence[Job]) -> Job:
             needs = {one: Need(of[one].memory, 0, of[one].compute) for one in {job, *others}}
-            found = choose(needs[job], {one: [needs[one]] for one in others}, 1)
+            tables = {one: LaneTable(1) for one in others}
+            for one, table in tables.items():
+                table.admit("alone", needs[one].persistent, 0)
+            found = choose(needs[job], {one: (tables[one], [needs[one]]) for one in others})
             return others[0] if found is None else found
 
         return rule
@@ -165,14 +168,14 @@ class PairedTwin(Twin):
         return replace(event, memory=traits.memory, ephemeral=0.0, compute=traits.compute)
 
 
-def _fullest_first(need: Need, devices: Mapping[Any, Sequence[Need]], capacity: Any, *, own_lanes: bool = True) -> Any:
+def _fullest_first(need: Need, devices: Mapping[Any, tuple[LaneTable, Sequence[Need]]]) -> Any:
     """`salus_share.choose_device` as it was."""
     ranks = {}
-    for device, residents in devices.items():
-        if fit_together([*residents, need], capacity, own_lanes=own_lanes):
+    for device, (table, residents) in devices.items():
+        lane = table.find(need.persistent, need.ephemeral)
+        if lane is not None:
             both = max(1.0, sum(one.compute or 1.0 for one in [*residents, need]))
-            held = sum(float(one.persistent) + float(one.ephemeral) for one in residents)
-            ranks[device] = (0.0 if both <= 1.05 else both, -held)
+            ranks[device] = (lane in table.lanes, 0.0 if both <= 1.05 else both, -table.reserved)
     return min(ranks, key=ranks.__getitem__) if ranks else None
 
 

@@ -6,11 +6,9 @@ This is not a benchmark. A child is started with `spawn`, says when it is ready,
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,66 +18,19 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Any
 
-from salus_share import service
-from salus_share.gate import Gate
-from salus_share.policies import Pack
-from salus_share.seat_table import SeatTable
-from salus_share.turns import IDLE
-
 _spawn = multiprocessing.get_context("spawn")
 #: What a child says when it can begin.
 READY = "ready"
-#: Seconds within which a lane service answers.
-STATUS_S = 5.0
 
 
 @contextlib.contextmanager
 def device_home() -> Iterator[Path]:
-    """A directory for a device of its own. At the end, the lane service that was started there is ended."""
+    """A directory for a device of its own."""
     directory = Path(tempfile.mkdtemp(prefix="salus-"))
     try:
         yield directory
     finally:
-        end_service(directory)
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def service_status(directory: Path) -> dict[str, Any]:
-    """The state of the device's service: pid, policy, capacity and reserved (bytes), lanes, waiting.
-
-    Raises OSError if there is no service.
-    """
-    with service.connect(directory) as link:
-        link.settimeout(STATUS_S)
-        link.send(b'{"do": "status"}')
-        told: dict[str, Any] = json.loads(link.recv(service.PACKET))
-        return told
-
-
-def end_service(directory: Path) -> None:
-    """End the lane service of a device, if there is one."""
-    with contextlib.suppress(OSError):
-        os.kill(service_status(directory)["pid"], signal.SIGTERM)
-
-
-class Turns(Pack):
-    """PACK for a device that computes one thing at a time, as a core does: one lane, in which trials take turns.
-
-    Lanes of their own would be time slices there: copies stay in step, so that all wait and then all compute.
-    """
-
-    name = "benchmarks.salus_jobs:Turns"
-    max_lanes = 1
-
-
-def seat(directory: Path, name: str, token: int) -> Gate:
-    """A gate of an admitted trial of this process, in lane 0."""
-    table = SeatTable(directory)
-    with table.lock():
-        made = table.take_seat(name, os.getpid())
-        made.lane, made.token, made.arrival, made.state = 0, token, token, IDLE
-        table.write(made)
-    return Gate(table, made.index, token)
 
 
 def together(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> tuple[float, list[Any]]:

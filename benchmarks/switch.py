@@ -15,13 +15,13 @@ from statistics import median, quantiles
 from typing import Any
 
 from benchmarks.common import finish, parser, result, say
-from benchmarks.salus_jobs import device_home, seat, together
-from salus_share.seat_table import SeatTable
+from benchmarks.salus_jobs import device_home, together
+from salus_share.gate import Gate
 
 
-def turns(begin: Any, directory: str, name: str, token: int, count: int) -> list[tuple[float, float]]:
+def turns(begin: Any, directory: str, name: str, count: int) -> list[tuple[float, float]]:
     """(begin, end) of ``count`` iterations of a millisecond, in time.monotonic, which all processes share."""
-    gate = seat(Path(directory), name, token)
+    gate = Gate(Path(directory), name, "PACK")
     begin()
     found = []
     for _ in range(count):
@@ -35,8 +35,7 @@ def turns(begin: Any, directory: str, name: str, token: int, count: int) -> list
 def switches(count: int) -> list[float]:
     """Seconds from the end of an iteration to the start of the next one, if that is another process's."""
     with device_home() as directory:
-        SeatTable.create(directory, 1 << 30, "PACK")
-        _, found = together(turns, [(str(directory), f"job{i}", i + 1, count) for i in range(2)])
+        _, found = together(turns, [(str(directory), f"job{i}", count) for i in range(2)])
     spans = sorted((began, ended, job) for job, rows in enumerate(found) for began, ended in rows)
     return [later[0] - earlier[1] for earlier, later in pairwise(spans) if earlier[2] != later[2]]
 

@@ -1,8 +1,14 @@
 """The gate: every iteration of a trial passes it, in microseconds when no other trial wants the lane.
 
-The processes of the trials decide by themselves who passes, with `Turns` over the device's seat table, so that no
-service stands between two iterations. This module adds what `turns` leaves out: the clock, the lock, and how a
-process waits. One that gives the lane to another wakes it by a datagram.
+    gate = Gate(home("gpu-0"), "trial-7", "FAIR", lane=0)
+    for batch in data:
+        with gate.iteration():
+            step(model, batch)
+    gate.leave()
+
+The processes of the trials decide by themselves who passes, with `Turns` over the device's seat table, so that no other
+process stands between two iterations. This module adds what `turns` leaves out: the clock, the lock, and how a
+process waits. One that gives the lane to another wakes it by a datagram. In which lane a trial is, its caller says.
 
 A process that waits also watches the processes of its lane, by their pidfds: when the one inside is killed, those that
 wait wake at once, and one of them takes the lane. A process that has no room for these files looks at the table every
@@ -12,17 +18,20 @@ wait wake at once, and one of them takes the lane. A process that has no room fo
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
 import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from salus_share.errors import SalusError
 from salus_share.policies import policy
-from salus_share.seat_table import LEFT, RESIDENT, Seat, SeatTable, alive
-from salus_share.turns import INSIDE, READY, Turns, check_token
+from salus_share.private_files import own_directory
+from salus_share.seat_table import Seat, SeatTable, bury, lock_of
+from salus_share.turns import AWAY, IDLE, INSIDE, Turns
 
 #: A trial that waits looks at the table at least this often, in seconds: for what no wake-up tells, such as two deaths
 #: at once, or that it has no file to be woken by.
@@ -30,21 +39,37 @@ LOOK_S = 0.25
 
 
 class Gate(AbstractContextManager[None]):
-    """The gate of one admitted trial: the one with seat ``index`` of a table and the ``token`` of its admission.
+    """The gate of one trial, which has a seat at its device from now until `leave`, or until its process is dead.
 
-    Not for several threads at once; a process with several trials has one gate for each.
+    Not for several threads at once; a process with several trials has one gate for each. ``directory``: the device's,
+    see `home`; ``name``: the trial's, for people. ``policy_name``: as in `policy`, the same for all trials of the
+    device. ``lane``, ``remaining``, ``rung``: see `settle`.
+
+    Raises:
+        SalusError: the device has no seat or another policy, or its files are another user's or another container's.
+        OSError: there is no room for its files.
     """
 
-    def __init__(self, table: SeatTable, index: int, token: int) -> None:
-        self._table = table
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        policy_name: str,
+        *,
+        lane: int = 0,
+        remaining: float | None = None,
+        rung: int = 0,
+    ) -> None:
+        chosen = policy(policy_name)
         #: The table's lock, and `Turns.arrive` and `Turns.end_iteration`: looked up once, because every pass uses them.
-        self._lock = table.lock()
-        turns = self._turns = Turns(policy(table.policy), table)
+        self._lock = lock_of(own_directory(directory))
+        with self._lock:
+            table = self._table = SeatTable.create(directory, policy_name)
+            turns = self._turns = Turns(chosen, table)
+            seat = table.free_seat(name)
+            self._place(seat, lane, remaining, rung)
         self._arrive, self._end_iteration = turns.arrive, turns.end_iteration
-        self._index = index
-        self.token = token
-        #: The lane of the iteration under way, or of the last one.
-        self.lane = -1
+        self._index, self._arrival = seat.index, seat.arrival
         self._inside = False
         self._began = 0.0
         self._inbox: socket.socket | None = None
@@ -52,28 +77,48 @@ class Gate(AbstractContextManager[None]):
         #: (pid, start) -> pidfd, of processes that were waited for lately.
         self._watched: dict[tuple[int, int], int] = {}
 
-    def iteration(self) -> AbstractContextManager[None]:
-        """One iteration: it waits for its turn, and gives the lane back at the end, also if the iteration raises.
+    def settle(self, lane: int, remaining: float | None, rung: int) -> None:
+        """Between two iterations: its iterations run in this lane from now on.
 
-        Entering raises StaleToken, before anything ran, if the trial was told to leave the device.
+        ``remaining``: the seconds that it has left if it runs alone, None if that is not known. ``rung``: how often a
+        tuner has promoted it. Raises SalusError within an iteration, and after `leave`.
         """
+        with self._lock:
+            seat = self._table.seat(self._index)
+            self._check(seat.state, seat.arrival)
+            if seat.state == INSIDE:
+                raise SalusError(f"{seat.name!r} is within an iteration; it may change its lane between two")
+            self._place(seat, lane, remaining, rung)
+
+    def _place(self, seat: Seat, lane: int, remaining: float | None, rung: int) -> None:
+        if seat.lane != lane:
+            seat.last_turn, seat.service = self._turns.level(seat.index, lane)
+            seat.state, seat.lane, seat.last_s = IDLE, lane, 0.0
+        seat.remaining, seat.rung = math.nan if remaining is None else remaining, rung
+        self._table.write(seat)
+
+    def _check(self, state: int, arrival: int) -> None:
+        if state == AWAY or arrival != self._arrival:
+            raise SalusError("this trial has left its device; take a seat anew")
+
+    def iteration(self) -> AbstractContextManager[None]:
+        """One iteration: it waits for its turn, and gives the lane back at the end, also if the iteration raises."""
         return self
 
-    def withdraw(self) -> None:
-        """Give up the seat: the trial's memory is free. The service sees it in the table, now or after a restart."""
-        table = self._table
-        with table.lock():
-            mine = table.seat(self._index)
-            granted = None
-            if mine.token == self.token and mine.state in RESIDENT:
-                table.set_state(self._index, LEFT)
-                granted = self._turns.grant(mine.lane, time.monotonic())
+    def leave(self) -> None:
+        """Give up the seat: the trial's memory is free. The last trial removes the table."""
+        table, granted = self._table, None
+        with self._lock:
+            state, arrival, _ = table.place_of(self._index)
+            if state != AWAY and arrival == self._arrival:
+                granted = self._turns.leave(self._index, time.monotonic())
+                table.remove_if_empty()
         if granted is not None:
             self._waker.wake(table, granted)
         self.close()
 
     def close(self) -> None:
-        """Free what this admission held in its process: it is over."""
+        """Free the descriptors that this gate holds."""
         for fd in self._watched.values():
             os.close(fd)
         self._watched.clear()
@@ -91,9 +136,9 @@ class Gate(AbstractContextManager[None]):
         try:
             table = self._table
             with self._lock:
-                state, _, token, self.lane = table.admission_of(self._index)
-                check_token(self.token, token, state)
-                granted = self._arrive(self._index, self.lane, self._began)
+                state, arrival, lane = table.place_of(self._index)
+                self._check(state, arrival)
+                granted = self._arrive(self._index, lane, self._began)
             if granted != self._index:
                 if granted is not None:
                     self._waker.wake(table, granted)
@@ -110,10 +155,10 @@ class Gate(AbstractContextManager[None]):
         self._inside = False
         table = self._table
         with self._lock:
-            state, leaving, token, lane = table.admission_of(self._index)
-            if token != self.token or state != INSIDE:
+            state, arrival, lane = table.place_of(self._index)
+            if arrival != self._arrival or state != INSIDE:
                 return
-            woken = self._end_iteration(self._index, lane, now - self._began, now, leaving=bool(leaving))
+            woken = self._end_iteration(self._index, lane, now - self._began, now)
         if woken is not None:
             self._waker.wake(table, woken)
 
@@ -129,7 +174,7 @@ class Gate(AbstractContextManager[None]):
                 now = time.monotonic()
                 with table.lock():
                     mine = table.seat(self._index)
-                    check_token(self.token, mine.token, mine.state, (READY, INSIDE))
+                    self._check(mine.state, mine.arrival)
                     mates = table.in_lane(mine.lane)
                     del mates[self._index]
                     if suspicious:
@@ -145,9 +190,9 @@ class Gate(AbstractContextManager[None]):
                 timeout = LOOK_S if kept is None else max(0.0, kept - time.monotonic())
                 suspicious = self._sleep(inbox, mates.values(), timeout)
         except BaseException:
-            # Ctrl-C, or an old token: no trial may wait for this one. If it is inside by now, `__exit__` follows.
+            # Ctrl-C: no trial may wait for this one. If it is inside by now, `__exit__` follows.
             with table.lock():
-                if table.seat(self._index).token == self.token:
+                if table.place_of(self._index)[1] == self._arrival:
                     self._turns.stop_waiting(self._index)
             raise
 
@@ -182,20 +227,13 @@ class Gate(AbstractContextManager[None]):
             with contextlib.suppress(OSError), contextlib.ExitStack() as unless_bound:
                 made = unless_bound.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
                 made.setblocking(False)
-                address = self._table.address(self._index, self.token)
+                address = self._table.address(self._index, self._arrival)
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(address)
                 made.bind(address)
                 self._inbox = made
                 unless_bound.pop_all()
         return self._inbox
-
-
-def bury(table: SeatTable, seats: Collection[Seat]) -> None:
-    """Take the trials whose process is dead out of their lane. Under the table's lock."""
-    for seat in seats:
-        if not alive(seat):
-            table.set_state(seat.index, LEFT)
 
 
 class Waker:
@@ -205,14 +243,14 @@ class Waker:
         self._socket: socket.socket | None = None
 
     def wake(self, table: SeatTable, index: int) -> None:
-        _, _, token, _ = table.admission_of(index)
+        _, arrival, _ = table.place_of(index)
         # Where there is no room for a socket, the other one looks. Where no process is there, it has no inbox yet and
         # will look, or it is dead and those who watch it know.
         with contextlib.suppress(OSError):
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
-            self._socket.sendto(b"x", table.address(index, token))
+            self._socket.sendto(b"x", table.address(index, arrival))
 
     def close(self) -> None:
         if self._socket is not None:

@@ -4,7 +4,8 @@ Decides whether a job fits and in which lane (dissertation, section 2.3.3, algor
 
     sum_i P_i + sum_lanes max_{j in lane} E_j <= C        (2.1)
 
-It does not decide which job is asked first (`admission` does), nor whose iteration runs (`turns` does).
+A job is promised `MARGIN` more than it was measured to need; `outgrown` and `oversized` say when that is not right any
+more. Nothing here decides whose iteration runs (`turns` does).
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from salus_share.errors import SalusError
 Bytes = int | Fraction
 #: What is accepted as an amount of memory.
 Amount = int | float | Fraction
+#: The part by which a promise exceeds what was measured: memory is fragmented, and iterations differ a little.
+MARGIN = 0.1
+#: A promise is made smaller when it is more than this many times the need, so that it does not go up and down.
+TOO_MUCH = 1.5
 
 
 def amount(value: Amount, what: str) -> Bytes:
@@ -30,6 +35,39 @@ def amount(value: Amount, what: str) -> Bytes:
         raise SalusError(f"{what} is {value!r}, expected bytes, a finite number >= 0")
     exact = Fraction(value) if isinstance(value, Rational) else Fraction(float(value))
     return int(exact) if exact.denominator == 1 else exact
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a job needs of a device.
+
+    ``persistent``: P, bytes of its model and of what the framework keeps. ``ephemeral``: E, the peak in bytes of what
+    lives within one iteration. ``compute``: the part of the device that its iterations keep busy when it runs alone,
+    0 to 1; None if it was not measured.
+    """
+
+    persistent: Amount
+    ephemeral: Amount
+    compute: float | None = None
+
+    def at_least(self, other: Need | Place) -> Need:
+        """The larger of both needs, amount by amount, with the ``compute`` of this one."""
+        persistent, ephemeral = max(self.persistent, other.persistent), max(self.ephemeral, other.ephemeral)
+        return Need(persistent, ephemeral, self.compute)
+
+
+def outgrown(promised: Need | Place, need: Need) -> bool:
+    """Whether a job with this need, which is `MARGIN` more than was measured, is to be promised more.
+
+    That is when half of the margin is used up, which is before an allocation fails.
+    """
+    tight = (1 + MARGIN / 2) / (1 + MARGIN)
+    return need.persistent * tight > promised.persistent or need.ephemeral * tight > promised.ephemeral
+
+
+def oversized(promised: Need | Place, need: Need) -> bool:
+    """Whether the promise is more than `TOO_MUCH` times the need."""
+    return promised.persistent + promised.ephemeral > TOO_MUCH * (need.persistent + need.ephemeral)
 
 
 @dataclass(frozen=True)
@@ -87,11 +125,6 @@ class LaneTable:
         """The left side of 2.1, bytes."""
         return self._persistent + self._ephemeral
 
-    @property
-    def free(self) -> Bytes:
-        """What 2.1 leaves, bytes."""
-        return self.capacity - self.reserved
-
     # Changes
 
     def admit(self, job: str, persistent: Amount, ephemeral: Amount) -> int | None:
@@ -102,11 +135,15 @@ class LaneTable:
         """
         if job in self._places:
             raise SalusError(f"{job!r} is in lane {self._places[job].lane} already; release it first, or `change` it")
-        p, e = amount(persistent, f"persistent memory of {job!r}"), amount(ephemeral, f"ephemeral memory of {job!r}")
+        p, e = _amounts(job, persistent, ephemeral)
         lane = self._find(p, e)
         if lane is not None:
             self._put(job, Place(lane, p, e))
         return lane
+
+    def find(self, persistent: Amount, ephemeral: Amount) -> int | None:
+        """The lane that `admit` would give to a new job; None: it would have to wait."""
+        return self._find(*_amounts("a job", persistent, ephemeral))
 
     def change(self, job: str, persistent: Amount, ephemeral: Amount) -> int | None:
         """Change the memory of an admitted job between two iterations.
@@ -115,9 +152,10 @@ class LaneTable:
         (nothing is copied: E is empty at a boundary). None: it does not fit, and nothing was changed.
         """
         old = self._place(job)
-        p, e = amount(persistent, f"persistent memory of {job!r}"), amount(ephemeral, f"ephemeral memory of {job!r}")
+        p, e = _amounts(job, persistent, ephemeral)
         self._take(job)
-        lane = old.lane if self.has_room(Place(old.lane, p, e)) else self._find(p, e)
+        size = self._sizes.get(old.lane, 0)
+        lane = old.lane if self.reserved + p + max(e, size) - size <= self.capacity else self._find(p, e)
         self._put(job, old if lane is None else Place(lane, p, e))
         return lane
 
@@ -126,31 +164,10 @@ class LaneTable:
         self._place(job)
         self._take(job)
 
-    def put(self, job: str, place: Place) -> None:
-        """Put a job where it was, in a new table. Raises SalusError if 2.1 would not hold."""
-        if job in self._places:
-            raise SalusError(f"{job!r} is in lane {self._places[job].lane} already")
-        if not self.has_room(place):
-            raise SalusError(f"{job!r} does not fit into lane {place.lane}: {place}, {self.free} bytes are free")
-        self._put(job, place)
-
-    def has_room(self, place: Place) -> bool:
-        """Whether 2.1 would hold with one more job there."""
-        size = self._sizes.get(place.lane, 0)
-        return self.reserved + place.persistent + max(place.ephemeral, size) - size <= self.capacity
-
-    def copy(self) -> LaneTable:
-        """Another table in the same state, to try something out."""
-        other = LaneTable(self.capacity, self.max_lanes)
-        for job, place in self._places.items():
-            other._put(job, place)
-        other._next_lane = self._next_lane
-        return other
-
     # Algorithm 2.1
 
     def _find(self, p: Bytes, e: Bytes) -> int | None:
-        free = self.free - p
+        free = self.capacity - self.reserved - p
         if free < 0:
             return None
         if e <= free and (self.max_lanes is None or len(self._lanes) < self.max_lanes):
@@ -191,3 +208,7 @@ class LaneTable:
         if place is None:
             raise SalusError(f"{job!r} is not on this device; admitted are {sorted(self._places)}")
         return place
+
+
+def _amounts(job: str, persistent: Amount, ephemeral: Amount) -> tuple[Bytes, Bytes]:
+    return amount(persistent, f"persistent memory of {job!r}"), amount(ephemeral, f"ephemeral memory of {job!r}")

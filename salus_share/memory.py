@@ -2,8 +2,7 @@
 
 P is what a trial holds at an iteration boundary, with what the framework took before there was a model. E is the peak
 within iterations beyond P (dissertation, sections 2.2.1 and 2.3.2.1). On a GPU torch's allocator and NVML give both, on
-a CPU the process' resident memory does. A trial is promised `MARGIN` more than was measured. It asks for more when half
-of that margin is used up, which is before an allocation fails. Only `CudaMeter` imports torch.
+a CPU the process' resident memory does. Only `CudaMeter` imports torch.
 """
 
 from __future__ import annotations
@@ -15,17 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from salus_share.errors import Refused
-from salus_share.lanes import Amount
-from salus_share.messages import Need
+from salus_share.errors import SalusError
+from salus_share.lanes import MARGIN, Amount, Need
 
-#: The part by which a promise exceeds what was measured: memory is fragmented, and iterations differ a little.
-MARGIN = 0.1
 #: A trial that ran out of its share gets this part of the share added to E: a second failure costs more than memory
 #: that it gives back.
 AFTER_FAILURE = 0.5
-#: A promise is made smaller when it is more than this many times the need, so that it does not go up and down.
-TOO_MUCH = 1.5
 #: The first `FIRST` iterations are measured one by one, later ones in groups of `GROUP`; no peak is missed. The
 #: first iterations allocate what stays, and later ones do not differ.
 FIRST, GROUP = 3, 10
@@ -74,9 +68,9 @@ class Usage:
     model: int
     ephemeral: int
 
-    def need(self, margin: float = MARGIN) -> Need:
-        """What to ask for: ``margin``, a part of it, more than was measured."""
-        return Need(round((self.framework + self.model) * (1 + margin)), round(self.ephemeral * (1 + margin)))
+    def need(self) -> Need:
+        """What to ask for: `MARGIN` more than was measured."""
+        return Need(round((self.framework + self.model) * (1 + MARGIN)), round(self.ephemeral * (1 + MARGIN)))
 
 
 class Meter(Protocol):
@@ -239,51 +233,26 @@ class Profile:
         if self._iterations < FIRST or self._iterations % GROUP == 0:
             self._meter.reset()
 
-    def end(self) -> Usage | None:
-        """An iteration is over. Returns what was measured if it was the last of a group, else None."""
+    def end(self) -> None:
+        """An iteration is over: memory is read if it was the last of a group."""
         self._iterations += 1
-        if self._iterations > FIRST and self._iterations % GROUP:
-            return None
-        measured = self._meter.read()
         # The first iteration allocates what stays (optimizer state), so its E is too large.
-        if self._iterations > 1:
-            self.usage = measured
-        return measured
-
-    @property
-    def first(self) -> bool:
-        """Whether exactly one iteration is over."""
-        return self._iterations == 1
-
-
-def ask_for(measured: Usage, promised: Need | None) -> Need | None:
-    """What to ask for now, None if the promise is right.
-
-    More, when half of the margin is used up; less, when the promise is far too large or was made without measuring
-    (``promised`` None).
-    """
-    if promised is None:
-        return measured.need()
-    tight, ample = measured.need(MARGIN / 2), measured.need()
-    if tight.persistent > promised.persistent or tight.ephemeral > promised.ephemeral:
-        return Need(max(ample.persistent, promised.persistent), max(ample.ephemeral, promised.ephemeral))
-    if float(promised.persistent) + float(promised.ephemeral) > TOO_MUCH * _total(ample):
-        return ample
-    return None
+        if 1 < self._iterations <= FIRST or self._iterations % GROUP == 0:
+            self.usage = self._meter.read()
 
 
 def after_failure(promised: Need, capacity: Amount) -> Need:
     """What a trial that ran out of its share asks for, before it goes back to its last commit.
 
-    Raises Refused if it had the whole device.
+    Raises SalusError if it had the whole device.
     """
     room = int(capacity) - int(promised.persistent)
     if int(promised.ephemeral) >= room:
-        raise Refused(
+        raise SalusError(
             f"it ran out of memory with {promised.persistent} + {promised.ephemeral} bytes, which is the whole device; "
             "give it a smaller batch or model, or a larger device"
         )
-    more = max(1, round(AFTER_FAILURE * _total(promised)))
+    more = max(1, round(AFTER_FAILURE * (float(promised.persistent) + float(promised.ephemeral))))
     return Need(promised.persistent, min(room, int(promised.ephemeral) + more))
 
 
@@ -313,10 +282,6 @@ def memory_left(torch: Any) -> tuple[int, int] | None:
     except RuntimeError:
         return None
     return int(free), int(total)
-
-
-def _total(need: Need) -> float:
-    return float(need.persistent) + float(need.ephemeral)
 
 
 def _proportional() -> int:

@@ -28,7 +28,6 @@ from typing import IO
 from salus_share.errors import SalusError
 from salus_share.memory import is_out_of_memory
 from salus_share.private_files import check_directory, open_own, own_directory, trusted_owner
-from salus_share.processes import own_environment
 from salus_share.seat_table import home, started
 from salus_share.telemetry import say_once
 
@@ -222,7 +221,7 @@ class Mps:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=own_environment(),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
                 start_new_session=True,
                 check=False,
             )

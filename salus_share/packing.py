@@ -1,9 +1,4 @@
-"""Which trials fit together on a device: pure functions for a caller that places trials.
-
-Trials fit by memory if 2.1 holds with each of them alone in a lane, so that none waits for another. Among devices with
-the memory, a trial goes where the trials together keep the device busy least. Nothing is admitted here; the device's
-lane service does that.
-"""
+"""Which device a trial joins, and what part of it each trial gets: pure functions for a caller that places trials."""
 
 from __future__ import annotations
 
@@ -13,8 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TypeVar
 
-from salus_share.lanes import Amount, LaneTable, amount
-from salus_share.messages import Need
+from salus_share.lanes import Bytes, LaneTable, Need
 from salus_share.policies import Policy, Standing
 from salus_share.turns import next_turn, served
 
@@ -27,30 +21,9 @@ SEATS = 64
 _ROUNDS, _MOMENT_S = 12, 1e-9
 
 
-def fit_together(needs: Iterable[Need], capacity: Amount, *, own_lanes: bool = True) -> bool:
-    """Whether trials with these needs can be on a device of ``capacity`` bytes together.
-
-    ``own_lanes``: whether each must be alone in its lane, so that all run at once. Else they may take turns.
-    """
-    # The largest E comes first: every later trial finds a lane that is large enough.
-    ordered = sorted(needs, key=lambda need: -amount(need.ephemeral, "ephemeral memory"))
-    lanes = divide({str(index): need for index, need in enumerate(ordered)}, capacity)
-    return lanes is not None and (not own_lanes or len(lanes) == len(ordered))
-
-
 def busy(needs: Iterable[Need]) -> float:
     """The sum of the trials' ``compute``. Without a ``compute`` one counts as 1: it may be busy always."""
     return math.fsum(1.0 if need.compute is None else need.compute for need in needs)
-
-
-def divide(needs: Mapping[str, Need], capacity: Amount, *, max_lanes: int | None = None) -> list[list[str]] | None:
-    """The lanes of trials that came to a device in this order. None: they do not fit together, even in one lane."""
-    # Algorithm 2.1 opens lanes while it can. One lane for all needs the least memory.
-    for most in (max_lanes, 1):
-        table = LaneTable(capacity, most)
-        if all(table.admit(name, need.persistent, need.ephemeral) is not None for name, need in needs.items()):
-            return [list(lane.jobs) for lane in table.lanes.values()]
-    return None
 
 
 def shares(chosen: Policy, lanes: Iterable[Mapping[str, Standing]]) -> dict[str, float]:
@@ -75,21 +48,19 @@ def shares(chosen: Policy, lanes: Iterable[Mapping[str, Standing]]) -> dict[str,
     return out
 
 
-def choose_device(
-    need: Need, devices: Mapping[Device, Sequence[Need]], capacity: Amount, *, own_lanes: bool = True
-) -> Device | None:
-    """The device that a trial should share; None if none has the memory. ``devices``: the needs of the trials on each.
+def choose_device(need: Need, devices: Mapping[Device, tuple[LaneTable, Sequence[Need]]]) -> Device | None:
+    """The device that a trial should share; None if none has the memory.
 
-    It is the device whose trials are `busy` least; of several, the one with the most memory in use. ``own_lanes`` is as
-    in `fit_together`. docs/salus.md has what other rules gave on recorded pairs.
+    ``devices``: the lanes of each, and the needs of its trials. It is one where the trial gets a lane of its own, or
+    else one of all; of these, the one whose trials are `busy` least; of several, the one with the most memory in use.
+    docs/salus.md has what other rules gave on recorded pairs.
     """
-    best: tuple[tuple[float, float], Device] | None = None
-    for device, residents in devices.items():
-        together = [*residents, need]
-        if not fit_together(together, capacity, own_lanes=own_lanes):
+    best: tuple[tuple[bool, float, Bytes], Device] | None = None
+    for device, (table, residents) in devices.items():
+        lane = table.find(need.persistent, need.ephemeral)
+        if lane is None:
             continue
-        held = sum(float(other.persistent) + float(other.ephemeral) for other in residents)
-        rank = (busy(residents), -held)
+        rank = (lane in table.lanes, busy(residents), -table.reserved)
         if best is None or rank < best[0]:
             best = (rank, device)
     return None if best is None else best[1]

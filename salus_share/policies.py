@@ -1,8 +1,7 @@
 """Which job goes first: one small class for each policy.
 
-A policy answers three questions, the first two by giving each job a rank (the lowest goes first): which job is admitted
-next, whose iteration runs next in a lane, and which job may take another one's memory. It cannot break 2.1. It holds no
-state, so that the lane service, the twin and every process at a gate ask it and get the same answer.
+A policy says how many lanes a device has, and by a rank (the lowest goes first) whose iteration runs next in a lane. It
+cannot break 2.1. It holds no state, so that the twin and every process at a gate ask it and get the same answer.
 
 To add a policy here, derive a class from `Policy` and add it to `POLICIES`. A user's own policy needs no change here:
 derive a class from `Policy`, and give its name as "module:Class" where a policy is asked for.
@@ -44,31 +43,20 @@ class Standing:
 
 
 class Policy:
-    """The base class: admission in order of arrival; in a lane, the job that has not run for longest goes first."""
+    """The base class: in a lane, the job that has not run for longest goes first."""
 
     #: The name by which a user asks for it.
     name = ""
     #: The most jobs that may be on the device, and the most lanes. None: all that fit.
     max_jobs: int | None = None
     max_lanes: int | None = None
-    #: How many jobs may be admitted past one that does not fit yet. After that, all jobs behind it wait too, so
-    #: that small jobs fill the gaps, and a large one does not wait for ever.
-    patience = 8
     #: Whether a lane is kept for a moment for the job that ran last, if it would be next (`turns.LINGER_S`). If not,
     #: two jobs that both come back at once take turns, whatever their rank.
     lingers = True
 
-    def entry(self, job: Standing) -> Rank:
-        """Rank among the jobs that wait for admission."""
-        return (job.arrival,)
-
     def turn(self, job: Standing) -> Rank:
         """Rank among the jobs of a lane that are ready to run an iteration."""
         return (job.last_turn,)
-
-    def evicts(self, newcomer: Standing, resident: Standing) -> bool:
-        """Whether ``resident`` must commit and leave the device when ``newcomer`` does not fit beside it."""
-        return False
 
 
 class Fifo(Policy):
@@ -90,21 +78,14 @@ class Pack(Policy):
 class Srtf(Policy):
     """The shortest remaining time first, pre-empting at iteration boundaries (section 2.4.2).
 
-    There is one lane, so that nothing slows the shortest job. A switch within it moves no data. Only when persistent
-    memory does not fit do the longest jobs leave, at a commit. So a job that could run alone is always admitted.
+    There is one lane, so that nothing slows the shortest job. A switch within it moves no data.
     """
 
     name = "SRTF"
     max_lanes = 1
 
-    def entry(self, job: Standing) -> Rank:
-        return (job.left, job.arrival)
-
     def turn(self, job: Standing) -> Rank:
         return (job.left, job.arrival)
-
-    def evicts(self, newcomer: Standing, resident: Standing) -> bool:
-        return newcomer.left < resident.left
 
 
 class Fair(Policy):
@@ -121,17 +102,11 @@ class Hpt(Fair):
 
     name = "HPT"
 
-    def entry(self, job: Standing) -> Rank:
-        return (-job.rung, job.arrival)
-
     def turn(self, job: Standing) -> Rank:
         return (-job.rung, job.service, job.last_turn)
 
-    def evicts(self, newcomer: Standing, resident: Standing) -> bool:
-        return newcomer.rung > resident.rung
 
-
-#: The policies that are known by name. The lane service, FluidTune's ``lanes=`` and the tests read them from here.
+#: The policies that are known by name. FluidTune's ``lanes=`` and the tests read them from here.
 POLICIES: Mapping[str, type[Policy]] = {cls.name: cls for cls in (Fifo, Pack, Srtf, Fair, Hpt)}
 
 

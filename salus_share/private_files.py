@@ -76,13 +76,6 @@ def peer_user(link: socket.socket) -> int:
     return int(uid)
 
 
-def check_peer(link: socket.socket) -> None:
-    """Raise SalusError if the process at the other end of a Unix socket is another user's."""
-    uid = peer_user(link)
-    if uid != os.geteuid():
-        raise SalusError(f"the process at the other end of a lane service's socket is {_user(uid)}'s, not ours")
-
-
 def trusted_owner(path: Path) -> bool:
     """Whether a path is this user's or root's: what another user has put there is not used."""
     try:

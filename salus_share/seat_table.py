@@ -1,9 +1,9 @@
 """The seat table of a device: a few kilobytes of shared memory in which its trials see each other.
 
-There is one file per device, with one seat per trial. Whoever changes the table holds its lock. The lock is a POSIX
-record lock, because the kernel takes it from a process that dies. (A robust mutex would need C; a `flock` would live
-on in a forked data loader.) This module decides nothing, it only records: whose iteration runs is decided in `turns`,
-who is admitted in `admission`.
+There is one file per device, with one seat per trial. The process of a trial takes the seat itself; the first one makes
+the file, and the last one that leaves removes it. Whoever changes the table holds its lock. The lock is a POSIX record
+lock, because the kernel takes it from a process that dies. (A robust mutex would need C; a `flock` would live on in a
+forked data loader.) This module decides nothing, it only records: whose iteration runs is decided in `turns`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import struct
 import tempfile
 import threading
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from operator import attrgetter
@@ -24,63 +25,51 @@ from pathlib import Path
 from salus_share.errors import SalusError
 from salus_share.packing import SEATS
 from salus_share.policies import Standing
-from salus_share.private_files import check_directory, open_own, own_directory
-from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Seats
+from salus_share.private_files import check_directory, open_own
+from salus_share.turns import AWAY, IDLE, INSIDE, LINGERING, Counts, Seats
 
-MAGIC, VERSION = 0x5A105, 2
+MAGIC, VERSION = 0x5A105, 3
 #: The name of the table's file, in the device's directory. Older versions have the same, so that trials of both never
 #: share a device by two tables.
 FILE = "board"
-#: The most bytes of a policy's name, and of a trial's.
+#: The most bytes of a policy's name. Of a trial's name, which is for people only, as many are stored.
 NAME = 64
 
-#: The header: magic, version, seats in use (high-water mark), tokens, turns, capacity, policy.
-_HEADER = struct.Struct(f"=IIIxxxxQQQ{NAME}s")
+#: The header: magic, version, seats in use (high-water mark), arrivals, turns, the pid namespace, policy.
+_HEADER = struct.Struct(f"=III4xQQQ{NAME}s")
 #: Where three of these are, in bytes from the beginning; and where the first seat is.
-_SEATS_USED, _TOKENS, _TURNS, _FIRST_SEAT = 8, 16, 24, 128
+_SEATS_USED, _ARRIVALS, _TURNS, _FIRST_SEAT = 8, 16, 24, 128
 #: A seat: the fields of `Seat` but for its index. What an iteration changes comes first and together.
-_SEAT = struct.Struct(f"=IIQqQddddIiQqqQ{NAME}s")
+_SEAT = struct.Struct(f"=IiQqQddddQi4x{NAME}s")
 #: Bytes from one seat to the next.
-_SIZE = 192
-#: Parts of a seat: its first four fields (state, pause, token, lane), and from byte 24 on the next four (`Counts`).
-_PASS, _COUNTS, _COUNTS_AT = struct.Struct("=IIQq"), struct.Struct("=Qddd"), 24
-_STATE, _TURN = struct.Struct("=I"), struct.Struct("=Q")
-#: The largest pid and rung that a seat holds: both are stored in four bytes, with a sign.
-LARGEST = (1 << 31) - 1
-
-#: The states of a seat beyond those in `turns`: no trial has it; its trial waits for admission; its trial has freed its
-#: memory, which the service has not seen yet; there is room for its trial, which has not taken it (`claim`).
-FREE, WAITING, LEFT, OFFERED = 0, 1, 7, 8
-#: The states in which a seat's memory is in use.
-RESIDENT = (IDLE, READY, INSIDE, LINGERING, PAUSED)
+_SIZE = _SEAT.size
+#: Parts of a seat: its first four fields (state, pid, arrival, lane), and from byte 24 on the next four (`Counts`).
+_PASS, _COUNTS, _COUNTS_AT = struct.Struct("=IiQq"), struct.Struct("=Qddd"), 24
+_STATE, _COUNT = struct.Struct("=I"), struct.Struct("=Q")
 
 
 @dataclass(slots=True)
 class Seat:
     """One trial's seat, its fields in the order in which they are stored.
 
-    ``pause``: 1 if the trial must leave the device after the iteration that it is in. ``lane``: -1 before admission.
-    ``last_turn``, ``service``, ``last_s``: as in `turns.Counts`. ``remaining``: seconds left, NaN if unknown.
+    ``arrival``: its number among all that ever took a seat here, so that a later trial on the same seat is not mistaken
+    for it. ``last_turn``, ``service``, ``last_s``: as in `turns.Counts`. ``remaining``: seconds left, NaN if unknown.
     ``linger_until``: on the monotonic clock. ``start``: when its process started, in ticks since boot, so that a pid
-    which is used again is not mistaken for it. ``persistent``, ``ephemeral``: bytes that it was promised.
+    which is used again is not mistaken for it.
     """
 
     index: int
     state: int
-    pause: int
-    token: int
+    pid: int
+    arrival: int
     lane: int
     last_turn: int
     service: float
     remaining: float
     last_s: float
     linger_until: float
-    pid: int
-    rung: int
     start: int
-    persistent: int
-    ephemeral: int
-    arrival: int
+    rung: int
     name: str
 
     @property
@@ -94,7 +83,7 @@ _values = attrgetter(*[field.name for field in fields(Seat)][2:-1])
 
 
 def home(device: str) -> Path:
-    """The directory of a device on this node, for this user: its seat table, its lane service and their sockets."""
+    """The directory of a device on this node, for this user: its seat table, its lock, and sockets."""
     base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
     return base / f"salus-{os.getuid()}" / device
 
@@ -104,6 +93,9 @@ class SeatTable(Seats[int]):
 
     Every method that changes something needs the lock: ``with table.lock(): ...``. It is the `turns.Seats` of real
     trials, by the index of their seats.
+
+    Raises:
+        SalusError: there is no table, or it is another user's, of another version, or of another container's processes.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -119,34 +111,41 @@ class SeatTable(Seats[int]):
         except SalusError:
             raise
         except (OSError, ValueError) as error:
-            raise SalusError(f"there is no seat table at {path} ({error}); start the device's lane service") from error
-        magic, version, _, _, _, self.capacity, policy = _HEADER.unpack_from(self._map)
+            raise SalusError(f"there is no seat table at {path} ({error})") from error
+        magic, version, _, _, _, namespace, policy = _HEADER.unpack_from(self._map)
         if (magic, version) != (MAGIC, VERSION):
             raise SalusError(f"{path} is not a seat table of version {VERSION}; remove it when no trial runs")
+        if namespace != _pid_namespace():
+            raise SalusError(f"{path} is of another container's processes, whose ends are not seen from here")
         self.policy = policy.rstrip(b"\0").decode()
-        self._lock = _lock_of(directory)
+        self._lock = lock_of(directory)
 
     @classmethod
-    def create(cls, directory: Path, capacity: int, policy: str) -> SeatTable:
-        """Open the table, or make it if there is none. Raises SalusError if it is there with other settings."""
-        path = own_directory(directory) / FILE
+    def create(cls, directory: Path, policy: str) -> SeatTable:
+        """Open the table, or make it if there is none. The caller has `lock_of` the directory, which is its own.
+
+        Raises:
+            SalusError: as above, or the table has another policy.
+            OSError: there is no room for it.
+        """
+        path, fresh, name = directory / FILE, directory / f"{FILE}.new", policy.encode()
+        if len(name) > NAME:
+            raise SalusError(f"the policy's name {policy!r} is longer than {NAME} bytes; give it a shorter one")
         if not path.exists():
-            fresh = directory / f"{FILE}.{os.getpid()}"
-            name = policy.encode()
-            if len(name) > NAME:
-                raise SalusError(f"the policy's name {policy!r} is longer than {NAME} bytes")
-            content = _HEADER.pack(MAGIC, VERSION, 0, 0, 0, int(capacity), name)
-            fresh.unlink(missing_ok=True)  # of a process with this pid that was killed here
-            with open(open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-                file.write(content.ljust(_FIRST_SEAT + SEATS * _SIZE, b"\0"))
-            with contextlib.suppress(FileExistsError):
-                os.link(fresh, path)
-            fresh.unlink()
+            content = _HEADER.pack(MAGIC, VERSION, 0, 0, 0, _pid_namespace(), name)
+            fresh.unlink(missing_ok=True)  # of a process that was killed here
+            try:
+                with open(open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                    file.write(content.ljust(_FIRST_SEAT + SEATS * _SIZE, b"\0"))
+                fresh.rename(path)
+            except OSError:
+                fresh.unlink(missing_ok=True)
+                raise
         table = cls(directory)
-        if (table.capacity, table.policy) != (int(capacity), policy):
+        if table.policy != policy:
             raise SalusError(
-                f"the lanes of {directory.name} are {table.capacity} bytes under {table.policy}, asked for were "
-                f"{int(capacity)} under {policy}; use the same settings, or wait until its trials are done"
+                f"the trials of {directory.name} take turns by {table.policy}, asked for was {policy}; "
+                "use the same policy, or wait until they are done"
             )
         return table
 
@@ -157,14 +156,14 @@ class SeatTable(Seats[int]):
     # Seats
 
     def seats(self) -> list[Seat]:
-        """All seats that are not free."""
+        """All seats that a trial has."""
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
-        return [seat for seat in map(self.seat, range(used)) if seat.state != FREE]
+        return [seat for seat in map(self.seat, range(used)) if seat.state != AWAY]
 
     def seat(self, index: int) -> Seat:
-        """One seat, free or not."""
+        """One seat, whether a trial has it or not."""
         values = _SEAT.unpack_from(self._map, _FIRST_SEAT + index * _SIZE)
-        stored = [index, *values[:-1], values[-1].rstrip(b"\0").decode()]
+        stored = [index, *values[:-1], values[-1].rstrip(b"\0").decode(errors="replace")]
         return Seat(*stored)
 
     def write(self, seat: Seat) -> None:
@@ -174,43 +173,37 @@ class SeatTable(Seats[int]):
         _SEAT.pack_into(self._map, at, state, *_values(seat), seat.name.encode())
         self.set_state(seat.index, seat.state)
 
-    def take_seat(self, name: str, pid: int) -> Seat:
-        """Give a trial a free seat.
+    def free_seat(self, name: str) -> Seat:
+        """A seat for a trial of this process. It is the trial's when it is written with another state than AWAY.
 
-        Raises SalusError if there is none, its name is too long, or its process has ended; OSError if nobody can tell.
+        Raises SalusError if there is none. The seats of processes that are dead are free.
         """
+        bury(self, self.seats())
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
-        if len(name.encode()) > NAME:
-            raise SalusError(f"the trial's name {name!r} is longer than {NAME} bytes; give it a shorter one")
-        index = next((i for i in range(used) if self.seat(i).state == FREE), used)
+        index = next((i for i in range(used) if self.place_of(i)[0] == AWAY), used)
         if index >= SEATS:
             raise SalusError(f"{SEATS} trials are at this device; {name!r} must go to another one")
-        start = started(pid)
-        if not start:
-            raise SalusError(f"process {pid} of {name!r} has ended, or is not to be seen from process {os.getpid()}")
-        nan = math.nan
-        seat = Seat(index, WAITING, 0, 0, -1, 0, 0.0, nan, 0.0, 0.0, pid, 0, start, 0, 0, 0, name)
-        self.write(seat)
-        struct.pack_into("=I", self._map, _SEATS_USED, max(used, index + 1))
-        return seat
+        (arrivals,) = _COUNT.unpack_from(self._map, _ARRIVALS)
+        _COUNT.pack_into(self._map, _ARRIVALS, arrivals + 1)
+        _STATE.pack_into(self._map, _SEATS_USED, max(used, index + 1))
+        pid = os.getpid()
+        return Seat(index, AWAY, pid, arrivals + 1, -1, 0, 0.0, math.nan, 0.0, 0.0, started(pid), 0, name)
 
-    def claim(self, index: int, token: int) -> bool:
-        """A trial takes the room that it was offered. False: the offer is not there any more, and it must ask anew."""
-        seat = self.seat(index)
-        if seat.token != token or seat.state != OFFERED:
-            return False
-        self.set_state(index, LEFT if seat.pause else IDLE)
-        return not seat.pause
+    def place_of(self, index: int) -> tuple[int, int, int]:
+        """(state, arrival, lane) of a seat. A quicker `seat`: every pass asks it."""
+        state, _, arrival, lane = _PASS.unpack_from(self._map, _FIRST_SEAT + index * _SIZE)
+        return state, arrival, lane
 
-    def admission_of(self, index: int) -> tuple[int, int, int, int]:
-        """(state, pause, token, lane) of a seat. A quicker `seat`: every pass asks it."""
-        state, pause, token, lane = _PASS.unpack_from(self._map, _FIRST_SEAT + index * _SIZE)
-        return state, pause, token, lane
+    def remove_if_empty(self) -> None:
+        """Remove the file if no trial has a seat."""
+        bury(self, self.seats())
+        if not self.seats():
+            (self.directory / FILE).unlink(missing_ok=True)
 
     # What `turns.Seats` asks for
 
     def in_lane(self, lane: int) -> dict[int, Seat]:
-        return {seat.index: seat for seat in self.seats() if seat.lane == lane and seat.state in ADMITTED}
+        return {seat.index: seat for seat in self.seats() if seat.lane == lane}
 
     def others(self, index: int, lane: int) -> tuple[bool, float | None]:
         (used,) = _STATE.unpack_from(self._map, _SEATS_USED)
@@ -219,7 +212,7 @@ class SeatTable(Seats[int]):
             if other != index:
                 at = _FIRST_SEAT + other * _SIZE
                 state, _, _, its_lane = _PASS.unpack_from(self._map, at)
-                if its_lane == lane and state in ADMITTED:
+                if its_lane == lane and state:
                     _, service, _, last_s = _COUNTS.unpack_from(self._map, at + _COUNTS_AT)
                     busy = busy or state != IDLE
                     began = service if state == INSIDE else service - last_s
@@ -232,7 +225,7 @@ class SeatTable(Seats[int]):
         for other in range(used):
             if other != index:
                 state, _, _, its_lane = _PASS.unpack_from(self._map, _FIRST_SEAT + other * _SIZE)
-                if its_lane == lane and state != IDLE and state in ADMITTED:
+                if its_lane == lane and state and state != IDLE:
                     return True
         return False
 
@@ -243,8 +236,8 @@ class SeatTable(Seats[int]):
         _COUNTS.pack_into(self._map, _FIRST_SEAT + index * _SIZE + _COUNTS_AT, *counts)
 
     def record_iteration(self, index: int, service: float, remaining: float, seconds: float) -> None:
-        (turns,) = _TURN.unpack_from(self._map, _TURNS)
-        _TURN.pack_into(self._map, _TURNS, turns + 1)
+        (turns,) = _COUNT.unpack_from(self._map, _TURNS)
+        _COUNT.pack_into(self._map, _TURNS, turns + 1)
         at = _FIRST_SEAT + index * _SIZE + _COUNTS_AT
         _COUNTS.pack_into(self._map, at, turns + 1, service, remaining, seconds)
 
@@ -256,29 +249,22 @@ class SeatTable(Seats[int]):
         seat.state, seat.linger_until = LINGERING, until
         self.write(seat)
 
-    def set_leaving(self, index: int) -> None:
-        seat = self.seat(index)
-        seat.pause = 1
-        self.write(seat)
-
     @property
     def turns(self) -> int:
-        return int(_TURN.unpack_from(self._map, _TURNS)[0])
+        return int(_COUNT.unpack_from(self._map, _TURNS)[0])
 
-    # The rest
+    def address(self, index: int, arrival: int) -> str:
+        """The path of the socket on which a trial that waits at the gate is woken. Each arrival has its own."""
+        return f"{self.directory}/wake-{index}-{arrival}"
 
-    @property
-    def tokens(self) -> int:
-        """The last token that was given out on the device."""
-        return int(_TURN.unpack_from(self._map, _TOKENS)[0])
 
-    @tokens.setter
-    def tokens(self, token: int) -> None:
-        _TURN.pack_into(self._map, _TOKENS, token)
-
-    def address(self, index: int, token: int) -> str:
-        """The path of the socket on which a trial that waits at the gate is woken. Each admission has its own."""
-        return f"{self.directory}/wake-{index}-{token}"
+def bury(table: SeatTable, seats: Iterable[Seat]) -> None:
+    """Take the trials whose process is dead off the device. Under the table's lock."""
+    for seat in seats:
+        if not alive(seat):
+            table.set_state(seat.index, AWAY)
+            with contextlib.suppress(OSError):
+                os.unlink(table.address(seat.index, seat.arrival))
 
 
 class _Lock(AbstractContextManager[None]):
@@ -308,7 +294,8 @@ _locks: dict[tuple[int, str], _Lock] = {}
 _locks_lock = threading.Lock()
 
 
-def _lock_of(directory: Path) -> _Lock:
+def lock_of(directory: Path) -> AbstractContextManager[None]:
+    """The lock of the table in this directory, which is there."""
     # Closing any descriptor of the file frees the process's lock on it. So the file is opened once and stays open.
     with _locks_lock:
         key = (os.getpid(), str(directory))
@@ -336,3 +323,8 @@ def alive(seat: Seat) -> bool:
         return started(seat.pid) == seat.start != 0
     except OSError:
         return True
+
+
+def _pid_namespace() -> int:
+    """The number of the namespace in which this process sees others: containers on one machine have different ones."""
+    return os.stat("/proc/self/ns/pid").st_ino

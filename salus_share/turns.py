@@ -4,15 +4,15 @@ The gate of real trials and the twin both call `Turns`. They differ in where tri
 memory, or a dict) and in the clock that they read: every call is handed ``now``, in seconds. This module reads no
 clock, wakes no process and admits no trial.
 
-A trial of a lane is in one of five states:
+A trial of a lane is in one of four states, or AWAY:
 
     IDLE       between two iterations; it is not at the gate
     READY      at the gate; it waits for its turn
     INSIDE     it runs an iteration; at most one trial of a lane does
     LINGERING  between two iterations; the lane is kept for it until ``linger_until``
-    PAUSED     told to leave the device; it passes the gate no more
 
-    IDLE or LINGERING --arrive--> READY --grant--> INSIDE --end_iteration--> IDLE, LINGERING or PAUSED
+    IDLE or LINGERING --arrive--> READY --grant--> INSIDE --end_iteration--> IDLE or LINGERING
+    any of them --leave--> AWAY: it is in no lane
 """
 
 from __future__ import annotations
@@ -22,13 +22,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from salus_share.errors import StaleToken
 from salus_share.policies import Policy, Standing
 
-#: The states of a trial that was admitted. They are part of the layout of the seat table, which has more of them.
-IDLE, READY, INSIDE, LINGERING, PAUSED = range(2, 7)
-#: The states in which a trial may pass its gate.
-ADMITTED = (IDLE, READY, INSIDE, LINGERING)
+#: The states of a trial. They are part of the layout of the seat table, in which a seat that nobody has is AWAY.
+AWAY, IDLE, READY, INSIDE, LINGERING = range(5)
 
 #: A lane is kept for a trial between two of its iterations for this part of its last iteration, and for at most this
 #: many seconds. Fetching a batch that was prepared in time takes less, and the others lose at most a tenth.
@@ -72,10 +69,10 @@ class Seats(Protocol[Key]):
         """One trial."""
 
     def in_lane(self, lane: int, /) -> Mapping[Key, Member]:
-        """The trials of a lane that may pass its gate."""
+        """The trials of a lane. One that is AWAY is in none."""
 
     def others(self, key: Key, lane: int, /) -> tuple[bool, float | None]:
-        """Of the trials of a lane that may pass its gate, but for ``key``: whether one is not IDLE, and its clock.
+        """Of the trials of a lane, but for ``key``: whether one is not IDLE, and its clock.
 
         The clock is the largest service that one of them had when its last iteration began; None if there are none.
         Every pass asks it, so it makes no list, as `in_lane` does.
@@ -98,9 +95,6 @@ class Seats(Protocol[Key]):
 
     def set_lingering(self, key: Key, until: float, /) -> None:
         """Make a trial LINGERING until a moment."""
-
-    def set_leaving(self, key: Key, /) -> None:
-        """Record that a trial which is INSIDE must leave the device after its iteration."""
 
     @property
     def turns(self) -> int:
@@ -135,19 +129,16 @@ class Turns(Generic[Key]):
         seats.set_state(key, INSIDE)
         return key
 
-    def end_iteration(self, key: Key, lane: int, seconds: float, now: float, *, leaving: bool = False) -> Key | None:
-        """The iteration of a trial that was INSIDE is over after ``seconds``. Returns whom to wake.
-
-        ``leaving``: the trial was told to leave the device meanwhile.
-        """
+    def end_iteration(self, key: Key, lane: int, seconds: float, now: float) -> Key | None:
+        """The iteration of a trial that was INSIDE is over after ``seconds``. Returns whom to wake."""
         seats = self._seats
         _, service, remaining, _ = seats.counts(key)
         service, remaining = charge(service, remaining, seconds)
         seats.record_iteration(key, service, remaining, seconds)
-        seats.set_state(key, PAUSED if leaving else IDLE)
+        seats.set_state(key, IDLE)
         if not seats.busy(key, lane):
             return None
-        waiting = None if leaving else self._linger(key, lane, now)
+        waiting = self._linger(key, lane, now)
         return self.grant(lane, now) if waiting is None else waiting
 
     def _linger(self, key: Key, lane: int, now: float) -> Key | None:
@@ -182,19 +173,11 @@ class Turns(Generic[Key]):
         if self._seats.seat(key).state == READY:
             self._seats.set_state(key, IDLE)
 
-    def pause(self, key: Key, now: float) -> list[Key]:
-        """A trial may pass no more: from now on, or from the end of its iteration. Returns whom to wake."""
-        seat = self._seats.seat(key)
-        if seat.state == INSIDE:
-            self._seats.set_leaving(key)
-            return []
-        if seat.state not in ADMITTED:
-            return []
-        waits = seat.state == READY
-        lane = seat.lane
-        self._seats.set_state(key, PAUSED)
-        granted = self.grant(lane, now)
-        return ([key] if waits else []) + ([] if granted is None else [granted])
+    def leave(self, key: Key, now: float) -> Key | None:
+        """A trial is AWAY from now on, whatever it did. Returns who was given its lane."""
+        lane = self._seats.seat(key).lane
+        self._seats.set_state(key, AWAY)
+        return self.grant(lane, now)
 
     def level(self, key: Key, lane: int) -> tuple[int, float]:
         """``last_turn`` and ``service`` of a trial that is new in a lane: it is level with the lane's others."""
@@ -228,15 +211,6 @@ def credited(service: float, clock: float) -> float:
     For the time that it was away it is owed up to `CREDIT_S`, so that no trial waits until it caught up.
     """
     return max(service, clock - CREDIT_S)
-
-
-def check_token(held: int, current: int, state: int, allowed: tuple[int, ...] = ADMITTED) -> None:
-    """Raise StaleToken if ``held`` is not the trial's current token, or its state is not one of ``allowed``."""
-    if held != current or state not in allowed:
-        raise StaleToken(
-            f"token {held} is old: this trial was told to leave the device; "
-            "commit, free its memory and ask to be admitted again"
-        )
 
 
 def _lingers(member: Member, now: float) -> bool:

@@ -25,7 +25,7 @@ import pytest
 PATIENCE_S = 60.0
 #: What the names of our temporary files and directories begin with.
 PREFIXES = ("fluidtune", "salus", "themis")
-#: The directories of the lane services. They lie in shared memory, outside the directory of the run.
+#: The directories of the lanes. They lie in shared memory, outside the directory of the run.
 LANES = Path("/dev/shm") / f"salus-{os.getuid()}"
 
 
@@ -90,7 +90,7 @@ class Leftovers:
             terminalreporter.line(f"temporary files of this run, Ray's logs among them: {self.directory}")
 
     def _paths(self) -> list[Path]:
-        """Files of ours and directories of lane services that are left."""
+        """Files of ours and directories of lanes that are left."""
         directories = (self.directory, *self.directory.glob("gw*"))
         paths = [
             path
@@ -137,7 +137,7 @@ def belongs_to(process: psutil.Process, directory: Path) -> bool:
 
 
 def used_elsewhere(path: Path, directory: Path) -> bool:
-    """Whether a living process that does not belong to the run uses the lane service's directory."""
+    """Whether a living process that does not belong to the run uses the directory of lanes."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             told = str(path) in " ".join(process.cmdline())

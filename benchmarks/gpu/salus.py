@@ -3,12 +3,12 @@
 ``python -m benchmarks.gpu.salus --json [--quick] [--only PART] [--rehearse]``. Needs torch with CUDA, pynvml, psutil,
 and no Ray. Parts, each in processes of its own:
 
-- `pack`: 8 small models trained side by side, seconds for all of their steps: `fifo`, `time_slicing` (processes, no
-  gate), `mps` (the same under MPS, left out where MPS is not available), `lanes` (processes with a gate each, PACK),
-  `lanes_mps`.
+- `pack`: 8 small models trained, seconds for all of their steps: `fifo` (one after another), `time_slicing` (side by
+  side in processes, no gate), `mps` (the same under MPS, left out where MPS is not available), `lanes` (processes with
+  a gate each, PACK), `lanes_mps`.
 - `mps`: the daemon is started, a client is held to the limit it was given, and the daemon is told to quit.
-- `admissions`: 1,000 random needs in 8 processes, or as many as there is time for; every trial allocates what it said,
-  E within iterations. It counts those that ran out of memory, which must be 0.
+- `admissions`: random needs in 8 processes by rounds, until 1,000 were admitted or there is no time left; every trial
+  allocates what it said, E within iterations. It counts those that ran out of memory, which must be 0.
 - `greedy`: three trials as FluidTune's workers treat them (`LaneMember`). One of them allocates until it fails. The
   others must have the losses that they have alone.
 - `resident`: 42 models in one process, latency as in benchmarks.inference, and how many were admitted at once.
@@ -21,6 +21,7 @@ shows that the script runs, and measures nothing.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import shutil
@@ -35,20 +36,19 @@ from typing import Any
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.inference import figures_of, one_at_a_time, resident
-from benchmarks.salus_jobs import device_home, end_service, seat, together
+from benchmarks.salus_jobs import device_home, together
 from fluidtune.cluster.sharing.lanes import LaneMember, LaneSettings, LaneTicket
-from salus_share import Need, service
-from salus_share.client import LaneClient
+from salus_share import LaneTable, Need
+from salus_share.gate import Gate
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply
 from salus_share.seat_table import SeatTable, home
 from salus_share.telemetry import DeviceSample, Telemetry
-from salus_share.turns import ADMITTED
 
 PARTS = ("pack", "mps", "admissions", "greedy", "resident", "overhead")
 NEED = Need(256 << 20, 256 << 20)
 MB = 1 << 20
-#: Issue 22: random admissions of which none may run out of memory. With ``--rehearse`` a few in each process.
+#: Issue 22: random admissions of which none may run out of memory. With ``--rehearse`` a few.
 ADMISSIONS, REHEARSED = 1000, 10
 #: Seconds for them, with ``--quick`` and without. A trial allocates and fills a third of the memory on
 #: average, three times, in a fraction of a second.
@@ -103,26 +103,21 @@ def model_and_step(device: str, seed: int = 1) -> Callable[[], float]:
 
 
 def train(
-    begin: Any, directory: str, name: str, policy: str | None, environment: dict[str, str], steps: int, plan: Plan
+    begin: Any, directory: str, name: str, lane: int | None, environment: dict[str, str], steps: int, plan: Plan
 ) -> None:
-    """Train one copy in a process of its own. ``policy`` None: there is no gate."""
+    """Train one copy in a process of its own. ``lane`` None: there is no gate."""
     apply(environment)
-    client = LaneClient("gpu", name, capacity=plan.capacity, policy=policy or "PACK", directory=Path(directory))
-    if policy == "PACK":
-        client.admit(NEED)
+    gate = None if lane is None else Gate(Path(directory), name, "PACK", lane=lane)
     # What CUDA and its libraries do once is timed for no side.
     step = model_and_step(plan.device)
     step()
     begin()
-    if policy == "FIFO":
-        client.admit(NEED)
-        # A model comes to the device when its turn has come.
-        step = model_and_step(plan.device)
     for _ in range(steps):
-        with client.iteration() if policy is not None else nullcontext():
+        with nullcontext() if gate is None else gate.iteration():
             step()
             wait_for(plan.device)
-    client.leave()
+    if gate is not None:
+        gate.leave()
 
 
 def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
@@ -140,12 +135,12 @@ def pack(plan: Plan, gpu: DeviceSample | None) -> dict[str, Any]:
                     continue
                 environment = mps.environment()
             try:
-                policy = {"fifo": "FIFO", "time_slicing": None, "mps": None}.get(name, "PACK")
-                # The service is started once, and not timed.
-                if policy is not None:
-                    service.start(directory, plan.capacity, policy).close()
-                rows = [(where, f"copy{i}", policy, environment, steps, plan) for i in range(plan.copies)]
-                sides[name] = together(train, rows)[0]
+                table, rows = LaneTable(plan.capacity), []
+                for copy in (f"copy{i}" for i in range(plan.copies)):
+                    lane = table.admit(copy, NEED.persistent, NEED.ephemeral) if name.startswith("lanes") else None
+                    rows.append((where, copy, lane, environment, steps, plan))
+                batches = [[row] for row in rows] if name == "fifo" else [rows]
+                sides[name] = sum(together(train, batch)[0] for batch in batches)
             finally:
                 if mps is not None:
                     mps.release()
@@ -189,32 +184,42 @@ def under_mps(plan: Plan, gpu: DeviceSample) -> dict[str, Any]:
         return {"had": True, "ours": ours, "within": fits[0], "held_to_its_limit": not fits[1]}
 
 
-def admitted(begin: Any, directory: str, worker: int, count: int, seconds: float, plan: Plan) -> tuple[int, int]:
-    """Run random trials one after another, for ``seconds`` at most.
+def admitted(
+    begin: Any, directory: str, worker: int, barrier: Any, count: int, seconds: float, plan: Plan
+) -> tuple[int, int]:
+    """Run a random trial in each round in which it is admitted, until all workers together had ``count`` of them, or
+    ``seconds`` are over. All draw the same needs and lanes.
 
-    Returns how many were admitted and how many ran out of memory.
+    Returns how many were admitted here and how many ran out of memory.
     """
     import torch
 
     on_gpu = plan.device != "cpu"
     if on_gpu:
         torch.empty(1, device=plan.device)
-    draw = random.Random(worker)
+    draw, over = random.Random(1), Path(directory) / "over"
     begin()
     deadline = time.monotonic() + seconds
-    done = failed = 0
-    for index in range(count):
+    done = failed = everywhere = 0
+    while everywhere < count:
         if time.monotonic() > deadline:
+            over.touch()
+        barrier.wait()
+        if over.exists():
             break
-        need = Need(draw.randint(1, plan.capacity // 6), draw.randint(1, plan.capacity // 2))
-        name = f"{worker}-{index}"
-        with LaneClient("gpu", name, capacity=plan.capacity, policy="FAIR", directory=Path(directory)) as lane:
-            lane.admit(need)
+        table, lanes, needs = LaneTable(plan.capacity), [], []
+        for other in range(plan.copies):
+            needs.append(Need(draw.randint(1, plan.capacity // 6), draw.randint(1, plan.capacity // 2)))
+            lanes.append(table.admit(str(other), needs[-1].persistent, needs[-1].ephemeral))
+        everywhere += sum(lane is not None for lane in lanes)
+        lane, need = lanes[worker], needs[worker]
+        if lane is not None:
+            gate = Gate(Path(directory), str(worker), "FAIR", lane=lane)
             done += 1
             try:
                 held = torch.empty(int(need.persistent), dtype=torch.uint8, device=plan.device)
                 for _ in range(3):
-                    with lane.iteration():
+                    with gate.iteration():
                         scratch = torch.empty(int(need.ephemeral), dtype=torch.uint8, device=plan.device)
                         scratch.fill_(1)
                         wait_for(plan.device)
@@ -229,6 +234,8 @@ def admitted(begin: Any, directory: str, worker: int, count: int, seconds: float
                 failed += 1
             if on_gpu:
                 torch.cuda.empty_cache()
+            gate.leave()
+        barrier.wait()
     return done, failed
 
 
@@ -237,9 +244,9 @@ def admissions(plan: Plan) -> dict[str, Any]:
     if plan.device == "cpu":
         plan = replace(plan, capacity=1 << 30)  # a core fills no more in a reasonable time
     with device_home() as directory:
-        each = REHEARSED if plan.device == "cpu" else ADMISSIONS // plan.copies
-        seconds = plan.count(*ADMISSION_S)
-        rows = [(str(directory), worker, each, seconds, plan) for worker in range(plan.copies)]
+        count = REHEARSED if plan.device == "cpu" else ADMISSIONS
+        barrier = multiprocessing.get_context("spawn").Barrier(plan.copies)
+        rows = [(str(directory), each, barrier, count, plan.count(*ADMISSION_S), plan) for each in range(plan.copies)]
         _, counts = together(admitted, rows)
     return {"admitted": sum(c[0] for c in counts), "out_of_memory": sum(c[1] for c in counts)}
 
@@ -249,7 +256,7 @@ def in_a_worker(begin: Any, name: str, seed: int, steps: int, greedy: bool, plan
     kind = "cpu" if plan.device == "cpu" else "cuda"
     member = LaneMember(f"{name}-{seed}", LaneSettings(name, "FAIR", plan.capacity, 1.0), kind)
     # A third of the device each: the first losses of a trial must not wait for those that came before it.
-    lack = member.settle(LaneTicket((0.2, 0.1), 60.0, 0))
+    lack = member.settle(LaneTicket(seed, (0.2, 0.1), 60.0, 0))
     if lack is not None:
         begin()
         return [], lack.reason
@@ -288,7 +295,6 @@ def greedy(plan: Plan) -> dict[str, Any]:
         rows = [(name, seed, steps, seed == 3, plan) for seed in (1, 2, 3)]
         _, found = together(in_a_worker, rows)
     finally:
-        end_service(home(name))
         shutil.rmtree(home(name), ignore_errors=True)
     beside = [losses for losses, _ in found[:2]]
     # A trial that ended early has fewer losses; the second value says why.
@@ -299,8 +305,7 @@ def greedy(plan: Plan) -> dict[str, Any]:
 
 def overhead(begin: Any, directory: str, count: int, plan: Plan) -> dict[str, float]:
     """The part of its time that a lone trial loses, from iterations with and without a gate by turns."""
-    SeatTable.create(Path(directory), 1 << 30, "FAIR")
-    gate = seat(Path(directory), "alone", 1)
+    gate = Gate(Path(directory), "alone", "FAIR")
     kind = "cpu" if plan.device == "cpu" else "cuda"
     member = LaneMember("alone", LaneSettings("benchmark", "FAIR", None, 1.0), kind)
     ways: dict[str, Callable[[], AbstractContextManager[None]]] = {
@@ -327,13 +332,13 @@ def overhead(begin: Any, directory: str, count: int, plan: Plan) -> dict[str, fl
 
 
 def counted(begin: Any, directory: str, seconds: float, device: str) -> tuple[list[float], int]:
-    """`resident`'s latencies, and how many models had been admitted and not told to leave when its requests began."""
+    """`resident`'s latencies, and how many models had a seat when its requests began."""
     found: list[int] = []
 
     def count() -> None:
         table = SeatTable(Path(directory))
         with table.lock():
-            found.append(sum(seat.state in ADMITTED for seat in table.seats()))
+            found.append(len(table.seats()))
         begin()
 
     return resident(count, directory, seconds, device), found[0]

@@ -1,7 +1,8 @@
 """The twin: whole traces on one device in seconds of real time, decided by the code that real trials use.
 
-`Device` is a device without processes: `Admission` decides who is admitted, and `Turns`, which the gate of real
-trials calls too, whose iteration runs and for whom a lane is kept. `simulate` drives one on a virtual clock.
+`Device` is a device without processes: `Admission` decides who is admitted, as in the dissertation, and `Turns`, which
+the gate of real trials calls too, whose iteration runs and for whom a lane is kept. `simulate` drives one on a virtual
+clock.
 
 One thing is a model and not measured: lanes that run at the same time share the device's compute. While the
 ``compute`` of the running iterations adds up to more than 1, every one of them is stretched by that sum.
@@ -15,13 +16,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from salus_share import messages as m
-from salus_share.admission import Admission
+from benchmarks.shared_device import messages as m
+from benchmarks.shared_device.admission import Admission
 from salus_share.errors import SalusError
-from salus_share.lanes import Amount
-from salus_share.messages import Need
+from salus_share.lanes import Amount, Need
 from salus_share.policies import Policy, Standing
-from salus_share.turns import ADMITTED, IDLE, INSIDE, LINGERING, PAUSED, READY, Counts, Turns, check_token
+from salus_share.turns import AWAY, IDLE, INSIDE, LINGERING, READY, Counts, Turns, charge
 
 #: Bytes per second at which a paused job's persistent memory leaves the device, and comes back. Judgement: a checkpoint
 #: on a local disk.
@@ -30,7 +30,10 @@ MOVE_RATE = 1e9
 
 @dataclass(slots=True)
 class TwinSeat:
-    """A resident job as the twin records it; the fields are as in `seat_table.Seat`."""
+    """A resident job as the twin records it; the fields are as in `seat_table.Seat`.
+
+    ``state``: AWAY if it was told to leave and has not left yet. ``leaving``: told so within an iteration.
+    """
 
     lane: int
     token: int
@@ -75,7 +78,7 @@ class TwinSeats:
         return self.by_job[job]
 
     def in_lane(self, lane: int) -> dict[str, TwinSeat]:
-        return {job: seat for job, seat in self._by_lane.get(lane, {}).items() if seat.state in ADMITTED}
+        return {job: seat for job, seat in self._by_lane.get(lane, {}).items() if seat.state != AWAY}
 
     def others(self, job: str, lane: int) -> tuple[bool, float | None]:
         members = self.in_lane(lane)
@@ -112,14 +115,11 @@ class TwinSeats:
         seat = self.by_job[job]
         seat.state, seat.linger_until = LINGERING, until
 
-    def set_leaving(self, job: str) -> None:
-        self.by_job[job].leaving = True
-
 
 class Device:
     """A device without processes and clock: its admission, its turns, and what ties them together.
 
-    What a lane service and gates do over shared memory, this does over a dict. Every ``now`` is in seconds.
+    What gates do over shared memory, this does over a dict. Every ``now`` is in seconds.
     """
 
     def __init__(self, capacity: Amount, policy: Policy) -> None:
@@ -142,25 +142,38 @@ class Device:
         for instruction in instructions:
             match instruction:
                 case m.Admit(job, lane, token):
-                    seats.put(job, TwinSeat(lane, token, self.admission.jobs[job].standing))
+                    # A real trial takes its seat when it is admitted, and is numbered then.
+                    seats.put(job, TwinSeat(lane, token, replace(self.admission.jobs[job].standing, arrival=token)))
                     self._join(job, lane)
                 case m.Move(job, lane):
                     seats.move(job, lane)
                     self._join(job, lane)
                 case m.Pause(job):
-                    woken += self.turns.pause(job, now)
+                    woken += self._tell_to_leave(job, now)
         if isinstance(event, m.Progress) and event.job in seats.by_job:
             seat = seats.seat(event.job)
             seat.standing = replace(seat.standing, remaining=event.remaining, rung=event.rung)
         return instructions, [job for job in woken if job is not None]
 
+    def _tell_to_leave(self, job: str, now: float) -> list[str | None]:
+        """A job may pass no more: from now on, or from the end of its iteration. Returns whom to wake."""
+        seat = self.seats.seat(job)
+        if seat.state == INSIDE:
+            seat.leaving = True
+            return []
+        waits = seat.state == READY
+        return [job if waits else None, self.turns.leave(job, now)]
+
     def arrive(self, job: str, token: int, now: float) -> str | None:
         """A job is at its gate. Returns who was given the lane.
 
-        Raises StaleToken if the job was told to leave, SalusError if it is not on the device or at its gate already.
+        Raises SalusError if the job was told to leave, is not on the device, or is at its gate already.
         """
         seat = self.seats.seat(job)
-        check_token(token, seat.token, PAUSED if seat.leaving else seat.state)
+        if token != seat.token or seat.leaving or seat.state == AWAY:
+            raise SalusError(
+                f"token {token} of {job!r} is old: it was told to leave, and must ask to be admitted again"
+            )
         if seat.state in (READY, INSIDE):
             raise SalusError(f"{job!r} is at its gate already; one iteration at a time")
         granted = self.turns.arrive(job, seat.lane, now)
@@ -176,10 +189,14 @@ class Device:
             raise SalusError(f"{job!r} ended an iteration, but is not within one")
         if not (math.isfinite(seconds) and seconds >= 0):
             raise SalusError(f"an iteration of {job!r} took {seconds!r}, expected seconds >= 0")
-        return self.turns.end_iteration(job, seat.lane, seconds, now, leaving=seat.leaving)
+        if not seat.leaving:
+            return self.turns.end_iteration(job, seat.lane, seconds, now)
+        _, service, remaining, _ = self.seats.counts(job)
+        self.seats.record_iteration(job, *charge(service, remaining, seconds), seconds)
+        return self.turns.leave(job, now)
 
     def served(self) -> m.Served:
-        """What residents were served by now: the lane service tells it to admission before admission decides."""
+        """What residents were served by now: admission is told it before it decides."""
         return m.Served({job: seat.standing for job, seat in self.seats.by_job.items()})
 
     def _join(self, job: str, lane: int) -> None:
@@ -300,7 +317,7 @@ class _Simulation:
                 seat = self._seats.get(job)
                 if seat is None or seat.token != token:
                     return
-                if seat.state == PAUSED:
+                if seat.state == AWAY:
                     # It learns at its gate that it must leave, as a real trial does.
                     self._leave(job)
                 else:
@@ -320,7 +337,7 @@ class _Simulation:
             self.records[name].iterations.append((self._now, seconds))
         woken = self._device.end_iteration(name, seconds, self._now)
         seat, gap = self._seats[name], self._jobs[name].gap
-        if self._left[name] > 0 and seat.state != PAUSED and gap == 0:
+        if self._left[name] > 0 and seat.state != AWAY and gap == 0:
             # It is back in the same moment, before a job that was woken looks.
             self._arrive(name, seat.token)
         if woken is not None:
@@ -328,7 +345,7 @@ class _Simulation:
         if self._left[name] == 0:
             self.records[name].ended = self._now
             self._tell(m.JobLeft(name))
-        elif seat.state == PAUSED or gap > 0:
+        elif seat.state == AWAY or gap > 0:
             self._at(self._now + gap, _AtGate(name, seat.token))
 
     def _arrive(self, name: str, token: int) -> None:
@@ -365,7 +382,7 @@ class _Simulation:
             kept = self._device.turns.kept_until(seat.lane, self._now)
             if kept is not None:
                 self._at(kept, _LingerOver(seat.lane))
-        elif seat.state == PAUSED:
+        elif seat.state == AWAY:
             self._leave(name)
 
     def _leave(self, name: str) -> None:

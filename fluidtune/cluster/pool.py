@@ -14,6 +14,7 @@ the first ones train while the last ones wait.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import defaultdict
@@ -58,7 +59,8 @@ class WorkerPool:
     One thing: a worker's life, from its start to its end, changes in one place.
 
     ``mps``: how the processes of one GPU share it under MPS, None: without. ``fork``: processes are forked where that
-    is possible. ``spares``: the next process of a device is started while a trial runs there.
+    is possible. ``spares``: the next process of a device is started while a trial runs there. ``divided``: a device's
+    memory is divided among its trials, so that nothing starts there while a trial is unloaded.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class WorkerPool:
         mps: MpsSettings | None = None,
         fork: bool = False,
         spares: bool = False,
+        divided: bool = False,
     ):
         self._layout = plan
         self._devices = devices
         self._killing = Killing(devices)
         self._new = NewProcesses(plan, devices, job, mps, fork)
         self._spares = spares
+        self._divided = divided
         #: Processes of this machine that were told to end and have served trials, which may have left exit handlers.
         self._ending: list[psutil.Process] = []
         #: Processes that were told to end and have not left Ray yet: the future of that -> the worker. Handles are
@@ -100,10 +104,10 @@ class WorkerPool:
         busy = sum(worker.busy for worker in here)
         if others:
             return busy == 0 and not self._is_crowded(device)
+        # A worker that is about to be free is there sooner than a new process. What it holds is promised to the next.
+        soon = any(worker.is_unloading(within=math.inf if self._divided else UNLOAD_SOON_S) for worker in here)
         if self._idle[device]:
-            return True
-        # A worker that is about to be free is there sooner than a new process.
-        soon = any(worker.is_unloading(within=UNLOAD_SOON_S) for worker in here)
+            return not (soon and self._divided)
         return (
             not soon
             and not self._new.is_nearly_ready(device)

@@ -29,6 +29,7 @@ from fluidtune.engine.sharing import Sharing
 from fluidtune.engine.state import State
 from fluidtune.engine.trial import EngineError, Trial, TrialView, TrialWork
 from fluidtune.engine.width_rules import growth_pays
+from salus_share.lanes import Place
 
 
 class Engine:
@@ -205,9 +206,8 @@ class Engine:
     def trial(self, name: str) -> TrialView:
         """A copy of what is known of one trial. Raises EngineError if it was never added."""
         state = self._state
-        trial, sharing = known_trial(state, name), state.sharing
-        need = None if sharing is None else sharing.need_of(trial)
-        least = None if sharing is None else sharing.least.get(name)
+        trial = known_trial(state, name)
+        need = None if state.sharing is None else state.sharing.need_of(trial)
         return TrialView(
             group=trial.group.name,
             status=trial.status,
@@ -217,5 +217,16 @@ class Engine:
             seconds=trial.speed.by_width(),
             rung=trial.rung,
             need=None if need is None else (float(need.persistent), float(need.ephemeral)),
-            least=None if least is None else (float(least.persistent), float(least.ephemeral)),
         )
+
+    def place_in_lanes(self, name: str) -> Place | None:
+        """The trial's lane on the device that it shares, and the parts of its memory that it is promised.
+
+        The shell tells the trial's process before its next iteration. None: it has its device alone, or several, or
+        devices are shared by count. Raises EngineError if the trial was never added.
+        """
+        state = self._state
+        trial = known_trial(state, name)
+        if state.sharing is None or len(trial.devices) != 1 or state.is_alone(trial):
+            return None
+        return state.sharing.place_of(trial, state.tenants_of(trial.devices[0]))

@@ -101,7 +101,7 @@ def current_width(state: State, trial: Trial) -> float:
     if state.sharing is None or len(tenants) == 1:
         return 1 / len(tenants)
     heights = [(state.trials[name], height(state, state.trials[name])) for name in tenants]
-    return state.sharing.share_of(trial, heights)
+    return state.sharing.share_of(trial, trial.devices[0], heights)
 
 
 def scaling_overhead(trial: Trial) -> float:

@@ -219,6 +219,8 @@ def _record_memory(state: State, trial: Trial, event: m.Result) -> None:
     if state.sharing is not None:
         compute = event.compute if state.is_alone(trial) else None
         state.sharing.record_need(trial, event.memory, event.ephemeral, compute)
+        if len(trial.devices) == 1:
+            state.sharing.promise_anew(trial, state.tenants_of(trial.devices[0]))
 
 
 def _record_seconds(state: State, trial: Trial, taken: float, width: float) -> bool:

@@ -355,7 +355,7 @@ def _find_device(
         among = devices.loaded_devices(slots - 1 if timed else 1, slots - 1)
     found: dict[int, list[Trial]] = {}
     for device in among:
-        trials = [state.trials[name] for name in devices.tenants[device]]
+        trials = state.tenants_of(device)
         if not all(map(_may_be_joined, trials)) or (timed and not all(map(_is_timed, trials))):
             continue
         if started is not None:

@@ -134,8 +134,7 @@ def _pick_open(state: State, trial: Trial, forbid: str | None) -> int | None:
     open_devices = state.devices.open_devices(most_sharing(state, trial), forbid)
     if state.sharing is None:
         return next(open_devices, None)
-    there = {device: [state.trials[name] for name in state.devices.tenants[device]] for device in open_devices}
-    return state.sharing.choose_device(trial, there)
+    return state.sharing.choose_device(trial, {device: state.tenants_of(device) for device in open_devices})
 
 
 def _slots(state: State, trial: Trial) -> int:

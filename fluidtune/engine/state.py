@@ -96,6 +96,10 @@ class State:
         self.last_number += 1
         return self.last_number
 
+    def tenants_of(self, device: int) -> list[Trial]:
+        """The trials that hold the device, in the order in which they came."""
+        return [self.trials[name] for name in self.devices.tenants[device]]
+
     # Changes
 
     def enqueue(self, trial: Trial, path: float, now: float) -> None:
@@ -123,6 +127,8 @@ class State:
         gang = trial.gang > 1
         for device in devices:
             self.devices.add_tenant(device, trial.name, slots)
+        if self.sharing is not None:
+            self.sharing.lanes_of(first, self.tenants_of(first))
         trial.devices = devices if gang else (first,)
         trial.resizing_to = None if gang or len(devices) == 1 else devices
         trial.share = 1 / self.devices.slots[first]

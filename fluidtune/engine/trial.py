@@ -216,6 +216,3 @@ class TrialView:
     #: (persistent, ephemeral) memory that it needs, as parts of a device's: its own, else what others of its job need.
     #: None if that is unknown, and where devices are shared by count.
     need: tuple[float, float] | None
-    #: (persistent, ephemeral) memory that it lacked before and must be promised at least, as parts of a device's; else
-    #: None.
-    least: tuple[float, float] | None

@@ -109,13 +109,13 @@ class DeviceSetup:
         return f"fluidtune-{self.job}-"
 
     def remove_files(self) -> None:
-        """Remove what the emulation and the lane services left on this node's disk."""
+        """Remove what the emulation and the lanes left on this node's disk."""
         if self.emulation is not None:
             os.unlink(self.emulation.board)
         if self.lanes is not None:
             every = home(self._lanes_of(0)).parent
             for path in every.glob(glob.escape(self._lanes_of_all()) + "*"):
-                # On other nodes the lane services leave a log and two empty lock files.
+                # On other nodes an empty lock file is left for each device, and the table of one that was killed.
                 shutil.rmtree(path, ignore_errors=True)
 
 

@@ -134,6 +134,7 @@ class TuningJob:
             self.setup.mps,
             fork=settings.fork_server,
             spares=settings.fork_server and not self.reuses,
+            divided=self.setup.lanes is not None,
         )
         experiment = storage(controller).experiment_dir_name
         self.log = JobLog(experiment, self._folder.path, self.engine)
@@ -247,13 +248,12 @@ class TuningJob:
         return len({self.devices.nodes.get(device) for device in devices} - {None}) > 1
 
     def lane_ticket(self, run: TrialRun) -> LaneTicket | None:
-        """The trial's needs on the device that it shares; None while it has the device alone."""
-        if self.setup.lanes is None:
+        """The trial's lane on the device that it shares; None while it has the device alone."""
+        place = None if self.setup.lanes is None else self.engine.place_in_lanes(run.id)
+        if place is None:
             return None
         view = self.engine.trial(run.id)
-        if len(view.devices) != 1 or len(self.engine.tenants(view.devices[0])) == 1:
-            return None
-        return LaneTicket(view.need, view.height, view.rung, view.least)
+        return LaneTicket(place.lane, (float(place.persistent), float(place.ephemeral)), view.height, view.rung)
 
     def has_started(self, trial: str) -> bool:
         """Whether this driver has started the trial before."""

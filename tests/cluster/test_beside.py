@@ -1,4 +1,4 @@
-"""Turns on a core between trials and a service, with a real lane service and without Ray."""
+"""Turns on a core between trials and a service, with a real seat table and without Ray."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from typing import ClassVar
 
@@ -22,8 +20,8 @@ from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.errors import FluidTuneError
 from fluidtune.group_facts import GroupFacts
 from fluidtune.tune.executor import FluidExecutor
-from salus_share import service as lane_service
-from salus_share.seat_table import home
+from salus_share.gate import Gate
+from salus_share.seat_table import SeatTable, home
 from salus_share.turns import READY
 from tests.contracts.processes import until
 
@@ -33,25 +31,10 @@ PATIENCE_S = 120.0
 
 @pytest.fixture
 def lane():
-    """The directory of a lane whose service is a child of the test's. It is where lanes are, in memory."""
+    """The directory of a lane. It is where lanes are, in memory."""
     place = home(f"beside-test-{os.getpid()}")
-    place.mkdir(mode=0o700, parents=True)
-    words = [sys.executable, "-m", "salus_share.service", "--home", str(place), "--capacity", "1"]
-    started = subprocess.Popen([*words, "--policy", "fluidtune.cluster.sharing.beside:ServedFirst"])
-    try:
-        until(lambda: _answers(place), PATIENCE_S)
-        yield place
-    finally:
-        started.kill()
-        started.wait(PATIENCE_S)
-        shutil.rmtree(place)
-
-
-def _answers(place):
-    """Whether the service does. A request for turns before that would start another service, which would not end."""
-    with contextlib.suppress(OSError):
-        lane_service.connect(place).close()
-        return True
+    yield place
+    shutil.rmtree(place)
 
 
 def test_a_batch_goes_before_every_trial_that_waits(lane):
@@ -70,8 +53,6 @@ def test_a_batch_goes_before_every_trial_that_waits(lane):
         until(lambda: _is_ready(turn), PATIENCE_S)
 
     first = Turn("first", served=False, directory=lane)
-    for turn in (*trials, service):
-        turn._admitted()
     with first.taken():
         for number, turn in enumerate(trials):
             wait_in_line(f"trial {number}", turn)
@@ -85,17 +66,11 @@ def test_a_batch_goes_before_every_trial_that_waits(lane):
 
 
 def _is_ready(turn):
-    gate = turn._client._gate
-    with gate._table.lock():
-        return gate._table.seat(gate._index).state == READY
+    return any(seat.name == turn._name and seat.state == READY for seat in SeatTable(turn._directory).seats())
 
 
-def test_without_a_lane_service_everybody_goes_on_and_says_so(monkeypatch, caplog, tmp_path):
-    class Lost:
-        def __init__(self, *given, **more):
-            raise beside.SalusError("the lane service died 5 times")
-
-    monkeypatch.setattr(beside, "LaneClient", Lost)
+def test_without_a_seat_everybody_goes_on_and_says_so(caplog, tmp_path):
+    Gate(tmp_path, "other", "FAIR")
     turn = Turn("trials", served=False, directory=tmp_path)
     ran = []
     with caplog.at_level(logging.WARNING):

@@ -110,6 +110,21 @@ def test_a_spare_is_idle_until_a_trial_takes_it(pool, monkeypatch):
     assert taken(pool, 0) is spare and spare.use is Use.SERVING
 
 
+def test_where_memory_is_divided_no_trial_gets_a_process_while_another_is_unloaded(pool, monkeypatch):
+    # It holds what the next one was promised.
+    monkeypatch.setattr(NewProcesses, "can_spare", lambda self, device: True)
+    divided = WorkerPool(pool._layout, pool._devices, "job", spares=True, divided=True)
+    first = taken(divided, 0)
+    first.starting = False
+    (spare,) = divided.start_spares()
+    assert divided.can_serve(0)
+    first.unload()
+    first.told -= 60
+    assert not divided.can_serve(0)
+    divided.discard_worker(first)
+    assert divided.can_serve(0) and taken(divided, 0) is spare
+
+
 def test_a_job_that_uses_its_processes_again_has_no_spare(pool, monkeypatch):
     monkeypatch.setattr(NewProcesses, "can_spare", lambda self, device: True)
     again = WorkerPool(pool._layout, pool._devices, "job", fork=True)

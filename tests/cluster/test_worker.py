@@ -12,12 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import psutil
 import pytest
 from pyarrow.fs import LocalFileSystem
 from ray.tune import Trainable
 
-from benchmarks.salus_jobs import service_status
 from fluidtune.cluster.hosting import commit_stores, leader_host
 from fluidtune.cluster.hosting.messages import AttachSpec, LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
@@ -28,9 +26,8 @@ from fluidtune.elastic.divided import leader as divided_leader
 from fluidtune.elastic.divided.leader import DivisionFacts
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, trainable_module
-from salus_share.seat_table import home
+from salus_share.seat_table import FILE, home
 from tests.cluster.test_commits import Failing
-from tests.cluster.test_lanes import is_lane_service
 from tests.contracts.processes import peer_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.core]
@@ -463,18 +460,17 @@ def test_an_object_whose_reset_raises_is_cleaned_up(in_a_process: Any) -> None:
 def unload_from_a_lane(folder: str, keep: bool) -> tuple[bool, bool, bool]:
     """Whether a trial was in a lane of its device before it was unloaded, and after; and whether its worker stays."""
     worker = fresh(folder, "w")
-    settings, ticket = LaneSettings(f"test-{os.getpid()}", "HPT", 4 << 30, 1.0), LaneTicket((0.3, 0.1), 10.0, 0)
+    settings, ticket = LaneSettings(f"test-{os.getpid()}", "HPT", 4 << 30, 1.0), LaneTicket(0, (0.3, 0.1), 10.0, 0)
     try:
         assert isinstance(
             worker.load(Counting, LoadSpec("trial", {"config": {}}, lanes=settings, ticket=ticket)), GroupFacts
         )
         worker.train(ticket)
-        shared = bool(service_status(home(settings.device))["lanes"])
+        table = home(settings.device) / FILE
+        shared = table.exists()
         stays = worker.unload(keep)
-        return shared, bool(service_status(home(settings.device))["lanes"]), stays
+        return shared, table.exists(), stays
     finally:
-        for process in filter(is_lane_service, psutil.Process().children()):
-            process.kill()
         shutil.rmtree(home(settings.device), ignore_errors=True)
 
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from fluidtune.engine import EngineError
 from fluidtune.engine import messages as m
-from salus_share import SalusError
+from salus_share import Need, SalusError
+from salus_share.lanes import outgrown
 from tests.engine.helpers import Bench, elastic, holders, plain
 
 
@@ -67,11 +68,24 @@ def test_memory_that_a_trial_lacked_is_kept_for_it_later():
     b(*[plain(f"t{k}") for k in range(4)])
     b(needs("t0", 0.2, 0.1))
     b(m.NeedFound("t0", 0.7, 0.6), m.WorkerLost("t0"))
-    assert b.engine.trial("t0").least == b.engine.trial("t0").need == pytest.approx((0.1, 0.6))
+    assert b.engine.trial("t0").need == pytest.approx((0.1, 0.6))
     b(*[m.TrialEnded(f"t{k}", "stopped") for k in (1, 2, 3)])
     b(needs("t0", 0.3, 0.1, 0.5))
     assert b.engine.trial("t0").need == pytest.approx((0.2, 0.6))
-    assert b.engine.trial("t1").least is None
+
+
+def test_each_trial_has_its_lane_and_a_promise_that_follows_its_need():
+    b = bench(c=2)
+    b(plain("a"), plain("b"))
+    assert b.engine.place_in_lanes("a") is None, "it is alone"
+    b(needs("a", 0.3, 0.1))
+    before = b.engine.place_in_lanes("b")
+    assert b.engine.place_in_lanes("a").lane != before.lane
+    for memory, ephemeral, promised in ((0.6, 0.2, (0.4, 0.2)), (0.2, 0.1, (0.1, 0.1)), (0.9, 0.1, (0.1, 0.1))):
+        b(needs("b", memory, ephemeral))
+        place = b.engine.place_in_lanes("b")
+        assert place.lane == before.lane
+        assert (float(place.persistent), float(place.ephemeral)) == pytest.approx(promised), memory
 
 
 def test_one_large_need_does_not_keep_the_other_trials_apart():
@@ -96,7 +110,7 @@ def test_a_trial_joins_the_fullest_device_that_it_does_not_slow_down():
 def test_a_promoted_trial_goes_first_and_equals_share():
     b = bench(policy="HPT")
     b(m.GroupAnnounced("rung1"), *[plain(name, 10) for name in "abc"])
-    b(needs("a", 0.5, 0.45))
+    b(needs("a", 0.7, 0.6))
     assert b.engine.trial("a").rung == 0
     assert [b.engine.trial(name).width for name in "abc"] == pytest.approx([1 / 3] * 3)
     b(m.BudgetChanged("b", 30))
@@ -104,7 +118,7 @@ def test_a_promoted_trial_goes_first_and_equals_share():
     assert [b.engine.trial(name).width for name in "abc"] == [0.0, 1.0, 0.0]
     # The seconds of the trials that it passes do not count, since their width is not known.
     before = b.engine.trial("c").seconds
-    b(needs("b", 0.5, 0.45), needs("c", 0.5, 0.45))
+    b(needs("b", 0.7, 0.6), needs("c", 0.7, 0.6))
     assert b.engine.trial("c").seconds == before
     # Paused and promoted into the next rung, as HyperBand does.
     b(m.TrialEnded("c", "paused"), m.TrialAdded("c", "rung1", iterations=30))
@@ -152,6 +166,12 @@ def test_impossible_memory_figures_are_refused():
         bench(policy="RANDOM")
 
 
+def promised(places) -> float:
+    """What trials in these lanes may hold at once."""
+    lanes = {one.lane: max(other.ephemeral for other in places if other.lane == one.lane) for one in places}
+    return sum(one.persistent for one in places) + sum(lanes.values())
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 3),
@@ -164,7 +184,7 @@ def test_trials_that_share_a_device_fit_it_and_every_trial_ends(devices, c, poli
     size = {f"t{k}": (persistent / 100, ephemeral / 100) for k, (persistent, ephemeral, _) in enumerate(works)}
     left = {f"t{k}": count for k, (_, _, count) in enumerate(works)}
     b(*[plain(name, left[name]) for name in left])
-    # As the lane service would do, a trial that has no room beside the others goes back to the queue.
+    # As its process says, a trial that needs more than it is promised beside the others goes back to the queue.
     for _ in range(1000):
         if not left:
             break
@@ -174,9 +194,10 @@ def test_trials_that_share_a_device_fit_it_and_every_trial_ends(devices, c, poli
                 continue
             p, e = size[name]
             b(m.Result(name, 1.0, 0.5, p + e, e))
-            home = b.engine.trial(name).devices[0]
-            there = [size[other] for other in b.engine.tenants(home)]
-            if sum(p for p, _ in there) + max(e for _, e in there) > 1 + 1e-9:
+            places = [b.engine.place_in_lanes(each) for each in b.engine.tenants(b.engine.trial(name).devices[0])]
+            assert len(places) == 1 or promised(places) <= 1
+            place = b.engine.place_in_lanes(name)
+            if place is not None and outgrown(place, Need(p, e)):
                 b(m.NeedFound(name, p + e, e), m.WorkerLost(name))
                 continue
             left[name] -= 1

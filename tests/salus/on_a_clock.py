@@ -1,32 +1,36 @@
-"""Real gates, a real lane service and a real seat table under a clock that the test holds; `test_turns` runs them.
+"""Real gates and a real seat table under a clock that the test holds; `test_turns` runs them.
 
-Each trial is a thread that runs the code of a real trial: it announces itself, passes `Gate.iteration`, and makes room
-after StaleToken. Only one thread runs at a time, until it sleeps. Then the clock goes to the next moment at which a
-thread has slept enough, or has a packet to read. So a run is exact, although sockets and shared memory are real.
+Each trial is a thread that runs the code of a real trial: it takes a seat and passes `Gate.iteration`. When it comes,
+in which lane, and when it makes room is decided by the twin's `Admission`: FluidTune's engine moves no trial so.
+
+Only one thread runs at a time, until it sleeps. Then the clock goes to the next moment at which a thread has slept
+enough, or has a packet to read. So a run is exact, although sockets and shared memory are real.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from benchmarks.shared_device import messages as m
+from benchmarks.shared_device.admission import Admission
 from benchmarks.shared_device.twin import MOVE_RATE, TwinJob
-from salus_share import StaleToken, gate, service
+from salus_share import SalusError, gate, policy
 from salus_share.gate import Gate
-from salus_share.seat_table import FILE, SeatTable
+from salus_share.turns import INSIDE, charge
 
 #: How long a thread may run before the test gives up on it, seconds of real time.
 PATIENCE_S = 120.0
+#: The largest packet, bytes.
+PACKET = 1 << 10
 
 
 class _Thread:
@@ -57,7 +61,7 @@ class _Thread:
         """None: it has no packet to read. Else the token of the admission in the packet, 0 if it has none."""
         if self.inbox is None or not has_packet(self.inbox):
             return None
-        packet = self.inbox.recv(service.PACKET, socket.MSG_PEEK)
+        packet = self.inbox.recv(PACKET, socket.MSG_PEEK)
         return int(json.loads(packet)["token"]) if packet.startswith(b"{") else 0
 
 
@@ -103,12 +107,66 @@ class Clock:
                 raise self._current.error
 
 
+class Lanes:
+    """Admits trials, and tells them of it, and tells them to make room."""
+
+    def __init__(self, capacity: int, policy_name: str, directory: Path) -> None:
+        self.admission = Admission(capacity, policy(policy_name))
+        self.policy_name, self.directory = policy_name, directory
+        #: The table stays while it has this seat.
+        self.keeper = Gate(directory, "keeper", policy_name, lane=-2)
+        self.links: dict[str, socket.socket] = {}
+        self.gates: dict[str, TwinGate] = {}
+
+    def tell(self, event: m.Event) -> None:
+        seats = self.keeper._table.seats()
+        self._decide(m.Served({one.name: one.standing for one in seats if one.name in self.admission.table.places}))
+        if isinstance(event, m.JobLeft):
+            self.gates[event.job].leave()
+        self._decide(event)
+
+    def _decide(self, event: m.Event) -> None:
+        for told in self.admission.handle(event):
+            match told:
+                case m.Admit(job, lane, token):
+                    self.links[job].send(json.dumps({"lane": lane, "token": token}).encode())
+                case m.Pause(job):
+                    self.gates[job].make_room()
+
+
+class TwinGate(Gate):
+    """A gate whose trial may be told to make room: it loses its seat, and finds that out when it comes next."""
+
+    told, remaining = False, 0.0
+
+    def make_room(self) -> None:
+        with self._lock:
+            seat = self._table.seat(self._index)
+            self.told, self.remaining = seat.state == INSIDE, seat.remaining
+            woken = None if self.told else self._turns.leave(self._index, gate.time.monotonic())
+        for index in () if self.told else (self._index, woken):
+            if index is not None:
+                self._waker.wake(self._table, index)
+
+    def __exit__(self, *error: object) -> None:
+        if not self.told:
+            super().__exit__(*error)
+            return
+        self.told = self._inside = False
+        now = gate.time.monotonic()
+        with self._lock:
+            _, service, remaining, _ = self._table.counts(self._index)
+            service, self.remaining = charge(service, remaining, now - self._began)
+            self._table.record_iteration(self._index, service, self.remaining, now - self._began)
+            granted = self._turns.leave(self._index, now)
+        if granted is not None:
+            self._waker.wake(self._table, granted)
+
+
 def run(jobs: Sequence[TwinJob], capacity: int, policy: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a trace by real gates. It is over when every job is."""
     clock = Clock()
-    fake = SimpleNamespace(monotonic=lambda: clock.now)
-    monkeypatch.setattr(gate, "time", fake)
-    monkeypatch.setattr(service, "time", fake)
+    monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def sleep(_: Gate, inbox: socket.socket, mates: object, timeout: float) -> bool:
         clock.sleep(timeout, inbox)
@@ -117,60 +175,41 @@ def run(jobs: Sequence[TwinJob], capacity: int, policy: str, directory: Path, mo
         return False
 
     monkeypatch.setattr(Gate, "_sleep", sleep)
-    made = service.LaneService(directory, capacity, policy)
-    try:
-        for job in jobs:
-            clock.start(lambda job=job: _trial(job, clock, made, directory))  # type: ignore[misc]
-        clock.run()
-    finally:
-        for pidfd in made._pidfds.values():
-            os.close(pidfd)
-        made._selector.close()
-        made._listener.close()
-        made._waker.close()
-        (directory / FILE).unlink()
+    lanes = Lanes(capacity, policy, directory)
+    for job in jobs:
+        clock.start(lambda job=job: _trial(job, clock, lanes))  # type: ignore[misc]
+    clock.run()
+    lanes.keeper.leave()
 
 
-def _trial(job: TwinJob, clock: Clock, lanes: service.LaneService, directory: Path) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    visitor = service._Visitor(theirs)
+def _trial(job: TwinJob, clock: Clock, lanes: Lanes) -> None:
+    ours, lanes.links[job.name] = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
-    def admitted(asked: dict[str, Any]) -> Gate:
-        table = SeatTable(directory)
-        while True:
-            # As a tick of the service just before.
-            lanes._look()
-            lanes._answer(visitor, asked)
-            clock.sleep(math.inf, ours)
-            told = json.loads(ours.recv(service.PACKET))
-            with table.lock():
-                if table.claim(told["seat"], told["token"]):
-                    return Gate(table, told["seat"], told["token"])
+    def admitted(remaining: float) -> TwinGate:
+        lanes.tell(m.JobAdded(job.name, job.need, remaining))
+        clock.sleep(math.inf, ours)
+        told = json.loads(ours.recv(PACKET))
+        made = TwinGate(lanes.directory, job.name, lanes.policy_name, lane=told["lane"], remaining=remaining)
+        lanes.gates[job.name] = made
+        return made
 
     clock.sleep(job.arrival)
-    need = {"persistent": job.need.persistent, "ephemeral": job.need.ephemeral}
-    announced = {"do": "announce", "name": job.name, "pid": os.getpid(), "remaining": job.alone, "rung": 0}
-    mine = admitted(announced | need)
+    mine = admitted(job.alone)
     moving = float(job.need.persistent) / MOVE_RATE
     left = job.iterations
     while left:
         try:
             with mine.iteration():
                 clock.sleep(job.seconds)
-        except StaleToken:
-            table = SeatTable(directory)
-            with table.lock():
-                remaining = table.seat(mine._index).remaining
+        except SalusError:
             clock.sleep(moving)
-            mine.withdraw()
-            mine = admitted(announced | need | {"remaining": remaining})
+            lanes.tell(m.JobLeft(job.name))
+            mine = admitted(mine.remaining)
             clock.sleep(moving)
             continue
         left -= 1
         if left and job.gap:
             clock.sleep(job.gap)
-    lanes._look()
-    mine.withdraw()
-    lanes._look()
+    lanes.tell(m.JobLeft(job.name))
     ours.close()
-    theirs.close()
+    lanes.links[job.name].close()

@@ -16,13 +16,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.salus_jobs import service_status
-from salus_share import Need, StaleToken, turns
-from salus_share.client import LaneClient
+from salus_share import turns
 from salus_share.gate import Gate
-from salus_share.seat_table import SeatTable
-from salus_share.turns import IDLE
-from tests.contracts.processes import until
+from salus_share.seat_table import lock_of
 
 #: How long a test waits for what must happen, seconds. A failure takes this long, a success some milliseconds.
 PATIENCE_S = 60.0
@@ -43,63 +39,12 @@ def mps_server(folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def home() -> Iterator[Path]:
-    """A short path for a device (a socket's has at most 107 letters). Its service is killed after the test."""
+    """A short path for a device (a socket's has at most 107 letters)."""
     directory = Path(tempfile.mkdtemp(prefix="salus-"))
     try:
         yield directory
     finally:
-        remove(directory)
-
-
-def remove(directory: Path) -> None:
-    """Kill the service of a device, wait until it is gone, and remove its files, which a killed service leaves.
-
-    A service that ends by itself removes its files, and leaves the empty directory to the next one.
-    """
-    with contextlib.suppress(OSError):
-        kill_service(directory)
-    for pid in _services(directory):
-        # It was about to start, and would make the directory again.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        until(lambda pid=pid: not _lives(pid))
-    if directory.exists():
         shutil.rmtree(directory)
-
-
-def kill_service(directory: Path) -> None:
-    """SIGKILL the device's service, and wait until it is gone."""
-    pid = service_status(directory)["pid"]
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: not _lives(pid))
-
-
-def _services(directory: Path) -> list[int]:
-    """The process ids of the device's services, whether they answer or not."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (process / "cmdline").read_bytes().split(b"\0")
-            if b"salus_share.service" in command and os.fsencode(directory) in command:
-                found.append(int(process.name))
-    return found
-
-
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
-    return False
-
-
-def seat(table: SeatTable, name: str, *, lane: int = 0, token: int, **fields: Any) -> Gate:
-    """A gate of an admitted trial in this process, without a service."""
-    with table.lock():
-        made = table.take_seat(name, os.getpid())
-        made.lane, made.token, made.arrival, made.state = lane, token, token, IDLE
-        for key, value in fields.items():
-            setattr(made, key, value)
-        table.write(made)
-    return Gate(table, made.index, token)
 
 
 class Child:
@@ -139,9 +84,9 @@ class Child:
 # Work
 
 
-def hold(pipe: Connection, directory: Path, name: str, token: int) -> None:
+def hold(pipe: Connection, directory: Path, name: str) -> None:
     """Run iterations that last until a message comes. Sends "in" at the beginning of each and "out" after it."""
-    gate = seat(SeatTable(directory), name, token=token)
+    gate = Gate(directory, name, "FAIR")
     pipe.send("ready")
     while pipe.recv() == "go":
         with gate.iteration():
@@ -152,8 +97,7 @@ def hold(pipe: Connection, directory: Path, name: str, token: int) -> None:
 
 def die_with_the_lock(pipe: Connection, directory: Path) -> None:
     """Take the table's lock and die; a forked child, such as a data loader's worker, lives on."""
-    table = SeatTable(directory)
-    with table.lock():
+    with lock_of(directory):
         child = os.fork()
         if child == 0:
             time.sleep(PATIENCE_S)
@@ -162,14 +106,13 @@ def die_with_the_lock(pipe: Connection, directory: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def exclude(pipe: Connection, directory: Path, name: str, token: int, lane: int, iterations: int, threads: int) -> None:
+def exclude(pipe: Connection, directory: Path, name: str, lane: int, iterations: int, threads: int) -> None:
     """Run iterations that look whether another trial is in the lane. Sends how often one was."""
     inside = directory / f"inside-{lane}"
-    table = SeatTable(directory)
-    gates = [seat(table, f"{name}-{i}", lane=lane, token=token + i) for i in range(threads)]
+    gates = [Gate(directory, f"{name}-{i}", "FAIR", lane=lane) for i in range(threads)]
     met = []
 
-    def work(gate: Gate) -> None:
+    def work(gate: Gate, slow: bool) -> None:
         for _ in range(iterations):
             with gate.iteration():
                 try:
@@ -177,14 +120,14 @@ def exclude(pipe: Connection, directory: Path, name: str, token: int, lane: int,
                 except FileExistsError:
                     met.append(gate)
                     continue
-                if gate.token % 2:
+                if slow:
                     time.sleep(0.0005)
                 os.unlink(inside)
                 os.close(fd)
 
     pipe.send("ready")
     pipe.recv()
-    running = [threading.Thread(target=work, args=(gate,)) for gate in gates]
+    running = [threading.Thread(target=work, args=(gate, bool(i % 2))) for i, gate in enumerate(gates)]
     for thread in running:
         thread.start()
     for thread in running:
@@ -193,10 +136,10 @@ def exclude(pipe: Connection, directory: Path, name: str, token: int, lane: int,
 
 
 def iterate(
-    pipe: Connection, directory: Path, name: str, token: int, seconds: float, gap: float, fields: dict[str, Any]
+    pipe: Connection, directory: Path, name: str, policy: str, seconds: float, gap: float, remaining: float = 0.0
 ) -> None:
     """Run iterations of ``seconds`` with gaps of ``gap`` seconds until a message comes. Sends how many it ran."""
-    gate = seat(SeatTable(directory), name, token=token, **fields)
+    gate = Gate(directory, name, policy, remaining=remaining)
     pipe.send("ready")
     pipe.recv()
     done = 0
@@ -212,45 +155,3 @@ def iterate_unhurried(pipe: Connection, *args: Any) -> None:
     """As `iterate`, but the lane is kept for a minute between two iterations, so that a slow machine is in time."""
     turns.LINGER_PART, turns.LINGER_S = 1e6, 60.0
     iterate(pipe, *args)
-
-
-def trial(
-    pipe: Connection, directory: Path, name: str, need: tuple[int, int] | None, more: dict[str, Any] | None = None
-) -> None:
-    """A trial that does what each message says: "iterate", "need P E", "come again", "leave", "old". It answers all."""
-    options = {"capacity": 100, "policy": "FAIR", "remaining": None, "rung": 0, **(more or {})}
-    admission = {key: options.pop(key) for key in ("remaining", "rung")}
-    client = LaneClient("device", name, directory=directory, **options)
-    try:
-        client.admit(None if need is None else Need(*need), **admission)
-    except ValueError as error:
-        pipe.send(repr(error))
-        return
-    pipe.send("admitted")
-    old = client._gate
-    while True:
-        try:
-            match pipe.recv().split():
-                case ["iterate"]:
-                    with client.iteration():
-                        pass
-                    pipe.send("done")
-                case ["need", p, e]:
-                    client.need(Need(int(p), int(e)))
-                    pipe.send("room")
-                case ["come", "again"]:
-                    client.leave()
-                    client.admit(Need(*need), **admission)
-                    pipe.send("admitted")
-                case ["old"]:
-                    assert old is not None
-                    with old.iteration():
-                        pass
-                    pipe.send("passed with an old token")
-                case ["leave"]:
-                    client.leave()
-                    pipe.send("left")
-        except StaleToken:
-            pipe.send("stale")
-        except ValueError as error:
-            pipe.send(repr(error))

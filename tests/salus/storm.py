@@ -9,9 +9,10 @@ import argparse
 import random
 from collections import Counter
 
+from benchmarks.shared_device import messages as m
+from benchmarks.shared_device.admission import PATIENCE
 from benchmarks.shared_device.twin import Device
 from salus_share import Need, policy
-from salus_share import messages as m
 from salus_share.policies import POLICIES
 from salus_share.turns import INSIDE
 
@@ -110,7 +111,7 @@ class Storm:
         for other in self.waiting:
             if int(other[1:]) < int(job[1:]):
                 self.waiting[other] += 1
-                bound = self.admission.policy.patience if self.name in ("FIFO", "FAIR", "PACK") else None
+                bound = PATIENCE if self.name in ("FIFO", "FAIR", "PACK") else None
                 assert bound is None or self.waiting[other] <= bound, f"{other} is never let in"
 
     def _turn(self, job: str, lane: int) -> None:

@@ -9,40 +9,37 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from salus_share import SalusError, StaleToken
+from salus_share import SalusError, seat_table
 from salus_share import gate as gate_module
+from salus_share.gate import Gate
 from salus_share.packing import SEATS
-from salus_share.seat_table import SeatTable
+from salus_share.seat_table import FILE, SeatTable
 from salus_share.turns import INSIDE, READY
 from tests.contracts.processes import until
-from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, iterate_unhurried, seat
+from tests.salus.processes import Child, die_with_the_lock, exclude, hold, home, iterate, iterate_unhurried
 
 
-@pytest.fixture
-def directory():
-    with home() as made:
-        SeatTable.create(made, 1 << 30, "FAIR")
-        yield made
+def seat(directory, name, **more) -> Gate:
+    return Gate(directory, name, "FAIR", **more)
 
 
 def test_a_trial_alone_passes_and_is_counted(directory) -> None:
-    table = SeatTable(directory)
-    gate = seat(table, "a", token=1, remaining=5.0)
+    gate = seat(directory, "a", remaining=5.0)
     for _ in range(3):
         with gate.iteration():
             time.sleep(0.01)
-    found = table.seat(0)
+    found = SeatTable(directory).seat(0)
     assert 0.03 <= found.service < 5
     assert found.remaining == pytest.approx(5.0 - found.service)
     assert found.last_turn == 3
 
 
 def test_an_iteration_that_raises_gives_the_lane_back(directory) -> None:
-    table = SeatTable(directory)
-    one, other = seat(table, "a", token=1), seat(table, "b", token=2)
+    one, other = seat(directory, "a"), seat(directory, "b")
     with pytest.raises(RuntimeError), one.iteration():
         raise RuntimeError
     with other.iteration(), pytest.raises(SalusError, match="already"), other.iteration():
@@ -55,8 +52,8 @@ def test_one_at_a_time_in_a_lane_between_processes_and_threads(directory) -> Non
     # Two processes with two trials each share lane 0. One process has lane 1.
     with contextlib.ExitStack() as stack:
         children = [
-            stack.enter_context(Child(exclude, directory, name, token, lane, 100, 2))
-            for name, token, lane in (("a", 1, 0), ("b", 3, 0), ("c", 5, 1))
+            stack.enter_context(Child(exclude, directory, name, lane, 100, 2))
+            for name, lane in (("a", 0), ("b", 0), ("c", 1))
         ]
         for child in children:
             assert child.told() == "ready"
@@ -68,7 +65,7 @@ def test_one_at_a_time_in_a_lane_between_processes_and_threads(directory) -> Non
 @pytest.mark.parametrize("waiters", [1, 3])
 def test_killed_inside_the_lane_is_free_at_once(directory, waiters) -> None:
     with contextlib.ExitStack() as stack:
-        holder, *others = [stack.enter_context(Child(hold, directory, f"t{i}", i + 1)) for i in range(waiters + 1)]
+        holder, *others = [stack.enter_context(Child(hold, directory, f"t{i}")) for i in range(waiters + 1)]
         for child in (holder, *others):
             assert child.told() == "ready"
             child.tell("go")
@@ -89,12 +86,12 @@ def test_killed_inside_the_lane_is_free_at_once(directory, waiters) -> None:
 def test_the_dead_are_noticed_without_looking_around(directory, monkeypatch) -> None:
     """The wake-up comes from the kernel, and not from the look that a waiting trial takes now and then."""
     monkeypatch.setattr(gate_module, "LOOK_S", 1000.0)
-    with Child(hold, directory, "a", 1) as holder:
+    with Child(hold, directory, "a") as holder:
         assert holder.told() == "ready"
         holder.tell("go")
         assert holder.told() == "in"
         threading.Timer(0.2, holder.kill).start()
-        with seat(SeatTable(directory), "b", token=2).iteration():
+        with seat(directory, "b").iteration():
             pass
 
 
@@ -102,11 +99,11 @@ def test_one_that_has_no_room_for_another_file_waits_for_its_turn_and_notices_de
     def no_room(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    with Child(hold, directory, "a", 1) as holder:
+    with Child(hold, directory, "a") as holder:
         assert holder.told() == "ready"
         holder.tell("go")
         assert holder.told() == "in"
-        gate, third = seat(SeatTable(directory), "b", token=2), seat(SeatTable(directory), "c", token=3)
+        gate, third = seat(directory, "b"), seat(directory, "c")
         monkeypatch.setattr(gate_module.socket, "socket", no_room)
         monkeypatch.setattr(gate_module.os, "pidfd_open", no_room)
         threading.Timer(0.2, holder.kill).start()
@@ -123,78 +120,98 @@ def test_killed_with_the_lock_while_a_data_loader_lives_on(directory) -> None:
         loader = child.told()
         try:
             child.process.join()
-            with seat(SeatTable(directory), "a", token=1).iteration():
+            with seat(directory, "a").iteration():
                 pass
         finally:
             os.kill(loader, signal.SIGKILL)
 
 
 def test_a_preferred_trial_keeps_the_lane_while_it_fetches_its_next_batch() -> None:
-    with home() as directory:
-        table = SeatTable.create(directory, 1 << 30, "SRTF")
-        with (
-            Child(iterate_unhurried, directory, "short", 1, 0.002, 0.001, {"remaining": 100.0}) as short,
-            Child(iterate, directory, "long", 2, 0.002, 0.0, {"remaining": 1e6}) as long,
-        ):
-            for child in (long, short):
-                assert child.told() == "ready"
-                child.tell("go")
+    with (
+        home() as directory,
+        Child(iterate_unhurried, directory, "short", "SRTF", 0.002, 0.001, 100.0) as short,
+        Child(iterate, directory, "long", "SRTF", 0.002, 0.0, 1e6) as long,
+    ):
+        for child in (long, short):
+            assert child.told() == "ready"
+            child.tell("go")
 
-            def service() -> tuple[float, float]:
-                found = {seat.name: seat.service for seat in table.seats()}
-                return found["short"], found["long"]
+        def service() -> tuple[float, float]:
+            found = {seat.name: seat.service for seat in SeatTable(directory).seats()}
+            return found["short"], found["long"]
 
-            # From the end of its first iteration on the lane is the short one's, in its iterations and between them,
-            # unless the machine keeps it away for longer than the lane waits.
-            until(lambda: service()[0] > 0)
-            before = service()
-            until(lambda: service()[0] > before[0] + 0.2)
-            after = service()
-            assert after[1] - before[1] < (after[0] - before[0]) / 2, "the long one has had the time in between"
+        # From the end of its first iteration on the lane is the short one's, in its iterations and between them,
+        # unless the machine keeps it away for longer than the lane waits.
+        until(lambda: service()[0] > 0)
+        before = service()
+        until(lambda: service()[0] > before[0] + 0.2)
+        after = service()
+        assert after[1] - before[1] < (after[0] - before[0]) / 2, "the long one has had the time in between"
 
 
-def test_a_trial_that_was_told_to_leave_is_refused_with_its_old_token(directory) -> None:
-    table = SeatTable(directory)
-    gate = seat(table, "a", token=1)
-    with gate.iteration(), table.lock():
-        # The word to leave comes within an iteration, which it ends.
-        assert gate._turns.pause(0, time.monotonic()) == []
-    with pytest.raises(StaleToken, match="token 1"), gate.iteration():
+def test_a_seat_ends_with_its_trial_and_the_table_with_the_last(directory) -> None:
+    first, second = seat(directory, "a"), seat(directory, "b")
+    first.leave()
+    with pytest.raises(SalusError, match="left its device"), first.iteration():
         pytest.fail("passed")
-    gate.withdraw()
-    assert [found.name for found in table.seats()] == ["a"]
-    seat(table, "a", token=2)
-    with pytest.raises(StaleToken), gate.iteration():
-        pytest.fail("passed")
+    with second.iteration():
+        third = seat(directory, "c")  # on the seat that was left
+        first.leave()
+    assert sorted(found.name for found in SeatTable(directory).seats()) == ["b", "c"]
+    second.leave()
+    third.leave()
+    assert os.listdir(directory) == ["lock"]
+    # The dead hold no seat, and none of their files is left.
+    with Child(hold, directory, "killed") as child:
+        assert child.told() == "ready"
+        child.kill()
+        child.process.join()
+        seat(directory, "d").leave()
+    assert os.listdir(directory) == ["lock"]
 
 
-def test_a_trial_that_waits_is_told_too(directory) -> None:
-    table = SeatTable(directory)
-    first, second = seat(table, "a", token=1), seat(table, "b", token=2)
-    refused = []
+def test_a_trial_that_moves_to_another_lane_is_level_with_those_that_are_there(directory) -> None:
+    gate, there = seat(directory, "a"), seat(directory, "b", lane=7)
+    for _ in range(3):
+        with there.iteration():
+            time.sleep(0.01)
+    with gate.iteration(), pytest.raises(SalusError, match="within an iteration"):
+        gate.settle(7, None, 0)
+    gate.settle(7, 5.0, 2)
+    moved, other = SeatTable(directory).seats()
+    assert (moved.lane, moved.remaining, moved.rung) == (7, 5.0, 2)
+    assert moved.service == pytest.approx(other.service - other.last_s)
+    with there.iteration():
+        gate.settle(7, 4.0, 2)
+        assert SeatTable(directory).seat(0).service == moved.service
 
-    def wait() -> None:
-        try:
-            with second.iteration():
-                pass
-        except StaleToken as error:
-            refused.append(error)
 
-    thread = threading.Thread(target=wait)
-    with first.iteration():
-        thread.start()
-        until(lambda: table.seat(1).state == READY)
-        with table.lock():
-            woken = first._turns.pause(1, time.monotonic())
-        for found in woken:
-            first._waker.wake(table, found)
-        thread.join(60)
-    assert len(refused) == 1
+def test_trials_of_one_device_take_turns_by_one_policy(directory) -> None:
+    gate = seat(directory, "a")
+    with pytest.raises(SalusError, match="by FAIR, asked for was PACK; use the same"):
+        Gate(directory, "b", "PACK")
+    gate.leave()
+    with Gate(directory, "b", "tests.salus.test_policies:Last").iteration():
+        pass
+    with pytest.raises(SalusError, match="nosuch"):
+        Gate(directory, "c", "nosuch")
+
+
+def test_without_room_for_the_table_nothing_of_it_is_left(directory, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("builtins.open", full)
+        with pytest.raises(OSError, match="No space"):
+            seat(directory, "a")
+    assert os.listdir(directory) == ["lock"]
+    with seat(directory, "a").iteration():
+        pass
 
 
 def test_whoever_gives_up_waiting_holds_nobody_up(directory) -> None:
-    table = SeatTable(directory)
-    first, second = seat(table, "a", token=1), seat(table, "b", token=2)
+    first, second = seat(directory, "a"), seat(directory, "b")
 
     def interrupt(*_):
         raise KeyboardInterrupt
@@ -215,31 +232,49 @@ def test_whoever_gives_up_waiting_holds_nobody_up(directory) -> None:
 def test_what_is_no_seat_table(tmp_path) -> None:
     with pytest.raises(SalusError, match="no seat table"):
         SeatTable(tmp_path)
-    (tmp_path / "board").write_bytes(b"\0" * 4096)
+    (tmp_path / FILE).write_bytes(b"\0" * 4096)
     with pytest.raises(SalusError, match="not a seat table"):
-        SeatTable(tmp_path)
+        seat(tmp_path, "a")
 
 
-def test_seats_run_out_and_names_are_short(directory) -> None:
+def test_seats_run_out(directory) -> None:
+    gates = [seat(directory, "x" * 100) for _ in range(SEATS)]
+    with pytest.raises(SalusError, match="another one"):
+        seat(directory, "one more")
+    gates[3].leave()
+    seat(directory, "one more")
+
+
+def test_trials_of_another_container_are_not_taken_to_be_dead(directory, monkeypatch) -> None:
+    seat(directory, "a")
+    monkeypatch.setattr(seat_table, "_pid_namespace", lambda: 1)
+    with pytest.raises(SalusError, match="another container"):
+        seat(directory, "b")
+
+
+def test_who_cannot_be_looked_at_is_taken_to_live(directory, monkeypatch) -> None:
+    """docs/bugs.md, 706"""
+
+    def none_left(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    seat(directory, "a")
     table = SeatTable(directory)
+    monkeypatch.setattr(Path, "read_bytes", none_left)
     with table.lock():
-        with pytest.raises(SalusError, match="shorter"):
-            table.take_seat("x" * 65, os.getpid())
-        for index in range(SEATS):
-            table.take_seat(str(index), os.getpid())
-        with pytest.raises(SalusError, match="another one"):
-            table.take_seat("one more", os.getpid())
+        seat_table.bury(table, table.seats())
+    assert len(table.seats()) == 1
 
 
 @pytest.mark.faults
 def test_kills_at_random_moments(directory) -> None:
     """Twenty trials of a lane are killed at random moments. The one that is left goes on."""
     random.seed(1)
-    gate = seat(SeatTable(directory), "mine", token=1)
+    gate = seat(directory, "mine")
     for turn in range(10):
         with (
-            Child(iterate, directory, f"a{turn}", 2 * turn + 2, 0.001, 0.0, {}) as a,
-            Child(iterate, directory, f"b{turn}", 2 * turn + 3, 0.002, 0.0, {}) as b,
+            Child(iterate, directory, f"a{turn}", "FAIR", 0.001, 0.0) as a,
+            Child(iterate, directory, f"b{turn}", "FAIR", 0.002, 0.0) as b,
         ):
             for child in (a, b):
                 assert child.told() == "ready"

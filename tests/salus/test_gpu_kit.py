@@ -9,6 +9,7 @@ import pytest
 from benchmarks.gpu.__main__ import Outcome, judge_salus
 from benchmarks.gpu.probes import PROBES
 from benchmarks.gpu.salus import Plan, latencies
+from salus_share.gate import Gate
 
 pytestmark = pytest.mark.slow
 
@@ -35,15 +36,11 @@ def test_models_that_were_admitted_are_counted_when_their_requests_begin(monkeyp
     found: list[int] = []
 
     def resident(begin, directory, seconds, device):
-        from salus_share import Need
-        from salus_share.client import LaneClient
-
-        clients = [LaneClient("d", f"{at}", capacity=100, policy="PACK", directory=Path(directory)) for at in range(3)]
-        for client in clients[:2]:
-            client.admit(Need(10, 10))
+        gates = [Gate(Path(directory), str(at), "PACK") for at in range(3)]
+        gates[2].leave()
         begin()
-        for client in clients[:2]:
-            client.leave()
+        for gate in gates[:2]:
+            gate.leave()
         return [0.1, 0.2]
 
     def together(work, rows):

@@ -1,31 +1,18 @@
-"""Memory that is measured, asked for in time, and held to: by fake meters, and by real processes."""
+"""Memory that is measured and held to: by fake meters, and by real processes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.salus_jobs import service_status
-from salus_share import Need, Refused, StaleToken, service
-from salus_share.client import LaneClient
-from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, after_failure, ask_for, is_out_of_memory
-from salus_share.trial import SharedTrial
+from salus_share import Need, SalusError
+from salus_share.memory import CONTEXT, CudaMeter, ResidentMeter, Usage, after_failure, is_out_of_memory
 from tests.salus.processes import Child
 
 MB = 1 << 20
-
-
-def test_more_is_asked_for_before_it_runs_out_and_far_too_much_is_given_back() -> None:
-    promised = Usage(100, 200, 1000).need()
-    assert ask_for(Usage(100, 200, 1000), promised) is None
-    assert ask_for(Usage(100, 200, 1040), promised) is None
-    assert ask_for(Usage(100, 200, 1060), promised) == Need(330, 1166)
-    assert ask_for(Usage(100, 220, 900), promised) == Need(352, 1100)
-    assert ask_for(Usage(10, 10, 100), Need(200, 800)) == Need(22, 110)
 
 
 def test_on_a_gpu_the_framework_is_what_the_process_holds_beyond_torchs_allocator(monkeypatch) -> None:
@@ -79,100 +66,13 @@ def test_which_errors_are_about_memory() -> None:
     assert [is_out_of_memory(no_handle, free) for free in (None, 4 << 30, 1 << 20)] == [False, False, True]
 
 
-# A trial with a meter whose readings the test sets
-
-
-class Told:
-    """A meter whose readings the test sets."""
-
-    def __init__(self) -> None:
-        self.usage = Usage(0, 100, 200)
-        self.limited: list[int] = []
-        self.on_giving_back: Callable[[], object] = lambda: None
-
-    def reset(self) -> None:
-        pass
-
-    def read(self) -> Usage:
-        return self.usage
-
-    def limit(self, share: int) -> None:
-        self.limited.append(share)
-
-    def lift(self) -> None:
-        self.limited.append(-1)
-
-    def give_back(self) -> None:
-        self.on_giving_back()
-
-
-def shared(directory, name: str, meter: Told) -> SharedTrial:
-    return SharedTrial(LaneClient("device", name, capacity=1000, directory=directory), meter, 1000)
-
-
-def iterate(trial: SharedTrial, times: int) -> None:
-    for _ in range(times):
-        with trial.iteration():
-            pass
-
-
-def test_an_unknown_trial_has_the_device_until_it_was_measured(directory) -> None:
-    meter = Told()
-    trial = shared(directory, "a", meter)
-    trial.admit()
-    iterate(trial, 3)
-    assert trial.promised == Need(110, 220)
-    assert meter.limited == [1000, 330]
-    trial.leave()
-    assert meter.limited[-1] == -1
-
-
-def test_what_it_cached_is_given_back_before_others_are_let_in(directory) -> None:
-    meter = Told()
-    service.start(directory, 1000, "FAIR").close()
-    reserved = []
-    meter.on_giving_back = lambda: reserved.append(service_status(directory)["reserved"])
-    trial = shared(directory, "a", meter)
-    trial.admit()
-    iterate(trial, 3)
-    # Not there yet, then with the whole device, and only then with what it needs.
-    assert reserved == [0, 1000]
-    assert service_status(directory)["reserved"] == 330
-    trial.leave()
-
-
-def test_without_room_it_is_told_before_it_fails_and_knows_what_it_needs(directory) -> None:
-    meter, other = Told(), LaneClient("device", "b", capacity=1000, directory=directory)
-    trial = shared(directory, "a", meter)
-    trial.admit(Need(110, 220))
-    other.admit(Need(500, 100))
-    meter.usage = Usage(0, 400, 215)
-    iterate(trial, 1)
-    with pytest.raises(StaleToken):
-        iterate(trial, 1)
-    assert trial.promised == Need(440, 237)
-    trial.leave()
-    other.leave()
-
-
 def test_after_an_allocation_failed_it_asks_for_a_bigger_share_up_to_the_whole_device() -> None:
     asked = [Need(110, 220)]
     for _ in range(3):
         asked.append(after_failure(asked[-1], 1000))
     assert asked[1:] == [Need(110, 385), Need(110, 633), Need(110, 890)]
-    with pytest.raises(Refused):
+    with pytest.raises(SalusError, match="the whole device"):
         after_failure(asked[-1], 1000)
-
-
-def test_what_it_asked_for_after_a_failure_is_not_given_back(directory) -> None:
-    meter, least = Told(), Need(110, 385)
-    meter.usage = Usage(0, 10, 20)  # as if the iteration that failed came later
-    client = LaneClient("device", "a", capacity=1000, directory=directory)
-    trial = SharedTrial(client, meter, 1000, least=least)
-    trial.admit(least)
-    iterate(trial, 12)
-    assert trial.promised == least
-    trial.leave()
 
 
 # Real memory

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from pathlib import Path
 
 import pytest
 
-from salus_share import mps, private_files, seat_table, service
+from salus_share import mps, private_files, seat_table
 from salus_share.errors import SalusError
-from salus_share.private_files import check_peer, open_own, own_directory
+from salus_share.gate import Gate
+from salus_share.private_files import open_own, own_directory
 from salus_share.seat_table import FILE, SeatTable
-
-GIB = 1 << 30
 
 
 def as_another_user(monkeypatch) -> None:
@@ -26,7 +24,7 @@ def as_another_user(monkeypatch) -> None:
 def test_directories_and_files_are_for_their_owner_only(tmp_path) -> None:
     device = tmp_path / "salus-1" / "gpu-0"
     own_directory(device)
-    SeatTable.create(device, GIB, "FAIR")
+    Gate(device, "t", "FAIR")
     for path in (device.parent, device, device / FILE, device / "lock"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
@@ -34,21 +32,14 @@ def test_directories_and_files_are_for_their_owner_only(tmp_path) -> None:
 def test_a_directory_of_an_older_version_is_closed_to_others(tmp_path) -> None:
     device = tmp_path / "gpu-0"
     device.mkdir(mode=0o755)
-    SeatTable.create(device, GIB, "FAIR")
+    Gate(device, "t", "FAIR")
     assert stat.S_IMODE(device.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda directory: SeatTable.create(directory, GIB, "FAIR"),
-        SeatTable,
-        lambda directory: service.start(directory, GIB, "FAIR"),
-    ],
-)
+@pytest.mark.parametrize("use", [lambda directory: Gate(directory, "t", "FAIR"), SeatTable])
 def test_a_directory_of_another_user_is_refused_in_one_line(use, tmp_path, monkeypatch) -> None:
     device = tmp_path / "gpu-0"
-    SeatTable.create(device, GIB, "FAIR")
+    Gate(device, "t", "FAIR")
     before = sorted(path.name for path in device.iterdir())
     seat_table._locks.clear()
     as_another_user(monkeypatch)
@@ -70,21 +61,21 @@ def test_without_a_directory_of_ones_own_there_is_no_mps_and_one_line_says_why(t
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_a_directory_that_really_is_another_users_is_refused(tmp_path) -> None:
     device = tmp_path / "gpu-0"
-    SeatTable.create(device, GIB, "FAIR")
+    Gate(device, "t", "FAIR")
     os.chown(device / FILE, 65534, -1)
     with pytest.raises(SalusError, match=f"{device / FILE} belongs to"):
         SeatTable(device)
     os.chown(device, 65534, -1)
     with pytest.raises(SalusError, match=f"{device} belongs to"):
-        SeatTable.create(device, GIB, "FAIR")
+        Gate(device, "t", "FAIR")
 
 
 def test_a_link_is_not_followed(tmp_path) -> None:
     elsewhere, device = tmp_path / "elsewhere", tmp_path / "gpu-0"
-    SeatTable.create(elsewhere, GIB, "FAIR")
+    Gate(elsewhere, "t", "FAIR")
     device.symlink_to(elsewhere)
     with pytest.raises(SalusError, match="is not a directory"):
-        SeatTable.create(device, GIB, "FAIR")
+        Gate(device, "t", "FAIR")
     device.unlink()
     device.mkdir()
     (device / FILE).symlink_to(elsewhere / FILE)
@@ -94,15 +85,6 @@ def test_a_link_is_not_followed(tmp_path) -> None:
     with pytest.raises(OSError, match="symbolic"):
         open_own(device / "log", os.O_WRONLY | os.O_CREAT)
     assert not (tmp_path / "target").exists()
-
-
-def test_only_processes_of_this_user_talk_over_a_socket(monkeypatch) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        check_peer(ours)
-        as_another_user(monkeypatch)
-        with pytest.raises(SalusError, match="not ours"):
-            check_peer(ours)
 
 
 def test_the_usual_mps_daemon_is_used_only_if_it_is_roots_or_ours(tmp_path, monkeypatch) -> None:

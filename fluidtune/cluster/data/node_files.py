@@ -16,12 +16,11 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import ray
 
 #: The environment variable that says where a worker's node has the files: their paths, or the name of the actor.
 VARIABLE = "FLUIDTUNE_DATA"
@@ -67,8 +66,8 @@ def locked(key: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _files_of_node() -> tuple[int, ...]:
-    where = os.environ[VARIABLE]
-    if not where.startswith("/") and ray.is_initialized():
+    where, ray = os.environ[VARIABLE], sys.modules.get("ray")
+    if not where.startswith("/") and ray is not None and ray.is_initialized():
         # Processes that this one starts find the files without Ray.
         where = os.environ[VARIABLE] = ray.get(ray.get_actor(where).shared_data.remote())
     return _opened(where)

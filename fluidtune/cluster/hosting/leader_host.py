@@ -44,7 +44,6 @@ from fluidtune.elastic.random_streams import capture_streams, restore_streams
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import ownership
 from fluidtune.ray_compat import trainable as ray_trainable
-from salus_share.errors import StaleToken
 
 if TYPE_CHECKING:
     from fluidtune.cluster.sharing.mps import MpsFound
@@ -342,7 +341,7 @@ class LeaderHost:
         failed(self._mps, error)
         if self.lane is None:
             return self._gpu.squeezed(error) if self.spec.may_be_squeezed else None
-        return self.lane.refused(error) if isinstance(error, StaleToken) else self.lane.failed(error)
+        return self.lane.failed(error)
 
     def _kind(self) -> Kind:
         assert self.session is not None

@@ -2,44 +2,38 @@
 
 Both pass the gate of one lane (`salus_share`): a trial before each iteration but its first, a model process before each
 batch. A batch that waits goes first, so it waits for one iteration at most. A trial that waits alone waits for one
-batch at most. No memory is limited here. Nothing that a trial computes depends on it: without a lane service, both go
-on without turns, and log that.
+batch at most. No memory is limited here. Nothing that a trial computes depends on it: where no seat is to be had, both
+go on without turns, and log that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fluidtune.cluster.sharing.lanes import ADMIT_S, RETRY_S
-from salus_share.client import LaneClient
-from salus_share.errors import SalusError, StaleToken
-from salus_share.messages import Need
-from salus_share.policies import Fair, Standing
+from fluidtune.cluster.sharing.lanes import RETRY_S
+from salus_share.errors import SalusError
+from salus_share.gate import Gate
+from salus_share.policies import Hpt
+from salus_share.seat_table import home
 
 logger = logging.getLogger(__name__)
 
-#: The name of the lane: the search and the service have one core of this machine in common.
+#: The name of the device: the search and the service have one core of this machine in common.
 LANE = "beside-cpu"
 
 
-class ServedFirst(Fair):
-    """One lane, in which a service goes before trials. Trials share as under FAIR.
+class ServedFirst(Hpt):
+    """One lane, in which a service, of rung 1, goes before trials. Trials share as under FAIR.
 
     The lane does not linger: when a batch ends, the next one is not at the gate yet, and a trial that waits goes in.
     """
 
     name = "SERVED"
-    max_lanes = 1
     lingers = False
-
-    def turn(self, job: Standing) -> tuple[float, ...]:
-        """A service has rung 1."""
-        return (-job.rung, job.service, job.last_turn)
 
 
 class Turn:
@@ -49,8 +43,8 @@ class Turn:
     """
 
     def __init__(self, name: str, served: bool, directory: Path | None = None):
-        self._name, self._served, self._directory = f"{name}/{os.getpid()}", served, directory
-        self._client: LaneClient | None = None
+        self._name, self._served, self._directory = name, served, directory or home(LANE)
+        self._gate: Gate | None = None
         self._retry_at = 0.0
 
     @contextlib.contextmanager
@@ -63,28 +57,19 @@ class Turn:
 
     def leave(self) -> None:
         """Leave the lane."""
-        client, self._client = self._client, None
-        if client is not None:
-            client.leave()
+        gate, self._gate = self._gate, None
+        if gate is not None:
+            gate.leave()
 
     def _enter(self, stack: contextlib.ExitStack) -> None:
         if time.monotonic() < self._retry_at:
             return
         try:
-            try:
-                stack.enter_context(self._admitted().iteration())
-            except StaleToken:  # A lane service that was killed has forgotten it.
-                self.leave()
-                stack.enter_context(self._admitted().iteration())
-        except (SalusError, TimeoutError, OSError) as error:
+            if self._gate is None:
+                policy = f"{ServedFirst.__module__}:{ServedFirst.__name__}"
+                self._gate = Gate(self._directory, self._name, policy, rung=int(self._served))
+            stack.enter_context(self._gate.iteration())
+        except (SalusError, OSError) as error:
             logger.warning("FluidTune: %s takes no turns with the others on its core: %s", self._name, error)
             self.leave()
             self._retry_at = time.monotonic() + RETRY_S
-
-    def _admitted(self) -> LaneClient:
-        if self._client is None:
-            policy = f"{ServedFirst.__module__}:{ServedFirst.__name__}"
-            client = LaneClient(LANE, self._name, capacity=1, policy=policy, directory=self._directory)
-            client.admit(Need(0, 0), rung=int(self._served), timeout=ADMIT_S)
-            self._client = client
-        return self._client

@@ -1,10 +1,10 @@
-"""A worker's part in sharing its device: its trial's memory, its place in a lane, and the gate at every iteration.
+"""A worker's part in sharing its device: its trial's memory, its seat in a lane, and the gate at every iteration.
 
 While a trial has its device alone, only its memory is measured. When the driver says that the device is shared (by a
-`LaneTicket` with the trial or with its next iteration), the device's lane service admits the trial to a lane. From then
-on the trial is held to what it was promised and passes the gate. When it is alone again, it leaves the lane.
-Nothing is decided here: the engine decides which trials share a device, the lane service which of them it admits, the
-policy which goes first.
+`LaneTicket` with the trial or with its next iteration), the worker takes a seat in the lane that the ticket names. From
+then on the trial is held to what it was promised and passes the gate. When it is alone again, it leaves the lane.
+Nothing is decided here: the engine decides which trials share a device, in which lanes, and what each is promised, and
+the policy which goes first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ import psutil
 
 from fluidtune.cluster.data.node_files import NAME
 from fluidtune.errors import FluidTuneError
-from salus_share.client import LaneClient
-from salus_share.errors import Refused, SalusError, StaleToken
+from salus_share.errors import SalusError
+from salus_share.gate import Gate
+from salus_share.lanes import Need, outgrown
 from salus_share.memory import (
     CONTEXT,
     CudaMeter,
@@ -34,15 +35,11 @@ from salus_share.memory import (
     is_out_of_memory,
     memory_left,
 )
-from salus_share.messages import Need
-from salus_share.seat_table import RESIDENT, SeatTable, alive, home
-from salus_share.trial import SharedTrial
+from salus_share.seat_table import SeatTable, alive, home
 
 logger = logging.getLogger(__name__)
 
-#: How long a trial waits for room on its device, seconds. Then it goes back to the engine's queue.
-ADMIT_S = 30.0
-#: How long after a failure a trial asks for a lane service again, seconds.
+#: How long after a failure a trial asks for a seat again, seconds.
 RETRY_S = 60.0
 #: A trial that was promised at least this part of its device is taken to have had all of it.
 ALL = 0.99
@@ -75,24 +72,24 @@ class LaneSettings:
 class LaneTicket:
     """The trial shares its device from now on.
 
-    ``need``: the parts of the device's memory (persistent, ephemeral) that it is likely to need; None: not known.
-    ``least``: the parts that it needs at least, because it had too little before; None if it had enough.
+    ``lane``: its lane there. ``promised``: the parts of the device's memory (persistent, ephemeral) that it may use.
     ``remaining``: the seconds that it has left if it runs alone. ``rung``: how often it was promoted.
     """
 
-    need: tuple[float, float] | None
+    lane: int
+    promised: tuple[float, float]
     remaining: float
     rung: int
-    least: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
 class Lack:
     """The trial cannot go on where it is, for want of memory, of a GPU that works, or of further devices.
 
-    ``need``: as in `LaneTicket`, if it is known better now. ``between``: whether the trial is between two iterations,
-    so that no work is lost. ``broken``: the place, among the trial's devices, of the one that cannot be used any more;
-    None: all can. ``devices``: how many devices it needs, if it has too few.
+    ``need``: the parts of the device's memory (persistent, ephemeral) that it needs, if that is known better now.
+    ``between``: whether the trial is between two iterations, so that no work is lost. ``broken``: the place, among the
+    trial's devices, of the one that cannot be used any more; None: all can. ``devices``: how many devices it needs, if
+    it has too few.
     """
 
     reason: str
@@ -109,18 +106,19 @@ class LaneMember:
     """
 
     def __init__(self, trial: str, settings: LaneSettings, torch_device: str) -> None:
-        # Another process may host the trial before the service has forgotten this one: it must have another name.
-        self._name = f"{trial}/{os.getpid()}"
+        self._trial = trial
         self._settings = settings
         self._torch = _torch_with_cuda() if torch_device == "cuda" else None
         self._meter: Meter = CudaMeter(self._torch.cuda.current_device()) if self._torch else ResidentMeter(SLACK, NAME)
         self._profile = Profile(self._meter)
         self._capacity = settings.capacity or self._all_memory()
-        self._shared: SharedTrial | None = None
-        self._client: LaneClient | None = None
-        self._ticket: LaneTicket | None = None
+        #: What it is held to, and its seat; None while it has the device alone. It may be without a seat, see `_sit`.
+        self._promised: Need | None = None
+        self._gate: Gate | None = None
+        #: The lane and the rung of its seat.
+        self._place: tuple[int, int] | None = None
         self._compute: float | None = None
-        #: When it asks for a lane service again after a failure, on the monotonic clock.
+        #: When it asks for a seat again after a failure, on the monotonic clock.
         self._retry_at = 0.0
         self._hold()
 
@@ -139,69 +137,62 @@ class LaneMember:
     # Sharing
 
     def settle(self, ticket: LaneTicket | None) -> Lack | None:
-        """Share the device as the ticket says, or have it alone without one. Called between two iterations."""
+        """Share the device as the ticket says, or have it alone without one. Called between two iterations.
+
+        Returns what it lacks, if it was measured to need more than it is promised: it is told before it fails.
+        """
         if ticket is None:
-            if self._shared is not None:
+            if self._promised is not None:
                 self.leave()
                 self._hold()
             return None
-        if self._shared is None and time.monotonic() < self._retry_at:
-            return None
-        try:
-            if self._shared is None:
-                self._enter(ticket)
-            elif self._client is not None and self._ticket is not None and ticket.rung != self._ticket.rung:
-                self._client.progress(ticket.remaining, ticket.rung)
-        except TimeoutError:
-            self._shared = self._client = None
-            return Lack(f"its device had no room for it within {ADMIT_S:.0f} s", between=True)
-        except StaleToken as error:
-            return Lack(str(error), between=True)
-        except Refused as error:
-            self.leave()
-            return Lack(str(error), self.need, between=True)
-        except (SalusError, OSError) as error:
-            # Its result does not depend on a lane: it goes on without one, and asks again later.
-            logger.warning("FluidTune: trial %s shares its device without a lane: %s", self._name, error)
-            self.leave()
-            self._retry_at = time.monotonic() + RETRY_S
-            return None
-        self._ticket = ticket
+        promised = self._bytes(ticket.promised)
+        usage = self._profile.usage
+        if usage is not None and outgrown(promised, usage.need()):
+            need = self._parts(usage.need().at_least(promised))
+            return Lack("it needs more memory than there is for it beside others", need, between=True)
+        if promised != self._promised:
+            # Memory that it cached while it was alone, or had more, may be another trial's now.
+            self._meter.give_back()
+            self._promised = promised
+            self._meter.limit(int(promised.persistent) + int(promised.ephemeral))
+        self._sit(ticket)
         return None
 
-    def _enter(self, ticket: LaneTicket) -> None:
-        need = None if ticket.need is None else self._bytes(ticket.need)
-        if self._profile.usage is not None:
-            need = self._profile.usage.need()
-        least = None if ticket.least is None else self._bytes(ticket.least)
-        if need is not None and least is not None:
-            need = need.at_least(least)
-        settings = self._settings
-        client = LaneClient(settings.device, self._name, capacity=self._capacity, policy=settings.policy)
-        self._shared = SharedTrial(client, self._meter, self._capacity, profile=self._profile, least=least)
-        self._client = client
-        self._shared.admit(need, remaining=ticket.remaining, rung=ticket.rung, timeout=ADMIT_S)
+    def _sit(self, ticket: LaneTicket) -> None:
+        """Take the seat of the ticket. Where none is to be had, the trial goes on without its turns, and asks later."""
+        place, lane, remaining, rung = (ticket.lane, ticket.rung), ticket.lane, ticket.remaining, ticket.rung
+        if self._place == place or (self._gate is None and time.monotonic() < self._retry_at):
+            return
+        try:
+            if self._gate is not None:
+                self._gate.settle(lane, remaining, rung)
+            else:
+                where, policy = home(self._settings.device), self._settings.policy
+                self._gate = Gate(where, self._trial, policy, lane=lane, remaining=remaining, rung=rung)
+            self._place = place
+        except (SalusError, OSError) as error:
+            # Its result does not depend on turns.
+            logger.warning("FluidTune: trial %s shares its device without a lane: %s", self._trial, error)
+            self._gate = self._place = None
+            self._retry_at = time.monotonic() + RETRY_S
 
     @contextlib.contextmanager
     def iteration(self) -> Iterator[None]:
-        """One iteration. Entering raises StaleToken, before anything ran, if there is no room for the trial now."""
+        """One iteration. It waits for its turn if the device is shared."""
         worked, began = time.process_time(), time.perf_counter()
-        if self._shared is not None:
-            with self._shared.iteration():
+        self._profile.begin()
+        if self._promised is not None:
+            with contextlib.nullcontext() if self._gate is None else self._gate.iteration():
                 yield
                 self._empty()
-        else:
-            self._profile.begin()
-            yield
             self._profile.end()
-            if self._torch is None:
-                took = time.perf_counter() - began
-                self._compute = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
-
-    def refused(self, error: StaleToken) -> Lack:
-        """The answer to the driver when `iteration` raised StaleToken."""
-        promised = self._shared.promised if self._shared is not None else None
-        return Lack(str(error), None if promised is None else self._parts(promised), between=True)
+            return
+        yield
+        self._profile.end()
+        if self._torch is None:
+            took = time.perf_counter() - began
+            self._compute = min(1.0, (time.process_time() - worked) / max(1e-9, took * self._settings.cores))
 
     def failed(self, error: BaseException) -> Lack | None:
         """What to tell the driver if memory ran out because of the trial's share, or because of other trials.
@@ -211,12 +202,12 @@ class LaneMember:
         memory = memory_left(self._torch)
         if not (self._meter.is_full() or any(is_out_of_memory(each, memory and memory[0]) for each in causes(error))):
             return None
-        if self._shared is None and not self._has_company():
+        promised = self._promised
+        if promised is None and not self._has_company():
             return None
         self._meter.lift()
-        if self._shared is None:
+        if promised is None:
             return Lack("it ran out of memory outside a lane, on a device that others have joined", self.need)
-        promised = self._shared.promised or Need(0, self._capacity)
         if sum(self._parts(promised)) > ALL:
             return None
         need = after_failure(promised, self._capacity)
@@ -228,17 +219,17 @@ class LaneMember:
 
     def leave(self) -> None:
         """Leave the lane: the device is not shared any more, or the trial's memory is free."""
-        shared, self._shared, self._client, self._ticket = self._shared, None, None, None
-        if shared is not None:
-            shared.leave()
+        gate, self._gate, self._place = self._gate, None, None
+        if self._promised is not None:
+            self._promised = None
+            self._meter.lift()
+        if gate is not None:
+            gate.leave()
 
     def _has_company(self) -> bool:
         """Whether other trials are on the device. No ticket has told yet of those that came within an iteration."""
         with contextlib.suppress(SalusError):
-            table = SeatTable(home(self._settings.device))
-            with table.lock():
-                seats = table.seats()
-            return any(seat.state in RESIDENT and seat.name != self._name and alive(seat) for seat in seats)
+            return any(map(alive, SeatTable(home(self._settings.device)).seats()))
         return False
 
     # Memory

@@ -8,27 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from salus_share.lanes import Amount
+from salus_share import Need
 from salus_share.policies import Standing
-
-
-@dataclass(frozen=True)
-class Need:
-    """What a job needs of a device.
-
-    ``persistent``: P, bytes of its model and of what the framework keeps. ``ephemeral``: E, the peak in bytes of what
-    lives within one iteration. ``compute``: the part of the device that its iterations keep busy when it runs alone,
-    0 to 1; None if it was not measured.
-    """
-
-    persistent: Amount
-    ephemeral: Amount
-    compute: float | None = None
-
-    def at_least(self, other: Need) -> Need:
-        """The larger of both needs, amount by amount, with the ``compute`` of this one."""
-        persistent, ephemeral = max(self.persistent, other.persistent), max(self.ephemeral, other.ephemeral)
-        return Need(persistent, ephemeral, self.compute)
 
 
 class Event:

@@ -1,8 +1,7 @@
-"""Who is admitted to a device, into which lane, and who must leave to make room.
+"""Who is admitted to a device of the dissertation's, into which lane, and who must leave to make room.
 
-Pure: events in, instructions out. It knows no clock, process or torch; the lane service, the twin and the tests drive
-the same `Admission`. `turns` decides which job runs the next iteration. The caller decides which trials come to a
-device. "2.1" is the condition in `lanes` under which jobs fit a device.
+Pure: events in, instructions out. FluidTune's engine admits trials by other rules: it moves none to let another one in.
+The caller decides which jobs come to a device. "2.1" is the condition in `salus_share.lanes` under which jobs fit.
 
     waiting --Admit--> resident --Pause--> leaving          JobLeft, from any status: the job is forgotten
 """
@@ -11,15 +10,22 @@ from __future__ import annotations
 
 import reprlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from numbers import Real
 
-from salus_share import messages as m
+from benchmarks.shared_device import messages as m
 from salus_share.errors import SalusError
-from salus_share.lanes import Amount, LaneTable, Place, amount
-from salus_share.messages import Need
+from salus_share.lanes import Amount, LaneTable, Need, amount
 from salus_share.policies import Policy, Standing
+
+#: By policy, the rank by which jobs wait (the lowest goes first), and by which a newcomer may take a resident's memory.
+#: Under the others jobs wait in order of arrival, and none makes room.
+RANKS: dict[str, Callable[[Standing], float]] = {"SRTF": lambda job: job.left, "HPT": lambda job: -job.rung}
+#: How many jobs may be admitted past one that does not fit yet. After that, all jobs behind it wait too, so that small
+#: jobs fill the gaps, and a large one does not wait for ever.
+PATIENCE = 8
 
 
 @dataclass
@@ -39,22 +45,12 @@ class Job:
     passed: int = 0
 
 
-@dataclass(frozen=True)
-class Resident:
-    """A job that a new lane service finds on the device: all that is needed to go on."""
-
-    name: str
-    place: Place
-    token: int
-    standing: Standing
-    leaving: bool = False
-
-
 class Admission:
     """Admits jobs to a device of ``capacity`` bytes by ``policy``."""
 
     def __init__(self, capacity: Amount, policy: Policy) -> None:
         self.policy = policy
+        self._rank = RANKS.get(policy.name)
         self.table = LaneTable(capacity, policy.max_lanes)
         self._jobs: dict[str, Job] = {}
         self._waiting: dict[str, Job] = {}
@@ -75,29 +71,8 @@ class Admission:
         """
         handler = self._handlers.get(type(event))
         if handler is None:
-            raise SalusError(f"{event!r} is not an event of salus_share.messages")
+            raise SalusError(f"{event!r} is not an event of benchmarks.shared_device.messages")
         return handler(event)
-
-    def restore(self, residents: Iterable[Resident], tokens: int) -> list[m.Instruction]:
-        """Begin with jobs that are on the device already, in their lanes. ``tokens``: the last token given out.
-
-        If 2.1 would not hold with all of them, the largest jobs are told to leave. Until such a job has left, it is
-        recorded with the memory that the others leave free, instead of the memory that it holds.
-        """
-        self._tokens = tokens
-        out: list[m.Instruction] = []
-        for resident in sorted(residents, key=lambda resident: resident.place.persistent + resident.place.ephemeral):
-            place = resident.place
-            need = Need(place.persistent, place.ephemeral)
-            job = Job(resident.name, need, resident.standing, resident.token, resident.leaving)
-            self._jobs[job.name] = job
-            self._arrivals = max(self._arrivals, resident.standing.arrival)
-            if not self.table.has_room(place):
-                persistent = min(place.persistent, self.table.free)
-                place = replace(place, persistent=persistent, ephemeral=self.table.free - persistent)
-                out += self._pause(job)
-            self.table.put(job.name, place)
-        return out
 
     # Views
 
@@ -187,7 +162,7 @@ class Admission:
                 out.append(m.Admit(job.name, lane, job.token))
                 for other in overtaken:
                     other.passed += 1
-                if any(other.passed >= self.policy.patience for other in overtaken):
+                if any(other.passed >= PATIENCE for other in overtaken):
                     break
                 continue
             pauses = self._make_room(job)
@@ -195,25 +170,26 @@ class Admission:
                 # The memory that the residents free is for this job: no job behind it may get it first.
                 out += pauses
                 break
-            if job.passed >= self.policy.patience:
+            if job.passed >= PATIENCE:
                 break
             overtaken.append(job)
         return out
 
     def _make_room(self, job: Job) -> list[m.Instruction] | None:
         """Pause residents until the job would fit. None: the policy does not let it, or the job would still not fit."""
+        rank = self._rank
         residents = [self._jobs[name] for name in self.table.places]
-        may_go = [other for other in residents if self.policy.evicts(job.standing, other.standing)]
+        may_go = [other for other in residents if rank and rank(job.standing) < rank(other.standing)]
         if not may_go:
             return None
-        trial = self.table.copy()
+        trial = deepcopy(self.table)
         going = [other for other in residents if other.leaving]
         for other in going:
             trial.release(other.name)
         chosen: list[Job] = []
         # The residents that would run last leave first.
         candidates = sorted((o for o in may_go if not o.leaving), key=lambda o: self.policy.turn(o.standing))
-        while trial.copy().admit(job.name, job.need.persistent, job.need.ephemeral) is None:
+        while trial.find(job.need.persistent, job.need.ephemeral) is None:
             if not candidates:
                 return None
             chosen.append(candidates.pop())
@@ -227,7 +203,8 @@ class Admission:
         return [m.Pause(job.name)]
 
     def _in_order(self) -> list[Job]:
-        return sorted(self._waiting.values(), key=lambda job: (self.policy.entry(job.standing), job.standing.arrival))
+        rank = self._rank or (lambda job: 0.0)
+        return sorted(self._waiting.values(), key=lambda job: (rank(job.standing), job.standing.arrival))
 
     def _why_never(self, name: str, need: Need) -> str | None:
         """Why the job can never be admitted, None if it can. Raises SalusError if the need has an invalid amount."""
