@@ -124,8 +124,8 @@ nitpick_ignore_regex = [(r"py:.*", r".*")]
 
 llms_txt_title = "FluidTune"
 llms_txt_summary = (
-    "An execution engine for Ray Tune: forked processes, trials that share a GPU, trials that grow over several GPUs "
-    "while they train, a fair share for each job of a cluster, and the best trial as a service."
+    "Runs Ray Tune scripts unedited: forked processes, trials that share a GPU and grow over several as they train, a "
+    "fair share for each job of a cluster, the best trial as a service. No GPU has run it yet. Agents: read `agents`."
 )
 # Pages of public names are made from docstrings: their sources say nothing.
 llms_txt_exclude = ["reference/api/*"]
