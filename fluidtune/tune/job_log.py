@@ -69,11 +69,12 @@ class JobLog:
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event. What cannot be written is lost, and one line says so: no trial depends on it."""
+        before = self._iteration_lines.use.resizes
         for line in self._iteration_lines.before(event, fields):
             self._events.write("trial_result", **line)
         self._events.write(event, **fields)
-        if event == "resized":
-            self._resizes.inc(1, {"experiment": self._job})
+        if done := self._iteration_lines.use.resizes - before:
+            self._resizes.inc(done, {"experiment": self._job})
 
     # --- the run
 
