@@ -65,7 +65,10 @@ def draw_marks(
     reasons: list[tuple[float, float, str, bool]] = []
     counts: dict[str, Counter[str]] = {"grown": Counter(), "shrunk": Counter()}
     for note in fold.notes:
-        kind, device, why = mark_of(note) or ("", -1, "")
+        mark = mark_of(note)
+        if mark is None:
+            continue
+        kind, device, why = mark
         if device not in rows or (kind == "lost" and not use.start <= note.at <= use.end):
             continue
         x, y = at(note.at), rows[device] + 0.5
