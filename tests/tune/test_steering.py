@@ -203,6 +203,35 @@ def test_a_kept_trial_goes_on_though_asha_wants_to_stop_it(tmp_path: Path) -> No
     assert any("asked that it goes on when the algorithm wants to stop it" in line for line in told.lines())
 
 
+class Silent(Stepper):
+    """With x=0 it reports nothing."""
+
+    def step(self) -> dict[str, Any]:
+        while not self.config["x"]:
+            time.sleep(1)
+        return super().step()
+
+
+@pytest.mark.usefixtures("ray2")
+def test_a_trial_that_reports_nothing_is_stopped_too(tmp_path: Path) -> None:
+    run, gate = tmp_path / "fluid", tmp_path / "gate"
+
+    def steer() -> None:
+        until = time.monotonic() + 150
+        while not (run / EVENT_LOG_NAME).exists() or not events_of(tmp_path, "trial_started"):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        added = {e["parameters"]["x"]: e["trial"] for e in events_of(tmp_path, "trial_added")}
+        assert "ends at its next result" in ask(run, "stop", added[0])
+
+    trainable, space = tune.with_resources(Silent, {"cpu": 1}), {"x": tune.grid_search([0, 1])}
+    with meanwhile(steer, gate):
+        fluid = fit("fluid", trainable, space, tmp_path, executor=STEERED, run={"stop": until_six})
+    assert not fluid.errors
+    (ended,) = [e for e in events_of(tmp_path, "trial_ended") if e["trial"] in fluid[0].path]
+    assert ended["ending"] == "stopped" and not logged(fluid[0])
+
+
 KILLED = """
 import sys
 import ray
