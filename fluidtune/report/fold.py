@@ -151,7 +151,7 @@ class Trial:
 
     def lines(self) -> Iterator[Iteration]:
         """Its lines of iterations, oldest first."""
-        return map(self.line, range(self.line_count))
+        return map(Iteration._make, zip(*[iter(self.rows)] * len(Iteration._fields), strict=True))
 
     def noted(self, *names: str) -> list[Note]:
         """Its notes with these names."""

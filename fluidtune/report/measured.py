@@ -85,7 +85,8 @@ def _steps(fold: Fold) -> list[tuple[float, float, str, tuple[int, ...], float |
             goes_on = after is not None and after.first == span.last
             at = span.start
             if span.first in starts:
-                first = lines[bisect_left(lines, (span.first,)) :][:1]
+                place = bisect_left(lines, (span.first,))
+                first = lines[place : place + 1]
                 felt = bool(first) and (goes_on or span.last < 0 or first[0].number < span.last)
                 at = min(first[0].at - first[0].seconds, after.start if goes_on else math.inf) if felt else math.inf
             if at < math.inf and (span.devices != before or span.first in starts | resizes):

@@ -90,6 +90,8 @@ class SteeringFiles:
         except OSError:
             os.close(self._lock)
             raise
+        for left in self._folder.glob("*.taken"):  # whether that was done, the event log says
+            left.unlink()
         self._refuse("the driver that it was for has ended; ask again")
 
     def requests(self) -> Iterator[Request]:
