@@ -3,7 +3,7 @@
 ``python -m benchmarks.overheads --json [--devices emulated:N]``. It has two parts.
 
 *Emulated*: a grid under FluidTune on emulated devices whose profile is known. From the event log alone,
-`fluidtune.twin.measured` reads the first five undisturbed iterations at each width and with each number of
+`fluidtune.report.measured` reads the first five undisturbed iterations at each width and with each number of
 neighbours; alpha and beta are compared with the profile's.
 
 *Twin*, as in the dissertation's 3.6.4.2: a grid with an artificial packing overhead (1.05x, 1.5x, 2x, 10x). A run that
@@ -21,8 +21,8 @@ from benchmarks.scaled_profile import scaled
 from benchmarks.sides import OURS, sides
 from fluidtune.profiles import DEFAULT, Profile
 from fluidtune.report import EVENT_LOG_NAME, read_events
+from fluidtune.report.measured import measure
 from fluidtune.twin import forecast, grid
-from fluidtune.twin.measured import measure
 
 #: The dissertation's 3.6.4.2: 81 trials of 27 iterations on 8 devices, and the artificial packing overheads.
 TRIALS, ITERATIONS, DEVICES = 81, 27, 8

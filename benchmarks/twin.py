@@ -22,7 +22,8 @@ from benchmarks.sides import OURS, sides
 from benchmarks.tune_vs_fluid import FULL, QUICK, emulated_job
 from fluidtune.profiles import DEFAULT
 from fluidtune.report import EVENT_LOG_NAME, read_events
-from fluidtune.twin import RecordedJob, forecast, least_makespan, read_job
+from fluidtune.report.recorded import read_job
+from fluidtune.twin import RecordedJob, forecast, least_makespan
 
 
 def run(devices: str, algorithm: str, job: list[str], profile: str) -> tuple[RecordedJob, float, int]:

@@ -136,7 +136,7 @@ def top(run_dir: str | None) -> None:
     """
     from rich.console import Console
 
-    from fluidtune.report.live import newest_log
+    from fluidtune.report.log_tail import newest_log
     from fluidtune.report.top import watch
 
     watch(newest_log(run_dir), Console())
@@ -212,16 +212,16 @@ def why(run_dir: str, trial: str) -> None:
 
     RUN_DIR is the directory of its run. TRIAL is its id, the beginning of its id, or its name.
     """
-    from fluidtune.report import read_events
+    from fluidtune.report.fold import fold_of
     from fluidtune.report.story import story_of
     from fluidtune.report.summary import left_out
     from fluidtune.report.terminal_text import printable
     from fluidtune.report.trial_lookup import find_trial, log_of_run
 
-    events = read_events(log_of_run(run_dir))
-    click.echo("\n".join(map(printable, story_of(events, find_trial(events, trial)).lines())))
-    if events.dropped:
-        click.echo(f"event log: {left_out(events.dropped)}")
+    fold = fold_of(log_of_run(run_dir))
+    click.echo("\n".join(map(printable, story_of(fold, find_trial(fold, trial)).lines())))
+    if fold.dropped:
+        click.echo(f"event log: {left_out(fold.dropped)}")
 
 
 @cli.command()

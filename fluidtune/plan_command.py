@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import Profile
-from fluidtune.report import find_log, read_events
+from fluidtune.report import find_log
 from fluidtune.report.drawing import OTHER, OURS, new_figure, polish_axes, save_png, time_unit
+from fluidtune.report.recorded import read_job
 from fluidtune.report.summary import duration
 from fluidtune.report.terminal_text import cell
-from fluidtune.twin import Forecast, RecordedJob, grid, read_job
+from fluidtune.twin import Forecast, RecordedJob, grid
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,7 +34,7 @@ def job_of(source: str, trials: int | None = None, iterations: int | None = None
         log = find_log(path)
         if trials is not None or iterations is not None:
             raise FluidTuneError("--trials and --iterations are for a profile; a run has trials of its own")
-        return read_job(read_events(log))
+        return read_job(log)
     count, length = (TRIALS if trials is None else trials), (ITERATIONS if iterations is None else iterations)
     if count < 1 or length < 1:
         raise FluidTuneError(f"{count} trials of {length} iterations are no job; give 1 or more of each")

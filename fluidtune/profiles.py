@@ -1,8 +1,8 @@
 """Profiles: how long an iteration of one kind of trial takes, by width, nodes, and trials on its device.
 
 Emulated devices (`fluidtune.cluster.emulated`) and the twin (`fluidtune.twin`) take their times from a profile. It is
-given as a file, or `fluidtune.twin.measured` reads it off the event log of a run. What the engine knows of the speed of
-running trials is in `fluidtune.engine.speed`. Pure.
+given as a file, or `fluidtune.report.measured` reads it off the event log of a run. What the engine knows of the speed
+of running trials is in `fluidtune.engine.speed`. Pure.
 
 A file is one JSON object:
 

@@ -45,7 +45,7 @@ ENTRY_POINTS = {
     "themis_bridge:*": "CONTRIBUTING.md",
     "salus_share:*": "CONTRIBUTING.md",
     "symphony_serve:*": "CONTRIBUTING.md",
-    "fluidtune.twin.measured:measure": "docs/emulated.md",
+    "fluidtune.report.measured:measure": "docs/emulated.md",
     "fluidtune.report:read_events": "docs/events.md",
     "fluidtune.cluster.emulated:paced": "docs/emulated.md",
 }

@@ -1,12 +1,11 @@
 """The report of an experiment: its event log, and the figures and pictures derived from the log.
 
-Decides which events exist (events.py), what readers rely on of each (readable.py), which trial held which device when
-(occupancy.py), which figures describe a run (summary.py, with distance.py for the bound), what the pictures show and
-where the files are (pictures.py, in the style of drawing.py). Everything follows from the events: the report works on a
-log alone, without Ray and torch.
+Decides which events exist (schema.py), how they are written (events.py), and what they mean: fold.py turns them into
+tables of who held what, of iterations, and of all else. Everything else is a query on the tables: figures (summary.py),
+pictures (pictures.py), one trial's story (story.py), the terminal's view of a run that goes on (top.py), and what the
+twin is given (recorded.py). So the report works on a log alone, without Ray and torch.
 
-live.py and top.py follow a run that goes on; story.py tells of one trial. Start with events.py, then occupancy.py.
-fluidtune/tune decides when an event is written. This room has no influence on a run.
+Start with fold.py. fluidtune/tune decides when an event is written. This room has no influence on a run.
 """
 
 from fluidtune.report.events import (

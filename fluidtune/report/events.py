@@ -1,8 +1,8 @@
 """The event log of one experiment: one JSON object per line, written by the driver and read back by the report.
 
-Decides which events exist, which fields each must and may carry, and how a value becomes JSON. A driver that is killed
-at any instant loses at most the line that it was writing. fluidtune/tune and fluidtune/serving decide when an event is
-written; occupancy.py and summary.py draw conclusions from events.
+Decides how a value becomes JSON, and which lines can be read. Which events there are is in schema.py. A driver that is
+killed at any instant loses at most the line that it was writing. fluidtune/tune and fluidtune/serving decide when an
+event is written; fold.py draws conclusions from events.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fluidtune.errors import FluidTuneError
-from fluidtune.report.readable import is_readable
+from fluidtune.report.schema import EventLogError, check_event, is_readable
 
 logger = logging.getLogger(__name__)
 
@@ -37,94 +36,8 @@ def this_machine() -> str:
     return f"{platform.node()}, {os.cpu_count()} cores"
 
 
-class EventSchema(NamedTuple):
-    """The names of the fields that one event must carry, and of those that it may carry."""
-
-    required: tuple[str, ...]
-    optional: tuple[str, ...]
-
-    @classmethod
-    def of(cls, required: str, optional: str = "") -> EventSchema:
-        return cls(tuple(required.split()), tuple(optional.split()))
-
-
-#: Every event. docs/events.md says what each one and its fields mean, in which units; a test holds the names equal.
-#: What readers rely on is in readable.py.
-SCHEMA = {
-    "run_started": EventSchema.of(
-        "run ray fluidtune python machine kind devices settings algorithm metric mode", "hash_seed"
-    ),
-    "device_gained": EventSchema.of("device node"),
-    "device_lost": EventSchema.of("device", "reason"),
-    "device_returned": EventSchema.of("device"),
-    "device_sample": EventSchema.of(
-        "device utilisation memory_used memory_total processes", "index uuid name mig driver"
-    ),
-    "group_announced": EventSchema.of("group synchronous algorithm", "concurrency"),
-    "trial_added": EventSchema.of("trial group kind iterations", "share name growable parameters"),
-    "kind_found": EventSchema.of("trial kind"),
-    "can_grow": EventSchema.of("trial"),
-    "trial_started": EventSchema.of("trial devices share resumed", "reason why numbers"),
-    "trial_result": EventSchema.of("trial iteration seconds width metric", "iterations began memory"),
-    "trial_silent": EventSchema.of("trial seconds usual"),
-    "resize_started": EventSchema.of("trial devices_from devices_to reason", "why numbers"),
-    "resized": EventSchema.of("trial devices seconds", "share reason why"),
-    "resize_failed": EventSchema.of("trial devices reason"),
-    "not_committed": EventSchema.of("trial reason"),
-    "growth_checked": EventSchema.of("trial verdict reason", "module"),
-    "divided": EventSchema.of("trial workers seconds stall"),
-    "growth_ended": EventSchema.of("trial reason"),
-    "suspend_asked": EventSchema.of("trial reason", "why numbers"),
-    "trial_suspended": EventSchema.of("trial", "reason"),
-    "trial_ended": EventSchema.of("trial ending", "reason"),
-    "worker_started": EventSchema.of("worker device pid seconds", "forked spare mps"),
-    "spare_taken": EventSchema.of("worker device"),
-    "worker_lost": EventSchema.of("worker device reason", "trial"),
-    "worker_replaced": EventSchema.of("worker device reason"),
-    "recovered": EventSchema.of("trial iteration reason"),
-    "room_lacking": EventSchema.of("trial device memory reason"),
-    "steered": EventSchema.of("act kind trial by via state", "clone parameters from_checkpoint reason"),
-    "run_ended": EventSchema.of("seconds trials best"),
-    # Of a service (`fluidtune serve`), whose workers are the model processes.
-    "serving_started": EventSchema.of("run ray fluidtune python machine kind devices slo starts trials"),
-    "model_measured": EventSchema.of("trial seconds delays"),
-    "models_placed": EventSchema.of("devices reason attainment"),
-    "models_kept": EventSchema.of("reason"),
-    "model_moved": EventSchema.of("trial device what reason"),
-    "version_changed": EventSchema.of("trial version state", "run share reason"),
-    "served": EventSchema.of("seconds requests batches waited busy devices"),
-    "devices_wanted": EventSchema.of("devices wanted"),
-    "serving_failed": EventSchema.of("reason"),
-    "serving_ended": EventSchema.of("seconds"),
-}
-
-
-def iterations_in(result: EventDict) -> int:
-    """How many iterations a ``trial_result`` stands for."""
-    return int(result.get("iterations") or 1)
-
-
-class EventLogError(FluidTuneError):
-    """An event that the schema does not allow, or a file that is not an event log."""
-
-
 class NoEventLogError(EventLogError, FileNotFoundError):
     """There is no event log at the path that was given."""
-
-
-def check_event(event: str, fields: Mapping[str, Any]) -> None:
-    """Raise `EventLogError` unless ``event`` exists and has all required and no unknown ``fields``."""
-    schema = SCHEMA.get(event)
-    if schema is None:
-        raise EventLogError(f"unknown event {event!r}; the events are {', '.join(sorted(SCHEMA))}")
-    missing = [name for name in schema.required if name not in fields]
-    if missing:
-        required = ", ".join(schema.required)
-        raise EventLogError(f"event {event!r} lacks {', '.join(missing)}; it must carry {required}")
-    unknown = [name for name in fields if name not in schema.required + schema.optional]
-    if unknown:
-        allowed = ", ".join(schema.required + schema.optional)
-        raise EventLogError(f"event {event!r} has no field {', '.join(unknown)}; its fields are {allowed}")
 
 
 def _plain(value: Any) -> Any:
@@ -244,7 +157,7 @@ class Events(list[EventDict]):
 def record_of(line: bytes) -> EventDict | None:
     """The event in a line of a log. None: it cannot be read; an empty one: it is JSON, and no event.
 
-    All readers of a log have its events from here, so what they rely on is there (readable.py).
+    All readers of a log have its events from here, so what they rely on is there (schema.py).
     """
     try:
         record = json.loads(line)
@@ -305,15 +218,6 @@ def not_a_log(path: Path, number: int) -> EventLogError:
         f'{path} is not a FluidTune event log: line {number} is not {{"t": seconds, "event": name, ...}};'
         f" give the {EVENT_LOG_NAME} in a run's directory"
     )
-
-
-def load_events(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> Events:
-    """The events that are given, or those in the event log or run's directory that is given."""
-    if isinstance(events_or_path, Events):
-        return events_or_path
-    if isinstance(events_or_path, (str, os.PathLike)):
-        return read_events(find_log(events_or_path))
-    return Events(events_or_path)
 
 
 def find_log(run_dir_or_log: str | os.PathLike[str]) -> Path:

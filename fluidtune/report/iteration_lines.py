@@ -13,32 +13,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fluidtune.report.fold import NOTHING, Holdings
+
 #: The first iterations of each trial, this many, have one line each: all those of a usual search, whose budgets are up
 #: to 81 iterations (HyperBand's paper, Li et al. 2018, table 1), and 20 kB of each trial.
 WHOLE_ITERATIONS = 100
 #: After each change of who runs on the trial's devices this many have one line each. The first may have begun before
-#: the change, and two more say how long they take now (`fluidtune.twin.measured` takes their median).
+#: the change, and two more say how long they take now (`fluidtune.report.measured` takes their median).
 WHOLE_AFTER_CHANGE = 3
 #: A trial that reports has a line after at most this many seconds, as in the log of a service. A killed
 #: driver loses no more, and at 0.25 kB a line a trial writes 2 MB a day.
 SHARED_SECONDS = 10.0
-
-#: Events after which other trials may run on a device than before, or the same ones otherwise.
-_CHANGES = frozenset(
-    {
-        "trial_started",
-        "resized",
-        "resize_failed",
-        "trial_suspended",
-        "trial_ended",
-        "worker_lost",
-        "recovered",
-        "device_lost",
-        "device_returned",
-    }
-)
-#: Those of them after which their trial holds no device.
-_LEAVES = frozenset({"trial_suspended", "trial_ended", "worker_lost"})
 
 #: The fields of one ``trial_result``.
 Line = dict[str, Any]
@@ -50,7 +35,6 @@ class _Trial:
     whole: int = WHOLE_ITERATIONS
     #: When its last line was written, unix seconds.
     written: float = 0.0
-    devices: frozenset[int] = frozenset()
     #: The last iteration that has no line yet; None: all have one.
     last: Line | None = None
     #: Iterations without a line: their number, their seconds, and when the first began (unix seconds).
@@ -81,8 +65,8 @@ class IterationLines:
     """The iterations of one job's trials. Each method returns the lines that are to be written now, in their order."""
 
     _by_trial: dict[str, _Trial] = field(default_factory=lambda: defaultdict(_Trial))
-    #: device -> the trials on it.
-    _on: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    #: Who holds what, by the events so far.
+    use: Holdings = field(default_factory=Holdings)
 
     def iteration(self, line: Line, now: float) -> list[Line]:
         """A trial has done an iteration at ``now`` (unix seconds). ``line``: its line, if it had one alone."""
@@ -100,31 +84,22 @@ class IterationLines:
         if event == "run_ended":
             return self._due(self._by_trial)
         named = {fields["trial"]} if isinstance(fields.get("trial"), str) else set()
-        if event not in _CHANGES:
-            return self._due(named)
-        devices = set(fields.get("devices", ())) | ({fields["device"]} if "device" in fields else set())
-        concerned = named.union(*(self._on[device] for device in self._devices_of(named) | devices))
-        lines = self._due(concerned)
+        use = self.use
+        held, hurt = dict(use.held), set(use.hurt)
+        use.step({"t": 0.0, "event": event, **fields})
+        use.spans.clear()
+        moved = {trial for trial in held.keys() | use.held.keys() if held.get(trial) is not use.held.get(trial)}
+        spans = [each.get(trial, NOTHING) for trial in moved for each in (held, use.held)]
+        devices = {device for span in spans for device in span.devices}
+        concerned = {*moved, *use.holders(*devices), *(use.hurt - hurt)}
+        lines = self._due(named | concerned)
         for name in concerned:
             self._by_trial[name].whole = max(self._by_trial[name].whole, WHOLE_AFTER_CHANGE)
-        for name in named:
-            if event in _LEAVES or "devices" in fields:
-                self._move(name, frozenset(devices if event not in _LEAVES else ()))
-            # One that is paused is not new when it goes on. If it never does, its end is told when Tune stops it.
-            if event == "trial_ended" and fields.get("ending") != "paused":
-                del self._by_trial[name]
+        # One that is paused is not new when it goes on. If it never does, its end is told when Tune stops it.
+        if event == "trial_ended" and fields.get("ending") != "paused":
+            self._by_trial.pop(fields["trial"], None)
         return lines
 
     def _due(self, names: Iterable[str]) -> list[Line]:
         held = self._by_trial
         return [held[name].take() for name in sorted(names) if name in held and held[name].last]
-
-    def _devices_of(self, names: Iterable[str]) -> set[int]:
-        return {device for name in names if name in self._by_trial for device in self._by_trial[name].devices}
-
-    def _move(self, name: str, devices: frozenset[int]) -> None:
-        for device in self._by_trial[name].devices:
-            self._on[device].discard(name)
-        for device in devices:
-            self._on[device].add(name)
-        self._by_trial[name].devices = devices

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from fluidtune.report.causes import Resizes, label_of
+from fluidtune.report.causes import label_of, words_of
 from fluidtune.report.drawing import INK
-from fluidtune.report.events import EventDict
+from fluidtune.report.fold import Fold, Note
 from fluidtune.report.occupancy import Occupancy
 from fluidtune.report.terminal_text import printable
 
@@ -23,6 +23,15 @@ TimeAxis = Callable[[float], float]
 
 #: Markers of lost workers and devices: Okabe and Ito's vermillion (Color Universal Design, 2008).
 LOSS = "#D55E00"
+
+
+def mark_of(note: Note) -> tuple[str, int, str] | None:
+    """The kind of the note's mark in `MARKS`, its device, and why it happened; None if it has none."""
+    if note.resize and note.resize.after.devices:
+        return "grown" if note.resize.grown else "shrunk", note.resize.after.devices[0], label_of(note.cause)
+    if note.name in ("worker_lost", "device_lost"):
+        return "lost", note.event["device"], words_of(note.event) or ""
+    return None
 
 
 class Mark(NamedTuple):
@@ -46,7 +55,7 @@ LABEL_GAP = 0.06
 
 
 def draw_marks(
-    axes: Axes, events: Sequence[EventDict], use: Occupancy, rows: Mapping[int, int], at: TimeAxis
+    axes: Axes, fold: Fold, use: Occupancy, rows: Mapping[int, int], at: TimeAxis
 ) -> dict[str, Counter[str]]:
     """A triangle where a trial grew (up) or shrank (down), and why; a cross where a worker or device was lost.
 
@@ -55,26 +64,18 @@ def draw_marks(
     marks: dict[str, list[tuple[float, float]]] = {name: [] for name in MARKS}
     reasons: list[tuple[float, float, str, bool]] = []
     counts: dict[str, Counter[str]] = {"grown": Counter(), "shrunk": Counter()}
-    width: dict[str, int] = {}
-    resizes = Resizes()
-    for event in events:
-        name = event["event"]
-        cause = resizes.step(event)
-        if name == "trial_started":
-            width[event["trial"]] = len(event["devices"])
-        elif name == "resized" and event["devices"]:
-            before, now = width.get(event["trial"], 0), len(event["devices"])
-            width[event["trial"]] = now
-            row = rows.get(event["devices"][0])
-            if row is not None:
-                kind, label = "grown" if now >= before else "shrunk", printable(label_of(cause))
-                marks[kind].append((at(event["t"]), row + 0.5))
-                reasons.append((at(event["t"]), row + 0.5, label, now >= before))
-                counts[kind].update(filter(None, [label]))
-        elif name in ("worker_lost", "device_lost"):
-            row = rows.get(event["device"])
-            if row is not None and use.start <= event["t"] <= use.end:
-                marks["lost"].append((at(event["t"]), row + 0.5))
+    for note in fold.notes:
+        mark = mark_of(note)
+        if mark is None:
+            continue
+        kind, device, why = mark
+        if device not in rows or (kind == "lost" and not use.start <= note.at <= use.end):
+            continue
+        x, y = at(note.at), rows[device] + 0.5
+        marks[kind].append((x, y))
+        if kind != "lost":
+            reasons.append((x, y, printable(why), kind == "grown"))
+            counts[kind].update(filter(None, [printable(why)]))
     many = sum(len(points) for points in marks.values()) > 150 or len(rows) > 32
     size = 9 if many else 30
     if len(reasons) <= LABELLED_RESIZES:

@@ -1,19 +1,20 @@
-"""Which trial held which device when: from events to intervals, and from intervals to what was held over time.
+"""How much of a run's devices trials held over time, from the spans of the fold.
 
-This module decides what an event means for the devices: when a trial begins and ends to hold a device, and when a
-device could have been held. Pure: no clock, no files. How that looks is decided in pictures.py. *Busy* means held by
-a trial, at the trial's share, whatever the trial does with it. A GPU's own counters (`device_sample`) do not count.
+How that looks is decided in pictures.py. *Busy* means held by a trial, at the trial's share, whatever the trial does
+with it. A GPU's own counters (`device_sample`) do not count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 
-from fluidtune.report.events import EventDict
+from fluidtune.report.fold import Fold, Run, fold_of
 
 
 class Interval(NamedTuple):
@@ -60,188 +61,35 @@ class Occupancy:
         return sum(end - start for start, end in self.drivers)
 
 
-class Held(NamedTuple):
-    """The devices that a trial holds, its share of each, and since when, in unix seconds."""
-
-    devices: tuple[int, ...] = ()
-    share: float = 0.0
-    since: float = 0.0
-
-    @property
-    def width(self) -> float:
-        return self.share * len(self.devices)
+def occupancy_of(run: Run) -> Occupancy:
+    """The use of a run's devices so far. Until the last event, what is still held was held."""
+    fold = fold_of(run)
+    use = latest(fold, fold.now, math.inf)
+    use.intervals.sort(key=lambda interval: (interval.start, interval.device))
+    drivers = fold.drivers + ([(fold.driver_since, fold.now)] if fold.driver_since is not None else [])
+    return Occupancy(use.intervals, dict(sorted(use.available.items())), drivers)
 
 
-class Replay:
-    """The state after some of the events: which devices are there, and which trial holds which of them.
+def latest(fold: Fold, now: float, seconds: float) -> Occupancy:
+    """The use of the devices in the ``seconds`` before ``now`` (unix seconds), with what is held at this moment.
 
-    One thing: each event of the log is one method.
+    Earlier spans are left out, which takes no more time in a long run than in a short one.
     """
-
-    def __init__(self) -> None:
-        self.intervals: list[Interval] = []
-        self.available: dict[int, list[tuple[float, float]]] = {}
-        self.drivers: list[tuple[float, float]] = []
-        self.now = 0.0
-        #: When the present driver began; None before the first event and after run_ended.
-        self.driver_since: float | None = None
-        #: Whether run_ended came and no run_started after it.
-        self.over = False
-        #: device -> the time since which the run has it.
-        self.there: dict[int, float] = {}
-        #: What each trial holds; a trial that holds nothing is not in it.
-        self.held: dict[str, Held] = {}
-        #: Trials on a device where a worker died that the event ascribed to no trial. Their release clears the mark.
-        self.hurt: set[str] = set()
-
-    def of(self, trial: str) -> Held:
-        """What the trial holds; no devices if it holds none."""
-        return self.held.get(trial, Held())
-
-    @property
-    def busy(self) -> set[int]:
-        """The devices that a trial holds."""
-        return {device for held in self.held.values() for device in held.devices}
-
-    def begin_driver(self) -> None:
-        self.driver_since = self.now
-        self.over = False
-
-    def finish_driver(self, at: float) -> None:
-        """The driver ended at ``at``: no trial holds a device any more, and the run has no device."""
-        for trial in list(self.held):
-            self.release(trial, at)
-        for device in list(self.there):
-            self.lose(device, at)
-        if self.driver_since is not None:
-            self.drivers.append((self.driver_since, at))
-        self.driver_since = None
-
-    def gain(self, device: int, at: float) -> None:
-        self.available.setdefault(device, [])
-        self.there.setdefault(device, at)
-
-    def lose(self, device: int, at: float) -> None:
-        since = self.there.pop(device, at)
-        if at > since:
-            self.available[device].append((since, at))
-
-    def release(self, trial: str, at: float) -> None:
-        self.hurt.discard(trial)
-        held = self.held.pop(trial, Held())
-        if at > held.since:
-            self.intervals += _intervals(trial, held, at)
-
-    def hold(self, trial: str, devices: Sequence[int], share: float) -> None:
-        self.release(trial, self.now)
-        if not devices or share <= 0:
-            return
-        for device in devices:
-            if device not in self.available:
-                # No event announced the device because the log's first lines are missing: it was there from the start.
-                assert self.driver_since is not None
-                self.gain(device, self.driver_since)
-        self.held[trial] = Held(tuple(devices), min(float(share), 1.0), self.now)
-
-    def make_room(self, devices: Sequence[int], share: float) -> None:
-        """A trial starts at ``share`` of ``devices``: no trial there holds more than ``share`` from now on."""
-        for device in devices:
-            for trial in self.holders(device):
-                held = self.held[trial]
-                if held.share > share > 0:
-                    self.hold(trial, held.devices, share)
-
-    def holders(self, device: int) -> list[str]:
-        return [trial for trial, held in self.held.items() if device in held.devices]
-
-    def step(self, event: EventDict) -> None:
-        name = event["event"]
-        before = self.now
-        # The machine's clock may be set back during a run; here time never goes back.
-        self.now = max(self.now, float(event["t"]))
-        if name == "run_started":
-            self.finish_driver(before)
-            self.begin_driver()
-            for device in event["devices"]:
-                self.gain(int(device["device"]), self.now)
-            return
-        if self.over:
-            return  # workers that end after run_ended use no trial's time
-        if self.driver_since is None:
-            self.begin_driver()
-        if name == "trial_started":
-            self.make_room(event["devices"], event["share"])
-            self.hold(event["trial"], event["devices"], event["share"])
-        elif name == "resized":
-            self.hold(event["trial"], event["devices"], self.share_after(event))
-        elif name == "resize_failed":
-            held = self.held.get(event["trial"])
-            if held is not None and tuple(event["devices"]) != held.devices:
-                self.hold(event["trial"], event["devices"], self.share_after(event))
-        elif name in ("trial_ended", "trial_suspended"):
-            self.release(event["trial"], self.now)
-        elif name == "device_gained":
-            self.gain(int(event["device"]), self.now)
-        elif name in ("device_lost", "device_returned"):
-            device = int(event["device"])
-            for trial in self.holders(device):
-                self.release(trial, self.now)
-            self.lose(device, self.now)
-        elif name == "worker_lost":
-            if event.get("trial") is not None:
-                self.release(event["trial"], self.now)
-            else:
-                self.hurt.update(self.holders(event["device"]))
-        elif name == "recovered":
-            if event["trial"] in self.hurt:
-                self.release(event["trial"], self.now)
-        elif name == "run_ended":
-            self.finish_driver(self.now)
-            self.over = True
-
-    def latest(self, now: float, seconds: float) -> Occupancy:
-        """The use of the devices in the ``seconds`` before ``now`` (unix seconds), with what is held at this moment.
-
-        Earlier intervals are left out, which takes no more time in a long run than in a short one.
-        """
-        began = now - seconds
-        intervals = [each for trial, held in self.held.items() for each in _intervals(trial, held, now)]
-        for interval in reversed(self.intervals):  # they are in the order of their ends
-            if interval.end < began:
-                break
-            intervals.append(interval)
-        available = {
-            device: [span for span in spans if span[1] >= began]
-            + ([(self.there[device], now)] if device in self.there else [])
-            for device, spans in self.available.items()
-        }
-        return Occupancy(intervals, available, [(began, now)])
-
-    def share_after(self, event: EventDict) -> float:
-        """The trial's share after a resize: the event's own, else as before if its devices are the same, else 1."""
-        if event.get("share") is not None:
-            return float(event["share"])
-        held = self.of(event["trial"])
-        return held.share if held.devices and tuple(event["devices"]) == held.devices else 1.0
-
-
-def _intervals(trial: str, held: Held, end: float) -> list[Interval]:
-    return [Interval(trial, device, held.share, held.since, end) for device in held.devices]
-
-
-def occupancy_of(events: Iterable[EventDict]) -> Occupancy:
-    """The use of the devices according to the events. Events that are unknown or do not concern devices are ignored."""
-    replay = Replay()
-    for event in events:
-        replay.step(event)
-    if replay.driver_since is not None:
-        replay.finish_driver(replay.now)
-    replay.intervals.sort(key=lambda interval: (interval.start, interval.device))
-    return Occupancy(
-        replay.intervals,
-        {device: replay.available[device] for device in sorted(replay.available)},
-        replay.drivers,
-    )
+    began = now - seconds
+    spans = takewhile(lambda span: span.end >= began, reversed(fold.spans))  # they are in the order of their ends
+    closed = [*reversed(list(spans)), *(span._replace(end=now) for span in fold.held.values())]
+    intervals = [
+        Interval(span.trial, device, span.share, span.start, span.end)
+        for span in closed
+        if span.end > span.start
+        for device in span.devices
+    ]
+    available = {
+        device: [span for span in spans if span[1] >= began]
+        + ([(fold.there[device], now)] if fold.there.get(device, now) < now else [])
+        for device, spans in fold.available.items()
+    }
+    return Occupancy(intervals, available, [(began, now)])
 
 
 class Steps(NamedTuple):

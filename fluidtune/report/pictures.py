@@ -1,7 +1,7 @@
 """The report of a run as files: its trials over its devices in time, how much of the devices was held, and the summary.
 
-Decides what a picture shows and where. occupancy.py decides what an event means for a device, and drawing.py how
-any picture looks.
+Decides what a picture shows and where. fold.py decides what an event means for a device, and drawing.py how any
+picture looks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fluidtune.report.drawing import GRID, INK, OTHER, OURS, as_written, new_figure, polish_axes, save_png, time_unit
-from fluidtune.report.events import EventDict, find_log, read_events
+from fluidtune.report.events import EventDict, find_log
+from fluidtune.report.fold import Fold, Run, fold_of
 from fluidtune.report.marks import MARKS, TimeAxis, draw_marks
 from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, held_part, occupancy_of
 from fluidtune.report.summary import plural, summarise
@@ -63,8 +64,7 @@ def _row_height(devices: int) -> float:
     return float(np.clip(9.0 / max(devices, 1), 0.13, 0.6))
 
 
-def _title(events: Sequence[EventDict], use: Occupancy) -> str:
-    head: EventDict = next((event for event in events if event["event"] == "run_started"), {})
+def _title(head: EventDict, use: Occupancy) -> str:
     trials = len({interval.trial for interval in use.intervals})
     noun = {"gpu": "GPU", "cpu": "CPU core", "emulated": "emulated device"}.get(str(head.get("kind")), "device")
     run = printable(str(head.get("run") or "run"))
@@ -113,13 +113,14 @@ def _slots(intervals: Sequence[Interval]) -> list[float]:
     return placed
 
 
-def timeline_figure(events: Sequence[EventDict]) -> Figure:
+def timeline_figure(run: Run) -> Figure:
     """The timeline: one row per device, and in it one bar per trial that holds it, as tall as the trial's share.
 
     A trial has one colour; colours repeat when there are many trials. A device is grey while it is idle and white
     while the job does not have it.
     """
-    use = occupancy_of(events)
+    fold = fold_of(run)
+    use = occupancy_of(fold)
     devices = list(use.available)
     rows = {device: row for row, device in enumerate(devices)}
     unit, unit_name = time_unit(use.end - use.start)
@@ -141,7 +142,7 @@ def timeline_figure(events: Sequence[EventDict]) -> Figure:
     colours = _colours(use)
     boxes = _boxes(use, rows)
     _draw_boxes(axes, boxes, colours, at)
-    reasons = draw_marks(axes, events, use, rows, at)
+    reasons = draw_marks(axes, fold, use, rows, at)
     for start, _ in use.drivers[1:]:
         axes.axvline(at(start), color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
     axes.set_xlim(0, max(at(use.end), 1e-9))
@@ -149,7 +150,7 @@ def timeline_figure(events: Sequence[EventDict]) -> Figure:
     _device_ticks(axes, devices, 0.5)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time since start ({unit_name})", color=INK)
-    axes.set_title(f"{_title(events, use)}, {held_part(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10)
+    axes.set_title(f"{_title(fold.head, use)}, {held_part(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10)
     names = _short_names(list(colours))
     _draw_labels(figure, axes, boxes, names, colours, at)
     _draw_legend(figure, names, colours, axes, len(use.drivers) > 1, reasons)
@@ -286,16 +287,17 @@ def _window(seconds: float) -> float:
     return float(np.ceil(seconds / WINDOWS / 3600) * 3600)
 
 
-def utilisation_figure(events: Sequence[EventDict], compare: Sequence[EventDict] | None = None) -> Figure:
+def utilisation_figure(run: Run, compare: Run | None = None) -> Figure:
     """The held part of all devices (above) and of each device (below) over time, as in figures 3.2 and 3.6.
 
     ``compare``: the events of a run under stock Ray Tune. They are drawn as lines on the same axes, with time counted
     from that run's own start. That run's devices are matched with ours in ascending order.
     """
-    runs = [(events, "FluidTune", OURS)]
+    fold = fold_of(run)
+    runs = [(occupancy_of(fold), "FluidTune", OURS)]
     if compare is not None:
-        runs.append((compare, "stock Ray Tune", OTHER))
-    uses = [occupancy_of(run) for run, _, _ in runs]
+        runs.append((occupancy_of(compare), "stock Ray Tune", OTHER))
+    uses = [use for use, _, _ in runs]
     longest = max(use.end - use.start for use in uses)
     window = _window(longest)
     unit, unit_name = time_unit(longest)
@@ -303,7 +305,7 @@ def utilisation_figure(events: Sequence[EventDict], compare: Sequence[EventDict]
     low = _row_height(rows) * rows
     figure = new_figure(12, 4.2 + low)
     above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.6, max(low, 0.6)]})
-    for number, ((_, name, colour), use) in enumerate(zip(runs, uses, strict=True)):
+    for number, (use, name, colour) in enumerate(runs):
         length = use.end - use.start
         if length <= 0:
             continue
@@ -315,9 +317,9 @@ def utilisation_figure(events: Sequence[EventDict], compare: Sequence[EventDict]
         _draw_use(above, x, busy.total, 0.0, 100.0, colour, number == 0, text)
         for row, device in enumerate(busy.devices):
             _draw_use(below, x, busy.devices[device], rows - 1 - row, UTILISATION_ROW, colour, number == 0, None)
-    _draw_samples(below, events, uses[0], unit)
+    _draw_samples(below, fold, uses[0], unit)
     names = list(max(uses, key=lambda use: len(use.available)).available)
-    _finish_above(above, f"{_title(events, uses[0])}: devices held by trials")
+    _finish_above(above, f"{_title(fold.head, uses[0])}: devices held by trials")
     _device_ticks(below, names, 0.0)
     # Device 0 is on top, as in the timeline. Row r is drawn between y = r and y = r + UTILISATION_ROW.
     below.set_yticks(
@@ -335,17 +337,16 @@ def utilisation_figure(events: Sequence[EventDict], compare: Sequence[EventDict]
     return figure
 
 
-def _draw_samples(axes: Axes, events: Sequence[EventDict], use: Occupancy, unit: float) -> None:
+def _draw_samples(axes: Axes, fold: Fold, use: Occupancy, unit: float) -> None:
     """Draw what NVML measured on each of our devices over the curve of what trials held."""
     rows = {device: len(use.available) - 1 - row for row, device in enumerate(use.available)}
     found: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for event in events:
-        if event["event"] == "device_sample" and event["device"] in rows:
-            parts = {"computing": event["utilisation"], "memory in use": event["memory_used"] / event["memory_total"]}
-            for what, part in parts.items():
+    for device in rows.keys() & fold.samples:
+        for at, utilisation, used, total in fold.samples[device]:
+            for what, part in (("computing", utilisation), ("memory in use", used / total)):
                 if part is not None:
-                    point = (event["t"] - use.start) / unit, rows[event["device"]] + UTILISATION_ROW * part
-                    found.setdefault((what, event["device"]), []).append(point)
+                    point = (at - use.start) / unit, rows[device] + UTILISATION_ROW * part
+                    found.setdefault((what, device), []).append(point)
     labelled = set()
     for (what, _), points in found.items():
         label = None if what in labelled else f"{what}, by NVML"
@@ -385,16 +386,9 @@ def _draw_use(
     axes.stairs(values, edges, baseline=base, color=colour, linewidth=line, label=label, zorder=3 if area else 4)
 
 
-def timeline_png(events: Sequence[EventDict], out: str | os.PathLike[str]) -> Path:
-    """Write `timeline_figure` as a PNG to ``out`` and return where it is."""
-    return save_png(timeline_figure(events), out)
-
-
-def utilisation_png(
-    events: Sequence[EventDict], out: str | os.PathLike[str], compare: Sequence[EventDict] | None = None
-) -> Path:
+def utilisation_png(run: Run, out: str | os.PathLike[str], compare: Run | None = None) -> Path:
     """Write `utilisation_figure` as a PNG to ``out`` and return where it is."""
-    return save_png(utilisation_figure(events, compare), out)
+    return save_png(utilisation_figure(run, compare), out)
 
 
 class ReportPaths(NamedTuple):
@@ -414,11 +408,10 @@ def write_report(
     log, and `EventLogError` if the file is not one.
     """
     log = find_log(run_dir_or_event_log)
-    events = read_events(log)
+    fold = fold_of(log)
     out = log.parent if out_dir is None else Path(out_dir)
     out.mkdir(parents=True, exist_ok=True)
     summary = out / "summary.json"
-    summary.write_text(json.dumps(summarise(events).as_dict(), indent=2) + "\n")
-    return ReportPaths(
-        timeline_png(events, out / "timeline.png"), utilisation_png(events, out / "utilisation.png"), summary
-    )
+    summary.write_text(json.dumps(summarise(fold).as_dict(), indent=2) + "\n")
+    timeline = save_png(timeline_figure(fold), out / "timeline.png")
+    return ReportPaths(timeline, utilisation_png(fold, out / "utilisation.png"), summary)

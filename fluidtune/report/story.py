@@ -1,20 +1,21 @@
 """`fluidtune why`: one trial's story in sentences, from the event log alone.
 
 Decides what of a trial is told, in which words, and what is summed up. Which trial is meant is decided in
-trial_lookup.py, and which trial held which device in occupancy.py. Reasons are the log's own words.
+trial_lookup.py, and which trial held which device in fold.py. Reasons are the log's own words.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fluidtune.report.causes import NO_REASON, OFTEN, Resizes, label_of, words_of
-from fluidtune.report.events import EventDict, iterations_in
-from fluidtune.report.growth_story import GrowthFacts
-from fluidtune.report.occupancy import Replay
+from fluidtune.report.causes import NO_REASON, label_of, words_of
+from fluidtune.report.events import EventDict
+from fluidtune.report.fold import Fold, Note, Resize, Run, Span, Trial, fold_of
+from fluidtune.report.growth_story import never_grew
 from fluidtune.report.summary import duration, plural
 
 #: A story of at most this many entries, which fit a terminal, is told whole.
@@ -123,12 +124,21 @@ def _summed_up(stretch: Sequence[Entry], began: float) -> str:
     return text + (f"; widths {', '.join(f'{width:.3g}' for width in widths)}" if widths else "")
 
 
-def story_of(events: Iterable[EventDict], trial: str) -> Story:
+def story_of(run: Run, trial: str) -> Story:
     """The story of ``trial``, by its id. Without an event of the trial it has no entries."""
-    teller = _Teller(trial)
-    for event in events:
-        teller.hear(event)
-    return teller.story()
+    fold = fold_of(run)
+    its = fold.trials.get(trial) or Trial(trial, 0, 0.0, 0.0)
+    entries = _Teller(fold, its).entries()
+    named = f" ({its.name})" if its.name and its.name != trial else ""
+    of = f" of {fold.head['run']}" if fold.head.get("run") else ""
+    kind = f"{its.kind}, " if its.kind else ""
+    count = plural(its.iterations, "iteration") + " reported"
+    states = [state for note in its.notes if (state := STATES.get(note.name, note.event.get("ending")))]
+    state = states[-1] if states else "never ran"
+    state += " at the end of the log" if state in STATES.values() else ""
+    head = f"trial {trial}{named}{of}: {kind}{count}, {state}"
+    end = [never_grew(fold, its)] if entries else []
+    return Story(fold.origin, head, tuple(entries), tuple(filter(None, end)))
 
 
 def _devices(devices: Sequence[int]) -> str:
@@ -161,108 +171,89 @@ def _kind_of(verb: str, cause: EventDict | None) -> str:
 
 
 class _Teller:
-    """Hears all events of a run, and notes what happens to one trial."""
+    """Tells the notes of one trial, and those of others that concern its devices."""
 
-    def __init__(self, trial: str) -> None:
-        self._trial = trial
-        self._use = Replay()
-        self._resizes = Resizes()
-        self._growth = GrowthFacts(trial)
-        self._entries: list[Entry] = []
-        self._began: float | None = None
-        self._at, self._iteration, self._iterations = 0.0, 0, 0
-        self._run, self._name, self._kind = "", "", ""
-        self._state = "never ran"
+    def __init__(self, fold: Fold, trial: Trial) -> None:
+        self._fold, self._trial = fold, trial
+        self._lines = list(trial.lines())
+        #: The entries, each with the number of its event.
+        self._entries: list[tuple[int, Entry]] = []
+        #: The note that is told.
+        self._note = Note(0, 0.0, {})
         #: Its width now, or when it last had devices, and these.
         self._width = 0.0
         self._last: tuple[int, ...] = ()
 
-    def hear(self, event: EventDict) -> None:
-        """Take in the next event of the log."""
-        name = event["event"]
-        self._at = max(self._at, float(event["t"]))
-        if self._began is None:
-            self._began = self._at
-        if name in OFTEN:
-            self._use.step(event)
-            self._growth.hear(event, self._use, None)
-            if name == "trial_result" and event["trial"] == self._trial:
-                self._iteration = int(event["iteration"])
-                self._iterations += iterations_in(event)
-            return
-        before, neighbours = self._held(), self._neighbours()
-        if before:
-            self._width = self._use.of(self._trial).width
-        cause, begun = self._resizes.step(event), self._resizes.under_way(self._trial)
-        self._use.step(event)
-        own = event.get("trial") == self._trial
-        if own:
-            self._own(event, before, cause)
-        elif name == "steered" and event.get("clone") == self._trial:
-            values = _values(event)
-            self._tell("cloned", f"is a clone of trial {event['trial']}{values}, for {event['by']} ({event['via']})")
-        elif name == "run_started":
-            self._driver(event)
-        elif name in ("worker_lost", "device_lost", "device_returned") and event["device"] in before:
-            self._sentence(event)
-        if not own and self._held() and self._held() == before:
-            self._tell_neighbours(event, neighbours)
-        self._growth.hear(event, self._use, begun)
-
-    def story(self) -> Story:
-        """What was heard so far."""
-        named = f" ({self._name})" if self._name and self._name != self._trial else ""
-        run = f" of {self._run}" if self._run else ""
-        kind = f"{self._kind}, " if self._kind else ""
-        count = plural(self._iterations, "iteration") + " reported"
-        state = self._state + (" at the end of the log" if self._state in ("runs", "waits") else "")
-        head = f"trial {self._trial}{named}{run}: {kind}{count}, {state}"
-        end = [self._growth.sentence()] if self._entries else []
-        return Story(self._began or 0.0, head, tuple(self._entries), tuple(filter(None, end)))
-
-    # --- what is known of the moment
-
-    def _held(self) -> tuple[int, ...]:
-        return self._use.of(self._trial).devices
-
-    def _neighbours(self) -> list[str]:
-        """The other trials on its device, where it has one."""
-        held = self._held()
-        return [other for other in self._use.holders(held[0]) if other != self._trial] if len(held) == 1 else []
+    def entries(self) -> list[Entry]:
+        """What there is to tell, oldest first."""
+        name = self._trial.trial
+        for note in self._trial.notes:
+            self._note = note
+            if note.event["trial"] == name:
+                self._own(note.event)
+            else:
+                by = f"for {note.event['by']} ({note.event['via']})"
+                self._tell("cloned", f"is a clone of trial {note.event['trial']}{_values(note.event)}, {by}")
+        if not self._entries:
+            return []
+        first, spans = self._entries[0][0], self._fold.spans_of(name)
+        for note in self._fold.breaks:
+            self._note = note
+            if note.number < first:
+                continue
+            if note.name == "run_started":
+                self._tell("driver restarted", "the run goes on in another driver, with no trial on a device")
+            elif note.event.get("trial") != name:
+                here = (span for span in spans if span.first < note.number and not 0 <= span.last < note.number)
+                if any(note.event["device"] in span.devices for span in here):
+                    self._sentence(note.event)
+        self._tell_neighbours(spans)
+        return [entry for _, entry in sorted(self._entries, key=lambda told: told[0])]
 
     def _tell(self, kind: str, text: str, width: float | None = None) -> None:
-        self._entries.append(Entry(self._at, self._iteration, text, kind, width))
+        note, past = self._note, bisect_left(self._lines, (self._note.number,))
+        iteration = int(self._lines[past - 1].iteration) if past else 0
+        self._entries.append((note.number, Entry(note.at, iteration, text, kind, width)))
 
-    def _tell_neighbours(self, event: EventDict, before: list[str]) -> None:
-        now = self._neighbours()
-        count = f"which {plural(len(now) + 1, 'trial')} {'have' if now else 'has'} now"
-        for other in now:
-            if other not in before:
-                self._tell("another trial came", f"trial {other} came to its device, {count}{_with(event)}")
-        for other in before:
-            if other not in now:
-                self._tell("another trial left", f"trial {other} left its device, {count}")
+    def _tell_neighbours(self, spans: list[Span]) -> None:
+        """The other trials that came to its device, and left it, while it had this device alone."""
+        own = {note.number for note in self._trial.notes}
+        for device in {span.devices[0] for span in spans if len(span.devices) == 1}:
+            came: dict[int, dict[str, None]] = defaultdict(dict)
+            left: dict[int, dict[str, None]] = defaultdict(dict)
+            for span in self._fold.on(device):
+                came[span.first][span.trial] = left[span.last][span.trial] = None
+            there: set[str] = set()
+            it_was_alone = False
+            held = {span.first: span.devices for span in spans} | {
+                span.last: () for span in spans if span.last not in {each.first for each in spans}
+            }
+            for number in sorted((came.keys() | left.keys() | held.keys()) - {-1}):
+                there = (there - left[number].keys()) | came[number].keys()
+                alone = held.get(number, (device,) if it_was_alone else ()) == (device,)
+                if alone and it_was_alone and number not in own:
+                    self._note = self._fold.note(number)
+                    self._moved(came[number].keys(), left[number].keys(), len(there))
+                it_was_alone = alone
 
-    # --- what happens to its devices, and to the run
-
-    def _driver(self, event: EventDict) -> None:
-        self._run = str(event.get("run") or "")
-        if self._entries:
-            self._tell("driver restarted", "the run goes on in another driver, with no trial on a device")
+    def _moved(self, came: Iterable[str], left: Iterable[str], count: int) -> None:
+        now = f"which {plural(count, 'trial')} {'has' if count == 1 else 'have'} now"
+        for other in came:
+            if other not in left and other != self._trial.trial:
+                because = _with(self._note.event)
+                self._tell("another trial came", f"trial {other} came to its device, {now}{because}")
+        for other in left:
+            if other not in came and other != self._trial.trial:
+                self._tell("another trial left", f"trial {other} left its device, {now}")
 
     # --- its own events
 
-    def _own(self, event: EventDict, before: tuple[int, ...], cause: EventDict | None) -> None:
-        """``before``: the devices that it had. ``cause``: the event that says why a resize was done or failed."""
-        name = event["event"]
-        self._state = STATES.get(name, self._state)
-        if name in SENTENCES:
+    def _own(self, event: EventDict) -> None:
+        if event["event"] in SENTENCES:
             self._sentence(event)
-        elif name == "resized":
-            self._resized(event, cause)
-        elif name == "resize_failed":
-            self._resize_failed(event, before, cause)
-        elif (tell := getattr(self, f"_on_{name}", None)) is not None:
+        elif self._note.resize is not None:
+            self._resized(self._note.resize, event)
+        elif (tell := getattr(self, f"_on_{event['event']}", None)) is not None:
             tell(event)
 
     def _sentence(self, event: EventDict) -> None:
@@ -270,16 +261,13 @@ class _Teller:
         self._tell(kind, text.format_map({**event, "reason": _with(event), "because": _because(event)}))
 
     def _on_trial_added(self, event: EventDict) -> None:
-        self._name = str(event.get("name") or self._name)
-        self._kind = str(event["kind"])
         left = event["iterations"]
         todo = "an unknown number of iterations" if left is None else plural(round(left), "iteration")
         again = "waits again" if self._entries else f"added to group {event['group']}, waits"
         self._tell("waits", f"{again} with {todo} to do")
 
     def _on_kind_found(self, event: EventDict) -> None:
-        self._kind = str(event["kind"])
-        self._tell("kind found", f"turned out to be {self._kind}")
+        self._tell("kind found", f"turned out to be {event['kind']}")
 
     def _on_trial_started(self, event: EventDict) -> None:
         devices, share = tuple(event["devices"]), float(event["share"])
@@ -290,32 +278,27 @@ class _Teller:
         text = f"{verb} on {_devices(devices)}{part}{_because(event)}"
         self._tell(_kind_of(verb, event), text, self._width)
 
-    def _note_width(self, devices: tuple[int, ...]) -> None:
-        held = self._use.of(self._trial)
-        # After the run's end nothing is held; such a log has no share.
-        self._width, self._last = len(devices) * (held.share if held.devices else 1.0), devices
-
     def _on_trial_silent(self, event: EventDict) -> None:
         self._tell("silent", f"did not report for {duration(float(event['seconds']))}")
 
-    def _resized(self, event: EventDict, cause: EventDict | None) -> None:
-        devices = tuple(event["devices"])
-        was = self._width
-        self._note_width(devices)
-        width = self._width
+    def _resized(self, resize: Resize, event: EventDict) -> None:
+        cause, devices, width = self._note.cause, resize.after.devices, resize.after.width
+        was = resize.before.width or self._width
         verb = "grew" if width > was else "shrank" if width < was else "changed devices"
         change = f"from width {was:.3g} to {width:.3g}" if width != was else f"at width {width:.3g}"
-        pause = f", with a pause of {duration(float(event['seconds']))}" if event["seconds"] else ""
+        pause = f", with a pause of {duration(resize.seconds)}" if resize.seconds else ""
+        self._width, self._last = width, devices
         self._tell(_kind_of(verb, cause), f"{verb} {change}, {_devices(devices)}{pause}{_because(cause)}", width)
 
-    def _resize_failed(self, event: EventDict, before: tuple[int, ...], cause: EventDict | None) -> None:
-        devices = tuple(event["devices"])
+    def _on_resize_failed(self, event: EventDict) -> None:
+        devices, cause, before = tuple(event["devices"]), self._note.cause, self._note.before
         wanted = f" to {_devices(cause['devices_to'])}, wanted because{_because(cause)}," if cause is not None else ""
         stays = f"it stays on {_devices(devices)}" if devices else "it has no device"
         width = None
-        if devices and devices != before:
-            self._note_width(devices)
-            width = self._width
+        if devices and devices != before.devices:
+            same = len(devices) == len(before.devices)
+            width = self._width = before.width if same else float(len(devices))
+            self._last = devices
         self._tell("resize failed", f"a change{wanted} failed, {stays}{_with(event)}", width)
 
     def _on_growth_checked(self, event: EventDict) -> None:
@@ -348,4 +331,3 @@ class _Teller:
         else:
             text = f"{'failed' if ending == 'failed' else 'was stopped'}{_with(event)}"
         self._tell("left" if words and ending == "paused" else ending, text)
-        self._state = str(ending)

@@ -5,17 +5,17 @@ Decides which figures describe a run and how a terminal shows them. CONTRIBUTING
 
 from __future__ import annotations
 
-import os
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from itertools import accumulate
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from fluidtune.report.causes import Resizes, label_of
+from fluidtune.report.causes import label_of
 from fluidtune.report.distance import Bound, bound_of
-from fluidtune.report.events import EventDict, iterations_in, load_events
+from fluidtune.report.fold import Fold, Run, fold_of
 from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
 from fluidtune.report.terminal_text import cell
 from fluidtune.report.time_use import TimeUse, time_use
@@ -81,102 +81,46 @@ class Summary:
         return result
 
 
-@dataclass
-class Durations:
-    """Seconds of iterations, where a line of the log may stand for several of them.
-
-    Each of these counts as long as their mean. So their number and their seconds together are exact, and the median is
-    one of the means where most iterations share lines.
+def _median(lines: Iterable[tuple[float, int]]) -> float:
+    """The median of iterations, where a line of the log may stand for several of them: each counts as long as their
+    mean. ``lines``: of each line the seconds of an iteration, and their number; there must be one.
     """
+    ordered = sorted(lines)
+    until = list(accumulate(times for _, times in ordered))
 
-    #: Number of iterations.
-    count: int = 0
-    #: Their seconds together.
-    total: float = 0.0
-    #: Of each line the (mean) seconds of an iteration, and their number.
-    _lines: list[tuple[float, int]] = field(default_factory=list)
+    def at(place: int) -> float:
+        return ordered[bisect_right(until, place)][0]
 
-    def add(self, result: EventDict) -> None:
-        """Count a ``trial_result``, whose seconds are known."""
-        seconds, times = float(result["seconds"]), iterations_in(result)
-        self.count += times
-        self.total += times * seconds
-        self._lines.append((seconds, times))
-
-    def median(self) -> float:
-        """The median of all iterations. There must be one."""
-        if len(self._lines) == self.count:
-            return median(seconds for seconds, _ in self._lines)
-        lines = sorted(self._lines)
-        until = list(accumulate(times for _, times in lines))
-
-        def at(place: int) -> float:
-            return next(seconds for (seconds, _), end in zip(lines, until, strict=True) if place < end)
-
-        return (at((self.count - 1) // 2) + at(self.count // 2)) / 2
+    return (at((until[-1] - 1) // 2) + at(until[-1] // 2)) / 2
 
 
-@dataclass
-class _Tally:
-    """What one pass over the events counts; each field becomes one or more figures in `summarise`."""
-
-    #: The last run_started; empty if there is none.
-    head: EventDict = field(default_factory=dict)
-    #: The run_ended of the last driver; None while it runs or if it was killed.
-    ended: EventDict | None = None
-    #: Event name -> number of such events.
-    events: Counter[str] = field(default_factory=Counter)
-    #: trial -> its last ending, or "unfinished".
-    endings: dict[str, str] = field(default_factory=dict)
-    #: width -> the iterations at that width.
-    at_width: dict[float, Durations] = field(default_factory=lambda: defaultdict(Durations))
-    #: Label of the reason -> number of resizes that were done for it; and the resizes under way.
-    reasons: Counter[str] = field(default_factory=Counter)
-    under_way: Resizes = field(default_factory=Resizes)
-    #: Seconds of each resize's pause.
-    pauses: list[float] = field(default_factory=list)
-    #: Processes that were forked.
-    forked: int = 0
-    #: Seconds of each spare process until it was ready.
-    spares: list[float] = field(default_factory=list)
-
-    def count(self, event: EventDict) -> None:
-        name = event["event"]
-        self.events[name] += 1
-        cause = self.under_way.step(event)
-        if name == "resized":
-            self.reasons[label_of(cause) or "unknown"] += 1
-        if name == "trial_result":
-            if event["seconds"] is not None and event["width"] is not None:
-                # Rounded, so that 1/3 is one width however it was computed.
-                self.at_width[round(float(event["width"]), 4)].add(event)
-        elif name in ("trial_added", "trial_started"):
-            self.endings[event["trial"]] = "unfinished"
-        elif name == "trial_ended":
-            self.endings[event["trial"]] = event["ending"]
-        elif name == "resized" and event["seconds"] is not None:
-            self.pauses.append(float(event["seconds"]))
-        elif name == "worker_started":
-            self.forked += bool(event.get("forked"))
-            if event.get("spare"):
-                self.spares.append(float(event["seconds"]))
-        elif name == "run_started":
-            self.head, self.ended = event, None
-        elif name == "run_ended":
-            self.ended = event
+def _widths(fold: Fold) -> dict[float, WidthFigures]:
+    """The iterations at each width."""
+    found: dict[float, list[tuple[float, int]]] = defaultdict(list)
+    for _, line in fold.lines():
+        # Rounded, so that 1/3 is one width however it was computed.
+        found[round(line.width, 4)].append((line.seconds, int(line.times)))
+    return {
+        width: WidthFigures(
+            sum(times for _, times in lines), _median(lines), width * sum(seconds * times for seconds, times in lines)
+        )
+        for width, lines in sorted(found.items())
+    }
 
 
-def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> Summary:
-    """The figures of a run: from its events, its event log, or its directory. An empty log gives zeros."""
-    events = load_events(events_or_path)
-    use = occupancy_of(events)
-    tally = _Tally()
-    for event in events:
-        tally.count(event)
-    head = tally.head
-    wall, available = use.wall_seconds, available_seconds(use)
-    spent = time_use(events, use)
-    best_trial, best_metric = _best(events, tally.ended, head.get("mode"))
+def summarise(run: Run) -> Summary:
+    """The figures of a run: from its fold, its events, its event log, or its directory. An empty log gives zeros."""
+    fold = fold_of(run)
+    use, head, counts = occupancy_of(fold), fold.head, fold.counts
+    available, spent = available_seconds(use), time_use(fold, use)
+    turns = (trial.noted("trial_added", "trial_started", "trial_ended") for trial in fold.trials.values())
+    endings = Counter(str(notes[-1].event.get("ending", "unfinished")) for notes in turns if notes)
+    resizes = [note for note in fold.notes if note.resize]
+    reasons = Counter((label_of(note.cause) or "unknown").replace(" ", "_") for note in resizes)
+    pauses = [note.resize.seconds for note in resizes if note.resize]
+    workers = [note.event for note in fold.noted("worker_started")]
+    spares = [float(event["seconds"]) for event in workers if event.get("spare")]
+    best_trial, best_metric = best_of(fold) or (None, None)
     return Summary(
         run=str(head.get("run", "")),
         machine=str(head.get("machine", "")),
@@ -184,61 +128,50 @@ def summarise(events_or_path: Iterable[EventDict] | str | os.PathLike[str]) -> S
         algorithm=str(head.get("algorithm") or ""),
         metric=head.get("metric"),
         mode=head.get("mode"),
-        finished=tally.ended is not None,
-        restored=max(0, tally.events["run_started"] - 1),
-        wall_seconds=wall,
+        finished=fold.over,
+        restored=max(0, counts["run_started"] - 1),
+        wall_seconds=use.wall_seconds,
         devices=len(use.available),
-        trials=len(tally.endings),
-        endings=dict(sorted(Counter(tally.endings.values()).items())),
+        trials=endings.total(),
+        endings=dict(sorted(endings.items())),
         utilisation=spent.iterating / available if available else 0.0,
         time_use=spent,
         held_device_seconds=held_seconds(use),
         available_device_seconds=available,
         packing_levels=packing_levels(use),
-        widths={
-            width: WidthFigures(found.count, found.median(), width * found.total)
-            for width, found in sorted(tally.at_width.items())
-        },
-        resizes=tally.events["resized"],
-        resizes_failed=tally.events["resize_failed"],
-        resize_reasons={label.replace(" ", "_"): count for label, count in tally.reasons.most_common()},
-        mean_resize_seconds=fmean(tally.pauses) if tally.pauses else None,
-        workers_started=tally.events["worker_started"],
-        workers_forked=tally.forked,
-        spares_started=len(tally.spares),
-        spare_seconds=sum(tally.spares),
-        spares_used=tally.events["spare_taken"],
-        workers_lost=tally.events["worker_lost"],
-        workers_replaced=tally.events["worker_replaced"],
-        devices_lost=tally.events["device_lost"],
-        recoveries=tally.events["recovered"],
-        bound=bound_of(events, use),
+        widths=_widths(fold),
+        resizes=len(resizes),
+        resizes_failed=counts["resize_failed"],
+        resize_reasons=dict(reasons.most_common()),
+        mean_resize_seconds=fmean(pauses) if pauses else None,
+        workers_started=len(workers),
+        workers_forked=sum(bool(event.get("forked")) for event in workers),
+        spares_started=len(spares),
+        spare_seconds=sum(spares),
+        spares_used=counts["spare_taken"],
+        workers_lost=counts["worker_lost"],
+        workers_replaced=counts["worker_replaced"],
+        devices_lost=counts["device_lost"],
+        recoveries=counts["recovered"],
+        bound=bound_of(fold, use.wall_seconds),
         best_trial=best_trial,
         best_metric=best_metric,
-        dropped_lines=events.dropped,
+        dropped_lines=fold.dropped,
     )
 
 
-def _best(events: Iterable[EventDict], ended: EventDict | None, mode: str | None) -> tuple[str | None, float | None]:
+def best_of(fold: Fold) -> tuple[str, float] | None:
     """The best trial and its metric, as run_ended says; without a run_ended, by the last results so far.
 
     As `ResultGrid.get_best_result` by default, and as run_ended, it compares the trials' last results.
     """
-    if ended is not None and isinstance(ended.get("best"), dict):
-        best = ended["best"]
-        return best.get("trial"), best.get("metric")
-    if mode not in ("min", "max"):
-        return None, None
-    last = {event["trial"]: event["metric"] for event in events if event["event"] == "trial_result"}
-    return best_of(last, mode) or (None, None)
-
-
-def best_of(last: Mapping[str, float | None], mode: str) -> tuple[str, float] | None:
-    """The best trial and its metric. ``last``: each trial's last metric, None if it has none."""
-    known = {trial: metric for trial, metric in last.items() if metric is not None}
-    if not known:
+    if fold.over and isinstance(best := fold.noted("run_ended")[-1].event.get("best"), dict):
+        return best["trial"], best["metric"]
+    known = {name: trial.metric for name, trial in fold.trials.items() if trial.metric is not None}
+    better = {"min": min, "max": max}.get(str(fold.head.get("mode")))
+    if not known or better is None:
         return None
-    trial = (min if mode == "min" else max)(known, key=lambda trial: known[trial])
+    trial = better(known, key=lambda trial: known[trial])
     return trial, known[trial]
 
 

@@ -1,7 +1,8 @@
 """`fluidtune top`: a run, or a service, as it is now, in the terminal.
 
 Decides what is on the screen and in which order, so that what needs a person is never cut off. What is true of a run is
-decided in live.py. It reads the event log only: it needs neither Ray nor the job's process, and disturbs neither.
+decided in fold.py and news.py. It reads the event log only: it needs neither Ray nor the job's process, and disturbs
+neither.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fluidtune.report.causes import why_of
 from fluidtune.report.events import EventDict, NoEventLogError
-from fluidtune.report.live import LiveRun, LiveTrial, LogTail, seconds_since, wall_clock
-from fluidtune.report.occupancy import busy_over_time
+from fluidtune.report.fold import Fold, Trial
+from fluidtune.report.log_tail import LogTail, seconds_since, wall_clock
+from fluidtune.report.news import ended_since, news_of, states_of
+from fluidtune.report.occupancy import busy_over_time, latest
 from fluidtune.report.serving_report import ServingSummary, is_serving, render_serving, summarise_serving
-from fluidtune.report.summary import duration, left_out, plural
+from fluidtune.report.summary import best_of, duration, left_out, plural
 from fluidtune.report.terminal_text import cell, printable
 
 #: Devices are busy, and iterations are counted, over this many seconds: several iterations of most trials.
@@ -122,25 +126,25 @@ class RunScreen:
     """The devices and trials of a tuning job."""
 
     def __init__(self) -> None:
-        self.run = LiveRun()
+        self.run = Fold()
         self._last = 0.0
 
     @property
     def over(self) -> bool:
         """Nothing will change any more."""
-        return self.run.use.over
+        return self.run.over
 
     def hear(self, events: list[EventDict]) -> None:
-        self.run.hear(events)
-        if events:
-            self._last = float(events[-1]["t"])
+        for event in events:
+            self.run.step(event)
+            self._last = float(event["t"])
 
     def draw(self, now: float, height: int) -> RenderableType:
         now = self._last if self.over else max(now, self._last)
-        news = list(self.run.news)[-NEWS_SHOWN:]
+        news = news_of(self.run, NEWS_SHOWN)
         # Five lines of head, one above each table, and one is kept for the cursor.
         left = max(2 * LEAST_ROWS, height - 5 - 2 - 1 - len(news))
-        devices = sorted(self.run.use.there)
+        devices = sorted(self.run.there)
         rows = min(len(devices), max(LEAST_ROWS, left // 2))
         tables = [self._devices(devices, rows, now), self._trials(max(LEAST_ROWS, left - rows), now)]
         parts = [
@@ -158,34 +162,35 @@ class RunScreen:
         silence = seconds_since(now, self._last)
         if not self.over and silence > RECENT_S:
             state += f", nothing was written for {duration(silence)}"
-        states = run.states
+        states = states_of(run)
         trials = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state]) or "none"
-        rate = run.ended_since(now - RECENT_S)
+        rate = ended_since(run, now - RECENT_S)
         lines = [
             f"{head.get('run', 'run')}: {head.get('algorithm', '')}, {kind}, {state}",
-            f"{len(run.use.busy)} of {plural(len(run.use.there), 'device')} busy, "
+            f"{len(run.busy)} of {plural(len(run.there), 'device')} busy, "
             f"{plural(rate, 'iteration')} in the last minute",
             f"trials: {trials}",
         ]
-        if run.best is not None:
-            lines.append(f"best: {run.best[0]}, {head.get('metric') or 'metric'} {run.best[1]:.6g}")
-        if count := run.workers:
-            spares = f"; spares: {count['spare']} started, {count['taken']} used" if count["spare"] else ""
-            lines.append(f"processes: {count['started']} started, {count['forked']} of them forked{spares}")
+        if best := best_of(run):
+            lines.append(f"best: {best[0]}, {head.get('metric') or 'metric'} {best[1]:.6g}")
+        if workers := [note.event for note in run.noted("worker_started")]:
+            spare, forked = (sum(bool(event.get(what)) for event in workers) for what in ("spare", "forked"))
+            spares = f"; spares: {spare} started, {run.counts['spare_taken']} used" if spare else ""
+            lines.append(f"processes: {len(workers)} started, {forked} of them forked{spares}")
         style = {"no_wrap": True, "overflow": "ellipsis"}
         return [cell(line, style="" if place else "bold", **style) for place, line in enumerate(lines)]
 
     def _devices(self, devices: list[int], rows: int, now: float) -> Table:
         run = self.run
-        recent = busy_over_time(run.use.latest(now, RECENT_S), [now - RECENT_S, now]).devices
+        recent = busy_over_time(latest(run, now, RECENT_S), [now - RECENT_S, now]).devices
         rows = rows if len(devices) <= rows else rows - 1
         sampled = bool(run.samples)
         table = _table("device", "node", "busy", *(["GPU", "memory"] if sampled else []), "trials", long="trials")
         for device in devices[:rows]:
-            names = ", ".join(f"{trial} ({run.use.of(trial).share:.2g})" for trial in run.use.holders(device))
+            names = ", ".join(f"{trial} ({run.of(trial).share:.2g})" for trial in run.holders(device))
             part = float(recent[device][0]) if device in recent else float("nan")
             row = [str(device), run.nodes.get(device, "")[:NODE_LENGTH], "" if part != part else f"{part:.0%}"]
-            table.add_row(*map(cell, (*row, *(_gpu(run.samples.get(device)) if sampled else ()), names)))
+            table.add_row(*map(cell, (*row, *(_gpu(run.samples.get(device, [])) if sampled else ()), names)))
         return _and_more(table, len(devices) - rows)
 
     def _trials(self, rows: int, now: float) -> Table:
@@ -202,8 +207,8 @@ class RunScreen:
             table.add_row(*map(cell, self._row(trial, now)), style=style)
         return _and_more(table, len(shown) - rows)
 
-    def _row(self, trial: LiveTrial, now: float) -> list[str]:
-        held = self.run.use.of(trial.trial)
+    def _row(self, trial: Trial, now: float) -> list[str]:
+        held = self.run.of(trial.trial)
         return [
             trial.trial,
             trial.state,
@@ -213,7 +218,7 @@ class RunScreen:
             "" if trial.seconds is None else f"{trial.seconds:.3g}",
             "" if trial.metric is None else f"{trial.metric:.5g}",
             f"{duration(round(seconds_since(now, trial.since)))} ago",
-            trial.why,
+            why_of(trial),
         ]
 
 
@@ -233,13 +238,12 @@ def _and_more(table: Table, hidden: int) -> Table:
     return table
 
 
-def _gpu(sample: EventDict | None) -> tuple[str, str]:
+def _gpu(samples: list[tuple[float, float | None, float, float]]) -> tuple[str, str]:
     """The utilisation of a GPU's last sample, and its memory in use of all."""
-    if sample is None:
+    if not samples:
         return "", ""
-    part = sample["utilisation"]
-    memory = f"{sample['memory_used'] / 2**30:.1f} of {sample['memory_total'] / 2**30:.0f} GiB"
-    return "" if part is None else f"{part:.0%}", memory
+    _, part, used, total = samples[-1]
+    return "" if part is None else f"{part:.0%}", f"{used / 2**30:.1f} of {total / 2**30:.0f} GiB"
 
 
 def _ranges(devices: tuple[int, ...]) -> str:

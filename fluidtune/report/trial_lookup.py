@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.report.events import EVENT_LOG_NAME, EventDict, NoEventLogError, find_log
-from fluidtune.report.serving_report import is_serving
+from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError, find_log
+from fluidtune.report.fold import Run, fold_of
 from fluidtune.report.terminal_text import printable
 
 #: An error lists this many runs or trials. More would hide the error.
@@ -35,14 +35,15 @@ def log_of_run(run_dir: str | os.PathLike[str]) -> Path:
         raise NoEventLogError(f"there is {what} {str(path)!r}; {there}")
 
 
-def find_trial(events: Sequence[EventDict], wanted: str) -> str:
+def find_trial(run: Run, wanted: str) -> str:
     """The id of the trial that ``wanted`` names: its id, its name, or the beginning of the id.
 
     Raises `UnknownTrialError` if there is no such trial or if there are several.
     """
-    if is_serving(events):
+    fold = fold_of(run)
+    if fold.counts["serving_started"]:
         raise UnknownTrialError(f"{wanted!r}: this is the log of a service; give the directory of a tuning run")
-    names = _names(events)
+    names = {name: trial.name for name, trial in fold.trials.items()}
     if not names:
         raise UnknownTrialError(f"there is no trial {wanted!r}: the log has no trials")
     return trial_called(wanted, names)
@@ -63,16 +64,6 @@ def trial_called(wanted: str, names: Mapping[str, str]) -> str:
     if found:
         raise UnknownTrialError(f"{wanted!r} may be any of {len(found)} trials: {_listed(found)}")
     raise UnknownTrialError(f"there is no trial {wanted!r}; the run has {len(names)}: {_listed(list(names))}")
-
-
-def _names(events: Iterable[EventDict]) -> dict[str, str]:
-    """Every trial of the log, in its order, and the trial's name; "" if the log does not say it."""
-    names: dict[str, str] = {}
-    for event in events:
-        trial = event.get("trial")
-        if isinstance(trial, str):
-            names[trial] = str(event.get("name") or names.get(trial, ""))
-    return names
 
 
 def _listed(what: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """What becomes of each act by which a user steers a trial: it is asked for, and then taken and done, or refused.
 
-`Steering` is a state machine of the same kind as the engine: an event goes in, instructions come out. It has no Ray, no
-clock and no socket. `fluidtune.tune.steered_run` carries its instructions out. docs/view.md draws `STATES`, and a test
-holds the two equal.
+`Steering` is a state machine: each method is an event, and returns what is to be written down and answered. It has no
+Ray, no clock and no file. `fluidtune.tune.steered_run` carries acts out. docs/view.md draws `STATES`, and a test holds
+the two equal.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ State = Literal["asked", "taken", "done", "refused"]
 #: new trial begins with the same parameters but for those that are given.
 Kind = Literal["stop", "keep", "clone"]
 
-#: Every change of state, with the events that cause it; no other event may. A clone is done as soon as there is one.
+#: Every change of state, with the methods that cause it; no other may. A clone is done as soon as there is one.
 STATES: dict[tuple[State, State], str] = {
-    ("asked", "refused"): "Asked, Failed",
-    ("asked", "taken"): "CarriedOut",
-    ("asked", "done"): "CarriedOut",
-    ("taken", "done"): "StopMeant, TrialEnded",
+    ("asked", "refused"): "asked, failed",
+    ("asked", "taken"): "carried_out",
+    ("asked", "done"): "carried_out",
+    ("taken", "done"): "stop_meant, ended",
 }
 
 
@@ -69,75 +69,6 @@ class Facts:
     no_keep: str = ""
 
 
-# --- events
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A user wants this. ``facts``: of its trial."""
-
-    act: Act
-    facts: Facts
-
-
-@dataclass(frozen=True)
-class CarriedOut:
-    """`CarryOut` was done. ``clone``: the id of the new trial, of a clone. ``unsaved``: why Tune could not save it."""
-
-    act: str
-    clone: str = ""
-    unsaved: str = ""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """`CarryOut` could not be done, and has changed nothing."""
-
-    act: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Restored:
-    """An earlier driver has saved this act with this state."""
-
-    act: Act
-    state: State
-
-
-@dataclass(frozen=True)
-class ResultCame:
-    """The trial has a new result."""
-
-    trial: str
-
-
-@dataclass(frozen=True)
-class StopMeant:
-    """The algorithm wants to stop the trial at its new result."""
-
-    trial: str
-
-
-@dataclass(frozen=True)
-class TrialEnded:
-    """The trial has ended for good, whatever the reason."""
-
-    trial: str
-
-
-Event = Asked | CarriedOut | Failed | Restored | ResultCame | StopMeant | TrialEnded
-
-# --- instructions
-
-
-@dataclass(frozen=True)
-class CarryOut:
-    """Keep the act with its trial, or make the clone; then have Tune save that. Answered by CarriedOut or Failed."""
-
-    act: Act
-
-
 @dataclass(frozen=True)
 class Note:
     """Write down that the act has this state now, and why."""
@@ -155,25 +86,11 @@ class Answer:
     words: str
 
 
-@dataclass(frozen=True)
-class EndTrial:
-    """The trial ends at this result."""
-
-    trial: str
-
-
-@dataclass(frozen=True)
-class LetGoOn:
-    """The trial goes on. For the algorithm it has ended."""
-
-    act: Act
-
-
-Instruction = CarryOut | Note | Answer | EndTrial | LetGoOn
-
-
 class Steering:
-    """All acts of one run, and what follows from them. See the module."""
+    """All acts of one run, and what follows from them. See the module.
+
+    A method raises `SteeringError` if the event cannot be true.
+    """
 
     def __init__(self) -> None:
         self._acts: dict[str, Act] = {}
@@ -181,53 +98,56 @@ class Steering:
         #: Of acts that were refused: why. Of those that Tune could not save: what follows.
         self._reasons: dict[str, str] = {}
 
-    def on_event(self, event: Event) -> list[Instruction]:
-        """Change the acts for one event. Returns what the shell must do, in this order.
+    def asked(self, act: Act, facts: Facts) -> list[Note | Answer]:
+        """A user wants this. ``facts``: of its trial. Without an answer, the shell must carry the act out.
 
-        Raises:
-            SteeringError: the event cannot be true.
+        It keeps the act with its trial, or makes the clone, and has Tune save that. Then it calls `carried_out`, or
+        `failed` if nothing has changed.
         """
-        match event:
-            case Asked(act, facts):
-                return self._asked(act, facts)
-            case CarriedOut(name, clone, unsaved):
-                act = self._acts[name] = replace(self._known(name), clone=clone)
-                state: State = "done" if act.kind == "clone" else "taken"
-                self._go(event, name, state)
-                if unsaved:
-                    self._reasons[name] = f"a restored run may not know of it, as Tune cannot save its state: {unsaved}"
-                return [Note(act, state, self._reasons.get(name, "")), self._answer(act)]
-            case Failed(name, why):
-                return self._refuse(event, self._known(name), why)
-            case Restored(act, state):
-                if act.id not in self._acts:
-                    self._acts[act.id], self._states[act.id] = act, state
-                return []
-            case ResultCame(trial):
-                return [EndTrial(trial)] if self._has(trial, "stop", "taken") else []
-            case StopMeant(trial):
-                kept = self._has(trial, "keep", "taken")
-                if kept is None:
-                    return []
-                self._go(event, kept.id, "done")
-                return [LetGoOn(kept), Note(kept, "done", "the algorithm wanted to stop it, and it goes on")]
-            case TrialEnded(trial):
-                return self._ended(event, trial)
+        if act.id in self._acts:
+            if self._states[act.id] == "asked":
+                raise SteeringError(f"{act} is asked for again before it was carried out")
+            return [self._answer(act.id)]
+        self._acts[act.id], self._states[act.id] = act, "asked"
+        why = self._why_not(act, facts)
+        return [Note(act, "asked"), *(self._refuse(act.id, why, "asked") if why else [])]
+
+    def carried_out(self, name: str, clone: str = "", unsaved: str = "") -> list[Note | Answer]:
+        """``clone``: the id of the new trial, of a clone. ``unsaved``: why Tune could not save it."""
+        self._go(name, "done" if clone else "taken", "carried_out")
+        act = self._acts[name] = replace(self._acts[name], clone=clone)
+        if unsaved:
+            self._reasons[name] = f"a restored run may not know of it, as Tune cannot save its state: {unsaved}"
+        return [Note(act, self._states[name], self._reasons.get(name, "")), self._answer(name)]
+
+    def failed(self, name: str, why: str) -> list[Note | Answer]:
+        """The act could not be carried out."""
+        return self._refuse(name, why, "failed")
+
+    def restored(self, act: Act, state: State) -> None:
+        """An earlier driver has saved this act with this state."""
+        self._acts.setdefault(act.id, act)
+        self._states.setdefault(act.id, state)
+
+    def stop_meant(self, trial: str) -> Note | None:
+        """The algorithm wants to stop the trial. With a note, the trial goes on, and has ended for the algorithm."""
+        kept = self._has(trial, "keep", "taken")
+        return kept and self._done(kept, "stop_meant", "the algorithm wanted to stop it, and it goes on")
+
+    def ended(self, trial: str) -> list[Note]:
+        """The trial has ended for good, whatever the reason."""
+        stop, keep = self._has(trial, "stop", "taken"), self._has(trial, "keep", "taken")
+        why = "it ended, and the algorithm had not wanted to stop it"
+        return [self._done(act, "ended", words) for act, words in ((stop, ""), (keep, why)) if act]
+
+    @property
+    def stops(self) -> set[str]:
+        """The trials that end at their next result."""
+        return {act.trial for name, act in self._acts.items() if act.kind == "stop" and self._states[name] == "taken"}
 
     def goes_on_alone(self, trial: str) -> bool:
         """Whether the algorithm has wanted to stop a trial that is kept: it hears nothing of the trial any more."""
         return self._has(trial, "keep", "done") is not None
-
-    def _asked(self, act: Act, facts: Facts) -> list[Instruction]:
-        if act.id in self._acts:
-            if self._states[act.id] == "asked":
-                raise SteeringError(f"{act} is asked for again before it was carried out")
-            return [self._answer(self._acts[act.id])]
-        self._acts[act.id], self._states[act.id] = act, "asked"
-        why = self._why_not(act, facts)
-        if why:
-            return [Note(act, "asked"), *self._refuse(Asked(act, facts), act, why)]
-        return [Note(act, "asked"), CarryOut(act)]
 
     def _why_not(self, act: Act, facts: Facts) -> str:
         """Why the act is refused, in words; "" if it is not."""
@@ -249,41 +169,31 @@ class Steering:
             return f"{trial} is kept already"
         return facts.no_keep and f"{trial} cannot be kept: {facts.no_keep}"
 
-    def _ended(self, event: TrialEnded, trial: str) -> list[Instruction]:
-        notes: list[Instruction] = []
-        if stop := self._has(trial, "stop", "taken"):
-            self._go(event, stop.id, "done")
-            notes.append(Note(stop, "done"))
-        if keep := self._has(trial, "keep", "taken"):
-            self._go(event, keep.id, "done")
-            notes.append(Note(keep, "done", "it ended, and the algorithm had not wanted to stop it"))
-        return notes
+    def _done(self, act: Act, cause: str, why: str = "") -> Note:
+        self._go(act.id, "done", cause)
+        return Note(act, "done", why)
 
-    def _refuse(self, event: Event, act: Act, why: str) -> list[Instruction]:
-        self._go(event, act.id, "refused")
-        self._reasons[act.id] = why
-        return [Note(act, "refused", why), self._answer(act)]
+    def _refuse(self, name: str, why: str, cause: str) -> list[Note | Answer]:
+        self._go(name, "refused", cause)
+        self._reasons[name] = why
+        return [Note(self._acts[name], "refused", why), self._answer(name)]
 
-    def _answer(self, act: Act) -> Answer:
-        if self._states[act.id] == "refused":
-            return Answer(True, self._reasons[act.id])
+    def _answer(self, name: str) -> Answer:
+        act, reason = self._acts[name], self._reasons.get(name, "")
+        if self._states[name] == "refused":
+            return Answer(True, reason)
         words = {
             "stop": f"trial {act.trial} ends at its next result",
             "keep": f"trial {act.trial} goes on when the algorithm wants to stop it",
             "clone": f"trial {act.clone} is a clone of trial {act.trial}",
         }[act.kind]
-        return Answer(False, "; ".join(filter(None, [words, self._reasons.get(act.id)])))
+        return Answer(False, f"{words}; {reason}" if reason else words)
 
-    def _go(self, event: Event, name: str, state: State) -> None:
-        before = self._states[name]
-        if type(event).__name__ not in STATES.get((before, state), "").split(", "):
-            raise SteeringError(f"{event} cannot make an act that is {before} {state}")
+    def _go(self, name: str, state: State, cause: str) -> None:
+        before = self._states.get(name)
+        if before is None or cause not in STATES.get((before, state), "").split(", "):
+            raise SteeringError(f"{cause} cannot make an act {name!r} that is {before} {state}")
         self._states[name] = state
-
-    def _known(self, name: str) -> Act:
-        if name not in self._acts:
-            raise SteeringError(f"there is no act {name!r}")
-        return self._acts[name]
 
     def _has(self, trial: str, kind: Kind, state: State) -> Act | None:
         """The trial's act of this kind that has this state."""

@@ -6,6 +6,7 @@ driver that Tune uploads. Tune uploads it for the last time before the job ends,
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import suppress
 from pathlib import Path
@@ -15,17 +16,17 @@ import pyarrow.fs
 
 from fluidtune.ray_compat.whole_files import remove_partial, write_whole
 from fluidtune.report import EVENT_LOG_NAME
-from fluidtune.report.events import record_of
 
 logger = logging.getLogger(__name__)
 
 _HERE = pyarrow.fs.LocalFileSystem()
-#: What FluidTune writes into an experiment's folder: the event log, and the files of `fluidtune.report.write_report`.
-_FILES = (EVENT_LOG_NAME, "summary.json", "timeline.png", "utilisation.png")
+#: What the driver of a restored run must know besides what Tune has saved: an object with ``hash_seed``, a text.
+STATE_NAME = "fluid_state.json"
+#: What FluidTune writes into an experiment's folder: the event log, what a restored run must know, and the files of
+#: `fluidtune.report.write_report`.
+_FILES = (EVENT_LOG_NAME, STATE_NAME, "summary.json", "timeline.png", "utilisation.png")
 #: The event log of a run, and that of its service (`fluidtune.serving.capacity.DIRECTORY`).
 _LOGS = (EVENT_LOG_NAME, f"serving/{EVENT_LOG_NAME}")
-#: In the line of the event with which each driver's part of a log begins.
-_STARTED = b'"run_started"'
 
 
 class ExperimentFolder:
@@ -49,34 +50,34 @@ class ExperimentFolder:
             for folder, files in {str(self.path): _HERE, self._remote: self._files}.items():
                 for log in _LOGS:
                     _set_aside(files, f"{folder}/{log}")
-        elif not self.is_local and not (self.path / EVENT_LOG_NAME).exists():
-            try:
-                self._copy(self._files, f"{self._remote}/{EVENT_LOG_NAME}", _HERE, str(self.path / EVENT_LOG_NAME))
-            except FileNotFoundError:
-                pass  # a new experiment
-            except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
-                logger.warning(
-                    "FluidTune: %s of %s could not be read, so a new one begins: %s",
-                    EVENT_LOG_NAME,
-                    self._remote,
-                    error,
-                )
+        elif not self.is_local:
+            for name in (EVENT_LOG_NAME, STATE_NAME):
+                if not (self.path / name).exists():
+                    self._fetch(name)
+
+    def _fetch(self, name: str) -> None:
+        try:
+            self._copy(self._files, f"{self._remote}/{name}", _HERE, str(self.path / name))
+        except FileNotFoundError:
+            pass  # a new experiment
+        except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
+            logger.warning("FluidTune: %s of %s could not be read, so a new one begins: %s", name, self._remote, error)
 
     def hash_seed(self) -> str | None:
-        """The `PYTHONHASHSEED` that the log keeps of the last driver of the run that goes on; None: of none.
-
-        Reads the whole log.
-        """
-        found, path = None, self.path / EVENT_LOG_NAME
+        """The `PYTHONHASHSEED` of the last driver of the run that goes on; None: of none."""
+        path = self.path / STATE_NAME
         if not self._restored or not path.is_file():  # a device or a pipe may have no end
             return None
-        with suppress(OSError), path.open("rb") as log:
-            for line in log:
-                if _STARTED in line:  # of a log of many events, few are read
-                    event = record_of(line) or {}
-                    if event.get("event") == "run_started" and "hash_seed" in event:
-                        found = str(event["hash_seed"])
-        return found
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return str(json.loads(path.read_bytes())["hash_seed"])
+        return None
+
+    def keep_hash_seed(self, seed: str) -> None:
+        """Have a restored run find it. Where that cannot be written, a line says so, and the job goes on."""
+        try:
+            write_whole(json.dumps({"hash_seed": seed}).encode(), _HERE, str(self.path / STATE_NAME))
+        except OSError as error:
+            logger.warning("FluidTune: a restored run will have another hash seed: %s", error)
 
     def upload(self) -> None:
         """The files are complete: bring them into the experiment's storage. If that fails, a warning says so."""

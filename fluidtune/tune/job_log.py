@@ -26,7 +26,6 @@ from fluidtune.report import EVENT_LOG_NAME, EventLog, this_machine
 from fluidtune.report.iteration_lines import IterationLines
 from fluidtune.report.metric_values import value_of
 from fluidtune.tune.final_report import FinalReport
-from fluidtune.tune.notebook_picture import picture_here
 from fluidtune.tune.stall_detector import SilentTrial
 
 logger = logging.getLogger(__name__)
@@ -60,7 +59,6 @@ class JobLog:
         )
         self._events.open(directory, clock)
         self._report = FinalReport(directory / EVENT_LOG_NAME)
-        self._picture = picture_here()
         self._devices_busy = Gauge("fluidtune_devices_busy", "Devices that a trial holds", ("experiment",))
         self._trials_waiting = Gauge("fluidtune_trials_waiting", "Trials that wait for a device", ("experiment",))
         self._iterations = Counter("fluidtune_iterations", "Iterations reported to Tune", ("experiment",))
@@ -69,16 +67,17 @@ class JobLog:
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event. What cannot be written is lost, and one line says so: no trial depends on it."""
+        before = self._iteration_lines.use.resizes
         for line in self._iteration_lines.before(event, fields):
             self._events.write("trial_result", **line)
         self._events.write(event, **fields)
-        if event == "resized":
-            self._resizes.inc(1, {"experiment": self._job})
+        if done := self._iteration_lines.use.resizes - before:
+            self._resizes.inc(done, {"experiment": self._job})
 
     # --- the run
 
-    def run_started(self, run: str, scheduler: Any, kind: str, devices: Mapping[int, str], hash_seed: str) -> None:
-        """Begin the log. ``devices``: those that are there, each with its node. ``hash_seed``: see `hash_seed`."""
+    def run_started(self, run: str, scheduler: Any, kind: str, devices: Mapping[int, str]) -> None:
+        """Begin the log. ``devices``: those that are there, each with its node."""
         settings = scheduler.executor
         self.write(
             "run_started",
@@ -93,7 +92,6 @@ class JobLog:
             algorithm=type(scheduler.base_scheduler).__name__,
             metric=scheduler.metric,
             mode=scheduler.mode,
-            hash_seed=hash_seed,
         )
 
     def run_ended(self, trials: Sequence[Trial], metric: str | None, mode: str | None) -> None:
@@ -173,7 +171,7 @@ class JobLog:
         self._devices_busy.set(self._engine.held_count, {"experiment": self._job})
 
     def status_line(self, there: Collection[int], kind: str, trials: Collection[str], silent: Iterable[str]) -> str:
-        """One line for Tune's display, and a picture where a notebook shows it.
+        """One line for Tune's display.
 
         ``there``: devices that are there; ``trials``: those that Tune wants to run.
         """
@@ -186,8 +184,6 @@ class JobLog:
             f"{len(held)} trials on them ({wide} on several), {waiting} waiting"
             + (f", silent: {names}" if names else "")
         )
-        if self._picture is not None:
-            self._picture.show(line, there, held)
         return line
 
     # --- trials

@@ -6,12 +6,16 @@ Pure: the time is handed in.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 #: A silence shorter than this is never named, seconds.
 LEAST_S = 60.0
 #: A trial is silent when its iteration takes this many times as long as its longest one before.
 TIMES = 10.0
+#: A trial that a user stops ends at its next result, or when it has been silent for this long, seconds. Judgement: a
+#: user waits for it.
+STOPPED_S = 30.0
 #: A silence shorter than this is not named while no trial of the job has reported anything, seconds.
 FIRST_S = 600.0
 
@@ -56,6 +60,11 @@ class StallDetector:
         """The trial has ended for good."""
         self.stop_watching(trial)
         self._longest.pop(trial, None)
+
+    def quiet(self, trials: Iterable[str], now: float) -> set[str]:
+        """Those of the trials whose iteration has taken longer than `STOPPED_S` and than each one before."""
+        limits = {trial: max(STOPPED_S, self._longest.get(trial, 0.0)) for trial in trials}
+        return {trial for trial, limit in limits.items() if now - self.asked.get(trial, now) > limit}
 
     def newly_silent(self, now: float) -> list[SilentTrial]:
         """The trials to name now. Each silence is named once."""

@@ -8,7 +8,8 @@ answered, once; where Tune could not save, the answer says so.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from fluidtune.ray_compat.controller import controller_behind
 from fluidtune.report.trial_lookup import UnknownTrialError, trial_called
 from fluidtune.steering import acts as a
 from fluidtune.steering.json_values import cut, kind_of
-from fluidtune.steering.steering_link import Request, SteeringLink
+from fluidtune.steering.steering_files import Request, SteeringFiles
 
 if TYPE_CHECKING:
     from fluidtune.tune.tuning_job import TuningJob
@@ -76,7 +77,7 @@ class SteeredRun:
         self._no_keep = no_keep
         self._steering = a.Steering()
         self._job: TuningJob | None = None
-        self._link: SteeringLink | None = None
+        self._files: SteeringFiles | None = None
 
     def __reduce__(self) -> Any:
         return SteeredRun, (self._no_keep,)  # Tuner pickles its configuration, and what goes on is no part of it
@@ -88,7 +89,7 @@ class SteeredRun:
         self._job = job
         if steer:
             try:
-                self._link = SteeringLink(job.directory)
+                self._files = SteeringFiles(job.directory)
             except OSError as error:
                 logger.warning("FluidTune: this run cannot be steered: %s", error)
 
@@ -96,7 +97,7 @@ class SteeredRun:
         """Tune has the trial from now on, which may be one of an earlier driver. ``controller``: Tune's own."""
         for kept in getattr(trial.run_metadata, ACTS, ()):
             act = a.Act(**kept["act"])
-            self._steering.on_event(a.Restored(act, kept["state"]))
+            self._steering.restored(act, kept["state"])
             if act.clone == trial.trial_id:
                 hide_from_search(controller, trial)
 
@@ -104,37 +105,39 @@ class SteeredRun:
 
     def ends(self, trial: Trial) -> bool:
         """Whether the trial ends at its new result."""
-        return bool(self._steering.on_event(a.ResultCame(trial.trial_id)))
+        return trial.trial_id in self._steering.stops
 
     def lets_go_on(self, trial: Trial) -> bool:
         """Whether the trial goes on though the algorithm wants to stop it. If so it has ended for the algorithm."""
-        orders = self._steering.on_event(a.StopMeant(trial.trial_id))
-        for order in orders:
-            if isinstance(order, a.LetGoOn):
-                self._keep_with(trial, order.act, "done")
-            else:
-                self._note(order)
-        return bool(orders)
+        note = self._steering.stop_meant(trial.trial_id)
+        if note is not None:
+            self._keep_with(trial, note.act, "done")
+            self._note(note)
+        return note is not None
 
     def goes_on_alone(self, trial: Trial) -> bool:
         """Whether the trial has ended for the algorithm, and goes on."""
         return self._steering.goes_on_alone(trial.trial_id)
 
     def trial_ended(self, trial: Trial) -> None:
-        for note in self._steering.on_event(a.TrialEnded(trial.trial_id)):
+        for note in self._steering.ended(trial.trial_id):
             self._note(note)
 
     def serve(self, handed: Any) -> None:
         """Carry out what users have asked for. ``handed``: the controller, as a scheduler is handed it."""
-        if self._link is not None:
-            for request in self._link.requests():
+        if self._files is not None:
+            for request in self._files.requests():
                 self._serve(request, controller_behind(handed))
+        if self._job is not None and self._steering.stops:
+            quiet = self._job.stall_detector.quiet(self._steering.stops, time.monotonic())
+            for trial in [each for each in handed.get_trials() if each.trial_id in quiet]:
+                handed.stop_trial(trial)  # a worker that does not let go of its trial is ended
 
     def close(self) -> None:
         """The run is over: what is asked for from now on is refused."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._files is not None:
+            self._files.close()
+            self._files = None
 
     # --- carrying out
 
@@ -146,11 +149,14 @@ class SteeredRun:
             request.answer(a.Answer(True, str(error)))
             return
         act, trial = replace(request.act, trial=found), trials[found]
-        orders = self._steering.on_event(a.Asked(act, self._facts(trial)))
+        orders = self._steering.asked(act, self._facts(trial))
+        self._tell(orders, request)
+        if not isinstance(orders[-1], a.Answer):
+            self._tell(self._carry_out(act, trial, controller), request)
+
+    def _tell(self, orders: Iterable[a.Note | a.Answer], request: Request) -> None:
         for order in orders:
-            if isinstance(order, a.CarryOut):
-                orders.extend(self._steering.on_event(self._carry_out(order.act, trial, controller)))
-            elif isinstance(order, a.Answer):
+            if isinstance(order, a.Answer):
                 request.answer(order)
             else:
                 self._note(order)
@@ -162,7 +168,7 @@ class SteeredRun:
             kinds[name] = kind_of(value.item() if isinstance(value, np.generic) else value)
         return a.Facts(trial.is_finished(), kinds, trial.has_checkpoint(), self._no_keep)
 
-    def _carry_out(self, act: a.Act, trial: Trial, controller: Any) -> a.Event:
+    def _carry_out(self, act: a.Act, trial: Trial, controller: Any) -> list[a.Note | a.Answer]:
         clone = ""
         if act.kind == "clone":
             try:
@@ -173,7 +179,7 @@ class SteeredRun:
                 add_clone(controller, trial)
             except Exception as error:  # of the file system, and of what the script gives Tune for its trials
                 what = cut(f"{type(error).__name__}: {error}", 300)
-                return a.Failed(act.id, f"trial {act.trial} cannot be cloned: {what}")
+                return self._steering.failed(act.id, f"trial {act.trial} cannot be cloned: {what}")
         else:
             self._keep_with(trial, act, "taken")
         unsaved = ""
@@ -181,15 +187,14 @@ class SteeredRun:
             save_now(controller, trial)
         except Exception as error:  # of the file system. The act holds, and Tune tries to save it again.
             unsaved = cut(f"{type(error).__name__}: {error}", 300)
-        return a.CarriedOut(act.id, clone, unsaved)
+        return self._steering.carried_out(act.id, clone, unsaved)
 
     @staticmethod
     def _keep_with(trial: Trial, act: a.Act, state: a.State) -> None:
         others = [kept for kept in getattr(trial.run_metadata, ACTS, ()) if kept["act"]["id"] != act.id]
         setattr(trial.run_metadata, ACTS, [*others, {"act": asdict(act), "state": state}])
 
-    def _note(self, note: a.Instruction) -> None:
-        assert isinstance(note, a.Note), note
+    def _note(self, note: a.Note) -> None:
         act = note.act
         extra = {"clone": act.clone, "parameters": dict(act.parameters), "from_checkpoint": act.from_checkpoint}
         extra = {name: value for name, value in extra.items() if value} | ({"reason": note.why} if note.why else {})

@@ -162,7 +162,8 @@ class TuningJob:
         came = self.setup.shown_nodes(self.devices.poll(wait_s)[0])
         name = storage(self._controller).experiment_dir_name
         seed = hash_seed.of_workers(dict(ray.get_runtime_context().runtime_env))
-        self.log.run_started(name, self._scheduler, self.setup.layout.kind, came, seed)
+        self._folder.keep_hash_seed(seed)
+        self.log.run_started(name, self._scheduler, self.setup.layout.kind, came)
         return [m.DeviceGained(device, node) for device, node in came.items()]
 
     @property

@@ -6,20 +6,16 @@ it missed, and one that has seen another file gets everything.
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import EventDict, EventLogError, record_of
-from fluidtune.report.live import LogTail
+from fluidtune.report.events import EventLogError
+from fluidtune.report.log_tail import LogTail
 from fluidtune.report.story import story_of
-from fluidtune.view.run_model import UNREADABLE, RunModel
+from fluidtune.view.run_model import RunModel
 from fluidtune.view.service_figures import ServiceFigures
 
 #: Bytes that are read at once: a thousand lines, which take some 10 ms.
@@ -54,10 +50,10 @@ class FollowedRun:
         with self._lock:
             self._read(seconds)
             epoch, _, heard = cursor.partition(".")
-            known = epoch == self._epoch and heard.isdigit() and int(heard) <= self.model.heard
+            known = epoch == self._epoch and heard.isdigit() and int(heard) <= self.model.fold.heard
             found = self.model.changes(int(heard) if known else 0)
-            found["unreadable"] += self._tail.dropped if self._tail is not None else 0
-            found |= {"cursor": f"{self._epoch}.{self.model.heard}", "left": self._left, "trouble": self._trouble}
+            found["unreadable"] = self._tail.dropped if self._tail is not None else 0
+            found |= {"cursor": f"{self._epoch}.{self.model.fold.heard}", "left": self._left, "trouble": self._trouble}
             return {**found, "service": self._service.figures()}
 
     def _read(self, seconds: float) -> None:
@@ -98,15 +94,11 @@ class FollowedRun:
         """
         with self._lock:
             self._read(float("inf"))
-            if trial not in self.model.rows:
+            if trial not in self.model.fold.trials:
                 raise KeyError(trial)
-            origin = self.model.origin
-        try:
-            story = story_of(events_for(self.log, trial), trial)
-            told = [[round(at - origin, 3), iteration, text] for at, iteration, text in story.told()]
-            return {"head": story.head, "told": told, "end": list(story.end)}
-        except (OSError, *UNREADABLE) as error:
-            return {"head": f"its story cannot be told from {self.log}: {error}", "told": [], "end": []}
+            story = story_of(self.model.fold, trial)
+        told = [[round(at - story.began, 3), iteration, text] for at, iteration, text in story.told()]
+        return {"head": story.head, "told": told, "end": list(story.end)}
 
     def glance(self) -> dict[str, Any]:
         """The run in a few figures, after its log was read; "trouble" as `look` says it."""
@@ -117,7 +109,7 @@ class FollowedRun:
     def goes_on(self) -> bool:
         """Whether more is to come: the run has not ended as far as it was read, and something was written lately."""
         try:
-            return not self.model.live.use.over and time.time() - self.log.stat().st_mtime < QUIET_S
+            return not self.model.fold.over and time.time() - self.log.stat().st_mtime < QUIET_S
         except OSError:
             return False
 
@@ -127,19 +119,3 @@ class FollowedRun:
         if self._tail is not None:
             self._tail.close()
             self._tail = None
-
-
-def events_for(log: Path, trial: str) -> Iterator[EventDict]:
-    """The log's events without what comes most often and does not concern the trial: iterations of other trials.
-
-    They change nothing of its story, and in a log of 10,000 trials they are most of the time that reading takes.
-    """
-    if not log.is_file():  # to open a pipe would wait for a writer
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(log))
-    own = json.dumps(trial).encode()
-    with log.open("rb") as file:
-        for line in file:
-            often = b'"trial_result"' in line or b'"device_sample"' in line
-            event = record_of(line) if not often or own in line else None
-            if event:
-                yield event

@@ -17,9 +17,8 @@ STATIC = Path(__file__).parent / "static"
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-#: How many times a sentence's teller hears an event while a file is made: then the making takes some ten seconds.
-#: The other trials' stories are those of `fluidtune why`.
-STORY_WORK = 2_000_000
+#: A file has the stories of this many trials: 2 kB each. The others' are those of `fluidtune why`.
+STORIES = 1000
 #: Where a file's data stands in the page.
 _PLACE = "<!-- snapshot -->"
 
@@ -59,19 +58,16 @@ def whole_page(log: Path) -> str:
 
 def _told(run: FollowedRun, trials: list[str]) -> list[str]:
     """The trials whose story a file has: the best ones first, then those that failed, then the others."""
-    rows, live, head = run.model.rows, run.model.live.trials, run.model.live.head
+    its, head = run.model.fold.trials, run.model.fold.head
     sign = -1.0 if head.get("mode") == "max" else 1.0
 
-    def rank(trial: str) -> tuple[bool, float]:
-        best = rows[trial].best
-        return live[trial].state != "failed", float("inf") if best is None else sign * best
+    def rank(trial: str) -> float:
+        best = its[trial].best
+        return float("inf") if best is None else sign * best
 
-    events = max(1, run.model.heard - sum(len(row.results) // 4 for row in rows.values()))
-    best_first = sorted(trials, key=lambda trial: rank(trial)[1])
-    failed_first = sorted(best_first, key=lambda trial: rank(trial)[0])
-    count = STORY_WORK // events
-    half = count // 2
-    return list(dict.fromkeys([*best_first[:half], *failed_first]))[:count]
+    best_first = sorted(trials, key=rank)
+    failed_first = sorted(best_first, key=lambda trial: its[trial].state != "failed")
+    return list(dict.fromkeys([*best_first[: STORIES // 2], *failed_first]))[:STORIES]
 
 
 def _style(found: re.Match[str]) -> str:

@@ -28,9 +28,9 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.steering.asking import ask_driver, parameters_from
+from fluidtune.steering.asking import parameters_from
 from fluidtune.steering.json_values import LONGEST, read_json
-from fluidtune.steering.steering_link import act_from, own_name
+from fluidtune.steering.steering_files import act_from, ask_driver, own_name
 from fluidtune.view.cluster_gauges import ClusterGauges
 from fluidtune.view.followed_run import FollowedRun
 from fluidtune.view.page_file import STATIC, page_text, plain_json

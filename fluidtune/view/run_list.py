@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError
-from fluidtune.report.live import LogTail, logs_in, results_directory, seconds_since
+from fluidtune.report.log_tail import LogTail, logs_in, results_directory, seconds_since
 from fluidtune.report.trial_lookup import log_of_run
 from fluidtune.view.followed_run import PIECE, FollowedRun
 

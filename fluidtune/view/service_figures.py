@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.report.events import EVENT_LOG_NAME, EventLogError
-from fluidtune.report.live import LogTail
+from fluidtune.report.log_tail import LogTail
 from fluidtune.report.serving_report import (
     COLUMNS,
     ServingSummary,

@@ -49,7 +49,7 @@ import psutil
 
 from benchmarks.common import free_ports
 from benchmarks.head import Head
-from fluidtune.report.live import LogTail
+from fluidtune.report.log_tail import LogTail
 from tests.conftest import RAYS_OWN
 from tests.faults import serving
 from tests.faults.sharing import Job, Watch, check_nothing_is_left, inside

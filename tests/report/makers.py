@@ -13,7 +13,8 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from fluidtune.report.events import EventDict, EventLog, check_event
+from fluidtune.report.events import EventDict, EventLog
+from fluidtune.report.schema import check_event
 
 
 def log_in(directory: Path, clock: Callable[[], float] = time.time) -> EventLog:

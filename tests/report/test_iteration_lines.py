@@ -9,10 +9,10 @@ import pytest
 
 from fluidtune.report.events import EventDict, read_events
 from fluidtune.report.iteration_lines import SHARED_SECONDS, WHOLE_AFTER_CHANGE, WHOLE_ITERATIONS, IterationLines
+from fluidtune.report.measured import measure
+from fluidtune.report.recorded import read_job
 from fluidtune.report.summary import summarise
 from fluidtune.tune.job_log import JobLog
-from fluidtune.twin import read_job
-from fluidtune.twin.measured import measure
 from tests.report.makers import added, begin, ended, group, over, resized, result, started
 
 #: What docs/events.md says of a trial's lines: bytes of a line, and seconds between two lines.

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fluidtune.report.drawing import save_png
 from fluidtune.report.occupancy import held_part, occupancy_of
 from fluidtune.report.pictures import (
     timeline_figure,
-    timeline_png,
     utilisation_figure,
     utilisation_png,
     write_report,
@@ -160,7 +160,7 @@ def test_what_nvml_measured_is_drawn_over_each_device():
 
 @pytest.mark.parametrize("events", [[], [begin(0, 0)], [begin(0, 2)], [begin(0, 1), over(5)]])
 def test_an_empty_run_can_be_drawn(tmp_path, events):
-    assert timeline_png(events, tmp_path / "a" / "t.png").read_bytes().startswith(PNG)
+    assert save_png(timeline_figure(events), tmp_path / "a" / "t.png").read_bytes().startswith(PNG)
     assert utilisation_png(events, tmp_path / "a" / "u.png", events).read_bytes().startswith(PNG)
 
 

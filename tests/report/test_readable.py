@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from fluidtune.profiles import ProfileError
-from fluidtune.report.events import SCHEMA, EventDict, EventLogError, NoEventLogError, find_log, read_events, record_of
-from fluidtune.report.live import LogTail, newest_log
+from fluidtune.report.events import EventDict, EventLogError, NoEventLogError, find_log, read_events, record_of
+from fluidtune.report.log_tail import LogTail, newest_log
 from fluidtune.report.pictures import timeline_figure, utilisation_figure
-from fluidtune.report.readable import RELIED_ON
+from fluidtune.report.recorded import read_job
+from fluidtune.report.schema import SCHEMA
 from fluidtune.report.serving_report import render_serving, serving_png, summarise_serving
 from fluidtune.report.story import story_of
 from fluidtune.report.summary import render, summarise
 from fluidtune.report.top import RunScreen
 from fluidtune.report.trial_lookup import log_of_run
-from fluidtune.twin import read_job
 from fluidtune.view.run_model import RunModel
 from tests.report.makers import added, begin, ended, ev, over, resized, resizing, result, started, text_of, written
 
@@ -121,7 +121,7 @@ def tell_all(events: list[EventDict]) -> None:
 def test_every_event_is_among_those_of_a_run_or_of_a_service_and_can_be_read() -> None:
     events = [*of_a_run(), *of_a_service()]
     assert read(events) == events
-    assert {event["event"] for event in events} >= RELIED_ON.keys() <= SCHEMA.keys()
+    assert {event["event"] for event in events} >= {name for name, schema in SCHEMA.items() if schema.relied}
     tell_all(of_a_run())
 
 

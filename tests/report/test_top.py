@@ -15,9 +15,10 @@ from rich.console import Console
 
 from fluidtune.report import top
 from fluidtune.report.events import EventDict, EventLogError, NoEventLogError
-from fluidtune.report.live import newest_log
-from fluidtune.report.occupancy import occupancy_of
-from fluidtune.report.summary import summarise
+from fluidtune.report.log_tail import newest_log
+from fluidtune.report.news import states_of
+from fluidtune.report.occupancy import latest, occupancy_of
+from fluidtune.report.summary import best_of, summarise
 from tests.report.makers import (
     added,
     begin,
@@ -83,7 +84,7 @@ def test_the_best_trial_is_that_of_the_last_results_as_in_the_report() -> None:
     events += [result(1, "a", 1, 1.0, 1.0, 0.1), result(2, "a", 2, 1.0, 1.0, 0.9), ended(2, "a"), started(2, "b", 0)]
     events += [result(3, "b", 1, 1.0, 1.0, 0.5)]
     found = summarise(events)
-    assert (found.best_trial, found.best_metric) == screen_of(events).run.best == ("b", 0.5)
+    assert (found.best_trial, found.best_metric) == best_of(screen_of(events).run) == ("b", 0.5)
 
 
 def test_the_reason_of_a_trials_last_change_is_shown() -> None:
@@ -129,7 +130,7 @@ def test_a_silent_trial_comes_first_until_it_reports() -> None:
     rows = [line.split()[:2] for line in lines if line.startswith(("a ", "b "))]
     assert rows == [["b", "silent"], ["a", "running"]] and "b has not reported for 49 s" in lines[-1]
     screen.hear([result(60, "b", 2, 59.0, 1.0)])
-    assert screen.run.states == {"running": 2}
+    assert states_of(screen.run) == {"running": 2}
 
 
 def test_a_driver_that_does_not_write_any_more_is_named() -> None:
@@ -142,7 +143,7 @@ def test_a_driver_that_does_not_write_any_more_is_named() -> None:
 def test_a_restored_run_begins_with_no_trial_on_a_device() -> None:
     events = [begin(0, 1), group(0), added(0, "a"), started(0, "a", 0), result(5, "a", 1, 5.0, 1.0), begin(90, 1)]
     screen = screen_of(events)
-    assert screen.run.states == {"waiting": 1} and "0 of 1 device busy" in text_of(screen.draw(90.0, 40))
+    assert states_of(screen.run) == {"waiting": 1} and "0 of 1 device busy" in text_of(screen.draw(90.0, 40))
     assert "the run goes on in another driver" in text_of(screen.draw(90.0, 40))
 
 
@@ -162,11 +163,11 @@ def test_any_moment_of_any_run_fits_the_terminal(
     now = float(events[-1]["t"]) + 1
     lines = text_of(screen.draw(now, height), width=80).splitlines()
     assert len(lines) < max(height, 5 + 2 + 2 * top.LEAST_ROWS + top.NEWS_SHOWN + 1)
-    held = screen.run.use.held
+    held = screen.run.held
     working = {name for name, trial in screen.run.trials.items() if trial.state in ("running", "resizing", "silent")}
     assert working == set(held)
     # What is held in the last minute, as the whole log has it.
-    recent = screen.run.use.latest(now, top.RECENT_S)
+    recent = latest(screen.run, now, top.RECENT_S)
     whole = occupancy_of([*events, over(now)])
     assert {i for i in whole.intervals if i.end >= now - top.RECENT_S} == set(recent.intervals)
 

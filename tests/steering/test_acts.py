@@ -22,10 +22,10 @@ def act(kind: Any, name: str = "1", trial: str = "t", **more: Any) -> a.Act:
 
 def said(steering: a.Steering, asked: a.Act, facts: a.Facts = RUNS) -> str:
     """What an act is refused with; "" if it is taken."""
-    orders = steering.on_event(a.Asked(asked, facts))
+    orders = steering.asked(asked, facts)
     assert isinstance(orders[0], a.Note) and orders[0].state == "asked"
-    if orders[1:] == [a.CarryOut(asked)]:
-        note, answer = steering.on_event(a.CarriedOut(asked.id, "new" if asked.kind == "clone" else ""))
+    if not orders[1:]:
+        note, answer = steering.carried_out(asked.id, "new" if asked.kind == "clone" else "")
         assert isinstance(note, a.Note) and note.state in ("taken", "done")
         assert isinstance(answer, a.Answer) and not answer.refused
         return ""
@@ -39,31 +39,29 @@ def test_the_diagram_shows_exactly_the_changes_of_the_code() -> None:
     arrows = re.findall(r"^    (\w+) --> (\w+): (.+)$", drawn, re.MULTILINE)
     assert {(before, after): causes for before, after, causes in arrows} == a.STATES
     assert {state for pair in a.STATES for state in pair} == set(get_args(a.State))
-    causes = {cause for causes in a.STATES.values() for cause in causes.split(", ")}
-    assert causes <= {event.__name__ for event in get_args(a.Event)}
+    assert all(hasattr(a.Steering, cause) for causes in a.STATES.values() for cause in causes.split(", "))
 
 
 def test_a_stopped_trial_ends_at_its_next_result() -> None:
     steering = a.Steering()
-    assert steering.on_event(a.ResultCame("t")) == []
+    assert steering.stops == set()
     assert said(steering, act("stop")) == ""
-    assert steering.on_event(a.ResultCame("other")) == []
-    assert steering.on_event(a.ResultCame("t")) == [a.EndTrial("t")]
-    assert steering.on_event(a.TrialEnded("t")) == [a.Note(act("stop"), "done")]
-    assert steering.on_event(a.ResultCame("t")) == []
+    assert steering.stops == {"t"}
+    assert steering.ended("t") == [a.Note(act("stop"), "done")]
+    assert steering.stops == set()
 
 
 def test_a_kept_trial_goes_on_once_the_algorithm_wants_to_stop_it() -> None:
     steering = a.Steering()
-    assert steering.on_event(a.StopMeant("t")) == []
+    assert steering.stop_meant("t") is None
     assert said(steering, act("keep")) == ""
     assert not steering.goes_on_alone("t")
-    order, note = steering.on_event(a.StopMeant("t"))
-    assert order == a.LetGoOn(act("keep")) and isinstance(note, a.Note) and note.state == "done"
+    note = steering.stop_meant("t")
+    assert note is not None and (note.act, note.state) == (act("keep"), "done")
     assert steering.goes_on_alone("t") and not steering.goes_on_alone("u")
     # It can still be stopped, and then it ends.
     assert said(steering, act("stop", "2")) == ""
-    assert steering.on_event(a.ResultCame("t")) == [a.EndTrial("t")]
+    assert steering.stops == {"t"}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_what_was_asked_for_twice_is_done_once() -> None:
     clone = act("clone", parameters={"lr": 0.5, "net/depth": 3})
     assert said(steering, clone) == ""
     words = "trial new is a clone of trial t"
-    assert steering.on_event(a.Asked(clone, RUNS)) == [a.Answer(False, words)]  # a double click: one id
+    assert steering.asked(clone, RUNS) == [a.Answer(False, words)]  # a double click: one id
     assert said(steering, act("stop", "2")) == ""
     assert "ann has asked for that (command line)" in said(steering, act("stop", "3"))
     assert "ends at its next result" in said(steering, act("keep", "4"))
@@ -101,30 +99,31 @@ def test_what_an_earlier_driver_has_saved_holds() -> None:
     steering = a.Steering()
     clone = act("clone", "3", clone="c")
     for each, state in ((act("stop", "1"), "taken"), (act("keep", "2", "u"), "done"), (clone, "done")):
-        assert steering.on_event(a.Restored(each, state)) == []  # type: ignore[arg-type]
-    assert steering.on_event(a.ResultCame("t")) == [a.EndTrial("t")]
+        steering.restored(each, state)  # type: ignore[arg-type]
+    assert steering.stops == {"t"}
     assert steering.goes_on_alone("u")
-    (answer,) = steering.on_event(a.Asked(clone, RUNS))
+    (answer,) = steering.asked(clone, RUNS)
     assert answer == a.Answer(False, "trial c is a clone of trial t")
 
 
 def test_a_clone_that_cannot_be_made_is_refused_and_can_be_asked_for_again() -> None:
     steering = a.Steering()
-    steering.on_event(a.Asked(act("clone"), RUNS))
-    note, answer = steering.on_event(a.Failed("1", "the disk is full"))
+    steering.asked(act("clone"), RUNS)
+    note, answer = steering.failed("1", "the disk is full")
     assert note == a.Note(act("clone"), "refused", "the disk is full") and answer == a.Answer(True, "the disk is full")
     assert said(steering, act("clone", "2")) == ""
 
 
-@pytest.mark.parametrize(
-    "event", [a.CarriedOut("x"), a.Failed("x", "why"), a.CarriedOut("1"), a.Asked(act("stop", "open"), RUNS)]
-)
-def test_what_cannot_be_true_is_an_error(event: a.Event) -> None:
+def test_what_cannot_be_true_is_an_error() -> None:
     steering = a.Steering()
-    steering.on_event(a.Restored(act("stop"), "taken"))
-    steering.on_event(a.Asked(act("clone", "open"), RUNS))
-    with pytest.raises(a.SteeringError):
-        steering.on_event(event)
+    steering.restored(act("stop"), "taken")
+    steering.asked(act("clone", "open"), RUNS)
+    for event in (lambda: steering.carried_out("x"), lambda: steering.failed("x", "why"), lambda: said(steering, OPEN)):
+        with pytest.raises(a.SteeringError):
+            event()
+
+
+OPEN = act("stop", "open")
 
 
 @st.composite
@@ -132,15 +131,7 @@ def asking(draw: Any) -> a.Act:
     return act(draw(st.sampled_from(get_args(a.Kind))), str(draw(st.integers(0, 6))), draw(st.sampled_from("tu")))
 
 
-@given(
-    st.lists(
-        asking()
-        | st.sampled_from([a.ResultCame, a.StopMeant, a.TrialEnded]).flatmap(
-            lambda kind: st.sampled_from("tu").map(kind)
-        ),
-        max_size=30,
-    )
-)
+@given(st.lists(asking() | st.tuples(st.sampled_from(["stop_meant", "ended"]), st.sampled_from("tu")), max_size=30))
 @settings(max_examples=200, deadline=None)
 def test_any_history_makes_only_drawn_changes_and_ends_what_was_taken(history: list[Any]) -> None:
     """A trial that has ended has no act left to happen; an id is carried out once; a taken stop ends each result."""
@@ -148,21 +139,21 @@ def test_any_history_makes_only_drawn_changes_and_ends_what_was_taken(history: l
     stops = set()
     for event in history:
         if isinstance(event, a.Act):
-            orders = steering.on_event(a.Asked(event, a.Facts(ended=event.trial in ended)))
-            if a.CarryOut(event) in orders:
+            orders = steering.asked(event, a.Facts(ended=event.trial in ended))
+            if not isinstance(orders[-1], a.Answer):
                 carried.append(event.id)
-                orders += steering.on_event(a.CarriedOut(event.id, "c" if event.kind == "clone" else ""))
+                orders += steering.carried_out(event.id, "c" if event.kind == "clone" else "")
                 if event.kind == "stop":
                     stops.add(event.trial)
             assert sum(isinstance(order, a.Answer) for order in orders) == 1
-        elif event.trial not in ended:
-            orders = steering.on_event(event)
-            if isinstance(event, a.TrialEnded):
-                ended.add(event.trial)
-            elif isinstance(event, a.ResultCame):
-                assert (orders == [a.EndTrial(event.trial)]) == (event.trial in stops)
-        else:
+        elif event[1] in ended:
             continue
+        elif event[0] == "ended":
+            ended.add(event[1])
+            orders = list(steering.ended(event[1]))
+        else:
+            orders = list(filter(None, [steering.stop_meant(event[1])]))
+        assert steering.stops == stops - ended
         for order in orders:
             if isinstance(order, a.Note):
                 before = last.get(order.act.id)
@@ -171,5 +162,3 @@ def test_any_history_makes_only_drawn_changes_and_ends_what_was_taken(history: l
                 if order.state == "taken":
                     assert order.act.trial not in ended
     assert len(set(carried)) == len(carried)
-    for trial in ended:
-        assert steering.on_event(a.ResultCame(trial)) == []

@@ -15,7 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.engine import messages as m
-from fluidtune.report.live import LiveRun
+from fluidtune.report.fold import Fold
 from fluidtune.trials import messages as life
 from fluidtune.tune.trial_shell import LATE_S
 from tests.tune.trainables import Stepper
@@ -102,9 +102,7 @@ def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: T
     list(tried.manager._calls._handlers.values())[-1](None)
     tried.manager._advance()
     assert tried.written()[-3:] == ["trial_ended", "trial_added", "trial_started"]
-    live = LiveRun()
-    live.hear(tried.logged()[:-1])
-    assert live.trials["a"].state == "waiting"
+    assert Fold(tried.logged()[:-1]).trials["a"].state == "waiting"
 
 
 def test_a_trial_that_no_worker_can_load_says_by_what(tried: Tried) -> None:

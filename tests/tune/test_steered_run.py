@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +22,7 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, TrialSchedule
 
 from fluidtune.ray_compat.cloning import SearchBeside, hide_from_search
 from fluidtune.steering.acts import Act, State
-from fluidtune.steering.steering_link import SteeringLink
+from fluidtune.steering.steering_files import SteeringFiles
 from fluidtune.tune.groups import adapter_for
 from fluidtune.tune.scheduler import FluidScheduler
 from fluidtune.tune.steered_run import ACTS, SteeredRun, parameters_of, value_at, with_values
@@ -199,11 +202,14 @@ class Tried:
     def asked(self, kind: Any, trial: str, parameters: dict[str, Any] | None = None) -> str:
         """What the driver answers."""
         steered = SteeredRun("")
-        link = steered._link = SteeringLink(self.path)
-        answer = link.ask(Act("1", kind, trial, "ann", "page", parameters or {}))
+        files = steered._files = SteeringFiles(self.path)
+        act = Act("1", kind, trial, "ann", "page", parameters or {})
+        (self.path / "steer" / "1.ask").write_text(json.dumps(asdict(act)))
         steered.serve(self)
-        link.close()
-        return answer.result(timeout=0).words
+        answer = json.loads((self.path / "steer" / "1.answer").read_text())
+        shutil.rmtree(self.path / "steer")
+        os.close(files._lock)
+        return str(answer["words"])
 
 
 def trained(config: dict[str, Any]) -> None:

@@ -22,8 +22,8 @@ from ray.tune.search.optuna import OptunaSearch
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.report.story import story_of
-from fluidtune.steering.asking import SteeringRefused, ask
-from fluidtune.steering.steering_link import own_name
+from fluidtune.steering.asking import ask
+from fluidtune.steering.steering_files import SteeringRefused, own_name
 from tests.tune.running import events_of, fit, logged, outcome
 from tests.tune.trainables import Stepper, score
 
@@ -201,6 +201,35 @@ def test_a_kept_trial_goes_on_though_asha_wants_to_stop_it(tmp_path: Path) -> No
     assert ends[0] == 6
     told = story_of(events_of(tmp_path), trial_of(run, 0))
     assert any("asked that it goes on when the algorithm wants to stop it" in line for line in told.lines())
+
+
+class Silent(Stepper):
+    """With x=0 it reports nothing."""
+
+    def step(self) -> dict[str, Any]:
+        while not self.config["x"]:
+            time.sleep(1)
+        return super().step()
+
+
+@pytest.mark.usefixtures("ray2")
+def test_a_trial_that_reports_nothing_is_stopped_too(tmp_path: Path) -> None:
+    run, gate = tmp_path / "fluid", tmp_path / "gate"
+
+    def steer() -> None:
+        until = time.monotonic() + 150
+        while not (run / EVENT_LOG_NAME).exists() or not events_of(tmp_path, "trial_started"):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        added = {e["parameters"]["x"]: e["trial"] for e in events_of(tmp_path, "trial_added")}
+        assert "ends at its next result" in ask(run, "stop", added[0])
+
+    trainable, space = tune.with_resources(Silent, {"cpu": 1}), {"x": tune.grid_search([0, 1])}
+    with meanwhile(steer, gate):
+        fluid = fit("fluid", trainable, space, tmp_path, executor=STEERED, run={"stop": until_six})
+    assert not fluid.errors
+    (ended,) = [e for e in events_of(tmp_path, "trial_ended") if e["trial"] in fluid[0].path]
+    assert ended["ending"] == "stopped" and not logged(fluid[0])
 
 
 KILLED = """

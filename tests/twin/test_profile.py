@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.scaled_profile import scaled
 from fluidtune.profiles import DEFAULT, Profile, ProfileError
-from fluidtune.twin.measured import measure
+from fluidtune.report.measured import measure
 from tests.report import makers
 from tests.report.makers import begin, ended, ev, resized, started
 

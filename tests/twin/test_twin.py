@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from benchmarks.streams import LiveTwin
 from benchmarks.two_models import MixedTwin, Model
 from fluidtune.profiles import DEFAULT, Profile
-from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid, read_job
+from fluidtune.report.recorded import read_job
+from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, forecast, grid
 from fluidtune.twin.shell import WorkerStarts
 from tests.engine.invariants import check_engine
 from tests.report.makers import added, begin, ended, ev, group, over, result, started

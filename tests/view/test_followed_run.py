@@ -73,7 +73,7 @@ def test_a_run_that_is_deleted_stays_as_it_was(tmp_path: Path) -> None:
     gone = run.look(found["cursor"])
     assert gone["trouble"].endswith("was deleted: this is what it had") and not gone["whole"]
     assert len(page.take(gone).trials) == 3 and run.curve("c")["iterations"] == [1, 2, 3]
-    assert "No such file" in run.story("c")["head"]
+    assert run.story("c")["head"].endswith("paused")
     written(tmp_path, by_hand()[:3])
     assert run.look(gone["cursor"])["trouble"] == ""
 
@@ -88,7 +88,6 @@ def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
     threading.Thread(target=lambda: found.extend([run.look(), run.story("c")]), daemon=True).start()
     until(lambda: len(found) == 2, 20)
     assert found[0]["trouble"].endswith("was deleted: this is what it had")
-    assert "No such file" in found[1]["head"]
 
 
 def test_a_foreign_file_and_none(tmp_path: Path) -> None:
@@ -123,12 +122,11 @@ def test_a_line_that_a_killed_driver_left_is_counted(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 1000))
 def test_a_story_is_that_of_fluidtune_why(seed: int) -> None:
-    """Though iterations of other trials are not read for it."""
     events = random_run(seed, devices=2, trials=5, iterations=5)
     with tempfile.TemporaryDirectory() as directory:
         run = FollowedRun(written(Path(directory), events))
         run.look()
-        for trial in run.model.rows:
+        for trial in run.model.fold.trials:
             story, found = story_of(events, trial), run.story(trial)
             assert (found["head"], tuple(found["end"])) == (story.head, story.end)
             assert [text for *_, text in found["told"]] == [text for *_, text in story.told()]

@@ -24,7 +24,7 @@ from fluidtune.view.page_server import HEADERS, page_app
 from fluidtune.view.run_list import RunList
 from tests.report.makers import added, over, written
 from tests.report.test_summary import by_hand
-from tests.steering.test_steering_link import driver
+from tests.steering.test_steering_files import driver
 from tests.view.pages import lines_of
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fluidtune.report.events import EventDict, NoEventLogError
-from fluidtune.report.live import LogTail, newest_log
+from fluidtune.report.log_tail import LogTail, newest_log
 from fluidtune.view import followed_run, run_list
 from fluidtune.view.run_list import RunList
 from tests.report.makers import added, begin, ended, over, random_run, written

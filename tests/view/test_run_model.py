@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluidtune.report.occupancy import occupancy_of
-from fluidtune.view.page_file import plain_json
 from fluidtune.view.run_model import CURVE_POINTS, RunModel
 from tests.report.makers import added, begin, ended, ev, random_run, resized, result, started
 from tests.report.test_summary import by_hand
@@ -55,7 +53,7 @@ def test_increments_add_up_to_the_whole(seed: int, devices: int, trials: int, cu
     for begin_at, end_at in zip([0, *sorted(cuts)], [*sorted(cuts), len(events)], strict=True):
         model.hear(events[begin_at:end_at])
         page.take(model.changes(seen))
-        seen = model.heard
+        seen = model.fold.heard
     assert page.shown == Page().take(model.changes()).shown
     assert model.changes(seen)["trials"] == [] and "intervals" not in model.changes(seen)
     numbers = {trial["number"]: name for name, trial in page.trials.items()}
@@ -107,8 +105,8 @@ def test_the_best_value_so_far() -> None:
     events = [begin(0, 1, mode="max"), added(0, "a"), started(0, "a", 0)]
     events += [result(n, "a", n, 1.0, 1.0, value) for n, value in enumerate((0.1, 0.5, 0.3, None, 0.6), start=1)]
     model = model_of(events)
-    assert model.records == [(1, 0.1), (2, 0.5), (5, 0.6)]
-    assert model.rows["a"].best == 0.6 and model.glance()["best"] == ("a", 0.6)
+    assert model.fold.records == [(1, 0.1), (2, 0.5), (5, 0.6)]
+    assert model.fold.trials["a"].best == 0.6 and model.glance()["best"] == ("a", 0.6)
     assert model.glance()["use"] == 1.0
 
 
@@ -116,34 +114,3 @@ def test_the_parameters_are_those_that_the_search_chose_last() -> None:
     events = [begin(0, 1), {**added(0, "a"), "parameters": {"lr": 0.1}}, started(1, "a", 0), ended(2, "a", "paused")]
     model = model_of([*events, {**added(3, "a"), "parameters": {"lr": 0.2}}])
     assert Page().take(model.changes()).trials["a"]["parameters"] == {"lr": 0.2}
-
-
-@pytest.mark.parametrize("odd", [{"t": 1, "event": "trial_added", "trial": "a"}, {"t": 1, "event": "resized"}])
-def test_what_cannot_be_read_is_counted_and_the_rest_is_shown(odd: dict) -> None:
-    model = model_of([begin(0, 1), odd, {"t": 1, "event": "of_later", "trial": "x"}, added(2, "b")])
-    found = model.changes()
-    assert (found["unreadable"], found["unknown"]) == (1, 1)
-    assert "b" in Page().take(found).trials
-
-
-def test_a_trial_that_has_no_name_is_counted_and_the_page_goes_on() -> None:
-    """docs/bugs.md, 542."""
-    odd = [{**started(1, "a", 0), "trial": 5}, {**result(2, "a", 1, 1.0, 1.0), "trial": ["b"]}]
-    model = model_of([begin(0, 1), *odd, added(3, "b"), started(4, "b", 0)])
-    found = model.changes()
-    assert found["unreadable"] == 2 and list(Page().take(found).trials) == ["b"]
-
-
-@settings(deadline=None, max_examples=40)
-@given(st.integers(0, 1000), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 9)), max_size=12))
-def test_any_events_that_lack_something_leave_a_page(seed: int, cuts: list[tuple[int, int]]) -> None:
-    events = [dict(event) for event in random_run(seed, devices=2, trials=5, iterations=4)]
-    for place, which in cuts:
-        event = events[place % len(events)]
-        names = [name for name in event if name not in ("t", "event")]
-        if names:
-            del event[names[which % len(names)]]
-    model = model_of(events)
-    page = Page().take(model.changes())
-    assert set(page.trials) == set(model.rows) and plain_json(model.glance())
-    assert all(model.curve(trial)["widths"] is not None for trial in model.rows)

@@ -1,14 +1,15 @@
-"""The way of an act to a driver and back: real sockets, and why nobody answers."""
+"""The way of an act to a driver and back: real files, and why nobody answers."""
 
 from __future__ import annotations
 
-import json
-import socket
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,22 @@ import pytest
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.events import this_machine
-from fluidtune.steering import steering_link
+from fluidtune.steering import steering_files
 from fluidtune.steering.acts import Act, Answer
-from fluidtune.steering.asking import SteeringRefused, ask, parameters_from
+from fluidtune.steering.asking import ask, parameters_from
 from fluidtune.steering.json_values import LONGEST
-from fluidtune.steering.steering_link import SteeringLink, own_name, send
+from fluidtune.steering.steering_files import SteeringFiles, SteeringRefused, ask_driver, own_name
 from tests.report.makers import added, begin, over, written
 
 
 @contextmanager
 def driver(run: Path, answer: Answer) -> Iterator[list[Act]]:
     """A driver that gives this answer to whatever it is asked."""
-    link, heard, ends = SteeringLink(run), [], threading.Event()
+    files, heard, ends = SteeringFiles(run), [], threading.Event()
 
     def serve() -> None:
         while not ends.wait(0.01):
-            for request in link.requests():
+            for request in files.requests():
                 heard.append(request.act)
                 request.answer(answer)
 
@@ -40,7 +41,7 @@ def driver(run: Path, answer: Answer) -> Iterator[list[Act]]:
     yield heard
     ends.set()
     thread.join()
-    link.close()
+    files.close()
 
 
 def test_an_act_that_is_too_long_is_not_sent(tmp_path: Path) -> None:
@@ -52,70 +53,65 @@ def test_an_act_that_is_too_long_is_not_sent(tmp_path: Path) -> None:
     assert len(heard) == 1
 
 
-def test_who_has_connected_and_speaks_after_the_end_is_refused(tmp_path: Path) -> None:
-    """An act that is queued when the run ends is refused as well."""
-    run = run_of(tmp_path, steer=True)
-    link = SteeringLink(run)
-    queued = link.ask(Act("1", "stop", "t_1", "ann", "page"))
-    with socket.socket(socket.AF_UNIX) as late:
-        late.settimeout(steering_link.PATIENCE_S)
-        late.connect(steering_link._address(run))
-        while not any("process_request_thread" in thread.name for thread in threading.enumerate()):
-            time.sleep(0.01)  # the driver has taken the connection
-        link.close()
-        late.sendall(json.dumps(asdict(Act("2", "stop", "t_1", "ann", "page"))).encode() + b"\n")
-        with late.makefile("rb") as answer:
-            assert json.loads(answer.readline()) == {"refused": True, "words": "the run has just ended"}
-    assert queued.result(timeout=0) == Answer(True, "the run has just ended")
-
-
 def run_of(path: Path, **settings: Any) -> Path:
     start = {**begin(1000, 2), "settings": settings, "machine": this_machine()}
     return written(path / "run", [start, {**added(1000.0, "t_1"), "name": "first"}]).parent
 
 
 def test_an_act_comes_to_the_driver_with_its_users_name(tmp_path: Path) -> None:
-    """By the kernel's word: what the message says of the user does not count."""
+    """By the file's owner: what the message says of the user does not count. No other user can write there."""
     run = run_of(tmp_path, steer=True)
     with driver(run, Answer(False, "as you wish")) as heard:
         assert ask(run, "clone", "fresh", ["lr=0.5", 'act="relu"', "net/sizes=[1, 2]"], True) == "as you wish"
-        send(run, Act("2", "stop", "t_1", "somebody else", "page"))
+        ask_driver(run / "fluid_events.jsonl", Act("2", "stop", "t_1", "somebody else", "page"))
+        assert (run / "steer").stat().st_mode & 0o777 == 0o700
         with pytest.raises(OSError):  # one driver a run
-            SteeringLink(run)
+            SteeringFiles(run)
+    assert not (run / "steer").exists()
     clone, stop = heard
     assert (clone.kind, clone.trial, clone.by, clone.via) == ("clone", "fresh", own_name(), "command line")
     assert clone.parameters == {"lr": 0.5, "act": "relu", "net/sizes": [1, 2]} and clone.from_checkpoint
     assert (stop.by, stop.via) == (own_name(), "page")
 
 
-def test_a_refusal_is_an_error_and_another_users_process_gets_nothing(tmp_path: Path, monkeypatch: Any) -> None:
-    run = run_of(tmp_path, steer=True)
-    with driver(run, Answer(True, "it has ended already")) as heard:
-        with pytest.raises(SteeringRefused, match="it has ended already"):
-            ask(run, "stop", "t_1")
-        monkeypatch.setattr(steering_link, "peer_user", lambda link: 4242)
-        with pytest.raises(FluidTuneError, match="user 4242 answers in the place"):
-            ask(run, "stop", "t_1")
-    assert len(heard) == 1
+def test_what_nobody_has_answered_when_the_run_ends_or_goes_on_is_refused(tmp_path: Path) -> None:
+    run, answers = run_of(tmp_path, steer=True), {}
+    for words in ("ask again", "just ended"):
+        files = SteeringFiles(run)
+        (run / "steer" / "1.ask").write_text('{"kind": "stop", "trial": "t_1", "via": "page", "parameters": {}}')
+        if words == "just ended":
+            files.close()
+        else:  # as a killed driver leaves it
+            os.close(files._lock)
+            files = SteeringFiles(run)
+        answers[words] = (run / "steer" / "1.answer").read_text()
+        if words == "ask again":
+            files.close()
+    assert all(words in answer and "true" in answer for words, answer in answers.items())
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        b"no json\n",
-        b"[]\n",
-        b'{"id": "1", "kind": "burn", "trial": "t", "via": "page"}\n',
-        b"[" * 30000 + b"\n",
-        b'{"id": "1", "kind": "clone", "trial": "t", "via": "page", "parameters": {"lr": NaN}}\n',
+        "no json",
+        "[]",
+        '{"kind": "burn", "trial": "t", "via": "page"}',
+        "[" * 30000,
+        '{"kind": "clone", "trial": "t", "via": "page", "parameters": {"lr": NaN}}',
+        "/etc/hostname",
     ],
 )
-def test_what_is_no_act_is_refused_and_reaches_nobody(said: bytes, tmp_path: Path) -> None:
+def test_what_is_no_act_is_refused_and_reaches_nobody(said: str, tmp_path: Path) -> None:
     run = run_of(tmp_path, steer=True)
-    with driver(run, Answer(False, "done")) as heard, socket.socket(socket.AF_UNIX) as link:
-        link.connect(steering_link._address(run))
-        link.sendall(said)
-        with link.makefile("rb") as answer:
-            assert json.loads(answer.readline())["refused"]
+    with driver(run, Answer(False, "done")) as heard:
+        ask = run / "steer" / "1.part"
+        ask.symlink_to(said) if said.startswith("/") else ask.write_text(said)
+        ask.rename(run / "steer" / "1.ask")
+        until = time.monotonic() + 60
+        while not (answer := run / "steer" / "1.answer").exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert '"refused": true' in answer.read_text()
     assert heard == []
 
 
@@ -123,7 +119,6 @@ def test_what_is_no_act_is_refused_and_reaches_nobody(said: bytes, tmp_path: Pat
     ("change", "why"),
     [
         ({"settings": {}}, "this search cannot be steered: start it with `fluidtune run --steer SCRIPT`"),
-        ({"settings": {"steer": True}, "machine": "far, 8 cores"}, "on another machine, and is steered there: far"),
         ({"settings": {"steer": True}}, "it has just ended, or has died; Tuner.restore goes on"),
     ],
 )
@@ -156,19 +151,45 @@ def test_a_name_is_set_once() -> None:
         parameters_from(["lr=1", "lr =2"])
 
 
-def test_a_driver_that_dies_before_it_answers_may_have_done_it(tmp_path: Path) -> None:
+DIES = """
+import sys, time
+from pathlib import Path
+from fluidtune.steering.steering_files import SteeringFiles
+files = SteeringFiles(Path(sys.argv[1]))
+print("there", flush=True)
+while not list(files.requests()):
+    time.sleep(0.01)
+print("taken", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_driver_that_is_killed_before_it_answers_may_have_done_it(tmp_path: Path) -> None:
     run = run_of(tmp_path, steer=True)
-    with socket.socket(socket.AF_UNIX) as driver:
-        driver.bind(steering_link._address(run))
-        driver.listen()
+    with subprocess.Popen([sys.executable, "-c", DIES, str(run)], stdout=subprocess.PIPE, text=True) as dies:
+        assert dies.stdout is not None and dies.stdout.readline() == "there\n"
 
-        def die() -> None:
-            asked, _ = driver.accept()
-            with asked, asked.makefile("rb") as act:
-                act.readline()
+        def kill() -> None:
+            assert dies.stdout is not None and dies.stdout.readline() == "taken\n"
+            dies.send_signal(signal.SIGKILL)
 
-        dies = threading.Thread(target=die)
-        dies.start()
+        thread = threading.Thread(target=kill)
+        thread.start()
         with pytest.raises(FluidTuneError, match="before it answered, and may have saved the act: see fluidtune why"):
             ask(run, "stop", "t_1")
-        dies.join()
+        thread.join()
+    with pytest.raises(SteeringRefused, match="it has just ended, or has died"):
+        ask(run, "stop", "t_1")
+
+
+def test_a_driver_of_another_machine_that_does_not_take_an_act_has_not_done_it(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    run = run_of(tmp_path, steer=True)
+    monkeypatch.setattr(steering_files, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(steering_files, "this_machine", lambda: "another, 8 cores")
+    files = SteeringFiles(run)
+    with pytest.raises(SteeringRefused, match="no driver of this run answers"):
+        ask(run, "stop", "t_1")
+    assert list(files.requests()) == []
+    files.close()

@@ -1,0 +1,111 @@
+"""A log that is still written: what it has got since the last look, and which logs there are.
+
+A torn last line is kept until its rest comes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fluidtune.report.events import (
+    EVENT_LOG_NAME,
+    EventDict,
+    NoEventLogError,
+    find_log,
+    may_be_cut,
+    not_a_log,
+    reading,
+    record_of,
+)
+
+
+class LogTail:
+    """A log that is still written: `new` returns what has come since the last call."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        with reading(log):
+            self._file = log.open("rb")
+        self._part = b""
+        self._begun = False
+        #: Lines so far that cannot be read, as `read_events` counts them.
+        self.dropped = 0
+
+    def new(self, most: int = -1) -> list[EventDict]:
+        """The events of the lines that are complete by now. What cannot be read is left out, as by `read_events`.
+
+        ``most``: bytes that are read; -1: all. Raises `EventLogError` if the file is not an event log.
+        """
+        with reading(self._log):
+            *lines, self._part = (self._part + self._file.read(most)).split(b"\n")
+        events: list[EventDict] = []
+        for line in filter(bytes.strip, lines):
+            event = record_of(line)
+            if event:
+                self._begun = True
+                events.append(event)
+            elif self._begun or (event is None and may_be_cut(line)):
+                self.dropped += 1
+            else:
+                raise not_a_log(self._log, 1)
+        return events
+
+    @property
+    def left(self) -> int | None:
+        """Bytes that were not read yet. None: the file is another one by now, or begins anew, or is not there."""
+        mine, size = os.fstat(self._file.fileno()), self._file.tell()
+        try:
+            there = os.stat(self._log)
+        except OSError:
+            return None
+        same = (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+        return there.st_size - size if same and there.st_size >= size else None
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def newest_log(run_dir: str | None) -> Path:
+    """The event log in ``run_dir``, or the one below it that was written last. None: below Ray's own ~/ray_results.
+
+    Raises `NoEventLogError` if there is none.
+    """
+    where = results_directory(run_dir)
+    logs = logs_in(where)
+    if not logs and run_dir is None:
+        raise NoEventLogError(f"there is no event log in {str(where)!r}; give the directory of a run")
+    return logs[0] if logs else find_log(where)  # whose error says what is missing
+
+
+def results_directory(where: str | os.PathLike[str] | None) -> Path:
+    """The directory that a user means; None: Ray's own ~/ray_results."""
+    return Path.home() / "ray_results" if where is None else Path(where)
+
+
+def logs_in(where: Path) -> list[Path]:
+    """The event log in ``where``, or all those of the directories directly in it, the one written last first."""
+    try:
+        return [find_log(where)]
+    except NoEventLogError:
+        found: list[tuple[int, Path]] = []
+        for log in where.glob(f"*/{EVENT_LOG_NAME}"):
+            with suppress(OSError):  # it was deleted a moment ago
+                there = log.stat()
+                if stat.S_ISREG(there.st_mode):  # to open a pipe would wait for a writer
+                    found.append((there.st_mtime_ns, log))
+        return [log for _, log in sorted(found, reverse=True)]
+
+
+def seconds_since(now: float, at: Any) -> float:
+    """Seconds from ``at`` to ``now``; 0 if the clock of the machine that wrote ``at`` is ahead."""
+    return max(0.0, now - float(at))
+
+
+def wall_clock(at: float) -> str:
+    """The time of day, 14:05:09, where this process runs."""
+    return time.strftime("%H:%M:%S", time.localtime(at))

@@ -1,0 +1,214 @@
+"""The way of an act from a user's process to the driver: a file in the run's folder, and the answer beside it.
+
+    RUN_DIR/steer/driver       locked by the driver while it lives; the folder is the run's user's alone (mode 0700)
+    RUN_DIR/steer/ID.ask       an act, by the user's process. The driver takes it in its next turn
+    RUN_DIR/steer/ID.taken     the same file, from then on until it is answered
+    RUN_DIR/steer/ID.answer    the answer. Who has asked removes it
+
+Each change is one rename or removal, so an act is either taken or withdrawn. It works from each node that has the run's
+folder. The files are JSON, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.report.events import this_machine
+from fluidtune.report.fold import fold_of
+from fluidtune.steering.acts import Act, Answer, Kind
+from fluidtune.steering.json_values import LONGEST, cut, read_json
+
+#: The folder, in the run's.
+FOLDER = "steer"
+#: Seconds that a driver may take for an act. It serves acts in each turn of Tune's loop, which takes 0.1 s, or longer
+#: where a searcher thinks or a large state is saved. Judgement.
+PATIENCE_S = 60.0
+#: Seconds between two looks for the answer. Judgement.
+LOOK_S = 0.05
+#: The longest name of a trial, in characters, and of what else is a name. Judgement: Linux' for a path is 4,096.
+_LONGEST_NAME = 4096
+#: How a search is started that can be steered.
+HOW = "start it with `fluidtune run --steer SCRIPT`, or with FluidExecutor(steer=True)"
+ENDED = "the run has ended"
+
+
+class SteeringRefused(FluidTuneError):
+    """Nothing was done. The message says why."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """An act that somebody waits for. `answer` must be called once."""
+
+    act: Act
+    answer: Callable[[Answer], None]
+
+
+def act_from(said: Any, by: str) -> Act:
+    """The act that a message means. Raises `ValueError` if it means none."""
+    texts = ("id", "kind", "trial", "via")
+    good = isinstance(said, dict) and all(isinstance(said.get(name), str) for name in texts)
+    good = good and all(0 < len(said[name]) <= _LONGEST_NAME for name in texts)
+    good = good and said["kind"] in get_args(Kind) and isinstance(said.get("from_checkpoint", False), bool)
+    if not good or not isinstance(said.get("parameters"), dict):
+        raise ValueError(f"this is no act: {cut(str(said))}")
+    more = {"parameters": said["parameters"], "from_checkpoint": said.get("from_checkpoint", False)}
+    return Act(**{name: said[name] for name in texts}, by=by, **more)
+
+
+def _write(path: Path, what: Any) -> None:
+    """Write JSON so that whoever sees the file sees all of it."""
+    part = path.with_suffix(path.suffix + ".part")
+    part.write_text(json.dumps(asdict(what)))
+    part.replace(path)
+
+
+class SteeringFiles:
+    """The driver's end. ``run_dir``: the directory of its event log.
+
+    Raises:
+        OSError: another driver of this run lives, or the folder cannot be made.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / FOLDER
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self._folder.chmod(0o700)
+        self._lock = os.open(self._folder / "driver", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise
+        for left in self._folder.glob("*.taken"):  # whether that was done, the event log says
+            left.unlink()
+        self._refuse("the driver that it was for has ended; ask again")
+
+    def requests(self) -> Iterator[Request]:
+        """What was asked for and has no answer yet, oldest first. What is no act is refused."""
+        found = []
+        for ask in self._folder.glob("*.ask"):
+            taken = ask.with_suffix(".taken")
+            with contextlib.suppress(FileNotFoundError):  # it was withdrawn
+                ask.rename(taken)
+                found.append((taken.lstat().st_mtime_ns, taken))
+        for _, taken in sorted(found):
+            try:
+                fd = os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                with open(fd, "rb") as file:
+                    said, owner = read_json(file.read(LONGEST)), os.fstat(fd).st_uid
+                yield Request(act_from({**said, "id": taken.stem}, _name_of(owner)), self._answer_to(taken))
+            except (ValueError, TypeError, OSError) as error:
+                self._answer_to(taken)(Answer(True, str(error)))
+
+    def _answer_to(self, taken: Path) -> Callable[[Answer], None]:
+        def answer(given: Answer) -> None:
+            with contextlib.suppress(OSError):  # its user learns from the event log what was done
+                _write(taken.with_suffix(".answer"), given)
+                taken.unlink()
+
+        return answer
+
+    def _refuse(self, words: str) -> None:
+        for request in self.requests():
+            request.answer(Answer(True, words))
+
+    def close(self) -> None:
+        """Refuse what has no answer yet. What is asked for later finds no driver."""
+        self._refuse("the run has just ended")
+        (self._folder / "driver").unlink(missing_ok=True)
+        os.close(self._lock)
+        with contextlib.suppress(OSError):  # somebody's answer is in it
+            self._folder.rmdir()
+
+
+def ask_driver(log: Path, act: Act) -> str:
+    """Have the driver that writes this log do what is asked for. Returns what was done, in words.
+
+    Raises:
+        SteeringRefused: nothing was done.
+        FluidTuneError: the act is too long, or no answer came, and it is not known whether anything was done.
+    """
+    folder = log.parent / FOLDER
+    ask, taken, answer = (folder / f"{act.id}.{what}" for what in ("ask", "taken", "answer"))
+    if (length := len(json.dumps(asdict(act)))) > LONGEST:
+        raise FluidTuneError(f"the act is too long: it has {length} bytes, of at most {LONGEST}")
+    try:
+        _write(ask, act)
+    except (FileNotFoundError, NotADirectoryError):
+        raise SteeringRefused(_why_silent(log))
+    except OSError as error:
+        raise SteeringRefused(f"{folder} cannot be written: {error.strerror}; the user who runs the search steers it")
+    here, until = fold_of(log).head.get("machine") == this_machine(), time.monotonic() + PATIENCE_S
+    while True:
+        died = here and not _is_locked(folder / "driver")
+        if found := _answered(answer):
+            if found.refused:
+                raise SteeringRefused(found.words)
+            return found.words
+        if died or time.monotonic() > until:
+            with contextlib.suppress(FileNotFoundError):
+                ask.unlink()
+                raise SteeringRefused(_why_silent(log))
+            if died and (fold_of(log).over or not taken.exists()):
+                raise SteeringRefused(ENDED)
+            if died:
+                words = "the driver ended before it answered, and may have saved the act: see fluidtune why, once the"
+                raise FluidTuneError(f"{words} run is restored")
+            raise FluidTuneError(
+                f"the driver has not answered for {PATIENCE_S:.0f} s, and may do it yet: see fluidtune why"
+            )
+        time.sleep(LOOK_S)
+
+
+def _answered(path: Path) -> Answer | None:
+    try:
+        found = Answer(**json.loads(path.read_text()))
+        path.unlink()
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a driver of this machine lives. A lock of another machine may not be seen here."""
+    try:
+        with path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _why_silent(log: Path) -> str:
+    """Why no driver answers, from the run's log."""
+    fold = fold_of(log)
+    if fold.over:
+        return ENDED
+    if not (fold.head.get("settings") or {}).get("steer"):
+        return f"this search cannot be steered: {HOW}"
+    return "no driver of this run answers: it has just ended, or has died; Tuner.restore goes on with a run"
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
+def own_name() -> str:
+    """This process' user."""
+    return _name_of(os.geteuid())
