@@ -52,7 +52,7 @@ class EventSchema(NamedTuple):
 #: What readers rely on is in readable.py.
 SCHEMA = {
     "run_started": EventSchema.of(
-        "run ray fluidtune python machine kind devices settings algorithm metric mode", "hash_seed"
+        "run ray fluidtune python machine kind devices settings algorithm metric mode", "hash_seed pid"
     ),
     "device_gained": EventSchema.of("device node"),
     "device_lost": EventSchema.of("device", "reason"),
