@@ -92,10 +92,10 @@ def run(script: str, args: tuple[str, ...], **settings: Any) -> None:
 def go_on(run_dir: str, samples: int | None, until: tuple[str, ...], resume_errored: bool) -> None:
     """Go on with the ended search in RUN_DIR: further samples, and trials that train on to a larger limit.
 
-    The trainable is the one that RUN_DIR keeps (docs/how-to/restore.md).
+    The trainable is the one that RUN_DIR keeps (docs/how-to/continue.md).
     """
     try:
-        limits = {name: float(text) for name, _, text in (pair.rpartition("=") for pair in until)}
+        limits = {name: float(number) for name, number in (pair.split("=") for pair in until)}
     except ValueError:
         raise FluidTuneError(f"--until {' --until '.join(until)}: expected NAME=NUMBER, as training_iteration=200")
     from fluidtune.tune.api import Tuner

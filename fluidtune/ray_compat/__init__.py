@@ -2,13 +2,14 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
-`cloning`: a further trial made from one that is there. `searches`: further samples of a search that has ended. `entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``.
+`cloning`: a further trial made from one that is there. `searches`: a search that goes on.
+`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``.
 `accelerators`: a process' GPUs, cores. `worker_program`: what Ray runs as a worker. `worker_start`: by what it starts
 one. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn. `train_runs`:
 where workers of Ray Train start.
 `job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `whole_files`: how a run's files get into
-its storage. `run_state`: a run's trials and search, read from its storage. This package decides nothing and imports no other
-room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray
+its storage. `run_state`: what a run's storage has of it. This package decides nothing and imports no other room but
+`errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray
 marks as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when

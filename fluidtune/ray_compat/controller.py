@@ -62,9 +62,12 @@ def replace_actor_manager(controller: TuneController, manager: ActorManager) -> 
 SEARCH = "_fluidtune_search"
 
 
-def take_search(controller: TuneController) -> dict[str, Any] | None:
-    """Return what the snapshot that the run goes on from has of the earlier driver's search, once; None: nothing."""
-    found: dict[str, Any] | None = vars(controller).pop(SEARCH, None)
+def saved_search(controller: TuneController) -> dict[str, Any] | None:
+    """Return what the snapshot that the run goes on from has of the earlier driver's search; None: nothing.
+
+    It stays in snapshots until `extend_controller`, which a run whose trials have all ended does not come to.
+    """
+    found: dict[str, Any] | None = vars(controller).get(SEARCH)
     return found
 
 
@@ -88,6 +91,7 @@ def extend_controller(
     """
     ours = type(controller)
     vars(controller).pop("_reuse_actors", None)
+    vars(controller).pop(SEARCH, None)
 
     def cleanup(self: TuneController) -> None:
         on_cleanup()

@@ -124,7 +124,7 @@ class FluidScheduler(TrialScheduler):
         behind = controller.controller_behind(tune_controller)
         if not self._begun:
             self._begun = True
-            if (saved := controller.take_search(behind)) is not None:
+            if (saved := controller.saved_search(behind)) is not None:
                 self._memory.recall(saved, controller.turn(behind))
             if self.extension is not None:
                 self._extend(tune_controller, behind.search_alg, trial)
