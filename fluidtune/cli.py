@@ -1,8 +1,8 @@
 """The `fluidtune` command: arguments in, calls out, errors as one line.
 
-Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), steering (trial), report
-(report, top, why), view (view), plan_command.py (plan), doctor.py (doctor), docs_command.py (docs),
-themis_bridge/shell/control.py (arbiter) and serving (serve).
+Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), tune/api.py (continue),
+steering (trial), report (report, top, why), view (view), plan_command.py (plan), doctor.py (doctor), docs_command.py
+(docs), themis_bridge/shell/control.py (arbiter) and serving (serve).
 """
 
 from __future__ import annotations
@@ -81,6 +81,28 @@ def run(script: str, args: tuple[str, ...], **settings: Any) -> None:
     SCRIPT is a file; with -m a module; "-" is the standard input. What follows it is its own, options included.
     """
     run_script([script, *args], {name: value for name, value in settings.items() if value is not None})
+
+
+@cli.command("continue")
+@click.argument("run_dir")
+@click.option("--samples", type=int, help="The number of further samples.")
+@click.option("--until", multiple=True, metavar="NAME=NUMBER", help="Train on: training_iteration=200, for example.")
+@click.option("--resume-errored", is_flag=True, help="Trials that have failed go on, too.")
+def go_on(run_dir: str, samples: int | None, until: tuple[str, ...], resume_errored: bool) -> None:
+    """Go on with the ended search in RUN_DIR: further samples, and trials that train on to a larger limit.
+
+    The trainable is the one that RUN_DIR keeps (docs/how-to/continue.md).
+    """
+    try:
+        limits = {name: float(number) for name, number in (pair.split("=") for pair in until)}
+    except ValueError:
+        raise FluidTuneError(f"--until {' --until '.join(until)}: expected NAME=NUMBER, as training_iteration=200")
+    from fluidtune.tune.api import Tuner
+    from fluidtune.tune.kept_trainable import kept_in
+
+    tuner = Tuner.extend(run_dir, num_samples=samples, until=limits, resume_errored=resume_errored)
+    sys.argv[0] = kept_in(os.path.abspath(run_dir), None)[0]  # workers look for modules in this script's folder
+    tuner.fit()
 
 
 @cli.command()

@@ -2,13 +2,14 @@
 
 `versions`: which Ray versions are tested. `controller`: Tune's trial loop, and the class that takes the place of its
 `RayActorManager`. `schedulers`: the state of Tune's algorithms and stoppers. `trainable`: a trial's own process.
-`cloning`: a further trial made from one that is there. `entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``.
+`cloning`: a further trial made from one that is there. `searches`: a search that goes on.
+`entry_points`: ``ray.tune.run`` and ``ray.tune.Tuner``.
 `accelerators`: a process' GPUs, cores. `worker_program`: what Ray runs as a worker. `worker_start`: by what it starts
 one. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn. `train_runs`:
 where workers of Ray Train start. `cluster_address`: the cluster that a job joins.
 `job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `whole_files`: how a run's files get into
-its storage. `run_state`: the trials of a run, read from its storage. This package decides nothing and imports no other
-room but `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray
+its storage. `run_state`: what a run's storage has of it. This package decides nothing and imports no other room but
+`errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray
 marks as PublicAPI or DeveloperAPI counts as public.
 
 The list: each entry names what is used, and why. tests/ray_compat fails when a Ray release changes an entry, or when
@@ -62,6 +63,15 @@ A trial that is made from another one (`cloning`):
 - ``Trial._restore_checkpoint_result``: the checkpoint that a trial begins with, of which ``restore_path`` has the path
   alone, without the iteration that it belongs to.
 
+A search that goes on (`searches`). Tune has no way to raise ``num_samples`` of a run:
+
+- ``BasicVariantGenerator._iterators``, ``BasicVariantGenerator._points_to_evaluate``,
+  ``BasicVariantGenerator._trial_iter``, ``BasicVariantGenerator._finished``, ``BasicVariantGenerator._total_samples``:
+  what it was to make, and that it has. ``add_configurations``, which is public, makes more.
+- ``SearchGenerator._experiment``, ``SearchGenerator._counter``, ``SearchGenerator._total_samples``,
+  ``SearchGenerator._finished``: the same around a searcher.
+- ``inject_placeholders``, ``create_resolvers_map``: what Tune makes of a search space for its search algorithm.
+
 Tune's algorithms and stoppers (`schedulers`):
 
 - ``AsyncHyperBandScheduler._mode``, ``HyperBandScheduler._mode``, ``MedianStoppingRule._mode``,
@@ -69,6 +79,9 @@ Tune's algorithms and stoppers (`schedulers`):
 - ``AsyncHyperBandScheduler._time_attr``, ``HyperBandScheduler._time_attr``, ``MedianStoppingRule._time_attr``,
   ``PopulationBasedTraining._time_attr``: the attribute of a result in which the algorithm counts.
 - ``AsyncHyperBandScheduler._max_t``, ``HyperBandScheduler._max_t_attr``: how long a trial may train.
+- ``AsyncHyperBandScheduler._stop_last_trials``, ``AsyncHyperBandScheduler._brackets``,
+  ``AsyncHyperBandScheduler._trial_info``, ``AsyncBracket._rungs``: whether that ends it; the brackets, which of them
+  each trial is in, and their rungs, to which higher ones are added (of the ``_Bracket`` of ASHA's module).
 - ``HyperBandScheduler._hyperbands``: the brackets.
 - ``HyperBandScheduler._process_bracket``: halves a bracket that HyperBand itself does not look at any more.
 - ``_Bracket._live_trials``, ``_Bracket._halves``, ``_Bracket._cumul_r``, ``_Bracket._n``, ``_Bracket._eta``,
@@ -141,6 +154,7 @@ A run of Ray Train V2 inside a trial (`train_runs`, `ownership`):
 
 The trials of a run (`run_state`):
 
+- ``get_fs_and_path``, ``_find_newest_experiment_checkpoint``: which file is its newest state.
 - ``ExperimentAnalysis._fetch_trial_dataframes``: replaced, because the constructor reads all results of all trials by
   it, into tables that only other methods use.
 

@@ -59,12 +59,15 @@ def replace_actor_manager(controller: TuneController, manager: ActorManager) -> 
 
 
 #: Under this name Tune's snapshot has what `extend_controller` is given as ``search``.
-_SEARCH = "_fluidtune_search"
+SEARCH = "_fluidtune_search"
 
 
-def take_search(controller: TuneController) -> dict[str, Any] | None:
-    """Return what the snapshot that the run goes on from has of the earlier driver's search, once; None: nothing."""
-    found: dict[str, Any] | None = vars(controller).pop(_SEARCH, None)
+def saved_search(controller: TuneController) -> dict[str, Any] | None:
+    """Return what the snapshot that the run goes on from has of the earlier driver's search; None: nothing.
+
+    It stays in snapshots until `extend_controller`, which a run whose trials have all ended does not come to.
+    """
+    found: dict[str, Any] | None = vars(controller).get(SEARCH)
     return found
 
 
@@ -88,6 +91,7 @@ def extend_controller(
     """
     ours = type(controller)
     vars(controller).pop("_reuse_actors", None)
+    vars(controller).pop(SEARCH, None)
 
     def cleanup(self: TuneController) -> None:
         on_cleanup()
@@ -98,7 +102,7 @@ def extend_controller(
 
     def state(self: TuneController) -> dict[str, Any]:
         kept = search()
-        return ours.__getstate__(self) if kept is None else {**ours.__getstate__(self), _SEARCH: kept}
+        return ours.__getstate__(self) if kept is None else {**ours.__getstate__(self), SEARCH: kept}
 
     changed: dict[str, Any] = {"cleanup": cleanup, "_used_resources_string": used_resources}
     changed.update(__getstate__=state, _reuse_actors=False)

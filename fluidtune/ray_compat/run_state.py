@@ -1,4 +1,4 @@
-"""The trials of a run, as Ray Tune has written them down, without the results that they have reported.
+"""The trials of a run and its search, as Ray Tune has written them down, without the results that they have reported.
 
 `ExperimentAnalysis` also makes a table of each trial's ``result.json``, which takes seconds where trials have reported
 thousands of results.
@@ -6,11 +6,17 @@ thousands of results.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pyarrow.fs
+from ray.train._internal.storage import get_fs_and_path
 from ray.tune import ExperimentAnalysis
+from ray.tune.execution.experiment_state import _find_newest_experiment_checkpoint
 from ray.tune.experiment import Trial
+
+from fluidtune.ray_compat.controller import SEARCH
 
 
 class _WithoutResults(ExperimentAnalysis):
@@ -24,3 +30,18 @@ def trials_of(where: str, files: pyarrow.fs.FileSystem | None) -> list[Trial]:
     Raises what its storage raises, and ValueError if it is no run's directory.
     """
     return list(_WithoutResults(where, storage_filesystem=files).trials or ())
+
+
+def search_of(where: str, files: pyarrow.fs.FileSystem | None) -> dict[str, Any] | None:
+    """What the newest snapshot of the run has of its search (`extend_controller`); None: stock Ray Tune wrote it."""
+    newest = _find_newest_experiment_checkpoint(where, files)
+    assert newest is not None, where
+    found: dict[str, Any] | None = json.loads(content_of(where, files, Path(newest).name))["runner_data"].get(SEARCH)
+    return found
+
+
+def content_of(where: str, files: pyarrow.fs.FileSystem | None, name: str) -> bytes:
+    """The content of a file in the run's directory. Raises what its storage raises."""
+    files, path = get_fs_and_path(where, files)
+    with files.open_input_stream(f"{path}/{name}") as stream:
+        return bytes(stream.readall())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,30 @@ def time_attribute(scheduler: Any) -> str:
 def asha_limit(asha: Any) -> float:
     """Return how long ASHA lets a trial train, in its time attribute."""
     return asha._max_t
+
+
+def limit_of(scheduler: Any) -> tuple[str | None, float | None]:
+    """Return in which attribute the algorithm limits a trial, and the limit, None where it cannot be raised."""
+    if isinstance(scheduler, AsyncHyperBandScheduler):
+        return (scheduler._time_attr, scheduler._max_t) if scheduler._stop_last_trials else (None, None)
+    return (scheduler._time_attr, None) if isinstance(scheduler, HyperBandScheduler) else (None, None)
+
+
+def raise_limit(asha: Any, until: Mapping[str, float]) -> None:
+    """Have ASHA let trials train up to its attribute's value in ``until``. The rungs that it has stay.
+
+    A trial that was in a bracket before is in that one. Other algorithms have nothing to be raised.
+    """
+    counted, limit = limit_of(asha)
+    if limit is None or counted is None or counted not in until:
+        return
+    asha._max_t = max(limit, until[counted])
+    for bracket in asha._brackets:
+        while bracket._rungs and bracket._rungs[0][0] * bracket.rf <= asha._max_t:
+            bracket._rungs.insert(0, (bracket._rungs[0][0] * bracket.rf, {}))
+    for trial in asha._trial_info:
+        known = [bracket for bracket in asha._brackets if any(trial in scores for _, scores in bracket._rungs)]
+        asha._trial_info[trial] = known[0] if known else asha._trial_info[trial]
 
 
 @dataclass(frozen=True)

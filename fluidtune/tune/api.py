@@ -15,13 +15,16 @@ from typing import Any
 import ray
 from ray import cloudpickle
 from ray.tune import TuneConfig
+from ray.tune.experiment import Experiment
 
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.forks.nodes import while_ray_starts
 from fluidtune.cluster.new_processes import worker_environment
 from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
 from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, tune_config
+from fluidtune.tune import extension
 from fluidtune.tune.executor import FluidExecutor
+from fluidtune.tune.kept_trainable import kept, kept_in
 from fluidtune.tune.scheduler import FluidScheduler
 
 #: The executor that `fluidtune run` was given, for calls that name none.
@@ -63,6 +66,7 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
             _check_picklable(trainable)
         tune_config = tune_config or TuneConfig()
         scheduler = _wrapped(tune_config.scheduler, executor)
+        scheduler.kept = kept(trainable, kwargs.get("param_space"))
         tune_config = dataclasses.replace(tune_config, scheduler=scheduler)
         super().__init__(trainable, tune_config=tune_config, **kwargs)
 
@@ -87,6 +91,58 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
                 f"executor={executor!r}: over Ray Client a restored run keeps its executor; leave it out, or restore "
                 "in a process on the cluster"
             )
+        return tuner
+
+    @classmethod
+    def extend(
+        cls,
+        path: str,
+        trainable: Any = None,
+        *,
+        num_samples: int | None = None,
+        until: Mapping[str, float] | None = None,
+        param_space: Mapping[str, Any] | None = None,
+        resume_errored: bool = False,
+        storage_filesystem: Any = None,
+        executor: FluidExecutor | None = None,
+    ) -> Any:
+        """A Tuner whose ``fit`` goes on with a run that has ended, by the search and the scheduler as they stand.
+
+        Finished trials are kept, and trials that have not ended go on as with `restore`.
+
+        Args:
+            path: the run's directory, or its URI.
+            trainable: as in `restore`; None: the one that the run's folder keeps.
+            num_samples: the number of further samples. One sample of a grid is the whole grid.
+            until: the new limit of an attribute of results, such as ``{"training_iteration": 200}``: larger than that
+                of the run's stop criterion or ASHA's ``max_t``. Trials that came to the old one, and have a
+                checkpoint, train on.
+            param_space: the search space of the further samples; None: that of before. A searcher is told of the
+                trials that lie within a new one, as far as it can be. The scheduler compares with all.
+            resume_errored: True: trials that have failed go on, too. False: they stay as they are.
+            storage_filesystem: as in `restore`.
+            executor: the execution settings; None: the run's.
+
+        Raises:
+            FluidTuneError: there is no such run, another driver carries it on, another version kept what its algorithm
+                knows, or it cannot go on with this.
+        """
+        where = path if "://" in path else os.path.abspath(os.path.expanduser(path))
+        name = extension.trials_in(where, storage_filesystem)[0].trainable_name
+        space = param_space
+        if trainable is None:
+            _, trainable, space = kept_in(where, storage_filesystem)
+            space = param_space or space
+        if (given := Experiment.get_trainable_name(trainable)) != name:
+            raise FluidTuneError(f"trainable={given}: the run's trials run {name}; give that one, or leave it out")
+        given_to_ray = {"param_space": space, "storage_filesystem": storage_filesystem}
+        tuner = cls.restore(where, trainable, executor=executor, resume_errored=resume_errored, **given_to_ray)
+        config = tune_config(tuner)
+        if config is None:
+            raise FluidTuneError(f"{path} cannot be continued over Ray Client; do it in a process on the cluster")
+        config.scheduler.extension = extension.extension_of(
+            where, storage_filesystem, config, num_samples, until or {}, param_space
+        )
         return tuner
 
     def fit(self) -> Any:

@@ -6,6 +6,7 @@ It decides nothing. The events and their fields are the schema in `fluidtune.rep
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -86,6 +87,7 @@ class JobLog:
             fluidtune=fluidtune.__version__,
             python=platform.python_version(),
             machine=this_machine(),
+            pid=os.getpid(),
             kind=kind,
             devices=[{"device": device, "node": node} for device, node in devices.items()],
             settings={name: _plain_setting(getattr(settings, name)) for name in settings.__dataclass_fields__},

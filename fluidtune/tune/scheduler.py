@@ -16,9 +16,10 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.ray_compat import controller, schedulers
+from fluidtune.ray_compat import controller, schedulers, searches
 from fluidtune.ray_compat.versions import check_ray_version
 from fluidtune.tune.executor import FluidExecutor
+from fluidtune.tune.extension import Extension
 from fluidtune.tune.groups import adapter_for
 from fluidtune.tune.groups.budgets import earliest, stop_iteration, stopper_iteration
 from fluidtune.tune.search_memory import SearchMemory
@@ -74,11 +75,15 @@ class FluidScheduler(TrialScheduler):
         self._memory = SearchMemory(base_scheduler)
         #: Tune has added a trial.
         self._begun = False
+        #: By `kept_trainable.kept`, where the script has a `fluidtune.Tuner`.
+        self.kept: tuple[str, bytes, str] | None = None
+        #: What the next run, which is a restored one, goes on with; None once it does.
+        self.extension: Extension | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Tuner pickles its configuration before the run, for a later restore. The running manager is not part of it.
         state = dict(self.__dict__)
-        state.update(_manager=None, _left_to_ray=False, _refusal=None, _targets={}, _begun=False)
+        state.update(_manager=None, _left_to_ray=False, _refusal=None, _targets={}, _begun=False, extension=None)
         return state
 
     @property
@@ -119,8 +124,13 @@ class FluidScheduler(TrialScheduler):
         behind = controller.controller_behind(tune_controller)
         if not self._begun:
             self._begun = True
-            if (saved := controller.take_search(behind)) is not None:
+            if (saved := controller.saved_search(behind)) is not None:
                 self._memory.recall(saved, controller.turn(behind))
+            if self.extension is not None:
+                self._extend(tune_controller, behind.search_alg, trial)
+        if self.extension is not None and self._refusal is None and self.extension.reopen(trial):
+            behind.get_live_trials().add(trial)
+            self._memory.reopen(trial)
         # A restored experiment adds its finished trials, too.
         if not trial.is_finished() and not self._left_to_ray and self._refusal is None:
             self._stopper_target = stopper_iteration(controller.run_stopper(behind))
@@ -132,6 +142,24 @@ class FluidScheduler(TrialScheduler):
         self._steered.add(behind, trial)
         if not self._steered.goes_on_alone(trial):
             self._memory.add(tune_controller, trial)
+
+    def _extend(self, tune_controller: Any, search: Any, first: Trial) -> None:
+        assert self.extension is not None
+        try:
+            self.extension.begin(search, first)
+        except FluidTuneError as error:
+            self._refusal = error
+            return
+        # Samples come from the random streams that an earlier driver has left.
+        searches.before_next_trial(search, lambda: self._is_ready(tune_controller))
+
+    def _is_ready(self, tune_controller: Any) -> bool:
+        """Whether the algorithm may be asked. ``tune_controller``: as Tune hands it to a scheduler."""
+        ready = self._memory.ready(tune_controller)
+        if self.extension is not None:
+            schedulers.raise_limit(self.base_scheduler, self.extension.until)
+            self.extension = None
+        return ready
 
     def _execute(self, behind: Any, trial: Trial) -> None:
         """Have FluidTune run the trial, and with the first one the job."""
@@ -187,7 +215,7 @@ class FluidScheduler(TrialScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
         if self._refusal is not None:
             raise self._refusal
-        ready = self._memory.ready(tune_controller)
+        ready = self._is_ready(tune_controller)
         self._steered.serve(tune_controller)
         if not ready:
             return None

@@ -27,6 +27,7 @@ from ray.tune.schedulers import TrialScheduler
 
 from fluidtune.ray_compat.controller import flat_last_result, make_paused, make_pending, turn
 from fluidtune.ray_compat.scheduler_pickle import perturbations, pickled, trial_gone, unpickled
+from fluidtune.ray_compat.schedulers import limit_of
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
 from fluidtune.tune.search_journal import Entry, SearchJournal, read_entries
 
@@ -111,6 +112,8 @@ class SearchMemory:
         #: Trials that were paused, and report again what led to it; and those that wait meanwhile.
         self._awaited: list[Trial] = []
         self._held: list[Trial] = []
+        #: Trials that ended for an earlier driver, and train on.
+        self._reopened: set[str] = set()
 
     def __reduce__(self) -> Any:
         return SearchMemory, (self._base,)  # Tuner pickles its configuration before the run
@@ -119,12 +122,12 @@ class SearchMemory:
 
     def recall(self, saved: dict[str, Any], at: int) -> None:
         """Tune adds its first trial. ``saved``: what an earlier driver has kept; ``at``: the turn of Tune's loop."""
-        self._saved, self._turn = saved, at
+        self._saved, self._turn, self._settings = saved, at, _settings(self._base)
 
     def start(self, folder: Path | None, ask_for_snapshot: Callable[[], None]) -> None:
         """FluidTune runs the job. ``folder``: where the journal is; None: the storage is not here."""
         self._ask_for_snapshot, self._folder = ask_for_snapshot, folder
-        self._settings = _settings(self._base)
+        self._settings = self._settings or _settings(self._base)
         if self._saved is not None:
             self._entries = [] if folder is None else read_entries(folder, self._saved.get("position", 0))
             return
@@ -134,6 +137,10 @@ class SearchMemory:
     def _begin_journal(self, position: int, cut: bool = False) -> None:
         if self._folder is not None:
             self._journal = SearchJournal(self._folder, position, cut)
+
+    def reopen(self, trial: Trial) -> None:
+        """The trial, which Tune adds next, has ended and trains on: the algorithm hears of it as of a new one."""
+        self._reopened.add(trial.trial_id)
 
     # --- what Tune tells the algorithm
 
@@ -241,6 +248,7 @@ class SearchMemory:
             "position": position,
             "class": _class_of(self._base),
             "settings": self._settings,
+            "limit": limit_of(self._base)[1],
             "state": kept,
         }
 
@@ -297,15 +305,13 @@ class SearchMemory:
 
     def _unlike(self, saved: dict[str, Any], came: Sequence[Trial]) -> str | None:
         """Why the saved state is not this algorithm's; None: it is."""
-        if saved.get("version") != VERSION:
-            return f"they were kept in format {saved.get('version')!r}, and this version of FluidTune reads {VERSION}"
-        if saved["ray"] != ray.__version__:
-            return f"they were kept under Ray {saved['ray']}, and this is {ray.__version__}"
+        if why := unreadable(saved):
+            return why
         if saved["turn"] != self._turn:
             return "another driver, which kept none, has gone on with the run"
         if saved["class"] != _class_of(self._base):
             return f"they are those of {saved['class']}, and the script has {_class_of(self._base)}, which holds"
-        now, then = self._settings or _settings(self._base), saved["settings"]
+        now, then = self._settings, saved["settings"]
         other = sorted(key for key in now.keys() | then.keys() if now.get(key) != then.get(key))
         if other:
             key = other[0]
@@ -390,7 +396,7 @@ class SearchMemory:
         for trial in came:
             name = trial.trial_id
             before = statuses.get(name)
-            if before is None or (before == Trial.ERROR and not trial.is_finished()):
+            if before is None or name in self._reopened or (before == Trial.ERROR and not trial.is_finished()):
                 self._known.pop(name, None)
                 self._ended.pop(name, None)
                 self.add(controller, trial)
@@ -418,6 +424,15 @@ class SearchMemory:
         """Tune's run is over. ``saved``: its last snapshot has all of it."""
         if self._journal is not None:
             self._journal.remove() if saved else self._journal.end()
+
+
+def unreadable(saved: dict[str, Any]) -> str | None:
+    """Why this version cannot read what `SearchMemory.saved` returned; None: it can."""
+    if saved.get("version") != VERSION:
+        return f"they were kept in format {saved.get('version')!r}, and this version of FluidTune reads {VERSION}"
+    if saved["ray"] != ray.__version__:
+        return f"they were kept under Ray {saved['ray']}, and this is {ray.__version__}"
+    return None
 
 
 def _tell(base: Any, controller: Any, trial: Trial, entry: Entry) -> None:

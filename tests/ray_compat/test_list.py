@@ -22,23 +22,26 @@ from ray.autoscaler.v2 import sdk
 from ray.core.generated import core_worker_pb2, gcs_pb2
 from ray.remote_function import RemoteFunction
 from ray.train._internal import checkpoint_manager, session
-from ray.train._internal.storage import _FilesystemSyncer
+from ray.train._internal.storage import _FilesystemSyncer, get_fs_and_path
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.worker_group import worker_group
 from ray.train.v2.api.config import ScalingConfig
 from ray.tune import ExperimentAnalysis, Trainable, Tuner, registry, result
-from ray.tune.execution import class_cache
+from ray.tune.execution import class_cache, experiment_state
 from ray.tune.execution.tune_controller import TrialRunnerWrapper, TuneController
 from ray.tune.experiment import Trial
+from ray.tune.impl import placeholder
 from ray.tune.impl.tuner_internal import TunerInternal
 from ray.tune.schedulers import (
     AsyncHyperBandScheduler,
     HyperBandScheduler,
     MedianStoppingRule,
     PopulationBasedTraining,
+    async_hyperband,
 )
 from ray.tune.schedulers.hyperband import _Bracket
+from ray.tune.search import BasicVariantGenerator, SearchGenerator
 from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
 from ray.tune.trainable import FunctionTrainable, trainable
 from ray.tune.utils import flatten_dict, serialization
@@ -55,6 +58,7 @@ CLASSES: dict[str, type] = {
         ActorClass,
         ActorHandle,
         AsyncHyperBandScheduler,
+        BasicVariantGenerator,
         CombinedStopper,
         CoreWorker,
         ExperimentAnalysis,
@@ -67,6 +71,7 @@ CLASSES: dict[str, type] = {
         RayParams,
         RemoteFunction,
         ScalingConfig,
+        SearchGenerator,
         Thread,
         TrackedActor,
         TrainController,
@@ -85,6 +90,7 @@ CLASSES: dict[str, type] = {
     )
 }
 MODULES: dict[str, Any] = {
+    "AsyncBracket": async_hyperband._Bracket(1, 2, 2, 0),
     "ActorTableData": gcs_pb2.ActorTableData,
     "PlacementGroupTableData": gcs_pb2.PlacementGroupTableData,
     "class_cache": class_cache,
@@ -102,6 +108,10 @@ NAMES: dict[str, Any] = {
     "GlobalStateAccessor": GlobalStateAccessor,
     "TrackedActor": TrackedActor,
     "_FilesystemSyncer": _FilesystemSyncer,
+    "_find_newest_experiment_checkpoint": experiment_state._find_newest_experiment_checkpoint,
+    "create_resolvers_map": placeholder.create_resolvers_map,
+    "get_fs_and_path": get_fs_and_path,
+    "inject_placeholders": placeholder.inject_placeholders,
     "_TrainingResult": checkpoint_manager._TrainingResult,
     "_FutureTrainingResult": session._FutureTrainingResult,
     "canonicalize_bootstrap_address": services.canonicalize_bootstrap_address,
