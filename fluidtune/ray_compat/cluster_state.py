@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import ray
+from ray._private.state import state
 from ray._private.worker import global_worker
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 
@@ -72,6 +73,11 @@ def cluster_state(but: Collection[str]) -> ClusterState | None:
         if gang.details.partition(":")[0] not in but:
             waiting += [dict(request.resources_bundle) for request in gang.requests]
     return ClusterState(nodes, waiting)
+
+
+def draining_nodes() -> set[str]:
+    """The ids of nodes that Ray drains: it starts nothing more there, and they end soon. None over Ray Client."""
+    return set(state.get_draining_nodes()) if state.gcs_options is not None else set()
 
 
 def may_get_nodes() -> bool:

@@ -78,8 +78,12 @@ def extend_controller(
     on_cleanup: Callable[[], None],
     status: Callable[[], str],
     search: Callable[[], dict[str, Any] | None] = lambda: None,
+    is_over: Callable[[], bool] = lambda: False,
+    cleaned_up: Callable[[], None] = lambda: None,
 ) -> None:
     """Have ``on_cleanup`` called when the controller begins to clean up, and the line of ``status`` shown to the user.
+
+    ``cleaned_up`` is called when it has. Tune's loop ends as soon as ``is_over``, which changes within a step only.
 
     Every reporter of Tune, in a terminal and in a notebook, shows what the controller says of used resources; Tune's
     loop asks for it in each of its turns. ``status`` is added to it. The controller gets a new class for that,
@@ -91,7 +95,13 @@ def extend_controller(
 
     def cleanup(self: TuneController) -> None:
         on_cleanup()
-        ours.cleanup(self)
+        try:
+            ours.cleanup(self)
+        finally:
+            cleaned_up()
+
+    def is_finished(self: TuneController) -> bool:
+        return is_over() or ours.is_finished(self)
 
     def used_resources(self: TuneController) -> str:
         return f"{ours._used_resources_string(self)}\n{status()}"
@@ -101,7 +111,7 @@ def extend_controller(
         return ours.__getstate__(self) if kept is None else {**ours.__getstate__(self), _SEARCH: kept}
 
     changed: dict[str, Any] = {"cleanup": cleanup, "_used_resources_string": used_resources}
-    changed.update(__getstate__=state, _reuse_actors=False)
+    changed.update(__getstate__=state, _reuse_actors=False, is_finished=is_finished)
     controller.__class__ = type(ours.__name__, (ours,), changed)
 
 

@@ -84,6 +84,7 @@ SCHEMA = {
     "recovered": EventSchema.of("trial iteration reason"),
     "room_lacking": EventSchema.of("trial device memory reason"),
     "steered": EventSchema.of("act kind trial by via state", "clone parameters from_checkpoint reason"),
+    "notice": EventSchema.of("seconds saved stopped"),
     "run_ended": EventSchema.of("seconds trials best"),
     # Of a service (`fluidtune serve`), whose workers are the model processes.
     "serving_started": EventSchema.of("run ray fluidtune python machine kind devices slo starts trials"),
