@@ -107,4 +107,3 @@ class Notice:
         self._stop_listening()
         if self._timer is not None:
             self._timer.cancel()
-

@@ -163,7 +163,10 @@ class SearchMemory:
             with self.asking(controller) as handed:
                 decision = self._base.on_trial_result(handed, trial, result)
             known = decision, {key: result[key] for key in result.keys() - before}
-            self._heard[name] = number, known
+            if decision == TrialScheduler.NOOP:
+                self._heard.pop(name, None)  # it was acted on, and goes on as another one
+            else:
+                self._heard[name] = number, known
             self._note(Entry("result", name, result, *known))
         result.update(known[1])
         return known[0]

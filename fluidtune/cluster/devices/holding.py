@@ -97,7 +97,7 @@ class Holding:
         unit.spare_since = unit.leaving_since = None
 
     def vacate(self, unit: Unit) -> None:
-        """The unit's node will die: give the unit back as soon as it is empty. No time of ours ends before the node's."""
+        """The unit's node will die: give the unit back as soon as it is empty, however long that takes."""
         if unit.there and unit.leaving_since is None:
             unit.leaving_since = float("inf")
 
