@@ -57,18 +57,18 @@ def cluster_state(but: Collection[str]) -> ClusterState | None:
     client = getattr(global_worker, "gcs_client", None)
     if client is None:
         return None
-    state = get_cluster_resource_state(client)
+    told = get_cluster_resource_state(client)
     nodes = [
         (dict(node.total_resources), dict(node.available_resources))
-        for node in state.node_states
+        for node in told.node_states
         if node.status in _LIVING
     ]
     waiting = []
-    for one in state.pending_resource_requests:
+    for one in told.pending_resource_requests:
         bundle = dict(one.request.resources_bundle)
         if not any(_OF_A_GROUP in name for name in bundle):
             waiting += [bundle] * one.count
-    for gang in state.pending_gang_resource_requests:
+    for gang in told.pending_gang_resource_requests:
         # Ray writes "<id of the placement group>:<strategy>|<state>".
         if gang.details.partition(":")[0] not in but:
             waiting += [dict(request.resources_bundle) for request in gang.requests]

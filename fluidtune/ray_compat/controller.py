@@ -6,7 +6,7 @@ import abc
 import os
 import uuid
 from collections import ChainMap, Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ray.air.execution._internal.tracked_actor import TrackedActor
@@ -154,6 +154,15 @@ def flat_last_result(trial: Trial) -> dict[str, Any]:
     """Return the trial's last result as Tune hands it to a scheduler."""
     flat: dict[str, Any] = flatten_dict(trial.last_result)
     return flat
+
+
+def put_in_order(controller: Any, trials: Sequence[str]) -> None:
+    """Put Tune's trials in the order of these ids; others come last. A restored run has them by their latest results.
+
+    PBT and Tune take the first one of several alike. ``controller``: as a scheduler is handed it.
+    """
+    places = {name: place for place, name in enumerate(trials)}
+    controller.get_trials().sort(key=lambda trial: places.get(trial.trial_id, len(places)))
 
 
 def make_paused(controller: Any, trial: Trial) -> None:

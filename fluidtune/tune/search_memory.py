@@ -25,7 +25,7 @@ import ray
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from fluidtune.ray_compat.controller import flat_last_result, make_paused, make_pending, turn
+from fluidtune.ray_compat.controller import flat_last_result, make_paused, make_pending, put_in_order, turn
 from fluidtune.ray_compat.scheduler_pickle import perturbations, pickled, trial_gone, unpickled
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
 from fluidtune.tune.search_journal import Entry, SearchJournal, read_entries
@@ -295,6 +295,7 @@ class SearchMemory:
         self._begin_journal(saved.get("position", 0) + told if statuses else 0, cut=not statuses)
         if self._journal is not None:
             self._journal.end()  # until Tune has the trials as they are now
+        put_in_order(controller, list(statuses))
         self._go_on(controller, came, statuses)
         self._ask_for_snapshot()
 

@@ -229,23 +229,6 @@ def test_a_killed_search_decides_as_one_that_is_not(kind: str, period: int, tmp_
         assert found == expected, kills
 
 
-@pytest.mark.parametrize("kind", ["asha", "asha, brackets"])
-def test_a_restored_algorithm_has_every_score_that_was_reported(kind: str, tmp_path: Path) -> None:
-    seed(1)
-    controller = Controller(SCHEDULERS[kind](), tmp_path, 3)
-    for kept in controller.steps(10_000):
-        restored_one = Controller(SCHEDULERS[kind](), tmp_path / "nowhere", 3, kept)
-        restored_one.memory.start(tmp_path, lambda: None)
-        entries = {path: path.read_bytes() for path in tmp_path.glob("*.log")}
-        state = random.getstate(), np.random.get_state()
-        restored_one.memory.ready(restored_one)
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        assert restored_one.base.debug_string() == controller.base.debug_string()
-        for path in tmp_path.glob("*.log"):
-            path.unlink() if path not in entries else path.write_bytes(entries[path])
-
-
 class Exploiting(PopulationBasedTraining):
     """Gives the trial another one's state at iteration 4, where the trial then begins at iteration 2."""
 
