@@ -251,10 +251,11 @@ class WorkerDispatch:
             return
         if now - self._looked >= DRAINED_S:
             self._looked = now
-            draining = draining_nodes()
-            for device in [each for each, node in devices.nodes.items() if node in draining]:
-                devices.vacate(device)
-                self._leave(device)
+            draining = tuple(draining_nodes())
+            for device, node in devices.nodes.items():
+                if any(each.startswith(node) for each in draining):
+                    devices.vacate(device)
+                    self._leave(device)
         if not force and (devices.complete or (now - self._polled < POLL_S and not devices.urgent)):
             return
         self._polled = now
