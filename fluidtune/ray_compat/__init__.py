@@ -163,6 +163,7 @@ The cluster (`cluster_state`):
 - ``get_cluster_resource_state``: what each node has free, and what waits for resources, as Ray tells its autoscaler.
 - ``Worker.gcs_client``: the connection to ask it by, also for the status that Ray's monitor keeps for ``ray status``,
   and for what an actor keeps beyond its process (`kept_state`).
+- ``state.get_draining_nodes``: the nodes that Ray drains, as for a spot instance that is about to be taken away.
 - ``Worker.mode``: whether Ray runs everything in this process (in old Rays only).
 
 The job (`job_metadata`):

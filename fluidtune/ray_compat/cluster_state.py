@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import ray
+from ray._private.state import state
 from ray._private.worker import global_worker
 from ray.autoscaler.v2.sdk import get_cluster_resource_state
 
@@ -56,22 +57,27 @@ def cluster_state(but: Collection[str]) -> ClusterState | None:
     client = getattr(global_worker, "gcs_client", None)
     if client is None:
         return None
-    state = get_cluster_resource_state(client)
+    told = get_cluster_resource_state(client)
     nodes = [
         (dict(node.total_resources), dict(node.available_resources))
-        for node in state.node_states
+        for node in told.node_states
         if node.status in _LIVING
     ]
     waiting = []
-    for one in state.pending_resource_requests:
+    for one in told.pending_resource_requests:
         bundle = dict(one.request.resources_bundle)
         if not any(_OF_A_GROUP in name for name in bundle):
             waiting += [bundle] * one.count
-    for gang in state.pending_gang_resource_requests:
+    for gang in told.pending_gang_resource_requests:
         # Ray writes "<id of the placement group>:<strategy>|<state>".
         if gang.details.partition(":")[0] not in but:
             waiting += [dict(request.resources_bundle) for request in gang.requests]
     return ClusterState(nodes, waiting)
+
+
+def draining_nodes() -> set[str]:
+    """The ids of nodes that Ray drains: it starts nothing more there, and they end soon. None over Ray Client."""
+    return set(state.get_draining_nodes()) if state.gcs_options is not None else set()
 
 
 def may_get_nodes() -> bool:

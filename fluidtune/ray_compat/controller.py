@@ -6,7 +6,7 @@ import abc
 import os
 import uuid
 from collections import ChainMap, Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ray.air.execution._internal.tracked_actor import TrackedActor
@@ -81,8 +81,12 @@ def extend_controller(
     on_cleanup: Callable[[], None],
     status: Callable[[], str],
     search: Callable[[], dict[str, Any] | None] = lambda: None,
+    is_over: Callable[[], bool] = lambda: False,
+    cleaned_up: Callable[[], None] = lambda: None,
 ) -> None:
     """Have ``on_cleanup`` called when the controller begins to clean up, and the line of ``status`` shown to the user.
+
+    ``cleaned_up`` is called when it has. Tune's loop ends as soon as ``is_over``, which changes within a step only.
 
     Every reporter of Tune, in a terminal and in a notebook, shows what the controller says of used resources; Tune's
     loop asks for it in each of its turns. ``status`` is added to it. The controller gets a new class for that,
@@ -95,7 +99,13 @@ def extend_controller(
 
     def cleanup(self: TuneController) -> None:
         on_cleanup()
-        ours.cleanup(self)
+        try:
+            ours.cleanup(self)
+        finally:
+            cleaned_up()
+
+    def is_finished(self: TuneController) -> bool:
+        return is_over() or ours.is_finished(self)
 
     def used_resources(self: TuneController) -> str:
         return f"{ours._used_resources_string(self)}\n{status()}"
@@ -105,7 +115,7 @@ def extend_controller(
         return ours.__getstate__(self) if kept is None else {**ours.__getstate__(self), SEARCH: kept}
 
     changed: dict[str, Any] = {"cleanup": cleanup, "_used_resources_string": used_resources}
-    changed.update(__getstate__=state, _reuse_actors=False)
+    changed.update(__getstate__=state, _reuse_actors=False, is_finished=is_finished)
     controller.__class__ = type(ours.__name__, (ours,), changed)
 
 
@@ -148,6 +158,15 @@ def flat_last_result(trial: Trial) -> dict[str, Any]:
     """Return the trial's last result as Tune hands it to a scheduler."""
     flat: dict[str, Any] = flatten_dict(trial.last_result)
     return flat
+
+
+def put_in_order(controller: Any, trials: Sequence[str]) -> None:
+    """Put Tune's trials in the order of these ids; others come last. A restored run has them by their latest results.
+
+    PBT and Tune take the first one of several alike. ``controller``: as a scheduler is handed it.
+    """
+    places = {name: place for place, name in enumerate(trials)}
+    controller.get_trials().sort(key=lambda trial: places.get(trial.trial_id, len(places)))
 
 
 def make_paused(controller: Any, trial: Trial) -> None:

@@ -122,6 +122,7 @@ SCHEMA = {
         "room_lacking": "trial:text device:given memory reason",
         "steered": "act kind:given trial:text by:given via:given state:given clone? parameters? from_checkpoint?"
         " reason?",
+        "notice": "seconds saved stopped",
         "run_ended": "seconds trials best:best?",
         # Of a service (`fluidtune serve`), whose workers are the model processes.
         "serving_started": "run ray fluidtune python machine kind devices:amount slo starts trials",

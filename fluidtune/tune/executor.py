@@ -50,6 +50,8 @@ class FluidExecutor:
             the process is ended, and the trial fails with an error that says where it stood; a retry has as long
             again. None: no limit.
         stall_timeout_s: the same for one iteration.
+        notice_s: seconds that SIGTERM leaves the driver. Trials that can be saved are, Tune writes its state, and the
+            driver ends with status 75, which means "run me again" (docs/how-to/restore.md).
         steer: True: this user can stop, keep and clone trials while the job runs, by `fluidtune trial` and by the page
             of `fluidtune view --steer` (docs/how-to/steer.md). False: nobody can.
 
@@ -72,6 +74,7 @@ class FluidExecutor:
     parked_memory: float = 0.25
     trial_timeout_s: float | None = None
     stall_timeout_s: float | None = None
+    notice_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be, each setting in a sentence of its own."""
@@ -88,11 +91,11 @@ class FluidExecutor:
         for name in ("reserve", "beside", "fork_server", "steer"):
             if not isinstance(getattr(self, name), bool):
                 raise FluidTuneError(f"{name}={getattr(self, name)!r} is not known; use True or False")
-        for name in ("trial_timeout_s", "stall_timeout_s"):
+        for name, or_none in {"trial_timeout_s": ", or None", "stall_timeout_s": ", or None", "notice_s": ""}.items():
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and 0 < value < float("inf")):
-                raise FluidTuneError(f"{name}={value!r} must be a number of seconds above 0, or None")
+            if not (number and 0 < value < float("inf")) and not (value is None and or_none):
+                raise FluidTuneError(f"{name}={value!r} must be a number of seconds above 0{or_none}")
         if isinstance(self.parked_memory, bool) or not isinstance(self.parked_memory, int | float):
             raise FluidTuneError(f"parked_memory={self.parked_memory!r} is not known; use a number from 0 to 1")
         if not 0 <= self.parked_memory <= 1:

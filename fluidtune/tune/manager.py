@@ -29,6 +29,7 @@ from fluidtune.ray_compat.controller import (
     replace_actor_manager,
 )
 from fluidtune.trials import messages as life
+from fluidtune.tune.notice import AGAIN, Notice
 from fluidtune.tune.ray_calls import IDLE_WAIT_S, RayCalls
 from fluidtune.tune.search_memory import SearchMemory
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, place_of, task_of
@@ -71,8 +72,21 @@ def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory)
         manager.run_ended(saved)
         memory.run_ended(saved)
 
-    extend_controller(controller, on_cleanup, manager.status_line, lambda: memory.saved(controller))
+    def cleaned_up() -> None:
+        manager.notice.close()
+        if manager.notice.given and sys.exc_info()[0] is None:
+            raise SystemExit(AGAIN)
+
+    extend_controller(
+        controller,
+        on_cleanup,
+        manager.status_line,
+        lambda: memory.saved(controller),
+        lambda: manager.notice.state == "over",
+        cleaned_up,
+    )
     manager.note_trial(trial)
+    manager.notice.listen()
     return manager
 
 
@@ -90,6 +104,8 @@ class FluidActorManager(ActorManager):
     def __init__(self, job: TuningJob):
         super().__init__()
         self._job = job
+        #: That the driver is to end.
+        self.notice = Notice(job.notice_s)
         #: Every trial that Tune has made.
         self._trials: dict[str, Trial] = {}
         #: Trials that Ray runs, because only Ray can place them. No event names them.
@@ -253,6 +269,7 @@ class FluidActorManager(ActorManager):
 
     def step(self, timeout: float | None) -> bool:
         """Carry out what is due, wait for at most one event, and call back into Tune for it."""
+        self._heed_notice()
         self._advance()
         if not self._callbacks:
             self._calls.wait_for_one(0.0 if self._dispatch.behind else timeout)
@@ -261,6 +278,22 @@ class FluidActorManager(ActorManager):
             self._callbacks.call_next()
             return True
         return False
+
+    def _heed_notice(self) -> None:
+        """Have trials saved, and later Tune's loop end, if the driver is to end."""
+        begun = list(self._runs.begun())
+        if self._over or not self.notice.advance(lambda: self._dispatch.unloading > 0 or any(map(_unsaved, begun))):
+            return
+        if self.notice.state == "leaving":
+            self._waiting.end_all()
+            self._dispatch.leave_all_devices()
+            return
+        stopped = [run.id for run in begun if run.life.has_place or run.life.place == "moving"]
+        saved = [run.id for run in begun if run.id not in stopped]
+        self._job.log.write("notice", seconds=self.notice.seconds, saved=saved, stopped=stopped)
+        for _ in range(len(self._callbacks)):  # Tune's last snapshot has what is reported by now
+            if self._callbacks:
+                self._callbacks.call_next()
 
     def run_ended(self, saved: bool) -> None:
         """The run is over. What Tune stops from now on would have gone on, and may do so in a restored run.
@@ -330,3 +363,8 @@ class FluidActorManager(ActorManager):
         run = self._runs.find_trial(trial_id)
         if run is not None and self._job.engine.trial(trial_id).status == "waiting":
             self._shell.tell(run, life.PlaceTaken())
+
+
+def _unsaved(run: TrialRun) -> bool:
+    """Whether the trial holds work that can be saved."""
+    return run.life.kind != "plain" and run.life.place in ("live", "moving")

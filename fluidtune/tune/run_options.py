@@ -18,6 +18,7 @@ OPTIONS: list[tuple[str, type, str]] = [
     ("--parked-memory", float, "Part of a node's memory that processes of paused trials may hold."),
     ("--trial-timeout-s", float, "Seconds for which a trial may hold devices; past it, it fails."),
     ("--stall-timeout-s", float, "Seconds that one iteration may take; past it, the trial fails."),
+    ("--notice-s", float, "Seconds that SIGTERM leaves the driver to save trials and its state."),
     ("--beside", bool, "With --devices cpu:1: take turns with a service on this machine."),
     ("--steer", bool, "Let `fluidtune trial` stop, keep and clone trials while it runs."),
     ("-m", bool, "SCRIPT is the name of a module, as in `python -m`."),

@@ -25,7 +25,7 @@ import ray
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from fluidtune.ray_compat.controller import flat_last_result, make_paused, make_pending, turn
+from fluidtune.ray_compat.controller import flat_last_result, make_paused, make_pending, put_in_order, turn
 from fluidtune.ray_compat.scheduler_pickle import perturbations, pickled, trial_gone, unpickled
 from fluidtune.ray_compat.schedulers import limit_of
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
@@ -170,7 +170,10 @@ class SearchMemory:
             with self.asking(controller) as handed:
                 decision = self._base.on_trial_result(handed, trial, result)
             known = decision, {key: result[key] for key in result.keys() - before}
-            self._heard[name] = number, known
+            if decision == TrialScheduler.NOOP:
+                self._heard.pop(name, None)  # it was acted on, and goes on as another one
+            else:
+                self._heard[name] = number, known
             self._note(Entry("result", name, result, *known))
         result.update(known[1])
         return known[0]
@@ -300,6 +303,7 @@ class SearchMemory:
         self._begin_journal(saved.get("position", 0) + told if statuses else 0, cut=not statuses)
         if self._journal is not None:
             self._journal.end()  # until Tune has the trials as they are now
+        put_in_order(controller, list(statuses))
         self._go_on(controller, came, statuses)
         self._ask_for_snapshot()
 

@@ -106,6 +106,8 @@ class TuningJob:
         self._several_nodes = False
         #: Of a node's memory, what processes of paused trials may have together.
         self.parked_memory = settings.parked_memory
+        #: Seconds from SIGTERM to the driver's end.
+        self.notice_s = settings.notice_s
         self.trials = TrialRegistry(scheduler, self.setup, request, concurrency)
         app = storage(controller).experiment_dir_name
         #: How many trials Tune lets be pending by itself, and by how many we raised that.

@@ -17,6 +17,7 @@ from ray import cloudpickle
 from fluidtune.cluster.hosting.messages import Standing
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
 from fluidtune.group_facts import GroupFacts
+from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.trials import messages as m
 from fluidtune.tune.ray_calls import RayCalls
 from fluidtune.tune.trial_run import TrialRun, place_of
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Waiting:
-    """``config``, ``checkpoint``: those that the trial had when it was paused."""
+    """``config``: what the process was started with. ``checkpoint``: the trial's newest one when it was paused."""
 
     worker: PooledWorker
     config: bytes
@@ -51,12 +52,17 @@ class WaitingProcesses:
         self._waiting: dict[str, _Waiting] = {}
 
     def can_wait(self, run: TrialRun) -> bool:
-        """Whether the process of the trial may wait: what it holds is memory of the node alone."""
+        """Whether the process of the trial may wait: what it holds is memory of the node alone, and the trial's state.
+
+        A population may have given the trial another one's checkpoint, upon the very result after which it is paused.
+        """
         setup = self._job.setup
         alone = setup.layout.kind == "cpu" and setup.lanes is None and not run.life.gang
         leader = run.life.crew.leader
         free = isinstance(leader, PooledWorker) and not leader.holds
-        return alone and free and self._job.parked_memory > 0 and not self._job.reuses
+        place = place_of(run.trial.latest_checkpoint_result)
+        own = place is None or place.startswith(f"{run.trial.storage.trial_fs_path}/")
+        return alone and free and own and self._job.parked_memory > 0 and not self._job.reuses
 
     def wait(self, run: TrialRun, park: m.Park) -> None:
         """The trial is paused, and its leader waits."""
@@ -135,7 +141,8 @@ class WaitingProcesses:
 
 
 def _config_of(run: TrialRun) -> bytes:
+    """Tune copies the trial's configuration for each run, and puts into it what the trial is called."""
     try:
-        return bytes(cloudpickle.dumps(run.trial.config))
+        return bytes(cloudpickle.dumps({**run.kwargs["config"], TRIAL_INFO: None}))
     except Exception:  # no later run has the same
         return repr(run).encode()

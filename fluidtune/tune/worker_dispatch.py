@@ -23,6 +23,7 @@ from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.engine import messages as m
 from fluidtune.error_lines import first_line
+from fluidtune.ray_compat.cluster_state import draining_nodes
 from fluidtune.tune.job_log import REASON_LENGTH
 from fluidtune.tune.ray_calls import DeviceRevoked, RayCalls
 
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: While a device is missing, devices are looked for this often, seconds.
 POLL_S = 0.5
+#: Whether Ray drains a node is asked this often, seconds. A spot instance has half a minute or more.
+DRAINED_S = 2.0
 #: Processes that are started in one pass of the driver's loop at most; Tune's loop goes on before the others follow.
 STARTS_AT_ONCE = 32
 #: A worker of a trial that lost another worker is killed when it has not unloaded within this time, seconds.
@@ -72,8 +75,12 @@ class WorkerDispatch:
         self._deadlines: dict[str, float] = {}
         #: Called with each device that is gone or given back.
         self.on_gone: Callable[[int], None] = lambda device: None
-        #: When devices were last looked for (monotonic clock).
-        self._polled = 0.0
+        #: When devices were last looked for, and draining nodes (monotonic clock).
+        self._polled = self._looked = 0.0
+        #: Devices that are there of which the engine was told that they leave.
+        self._leaving: set[int] = set()
+        #: The driver is to end: no devices are looked for.
+        self._ending = False
 
     # --- requests
 
@@ -240,11 +247,21 @@ class WorkerDispatch:
         """
         now = time.monotonic()
         devices = self._job.devices
+        if self._ending:
+            return
+        if now - self._looked >= DRAINED_S:
+            self._looked = now
+            draining = tuple(draining_nodes())
+            for device, node in devices.nodes.items():
+                if any(each.startswith(node) for each in draining):
+                    devices.vacate(device)
+                    self._leave(device)
         if not force and (devices.complete or (now - self._polled < POLL_S and not devices.urgent)):
             return
         self._polled = now
         came, gone = devices.poll()
         for device in gone:
+            self._leaving.discard(device)
             self._job.pool.discard_idle_workers(device)
             self.on_gone(device)
             why = devices.reasons.get(device)
@@ -254,10 +271,22 @@ class WorkerDispatch:
         for device, node in self._job.setup.shown_nodes(came).items():
             self._job.log.write("device_gained", device=device, node=node)
             self._emit(m.DeviceGained(device, node))
-        for device in self._job.devices.leaving():
-            self._emit(m.DeviceLeaving(device))
+        for device in devices.leaving():
+            self._leave(device)
         lost = set(gone)
         self._requests = [each for each in self._requests if lost.isdisjoint((each.device, *each.others))]
+
+    def leave_all_devices(self) -> None:
+        """The driver is to end: what can be saved leaves its devices, and nothing starts any more."""
+        self._ending = True
+        for device in self._job.devices.nodes:
+            self._leave(device)
+
+    def _leave(self, device: int) -> None:
+        """The device will be lost soon: tell the engine once."""
+        if device not in self._leaving:
+            self._leaving.add(device)
+            self._emit(m.DeviceLeaving(device))
 
     def close(self) -> None:
         """Drop all requests."""

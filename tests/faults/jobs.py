@@ -96,14 +96,13 @@ TRAINABLES = {"plain": plain, "checkpointing": checkpointing, "elastic": elastic
 
 
 def main():
-    """jobs.py new|restore KIND STORAGE TRIALS ITERATIONS STEP [NAME ADDRESS [DEVICES SECONDS]]: run or continue a job.
+    """jobs.py new|restore KIND STORAGE TRIALS ITERATIONS STEP NAME ADDRESS [DEVICES SECONDS]: run or continue a job.
 
-    Without NAME and ADDRESS the job starts its own Ray cluster. With them it is called NAME and shares the devices of
-    the cluster at ADDRESS with other jobs. On emulated DEVICES an iteration takes STEP seconds on one of them. After
-    SECONDS Tune stops the trials, of which it keeps two checkpoints; 0: never, and it keeps all.
+    It shares the devices of the cluster at ADDRESS with other jobs. On emulated DEVICES an iteration takes STEP seconds
+    on one of them. After SECONDS Tune stops the trials, of which it keeps two checkpoints; 0: never, and it keeps all.
     """
-    mode, kind, storage, trials, iterations, step, *shared = sys.argv[1:]
-    name, address, devices, seconds = [*shared, *("job", "local", "cpu:2", "0")[len(shared) :]]
+    mode, kind, storage, trials, iterations, step, name, address, *other = sys.argv[1:]
+    devices, seconds = other or ("cpu:2", "0")
     import ray
     from ray import tune
 
@@ -117,8 +116,7 @@ def main():
 
         profile = scaled(DEFAULT, float(step))
 
-    own = {} if shared else {"num_cpus": 2, "include_dashboard": False}
-    ray.init(address=address, log_to_driver=False, **own)
+    ray.init(address=address, log_to_driver=False)
     notes = os.path.join(storage, "notes")
     os.makedirs(notes, exist_ok=True)
     path = os.path.join(storage, name)
@@ -140,7 +138,7 @@ def main():
                 verbose=0,
                 checkpoint_config=tune.CheckpointConfig(num_to_keep=2 if float(seconds) else None),
             ),
-            executor=fluidtune.FluidExecutor(devices=devices, arbiter="auto" if shared else None, profile=profile),
+            executor=fluidtune.FluidExecutor(devices=devices, arbiter="auto", profile=profile),
         )
     grid = tuner.fit()
     with open(os.path.join(storage, "done.json"), "w") as file:

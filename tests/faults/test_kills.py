@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -21,7 +17,6 @@ from ray import tune
 import fluidtune
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from tests.faults import jobs
-from tests.leftovers import belongs_to
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
@@ -135,66 +130,3 @@ def test_workers_killed_at_random_moments(kind, kills, tmp_path):
     lost = sum(e["event"] == "worker_lost" for e in events)
     # The loss of an idle worker is noticed only when a trial needs it.
     assert lost >= killer.kills // 2
-
-
-#: Ray's own agents. They may outlive a killed driver by more than half a minute, under stock Tune as well.
-RAYS_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-
-
-def left_by_driver(directory: Path) -> list[psutil.Process]:
-    """Processes that the driver with this TMPDIR started and left. When only Ray's agents are left, they are killed."""
-    found, agents = [], []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and belongs_to(process, directory):
-                (agents if process.name() in RAYS_AGENTS else found).append(process)
-    if not found:
-        for agent in agents:
-            with contextlib.suppress(psutil.Error):
-                agent.kill()
-    return found
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("kind", ["elastic", "checkpointing"])
-def test_driver_killed_at_random_moments(kind, kills, tmp_path):
-    trials, iterations, step = 4, 12 * kills, 0.1
-    rng = random.Random(kills)
-    done = tmp_path / "done.json"
-    mode, count = "new", 0
-    while not done.exists():
-        directory = Path(tempfile.mkdtemp(prefix="d-"))  # not below tmp_path: the paths of Ray's sockets must be short
-        arguments = [mode, kind, tmp_path, trials, iterations, step]
-        command = [sys.executable, "-m", "tests.faults.jobs", *map(str, arguments)]
-        environment = {**os.environ, "TMPDIR": str(directory), "PYTHONPATH": str(ROOT)}
-        with open(tmp_path / "out.txt", "ab") as out:
-            driver = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
-            if count < kills:
-                wait_for_progress(tmp_path / "job" / EVENT_LOG_NAME, driver)
-                time.sleep(rng.uniform(0.0, 2.0))
-                os.kill(driver.pid, signal.SIGKILL)
-                driver.wait()
-                count += 1
-            else:
-                assert driver.wait(timeout=300) == 0, (tmp_path / "out.txt").read_text()[-3000:]
-        deadline = time.monotonic() + 60
-        while left := left_by_driver(directory):
-            assert time.monotonic() < deadline, left
-            time.sleep(0.2)
-        mode = "restore"
-    assert count == kills, "the job was over before it had been killed so often"
-    outcome = json.loads(done.read_text())
-    assert outcome == {"errors": 0, "iterations": [iterations] * trials}
-    check_reports(kind, tmp_path, trials, iterations, tmp_path)
-
-
-def wait_for_progress(log: Path, driver: subprocess.Popen) -> None:
-    """Wait until this driver has reported an iteration or has ended."""
-
-    def results() -> int:
-        return sum(e["event"] == "trial_result" for e in read_events(log)) if log.exists() else 0
-
-    before = results()
-    while results() == before and driver.poll() is None:
-        time.sleep(0.1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -73,3 +75,25 @@ def test_a_node_killed_again_and_again(kind, kills, two_nodes, tmp_path):
     gained = [e for e in events if e["event"] == "device_gained"]
     assert len(lost) >= min(2, kills) and len(gained) >= len(lost) - 1
     assert_nothing_left()
+
+
+@pytest.mark.timeout(300)
+def test_trials_leave_a_node_that_ray_drains(two_nodes, tmp_path):
+    cluster, node = two_nodes
+    log = tmp_path / "job" / EVENT_LOG_NAME
+    with ThreadPoolExecutor(1) as thread:
+        job = thread.submit(fit, "elastic", tmp_path, 2, 14, 0.3)
+        while len({e["trial"] for e in (read_events(log) if log.exists() else ()) if e["event"] == "trial_result"}) < 2:
+            time.sleep(0.1)
+        command = [str(Path(sys.executable).with_name("ray")), "drain-node", "--address", cluster.address]
+        preempted = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        subprocess.run([*command, "--node-id", node.node_id, *preempted], check=True)
+        grid = job.result()
+    assert not grid.errors
+    check_reports("elastic", tmp_path, 2, 14, tmp_path)
+    events = read_events(log)
+    assert [e["why"] for e in events if e["event"] == "suspend_asked"] == ["leaving_device"]
+    returned = [e["device"] for e in events if e["event"] == "device_returned"]
+    moved = [e["devices"] for e in events if e["event"] == "trial_started" and e["resumed"]]
+    assert len(moved) == 1 and not any(set(devices) & set(returned[:1]) for devices in moved)
+    assert not [e for e in events if e["event"] == "worker_lost"]

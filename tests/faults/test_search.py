@@ -1,61 +1,98 @@
-"""The driver of a search is killed: the search that is restored stops each trial where one that is not killed does."""
+"""The driver of a search is killed, and told to end: what is restored decides as a search that nobody disturbs.
+
+A driver gets SIGKILL or SIGTERM at a seeded moment and is started again, until its search is over. Where trials run one
+at a time, the order of results is fixed: what they report must be what they report in a search that nobody disturbs.
+All drivers use one cluster, and are forked from one process that has imported Ray. `pytest tests/faults/test_search.py
+--kills 100 -s` has a hundred of both for each search.
+"""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
-import tempfile
+import random
+import signal
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 
-from tests.faults.test_kills import ROOT, left_by_driver, reported
+from fluidtune.tune.notice import AGAIN
+from tests.faults.search_job import SEARCHES, done_twice, outcome, search
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
-#: Results after which the driver is killed.
-KILLED_AFTER = 23
+FORK = multiprocessing.get_context("fork")
 
 
-def driven(mode: str, storage: Path, kill_after: int | None = None) -> None:
-    """Run a driver, which is killed after so many results of its event log."""
-    directory = Path(tempfile.mkdtemp(prefix="d-"))  # not below tmp_path: the paths of Ray's sockets must be short
-    environment = {**os.environ, "TMPDIR": str(directory), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.faults.search_job", mode, str(storage)]
-    storage.mkdir(exist_ok=True)
-    with open(storage / "out.txt", "ab") as out:
-        driver = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=out)
+def _cluster(other: Any, pipe: Any) -> None:
+    other.close()
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    pipe.send(ray.get_runtime_context().gcs_address)
+    pipe.poll(None)
+    ray.shutdown()
+
+
+@pytest.fixture
+def address(no_ray: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of a cluster that lives in a process of its own."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or Ray makes a token, of which a forked process does not know
+    ours, its = FORK.Pipe()
+    process = FORK.Process(target=_cluster, args=(ours, its))
+    process.start()
+    yield ours.recv()
+    ours.send(None)
+    process.join()
+
+
+def _drive(name: str, storage: Path, address: str) -> None:
+    out = os.open(storage / "out.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    search(name, storage, address)
+
+
+def _results(log: Path) -> int:
+    return log.read_text().count('"trial_result"') if log.exists() else 0
+
+
+def driven(name: str, storage: Path, address: str, moments: random.Random, wanted: Counter[str]) -> dict[str, Any]:
+    """Run a search to its end. ``wanted``: how many kills and notices are to come; those that were are taken off."""
+    storage.mkdir()
     log = storage / "job" / "fluid_events.jsonl"
-    while kill_after is not None and driver.poll() is None:
-        lines = log.read_text().splitlines() if log.exists() else []
-        if sum('"trial_result"' in line for line in lines) >= kill_after:
+    while True:
+        driver = FORK.Process(target=_drive, args=(name, storage, address))
+        driver.start()
+        assert driver.pid is not None
+        if kinds := sorted(+wanted):
+            kind, until, pause = moments.choice(kinds), _results(log) + moments.randint(1, 6), moments.uniform(0.0, 0.1)
+            while _results(log) < until and driver.is_alive():
+                time.sleep(0.01)
+            time.sleep(pause)
+            if driver.is_alive():
+                os.kill(driver.pid, signal.SIGKILL if kind == "kills" else signal.SIGTERM)
+        driver.join(180)
+        if driver.exitcode is None:
             driver.kill()
-        time.sleep(0.01)
-    status = driver.wait(timeout=300)
-    assert (status == 0) == (kill_after is None), (storage / "out.txt").read_text()[-3000:]
-    deadline = time.monotonic() + 60
-    while left := left_by_driver(directory):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.2)
+            pytest.fail(f"{storage}: the driver does not end")
+        if driver.exitcode == 0:
+            return outcome(storage)
+        assert kinds and driver.exitcode == (-signal.SIGKILL if kind == "kills" else AGAIN), f"{storage}/out.txt"
+        wanted[kind] -= 1
 
 
-def ended(storage: Path) -> dict[int, list[int]]:
-    return {int(x): [line["training_iteration"] for line in lines] for x, lines in reported(storage).items()}
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.usefixtures("no_ray")
-def test_a_killed_search_of_asha_stops_the_same_trials(tmp_path: Path) -> None:
-    driven("new", tmp_path / "whole")
-    driven("new", tmp_path / "killed", kill_after=KILLED_AFTER)
-    driven("restore", tmp_path / "killed")
-    whole, killed = ended(tmp_path / "whole"), ended(tmp_path / "killed")
-    assert len(whole) == 18
-    assert len({len(each) for each in whole.values()}) > 1, "ASHA stops none of them early"
-    assert killed == whole
-    events = [json.loads(line) for line in (tmp_path / "killed" / "job" / "fluid_events.jsonl").open()]
-    assert sum(event["event"] == "run_started" for event in events) == 2
-    assert not list((tmp_path / "killed" / "job").glob("fluid_search-*")), "the journal is left"
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_disturbed_search_decides_as_one_that_is_not(name: str, kills: int, address: str, tmp_path: Path) -> None:
+    moments, left, number = random.Random(name), Counter(kills=kills, notices=kills), 0
+    whole = driven(name, tmp_path / "whole", address, moments, Counter())
+    while +left:
+        before, number = Counter(left), number + 1
+        storage = tmp_path / str(number)
+        found = driven(name, storage, address, moments, left)
+        print(name, dict(before - left), "done twice:", done_twice(storage), "same" if found == whole else "OTHERWISE")
+        assert found == whole

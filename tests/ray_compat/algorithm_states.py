@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining
+from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler, PopulationBasedTraining
 
 
 def halve(hyperband: HyperBandScheduler, index: int, trials: Sequence[Trial]) -> list[Trial]:
@@ -23,3 +23,9 @@ def set_population(pbt: PopulationBasedTraining, next_perturbation: float, train
     """Give PBT a population; ``trained``: trial -> where it was perturbed last, in PBT's time attribute."""
     pbt._next_perturbation_sync = next_perturbation
     pbt._trial_state = {trial: SimpleNamespace(last_train_time=at) for trial, at in trained.items()}
+
+
+def scores_of(asha: ASHAScheduler) -> dict[str, dict[str, float]]:
+    """The scores in the rungs of ASHA's one bracket: by the iteration of the rung, by the trial's id."""
+    (bracket,) = asha._brackets
+    return {str(milestone): dict(recorded) for milestone, recorded in bracket._rungs}

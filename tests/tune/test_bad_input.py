@@ -98,11 +98,6 @@ def test_a_type_checker_finds_a_mistyped_setting(tmp_path: Path) -> None:
     assert set(fluidtune.__all__) <= set(dir(fluidtune))
 
 
-def test_misspelt_setting() -> None:
-    with pytest.raises(TypeError, match="max_worker"):
-        FluidExecutor(max_worker=1)  # type: ignore[call-arg]
-
-
 def test_a_fluid_scheduler_is_not_wrapped_twice() -> None:
     refused(lambda: FluidScheduler(FluidScheduler(ASHAScheduler())), "wrap it once")
 

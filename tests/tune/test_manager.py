@@ -32,7 +32,7 @@ from fluidtune.tune.trial_run import PROGRESS, TrialRun, keep_progress
 from fluidtune.tune.trial_shell import LATE_S
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import book, resize
-from tests.tune.tried_manager import LOADED, Tried, growing, leader_of, wide
+from tests.tune.tried_manager import Tried, growing, leader_of, wide
 
 
 def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> None:
@@ -248,13 +248,6 @@ def test_a_later_trial_of_a_trainable_that_can_grow_does_so_when_it_is_loaded(tr
     tried.manager._advance()
     other = tried.placed(1.0, name="b", loaded=False)
     assert other.life.growable and tried.logged("trial_added")[-1]["growable"] is True
-
-
-def test_what_a_worker_needs_to_follow_is_sent_to_it(tried: Tried) -> None:
-    run, joiner = growing(tried)
-    actor: Any = joiner.actor
-    (spec,) = actor.args[0]
-    assert (spec.trial, spec.address, spec.secret) == ("a", LOADED.address, run.secret)
 
 
 def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> None:

@@ -17,8 +17,7 @@ from ray import tune
 
 import fluidtune
 from tests.faults import jobs
-from tests.faults.test_kills import RAYS_AGENTS
-from tests.tune.running import CPUS, fit, logged
+from tests.tune.running import CPUS, events_of, fit, logged
 from tests.tune.trainables import raising, with_checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +48,8 @@ def reported(path: Path) -> int:
 @pytest.mark.ray
 @pytest.mark.core
 @pytest.mark.usefixtures("no_ray")
-def test_ctrl_c_saves_the_state_leaves_nothing_and_is_restored(tmp_path: Path, one_ray) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_leaves_no_process_and_a_run_that_is_restored(number: int, tmp_path: Path, one_ray) -> None:  # type: ignore[no-untyped-def]
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)
     driver = subprocess.Popen(
@@ -68,15 +68,22 @@ def test_ctrl_c_saves_the_state_leaves_nothing_and_is_restored(tmp_path: Path, o
         assert driver.poll() is None, driver.communicate()[0][-3000:]
         below = psutil.Process(driver.pid).children(recursive=True)
         # Ray's own agents may outlive a driver by more than half a minute, under stock Ray Tune as well.
-        below = [process for process in below if process.name() not in RAYS_AGENTS]
-        driver.send_signal(signal.SIGINT)
+        agents = [each for each in below if each.name() in ("ray::DashboardAgent", "ray::RuntimeEnvAgent")]
+        below = [each for each in below if each not in agents]
+        driver.send_signal(number)
         said, _ = driver.communicate(timeout=60)
     finally:
         if driver.poll() is None:
             os.killpg(driver.pid, signal.SIGKILL)
-    assert "ended in order" in said, said[-3000:]
+    expected = {signal.SIGINT: 0, signal.SIGTERM: 75, signal.SIGKILL: -signal.SIGKILL}[number]
+    assert driver.returncode == expected and ("ended in order" in said) == (expected == 0), said[-3000:]
     _, alive = psutil.wait_procs(below, timeout=60)
     assert not alive, f"left behind: {alive}"
+    if number == signal.SIGKILL:  # tests/faults/test_search.py restores such runs
+        for each in agents:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        return
     assert fluidtune.Tuner.can_restore(str(tmp_path / "job"))
     assert not fluidtune.Tuner.can_restore(str(tmp_path / "another"))
 
@@ -116,7 +123,7 @@ def test_an_experiment_goes_on_under_fluidtune_whoever_began_it(side: str, tmp_p
 
 
 class Ending(tune.Callback):
-    """Ends the run at a trial's third result, once: as Ctrl-C does, or with an exception in the driver."""
+    """Ends the run at a trial's third result, once: as Ctrl-C does, by a notice, or with an exception in the driver."""
 
     def __init__(self, how: str, marker: Path):
         self.how, self.marker = how, marker
@@ -126,20 +133,25 @@ class Ending(tune.Callback):
             self.marker.touch()
             if self.how == "exception":
                 raise RuntimeError("as ordered")
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM if self.how == "notice" else signal.SIGINT)
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray2")
-@pytest.mark.parametrize("how", ["ctrl-c", "exception"])
+@pytest.mark.parametrize("how", ["ctrl-c", "exception", "notice"])
 def test_a_run_that_ends_in_the_middle_leaves_its_trial_to_go_on(how: str, tmp_path: Path) -> None:
     space = {"x": 1.0, "iterations": 6, "step": 0.1, "notes": str(tmp_path)}
     executor = fluidtune.FluidExecutor(devices="cpu:2", max_workers=1)
     settings = {"metric": "value", "mode": "min", "run": {"callbacks": [Ending(how, tmp_path / "ended")]}}
-    raises = pytest.raises(Exception, match="as ordered") if how == "exception" else contextlib.nullcontext()
-    with raises:
+    ends: Any = {
+        "exception": pytest.raises(Exception, match="as ordered"),
+        "notice": pytest.raises(SystemExit, match="75"),
+    }
+    with ends.get(how, contextlib.nullcontext()):
         fit("fluid", jobs.elastic, space, tmp_path, executor=executor, **settings)
     assert len(list(tmp_path.glob("fluid/*/.fluid_commit"))) == 1
+    notices = [len(event["saved"]) for event in events_of(tmp_path, "notice")]
+    assert notices == ([1] if how == "notice" else [])
     result = fluidtune.Tuner.restore(str(tmp_path / "fluid"), jobs.elastic, executor=executor).fit()[0]
     ran = [int(line.split()[0]) for line in (tmp_path / "1.0").read_text().splitlines()]
     assert logged(result) == sorted(set(ran)) == [1, 2, 3, 4, 5, 6]

@@ -229,21 +229,31 @@ def test_a_killed_search_decides_as_one_that_is_not(kind: str, period: int, tmp_
         assert found == expected, kills
 
 
-@pytest.mark.parametrize("kind", ["asha", "asha, brackets"])
-def test_a_restored_algorithm_has_every_score_that_was_reported(kind: str, tmp_path: Path) -> None:
-    seed(1)
-    controller = Controller(SCHEDULERS[kind](), tmp_path, 3)
-    for kept in controller.steps(10_000):
-        restored_one = Controller(SCHEDULERS[kind](), tmp_path / "nowhere", 3, kept)
-        restored_one.memory.start(tmp_path, lambda: None)
-        entries = {path: path.read_bytes() for path in tmp_path.glob("*.log")}
-        state = random.getstate(), np.random.get_state()
-        restored_one.memory.ready(restored_one)
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        assert restored_one.base.debug_string() == controller.base.debug_string()
-        for path in tmp_path.glob("*.log"):
-            path.unlink() if path not in entries else path.write_bytes(entries[path])
+class Exploiting(PopulationBasedTraining):
+    """Gives the trial another one's state at iteration 4, where the trial then begins at iteration 2."""
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        if self._num_perturbations or result["training_iteration"] < 4:
+            return TrialScheduler.CONTINUE
+        self._num_perturbations += 1
+        tune_controller.pause_trial(trial)
+        return TrialScheduler.NOOP
+
+
+def test_a_trial_that_was_exploited_before_the_kill_hears_no_answer_of_its_life_before(tmp_path: Path) -> None:
+    """docs/bugs.md, 717: it reported iteration 4 again, heard that it was acted on, and stood still."""
+    make = lambda: Exploiting(**COUNTED, hyperparam_mutations={"lr": [1, 2]}, log_config=False)  # noqa: E731
+    controller = Controller(make(), tmp_path, 3)
+    trial = new_trial("t0", {"x": 0})
+    controller.trials.append(trial)
+    controller.memory.add(controller, trial)
+    trial.status = Trial.RUNNING
+    for _ in range(4):
+        controller.report(trial)
+    later = Controller(make(), tmp_path, 3, controller.snapshot())
+    assert later.memory.ready(later)
+    again = [later.memory.result(later, later.trials[0], {"training_iteration": n, "score": 0.0}) for n in (3, 4, 5)]
+    assert again == ["CONTINUE"] * 3
 
 
 class Unpicklable(ASHAScheduler):

@@ -96,11 +96,13 @@ def test_a_process_that_is_killed_while_it_waits(tmp_path: Path) -> None:
     assert all(counts == list(range(1, len(counts) + 1)) for counts in columns(results, "count").values())
 
 
-def test_a_trial_that_takes_anothers_checkpoint_is_restored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("synch", [True, False])
+def test_a_trial_that_takes_anothers_checkpoint_is_restored(synch: bool, tmp_path: Path) -> None:
+    """Also where its own result is what it is exploited upon. docs/bugs.md, 718"""
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration",
         perturbation_interval=3,
-        synch=True,
+        synch=synch,
         hyperparam_mutations={"x": [1, 2, 3, 4]},
         quantile_fraction=0.25,
         resample_probability=0.0,
@@ -110,6 +112,7 @@ def test_a_trial_that_takes_anothers_checkpoint_is_restored(tmp_path: Path) -> N
     options = {"scheduler": scheduler, "metric": "score", "mode": "max", "executor": executor}
     results = fit("fluid", Counting, space, tmp_path, run={"stop": {"training_iteration": 9}}, **options)
     found = [(list(each.metrics_dataframe["count"]), list(each.metrics_dataframe["steps"])) for each in results]
-    assert all(steps == list(range(1, 10)) for _, steps in found)
+    assert [each.metrics["score"] for each in results] == [each.config["x"] for each in results]
+    assert not synch or all(steps == list(range(1, 10)) for _, steps in found)
     in_place = [counts for counts, _ in found if counts == list(range(1, 10))]
     assert 2 <= len(in_place) < 4, "those that took no checkpoint waited"

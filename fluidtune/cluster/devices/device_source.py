@@ -64,6 +64,12 @@ class DeviceSource(ABC):
         another group meanwhile, nothing changes. Any number is allowed.
         """
 
+    def vacate(self, device: int) -> None:  # noqa: B027 (others keep it until its node dies)
+        """The node of a device that is there will be lost soon: give it back as soon as nothing runs on it.
+
+        The driver says so again and again, and empties it.
+        """
+
     @abstractmethod
     def group(self, device: int) -> Any:
         """The placement group of a device that is there."""

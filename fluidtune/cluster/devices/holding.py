@@ -54,7 +54,7 @@ class Unit:
     there: bool = False
     #: Since when it is there, idle and of no use; None: it is not.
     spare_since: float | None = None
-    #: Since when it is to be given back for others; None: it is not.
+    #: Since when it is to be given back for others; None: it is not. Infinity: for its node, whenever it is empty.
     leaving_since: float | None = None
 
 
@@ -95,6 +95,11 @@ class Holding:
         """The unit's node is dead; Ray makes the unit anew where there is room, as if it had been asked for now."""
         unit.there, unit.asked, unit.growth = False, now, False
         unit.spare_since = unit.leaving_since = None
+
+    def vacate(self, unit: Unit) -> None:
+        """The unit's node will die: give the unit back as soon as it is empty, however long that takes."""
+        if unit.there and unit.leaving_since is None:
+            unit.leaving_since = float("inf")
 
     def forget(self, unit: Unit) -> None:
         """The unit is not the job's any more: it was dropped, or somebody has removed its placement group."""

@@ -111,6 +111,9 @@ class OnDemandDevices(DeviceSource):
         if unit is not None and unit not in self._ending and self._groups[unit] == group:
             self._revoked.add(unit)
 
+    def vacate(self, device: int) -> None:
+        self._holding.vacate(self._unit_of[device])
+
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
         came: dict[int, str] = {}
         gone: list[int] = []

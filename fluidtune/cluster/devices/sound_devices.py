@@ -79,6 +79,9 @@ class SoundDevices(DeviceSource):
     def revoked(self, device: int, group: Any) -> None:
         self._source.revoked(device, group)
 
+    def vacate(self, device: int) -> None:
+        self._source.vacate(device)
+
     def group(self, device: int) -> Any:
         return self._source.group(device)
 

@@ -1,0 +1,109 @@
+"""The notice that a driver is to end soon: SIGTERM, as Kubernetes, Slurm and ``kill`` send it, while a run goes on.
+
+    none --SIGTERM--> leaving --no trial can be saved any more, or COMMITS_PART of notice_s is over--> over
+
+- *none*: the run goes on.
+- *leaving*: every device leaves. A trial that can be saved is, at its next boundary, and waits then. Others train on.
+- *over*: Tune's loop ends. Tune saves its state, processes end, devices and leases are given back. Then the driver ends
+  with status `AGAIN`.
+
+A second SIGTERM, and the end of ``notice_s``, do what SIGTERM does without FluidTune: they end the driver at once. The
+run can be restored in any case, as after a SIGKILL.
+
+The boundary: from a run's first trial to its end, in a driver whose run is in the main thread. A script that handles or
+ignores SIGTERM itself keeps its own way. SIGINT and SIGUSR1 are Tune's: the run ends in order, and ``fit`` returns.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+logger = logging.getLogger(__name__)
+
+#: The driver's exit status: "try again later", in BSD's sysexits.h. No shell, and not Python, ends with it by itself.
+AGAIN = os.EX_TEMPFAIL
+#: The part of ``notice_s`` in which trials are saved. Judgement: the last snapshot and the end of processes take less.
+COMMITS_PART = 2 / 3
+
+
+class Notice:
+    """The notice to one run. Every state but the first begins in `advance`, and so between two steps of Tune's loop.
+
+    ``notice_s``: seconds from the signal to the end. ``clock``: seconds.
+    """
+
+    def __init__(self, notice_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.notice_s, self._clock = notice_s, clock
+        self.state: Literal["none", "leaving", "over"] = "none"
+        #: When the signal came; None: it has not.
+        self._given: float | None = None
+        #: What SIGTERM did before, while we listen to it; None: we do not.
+        self._before: Any = None
+        self._timer: threading.Timer | None = None
+
+    def give(self) -> None:
+        """The driver is to end."""
+        self._given = self._clock()
+
+    @property
+    def given(self) -> bool:
+        """Whether the signal has come."""
+        return self._given is not None
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the signal came, in seconds; 0: it has not."""
+        return 0.0 if self._given is None else self._clock() - self._given
+
+    def advance(self, unsaved: Callable[[], bool]) -> bool:
+        """Go on to the next state, if it is time. Returns whether it did.
+
+        ``unsaved``: whether there are trials that can be saved and are not.
+        """
+        if self.state == "none" and self.given:
+            self.state = "leaving"
+        elif self.state == "leaving" and (self.seconds >= COMMITS_PART * self.notice_s or not unsaved()):
+            self.state = "over"
+        else:
+            return False
+        return True
+
+    # --- the signal
+
+    def listen(self) -> None:
+        """Have SIGTERM give notice from now on, unless the script handles it, or this is not the main thread."""
+        found = signal.getsignal(signal.SIGTERM)
+        ours = found == signal.SIG_DFL or getattr(found, "__module__", "").partition(".")[0] == "ray"
+        if ours and threading.current_thread() is threading.main_thread():
+            self._before = found
+            signal.signal(signal.SIGTERM, self._on_signal)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._stop_listening()  # the next one ends the driver at once
+        self.give()
+        self._timer = threading.Timer(self.notice_s, os.kill, (os.getpid(), signal.SIGTERM))
+        self._timer.daemon = True
+        self._timer.start()
+        logger.warning(
+            "FluidTune: SIGTERM: trials are saved, and the driver ends within %g s, with status %d. The run can be "
+            "restored. A second SIGTERM ends it at once",
+            self.notice_s,
+            AGAIN,
+        )
+
+    def _stop_listening(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
+
+    def close(self) -> None:
+        """The run has ended: SIGTERM does what it did before."""
+        self._stop_listening()
+        if self._timer is not None:
+            self._timer.cancel()
