@@ -2,7 +2,7 @@
 
 Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), steering (trial), report
 (report, top, why), view (view), plan_command.py (plan), doctor.py (doctor), docs_command.py (docs),
-themis_bridge/shell/control.py (arbiter) and serving (serve).
+slurm (slurm), themis_bridge/shell/control.py (arbiter) and serving (serve).
 """
 
 from __future__ import annotations
@@ -274,6 +274,50 @@ def doctor() -> None:
         click.echo(f"{'--  ' if good is None else 'ok  ' if good else 'MISS'}  {name}: {text}")
         trouble = trouble or good is False
     sys.exit(1 if trouble else 0)
+
+
+class _AllWords(click.Command):
+    """A command that gets all words after its name as they are, "--" too, in ``words``."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        if not args or args[0] in ("-h", "--help"):
+            return super().parse_args(context, ["--help"])
+        context.params["words"] = tuple(args)
+        return []
+
+
+@cli.command(cls=_AllWords, options_metavar="[--print] [--notice SECONDS] [SBATCH OPTIONS]")
+@click.argument("words", nargs=-1, metavar="SCRIPT [-- ARGS]")
+def slurm(words: tuple[str, ...]) -> None:
+    """Submit SCRIPT as a Slurm job; its trials run on all nodes of the job (docs/how-to/slurm.md).
+
+    \b
+        fluidtune slurm script.py --nodes 2 --gpus-per-node 4 --time 0:30:00
+        fluidtune slurm --nodes 2 -- --max-packing 2 script.py --epochs 3
+
+    The words before the first option, and those after "--", are those of `fluidtune run`. The others are sbatch's, but
+    for two. --print: print the job script and submit nothing. --notice: seconds before the time limit at which the
+    search writes its state, to be requeued (60).
+    """
+    from fluidtune.slurm.job import submit
+    from fluidtune.slurm.submission import script, submission
+    from fluidtune.tune.run_options import read
+
+    asked = submission(words)
+    found = read(list(asked.run))
+    if found is None:
+        raise FluidTuneError(
+            f"no script in {' '.join(words)!r}; type: fluidtune slurm SCRIPT [sbatch options] [-- ARGS]"
+        )
+    named, module = found[0][0], "m" in found[1]
+    if not (module or os.path.exists(named)):
+        raise FluidTuneError(f"there is no script {named!r}; give the path of a Python file")
+    text = script(asked, os.path.basename(named.rstrip("/")), sys.executable)
+    if asked.shown:
+        click.echo(text, nl=False)
+        return
+    job = submit(text)
+    click.echo(f"job {job} is submitted; `squeue --jobs {job} --start` says when it begins, or what it waits for")
 
 
 @cli.group()

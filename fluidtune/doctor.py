@@ -14,6 +14,8 @@ from importlib.metadata import version
 from itertools import combinations
 from typing import Any
 
+from fluidtune.slurm import allocation
+
 #: The name of what was checked, whether it is well, and what was found or what to type. None: it is not there, and jobs
 #: run without it.
 Check = tuple[str, bool | None, str]
@@ -35,6 +37,7 @@ def checks() -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield "python", (3, 10) <= sys.version_info[:2] <= (3, 13), f"{version} (3.10 to 3.13 are supported)"
     yield from looked("ray", _ray)
+    yield from looked("slurm", _slurm)
     yield from looked("cluster", _cluster)
     yield from looked("disk", lambda: disk_check("Ray", os.environ.get("RAY_TMPDIR", "/tmp")))
     yield from looked("disk", lambda: disk_check("results", "~/ray_results"))
@@ -74,6 +77,22 @@ def _ray() -> Check:
     except FluidTuneError as error:
         return "ray", False, str(error)
     return "ray", True, f"{ray.__version__} (tested from {OLDEST_RAY} to {NEWEST_RAY})"
+
+
+def _slurm() -> Check:
+    """In a job: what Ray would have of this node. Elsewhere: whether jobs can be submitted."""
+    job = allocation.allocation(os.environ)
+    if job is not None and job.here:
+        of_job = allocation.memory(os.environ)
+        has = allocation.share(os.environ, len(os.sched_getaffinity(0)), of_job)
+        memory = "all of its memory" if has.memory is None else f"{has.memory >> 20} MiB"
+        found = f"job {job.job} on {job.hosts} has {has.cores} cores, {has.gpus} GPUs and {memory} of node {job.here}"
+        return "slurm", True, f"{found}; `fluidtune run` uses all of its nodes"
+    if job is not None:
+        return "slurm", True, f"job {job.job} has {job.hosts}; `fluidtune run` starts there"
+    if shutil.which("sbatch") is None:
+        return "slurm", None, "no sbatch here, so `fluidtune slurm` submits nothing"
+    return "slurm", True, "jobs can be submitted by `fluidtune slurm`"
 
 
 def _cluster() -> Iterator[Check]:
