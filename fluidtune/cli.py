@@ -280,20 +280,15 @@ class _AllWords(click.Command):
     """A command that gets all words after its name as they are, "--" too, in ``words``."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        if not args or args[0] in ("-h", "--help"):
-            return super().parse_args(context, ["--help"])
+        asks = not args or args[0] in ("-h", "--help")
         context.params["words"] = tuple(args)
-        return []
+        return super().parse_args(context, ["--help"]) if asks else []
 
 
 @cli.command(cls=_AllWords, options_metavar="[--print] [--notice SECONDS] [SBATCH OPTIONS]")
 @click.argument("words", nargs=-1, metavar="SCRIPT [-- ARGS]")
 def slurm(words: tuple[str, ...]) -> None:
     """Submit SCRIPT as a Slurm job; its trials run on all nodes of the job (docs/how-to/slurm.md).
-
-    \b
-        fluidtune slurm script.py --nodes 2 --gpus-per-node 4 --time 0:30:00
-        fluidtune slurm --nodes 2 -- --max-packing 2 script.py --epochs 3
 
     The words before the first option, and those after "--", are those of `fluidtune run`. The others are sbatch's, but
     for two. --print: print the job script and submit nothing. --notice: seconds before the time limit at which the
@@ -307,15 +302,14 @@ def slurm(words: tuple[str, ...]) -> None:
     found = read(list(asked.run))
     if found is None:
         raise FluidTuneError(
-            f"no script in {' '.join(words)!r}; type: fluidtune slurm SCRIPT [sbatch options] [-- ARGS]"
+            f"no script in {' '.join(words)!r}; type: fluidtune slurm SCRIPT [SBATCH OPTIONS] [-- ARGS]"
         )
-    named, module = found[0][0], "m" in found[1]
-    if not (module or os.path.exists(named)):
+    named = found[0][0]
+    if "m" not in found[1] and not os.path.exists(named):
         raise FluidTuneError(f"there is no script {named!r}; give the path of a Python file")
     text = script(asked, os.path.basename(named.rstrip("/")), sys.executable)
     if asked.shown:
-        click.echo(text, nl=False)
-        return
+        return click.echo(text, nl=False)
     job = submit(text)
     click.echo(f"job {job} is submitted; `squeue --jobs {job} --start` says when it begins, or what it waits for")
 

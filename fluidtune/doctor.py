@@ -81,18 +81,13 @@ def _ray() -> Check:
 
 def _slurm() -> Check:
     """In a job: what Ray would have of this node. Elsewhere: whether jobs can be submitted."""
-    job = allocation.allocation(os.environ)
-    if job is not None and job.here:
-        of_job = allocation.memory(os.environ)
-        has = allocation.share(os.environ, len(os.sched_getaffinity(0)), of_job)
-        memory = "all of its memory" if has.memory is None else f"{has.memory >> 20} MiB"
-        found = f"job {job.job} on {job.hosts} has {has.cores} cores, {has.gpus} GPUs and {memory} of node {job.here}"
-        return "slurm", True, f"{found}; `fluidtune run` uses all of its nodes"
-    if job is not None:
-        return "slurm", True, f"job {job.job} has {job.hosts}; `fluidtune run` starts there"
-    if shutil.which("sbatch") is None:
-        return "slurm", None, "no sbatch here, so `fluidtune slurm` submits nothing"
-    return "slurm", True, "jobs can be submitted by `fluidtune slurm`"
+    if "SLURM_JOB_NODELIST" not in os.environ:
+        there = True if shutil.which("sbatch") else None
+        return "slurm", there, f"`fluidtune slurm` submits {'jobs' if there else 'nothing: no sbatch here'}"
+    job, cores = allocation.allocation(os.environ), len(os.sched_getaffinity(0))
+    has = " ".join(allocation.share_options(os.environ, cores, allocation.memory_of_job(os.environ)))
+    here = f"Ray starts with {has} on this node, {job.here}" if job.here else "this is none of its nodes"
+    return "slurm", True, f"job {job.job} has {job.hosts}, which `fluidtune run` uses; {here}"
 
 
 def _cluster() -> Iterator[Check]:

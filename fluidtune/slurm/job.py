@@ -6,6 +6,7 @@ process lets go of the pipe by which it has its `Order`, however that happens.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import selectors
@@ -14,204 +15,152 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import psutil
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.slurm.allocation import Allocation, check_place, checked, memory, srun_variables
-from fluidtune.slurm.course import (
-    JOIN_S,
-    AllEnded,
-    Course,
-    DriverEnded,
-    EndAll,
-    Event,
-    Exit,
-    Instruction,
-    Late,
-    Lost,
-    Noticed,
-    Ready,
-    Requeue,
-    Say,
-    StartDriver,
-    StartMembers,
-    TellDriver,
-)
-from fluidtune.slurm.descendants import adopt, await_end, end_all, ended, heed
-from fluidtune.slurm.node_host import PREFIX, Order, lines_of
+from fluidtune.slurm import course
+from fluidtune.slurm.allocation import Allocation, allocation, memory_of_job, srun_variables
+from fluidtune.slurm.descendants import adopt, end_all, ended
+from fluidtune.slurm.node_host import PREFIX, Order
 
 #: Seconds that nodes have to end before they are killed.
 _PATIENCE_S = 20.0
 #: The states of a job (squeue(1)) in which nobody but its time limit has ended it. A cancelled job stays cancelled, and
 #: a preempted one is requeued by Slurm.
-_OURS = ("RUNNING", "TIMEOUT", "COMPLETING")
+_OURS = ("RUNNING", "TIMEOUT")
+_RUN = [sys.executable, "-m", "fluidtune", "run"]
 
 
-def run_in(found: Allocation, words: Sequence[str]) -> int:
-    """Run `fluidtune run` with these words on all nodes of the job, and return its exit status.
+def run_here(words: Sequence[str]) -> int:
+    """Run `fluidtune run` with these words on all nodes of this process' job, and return its exit status.
 
     Raises:
         FluidTuneError: Slurm cannot be asked, or the step has several tasks.
     """
-    checked(found)
+    found = allocation(os.environ)
+    if found.tasks > 1:
+        raise FluidTuneError(
+            f"job {found.job}: srun starts this search {found.tasks} times; start it once, by srun --ntasks=1 or "
+            "without srun, and it uses all nodes of the job"
+        )
     if not found.here:  # salloc has left us where it was typed
-        command = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1"]
-        own = [sys.executable, "-m", "fluidtune", "run", *words]
-        return subprocess.call([_program("srun"), *command[1:], *own], env=srun_variables(os.environ))
-    nodes = _asked("scontrol", "show", "hostnames", found.hosts).split()
-    return _Job(found, [node for node in nodes if node != found.here], words).run()
-
-
-def _program(name: str) -> str:
-    path = shutil.which(name)
-    if path is None:
-        raise FluidTuneError(f"there is no {name} here, by which Slurm is asked; type: module load slurm, or set PATH")
-    return path
-
-
-def _asked(program: str, *words: str) -> str:
-    """What a program of Slurm's prints. FluidTuneError: what it complains of."""
-    done = subprocess.run([_program(program), *words], capture_output=True, text=True)
-    if done.returncode:
-        raise FluidTuneError(f"{program} {' '.join(words)}: {' '.join(done.stderr.split())}")
-    return done.stdout
+        srun = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1", *_RUN, *words]
+        return subprocess.call(srun, env=srun_variables(os.environ))
+    return _Job(found, _asked("scontrol", "show", "hostnames", found.hosts).split(), words).run()
 
 
 def submit(script: str) -> str:
-    """Submit the job script. Returns the job's id.
+    """Submit the job script, and return the job's id. FluidTuneError: what sbatch says, or there is none."""
+    return _asked("sbatch", "--parsable", script=script).strip().partition(";")[0]
 
-    Raises:
-        FluidTuneError: there is no sbatch, or what it complains of.
-    """
-    if shutil.which("sbatch") is None:
-        raise FluidTuneError("there is no sbatch here; run this on a login node, or --print the script and submit that")
-    done = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True)
+
+def _asked(program: str, *words: str, script: str = "") -> str:
+    """What a program of Slurm's prints. FluidTuneError: what it complains of."""
+    if shutil.which(program) is None:
+        raise FluidTuneError(f"there is no {program} here; run this where Slurm's commands are, as on a login node")
+    done = subprocess.run([program, *words], input=script, capture_output=True, text=True)
     if done.returncode:
-        said = " ".join(done.stderr.replace("sbatch: error: ", "").split())
-        raise FluidTuneError(f"sbatch submits no job: {said}. `sinfo` lists partitions, nodes and limits")
-    return done.stdout.strip().partition(";")[0]
+        said = " ".join(done.stderr.replace(f"{program}: error: ", "").split())
+        raise FluidTuneError(f"{program} refuses: {said}. `sinfo` lists partitions, nodes and limits")
+    return done.stdout
+
+
+def _say(line: str) -> None:
+    print(f"fluidtune: {line}", file=sys.stderr, flush=True)
 
 
 class _Job:
-    """One job. ``members``: its nodes but this one. ``words``: those after `fluidtune run`."""
+    """One job. ``nodes``: Slurm's names of its nodes. ``words``: those after `fluidtune run`."""
 
-    def __init__(self, found: Allocation, members: Sequence[str], words: Sequence[str]) -> None:
-        self._found, self._words = found, words
-        self._course = Course(found.job, found.here, tuple(members))
-        place = os.environ.get("RAY_TMPDIR", "/tmp")
-        name = PREFIX + secrets.token_hex(4)
-        check_place(place, name)
-        self._order = Order(place, name, "", secrets.token_hex(32), memory(os.environ))
+    def __init__(self, found: Allocation, nodes: Sequence[str], words: Sequence[str]) -> None:
+        self._job, self._words = found.job, words
+        self._course = course.Course(found.job, found.here, tuple(node for node in nodes if node != found.here))
+        folder = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), PREFIX + secrets.token_hex(4))
+        self._order = Order(folder, secrets.token_hex(32), memory_of_job(os.environ))
         self._hosts: list[subprocess.Popen[bytes]] = []
         self._driver: subprocess.Popen[bytes] | None = None
-        self._late_at: float | None = None
         self._selector = selectors.DefaultSelector()
         self._status: int | None = None
 
     def run(self) -> int:
-        adopt()
-        heard = heed(signal.SIGUSR1, signal.SIGTERM)
+        heard = adopt(signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears Ctrl-C itself
         self._selector.register(heard, selectors.EVENT_READ, lambda: self._signals(heard))
-        self._host([], self._order)
+        self._host([], (self._course.head,), self._order, dict(os.environ))
         while self._status is None:
-            wait_s = None if self._late_at is None else max(0.0, self._late_at - time.monotonic())
-            for key, _ in self._selector.select(wait_s):
+            for key, _ in self._selector.select():
                 key.data()
-            if self._late_at is not None and time.monotonic() >= self._late_at:
-                self._late_at = None
-                self._take(Late())
         return self._status
 
     def _signals(self, heard: int) -> None:
         came = os.read(heard, 4096)
-        if signal.SIGUSR1 in came:
-            self._take(Noticed(all_told=False))
-        if signal.SIGTERM in came:
-            self._take(Noticed(all_told=True))
+        for number in {*came} & {signal.SIGUSR1, signal.SIGTERM}:
+            self._take(course.Noticed(all_told=number == signal.SIGTERM))
+        if signal.SIGALRM in came:
+            self._take(course.Late())
         for pid, status in ended().items():
             if self._driver is not None and pid == self._driver.pid:
-                self._take(DriverEnded(status))
+                self._take(course.DriverEnded(status))
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: course.Event) -> None:
         for instruction in self._course.take(event):
-            self._carry_out(instruction)
-
-    def _carry_out(self, instruction: Instruction) -> None:
-        match instruction:
-            case StartMembers(address):
-                members = self._course.members
-                srun = [
-                    _program("srun"),
-                    f"--jobid={self._found.job}",
-                    "--overlap",
-                    "--no-kill",
-                    "--kill-on-bad-exit=0",
-                ]
-                srun += [f"--nodelist={','.join(members)}", f"--nodes={len(members)}", f"--ntasks={len(members)}"]
-                srun += ["--ntasks-per-node=1", "--cpu-bind=none", "--mem=0"]
-                self._host(srun, replace(self._order, address=address))
-                self._late_at = time.monotonic() + JOIN_S
-            case StartDriver(address):
-                self._late_at = None
-                own = {**self._order.variables(os.environ), "RAY_ADDRESS": address}
-                command = [sys.executable, "-m", "fluidtune", "run", *self._words]
-                self._driver = subprocess.Popen(command, env=own)
-            case TellDriver():
-                if self._driver is not None:
+            match instruction:
+                case course.Say(line):
+                    _say(line)
+                case course.Start("members", address):
+                    members = self._course.members
+                    srun = ["srun", f"--jobid={self._job}", "--overlap", "--no-kill", "--kill-on-bad-exit=0"]
+                    srun += [f"--nodelist={','.join(members)}", f"--nodes={len(members)}", f"--ntasks={len(members)}"]
+                    srun += ["--ntasks-per-node=1", "--cpu-bind=none", "--mem=0"]
+                    signal.alarm(course.JOIN_S)
+                    self._host(srun, members, replace(self._order, address=address), srun_variables(os.environ))
+                case course.Start("driver", address):
+                    own = {**self._order.variables(os.environ), "RAY_ADDRESS": address}
+                    self._driver = subprocess.Popen([*_RUN, *self._words], env=own)
+                case course.TellDriver() if self._driver is not None:
                     os.kill(self._driver.pid, signal.SIGTERM)
-            case EndAll():
-                for host in self._hosts:
-                    assert host.stdin is not None
-                    host.stdin.close()
-                await_end(lambda: not any(Path(f"/proc/{host.pid}").exists() for host in self._hosts), _PATIENCE_S)
-                end_all(0.0)
-                self._take(AllEnded())
-            case Requeue():
-                self._requeue()
-            case Say(line):
-                print(f"fluidtune: {line}", file=sys.stderr, flush=True)
-            case Exit(status):
-                self._status = status
+                case course.End(status):
+                    self._end(status)
 
-    def _requeue(self) -> None:
-        """Ask Slurm to run the job again, which ends it here."""
-        job = self._found.job
-        try:
-            state = _asked("squeue", "--noheader", "--jobs", job, "--format=%T").strip()
-            if state in _OURS:
-                _asked("scontrol", "requeue", job)
-        except FluidTuneError as error:
-            again = "submit it again; the search goes on from its state"
-            print(f"fluidtune: job {job} is not requeued: {error}: {again}", file=sys.stderr, flush=True)
-
-    def _host(self, prefix: list[str], order: Order) -> None:
-        """Start Ray on this node, or by srun on the others."""
-        variables: dict[str, Any] = srun_variables(os.environ) if prefix else dict(os.environ)
-        command = [*prefix, sys.executable, "-m", "fluidtune.slurm.node_host"]
+    def _host(self, srun: list[str], nodes: Sequence[str], order: Order, variables: dict[str, str]) -> None:
+        """Start Ray on these nodes: by srun, or here."""
+        command = [*srun, sys.executable, "-m", "fluidtune.slurm.node_host"]
         pipe = subprocess.PIPE
-        host = subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, start_new_session=True)
-        assert host.stdin is not None and host.stdout is not None
-        host.stdin.write(order.line().encode())
-        host.stdin.flush()
+        host = subprocess.Popen(command, 0, env=variables, stdin=pipe, stdout=pipe, start_new_session=True)
+        stdin, stdout = host.stdin, host.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         self._hosts.append(host)
-        nodes = self._course.members if prefix else (self._course.head,)
-        said: Callable[[], bool] = lines_of(host.stdout, self._heard)
-        stdout = host.stdout
 
         def read() -> None:
-            if not said():
-                self._selector.unregister(stdout)
-                for node in nodes:
-                    self._take(Lost(node, "has ended"))
+            line = stdout.readline()
+            if line:
+                node, what, text = json.loads(line)
+                lost = course.Lost(node, text) if what == "lost" else course.Noticed(node == self._course.head)
+                self._take(course.Ready(node, text) if what == "ready" else lost)
+                return
+            self._selector.unregister(stdout)
+            for node in nodes:
+                self._take(course.Lost(node, "has ended"))
 
         self._selector.register(stdout, selectors.EVENT_READ, read)
 
-    def _heard(self, node: str, what: str, text: str) -> None:
-        if what == "told":
-            self._take(Noticed(all_told=node == self._course.head))
-        else:
-            self._take(Ready(node, text) if what == "ready" else Lost(node, text))
+    def _end(self, status: int) -> None:
+        """End all processes, ask Slurm to run the job again if it is to be, which ends this one, and end."""
+        for host in self._hosts:
+            assert host.stdin is not None
+            host.stdin.close()
+        deadline = time.monotonic() + _PATIENCE_S
+        while any(psutil.pid_exists(host.pid) for host in self._hosts) and time.monotonic() < deadline:
+            ended()
+            time.sleep(0.02)
+        end_all(0.0)
+        try:
+            if status == course.AGAIN and _asked("squeue", "-h", "-j", self._job, "-o", "%T").strip() in _OURS:
+                _asked("scontrol", "requeue", self._job)
+        except FluidTuneError as error:
+            _say(f"job {self._job} is not requeued: {error}; submit it again, and the search goes on from its state")
+        self._status = status

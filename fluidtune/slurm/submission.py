@@ -18,8 +18,7 @@ from fluidtune.errors import FluidTuneError
 NOTICE_S = 60
 #: Seconds that a job must have before its notice. Judgement: Ray starts in 5 s on a quiet node, and a trial too.
 LEAST_S = 30
-#: sbatch(1), --time: "minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours", "days-hours:minutes" and
-#: "days-hours:minutes:seconds".
+#: sbatch(1), --time: "minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours[:minutes[:seconds]]".
 _TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d+))?(?::(\d+))?|(?:(\d+):)?(\d+):(\d+)|(\d+))")
 
 
@@ -43,39 +42,31 @@ def submission(words: Sequence[str]) -> Submission:
     Raises:
         FluidTuneError: a word of ours has no value that it can have, or the time limit is too short for the notice.
     """
-    ours, sbatchs = list(words), []
-    after: list[str] = []
-    if "--" in ours:
-        after = ours[ours.index("--") + 1 :]
-        ours = ours[: ours.index("--")]
-    first = next((place for place, word in enumerate(ours) if word.startswith("-")), len(ours))
-    run = [*ours[:first], *after]
+    end = words.index("--") if "--" in words else len(words)
+    first = next((place for place in range(end) if words[place].startswith("-")), end)
     lines: list[list[str]] = []
-    for word in ours[first:]:
-        if word.startswith("-"):
-            lines.append([])
-        lines[-1].append(word)
-    notice, shown, time = NOTICE_S, False, None
+    for word in words[first:end]:
+        lines = [*lines, [word]] if word.startswith("-") else [*lines[:-1], [*lines[-1], word]]
+    kept, notice, shown, limit = [], str(NOTICE_S), False, ""
     for line in lines:
         name, _, value = line[0].partition("=")
         value = value or " ".join(line[1:])
         if name == "--print":
             shown = True
-            continue
-        if name == "--notice":
-            if not re.fullmatch("[0-9]{1,6}", value) or not int(value):
-                raise FluidTuneError(f"--notice {value}: expected seconds before the time limit, as in --notice 60")
-            notice = int(value)
-            continue
-        time = value if name in ("--time", "-t") else line[0][2:] if re.match(r"-t\d", name) else time
-        sbatchs.append(" ".join(map(_word, line)))
-    limit = seconds_of(time) if time is not None else None
-    if limit is not None and limit < notice + LEAST_S:
+        elif name == "--notice":
+            notice = value
+        else:
+            limit = value if name in ("--time", "-t") else name[2:] if re.match(r"-t\d", name) else limit
+            kept.append(" ".join(map(_word, line)))
+    if not re.fullmatch("[0-9]{1,6}", notice) or not int(notice):
+        raise FluidTuneError(f"--notice {notice}: expected seconds before the time limit, as in --notice 60")
+    seconds = seconds_of(limit)
+    if seconds is not None and seconds < int(notice) + LEAST_S:
         raise FluidTuneError(
-            f"--time {time} is {limit} s, and {notice} s before its end the search is told to end, which leaves it "
+            f"--time {limit} is {seconds} s, and {notice} s before its end the search is told to end, which leaves it "
             f"less than {LEAST_S} s: give a longer --time, or a shorter --notice"
         )
-    return Submission(tuple(sbatchs), tuple(run), notice, shown)
+    return Submission(tuple(kept), (*words[:first], *words[end + 1 :]), int(notice), shown)
 
 
 def seconds_of(time: str) -> int | None:
@@ -88,24 +79,14 @@ def seconds_of(time: str) -> int | None:
 
 
 def script(asked: Submission, name: str, python: str) -> str:
-    """The job script, which sbatch reads from a file or its standard input.
-
-    ``name``: the job's. ``python``: the program on the nodes.
-    """
-    settings = (
-        f"--job-name={_word(name)}",
-        "--requeue",
-        "--open-mode=append",
-        f"--signal=B:USR1@{asked.notice_s}",
-        *asked.options,
-    )
-    lines = "".join(f"#SBATCH {setting}\n" for setting in settings)
-    command = shlex.join([python, "-m", "fluidtune", "run", *asked.run])
-    return f"#!/bin/bash\n{lines}exec {command}\n"
+    """The job script, which sbatch reads. ``name``: the job's. ``python``: the program on the nodes."""
+    own = [f"--job-name={_word(name)}", "--requeue", "--open-mode=append", f"--signal=B:USR1@{asked.notice_s}"]
+    lines = "".join(f"#SBATCH {setting}\n" for setting in [*own, *asked.options])
+    return f"#!/bin/bash\n{lines}exec {shlex.join([python, '-m', 'fluidtune', 'run', *asked.run])}\n"
 
 
 def _word(word: str) -> str:
     """The word as it stands after "#SBATCH", where quotes hold as in a shell."""
-    if "\n" in word or "\r" in word:
+    if "\n" in word:
         raise FluidTuneError(f"{word!r} has a line break, which no line of a job script can hold; leave it out")
     return shlex.quote(word)

@@ -40,14 +40,10 @@ def run_script(words: list[str], settings: dict[str, object]) -> None:
 
         executor = FluidExecutor(arbiter="auto" if settings.pop("shared", False) else None, **settings)  # type: ignore[arg-type]
         executor = None if executor == FluidExecutor() else executor
-    if "SLURM_JOB_ID" in os.environ:
-        from fluidtune.slurm.allocation import allocation
+    if "SLURM_JOB_NODELIST" in os.environ and "RAY_ADDRESS" not in os.environ:
+        from fluidtune.slurm.job import run_here
 
-        job = allocation(os.environ)
-        if job is not None:
-            from fluidtune.slurm.job import run_in
-
-            sys.exit(run_in(job, sys.argv[2:]))
+        return sys.exit(run_here(sys.argv[2:]))
     hash_seed.take_back()
     sys.meta_path.insert(0, AtTheImportOfRay(executor))  # type: ignore[arg-type]
     try:

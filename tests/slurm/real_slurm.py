@@ -13,12 +13,8 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
-#: Device files that stand in for GPUs; nothing opens them.
-GPUS = ("/dev/null", "/dev/zero")
 
 _CONF = """\
 ClusterName=here
@@ -26,7 +22,6 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 AuthType=auth/munge
 AuthInfo=socket={dir}/munge.socket
-CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={dir}/state
@@ -45,80 +40,65 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 MpiDefault=none
 KillWait=10
-InactiveLimit=0
 {nodes}
-PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
-PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9
+PartitionName=p Nodes=ALL Default=YES State=UP PriorityTier=1 GraceTime=20
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=9
 """
 
 
 def missing() -> str | None:
     """Why there can be no Slurm here; None: there can."""
-    lacking = [name for name in PROGRAMS if shutil.which(name) is None]
-    if lacking:
-        return f"no {', '.join(lacking)}: apt-get install slurmctld slurmd slurm-client munge"
+    if any(shutil.which(name) is None for name in ("munged", "slurmctld", "slurmd", "sbatch")):
+        return "no Slurm: apt-get install slurmctld slurmd slurm-client munge"
     return None if os.getuid() == 0 else "only root can start a Slurm"
 
 
 class Slurm:
-    """A Slurm with this many nodes n1, n2, ... of ``cores`` cores, two made-up GPUs and 4 GiB. End it by `stop`."""
+    """A Slurm with nodes n1, n2 and n3, each of two cores, two made-up GPUs and 4 GiB. End it by `stop`."""
 
-    def __init__(self, folder: Path, nodes: int, cores: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.chmod(0o755)
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o400)
-        port, *ports = _free_ports(nodes + 1)
-        (folder / "state").mkdir()
+        with ExitStack() as links:
+            free = [links.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+            port, *ports = [link.getsockname()[1] for link in free]
         host = socket.gethostname()
-        shape = f"CPUs={cores} RealMemory=4096 Gres=gpu:{len(GPUS)} State=UNKNOWN"
-        lines = [
-            f"NodeName=n{n} NodeHostname={host} NodeAddr=127.0.0.1 Port={each} {shape}"
-            for n, each in enumerate(ports, 1)
-        ]
-        conf = _CONF.format(host=host, port=port, dir=folder, nodes="\n".join(lines))
-        (folder / "slurm.conf").write_text(conf)
-        (folder / "gres.conf").write_text("".join(f"Name=gpu File={each}\n" for each in GPUS))
+        node = f"NodeName=n{{}} NodeHostname={host} NodeAddr=127.0.0.1 Port={{}} CPUs=2 RealMemory=4096 Gres=gpu:2"
+        nodes = "\n".join(node.format(n, each) for n, each in enumerate(ports, 1))
+        (folder / "slurm.conf").write_text(_CONF.format(host=host, port=port, dir=folder, nodes=nodes))
+        (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
         self.variables = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
-        files = {name: folder / f"munge.{name}" for name in ("socket", "log", "pid", "seed")}
-        own = [f"--{name if name == 'socket' else name + '-file'}={path}" for name, path in files.items()]
-        self._do("munged", "--force", f"--key-file={folder}/munge.key", *own)
-        self._do("slurmctld")
-        for n in range(1, nodes + 1):
-            (folder / f"spool-n{n}").mkdir()
-            self._do("slurmd", "-N", f"n{n}")
+        files = [f"--{each}-file={folder}/munge.{each}" for each in ("key", "log", "pid", "seed")]
+        self.ask("munged", "--force", f"--socket={folder}/munge.socket", *files)
+        for name in ("state", "spool-n1", "spool-n2", "spool-n3"):
+            (folder / name).mkdir()
+        self.ask("slurmctld")
+        for n in (1, 2, 3):
+            self.ask("slurmd", "-N", f"n{n}")
         until(lambda: set(self.ask("sinfo", "-h", "-o", "%T").split()) == {"idle"}, 20)
 
-    def _do(self, *command: str) -> None:
-        subprocess.run(command, env=self.variables, check=True, capture_output=True, text=True)
-
-    def ask(self, *command: str, **others: str) -> str:
-        """What a command prints. ``others``: variables besides."""
-        done = subprocess.run(command, env={**self.variables, **others}, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    def ask(self, *command: str) -> str:
+        """What a command prints."""
+        done = subprocess.run(command, env=self.variables, capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stderr)
         return done.stdout
 
-    def state(self, job: str) -> str:
-        """The state of a job, such as RUNNING; "": Slurm knows it no more."""
-        found = subprocess.run(["squeue", "-h", "-t", "all", "-j", job, "-o", "%T"], env=self.variables, **_TEXT)
-        return found.stdout.strip()
-
-    def fact(self, job: str, name: str) -> str:
-        """What `scontrol show job` says of it."""
+    def fact(self, job: str, name: str = "JobState") -> str:
+        """What `scontrol show job` says of a job."""
         words = self.ask("scontrol", "show", "job", "--oneliner", job).split()
         return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
     def stop(self) -> None:
         """End all jobs and all processes of it."""
-        subprocess.run(["scancel", "--full", "--signal=KILL", "--state=RUNNING"], env=self.variables, **_TEXT)
-        pids = [int(path.read_text()) for path in sorted(self.folder.glob("*.pid")) if path.read_text().strip()]
+        self.ask("scancel", "--user=root", "--user=nobody")
+        until(lambda: not self.ask("squeue", "-h"), 60)
+        pids = [int(path.read_text()) for path in self.folder.glob("*.pid")]
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
-
-
-_TEXT = {"capture_output": True, "text": True}
 
 
 def until(true: Callable[[], object], seconds: float) -> None:
@@ -127,11 +107,3 @@ def until(true: Callable[[], object], seconds: float) -> None:
     while not true():
         assert time.monotonic() < deadline, "not within the time"
         time.sleep(0.1)
-
-
-def _free_ports(count: int) -> list[int]:
-    links = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [link.getsockname()[1] for link in links]
-    for link in links:
-        link.close()
-    return ports
