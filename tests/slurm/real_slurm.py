@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
+
+import psutil
 
 _CONF = """\
 ClusterName=here
@@ -94,11 +95,10 @@ class Slurm:
         """End all jobs and all processes of it."""
         self.ask("scancel", "--user=root", "--user=nobody")
         until(lambda: not self.ask("squeue", "-h"), 60)
-        pids = [int(path.read_text()) for path in self.folder.glob("*.pid")]
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
+        own = [psutil.Process(int(path.read_text())) for path in self.folder.glob("*.pid")]
+        for process in own:
+            process.terminate()
+        until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in own), 20)
 
 
 def until(true: Callable[[], object], seconds: float) -> None:
