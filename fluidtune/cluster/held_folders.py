@@ -23,16 +23,14 @@ from salus_share.private_files import check_directory, open_own
 YOUNG_S = 5.0
 
 
-def hold(folder: str, lock: str, shared: bool = False) -> IO[str]:
+def hold(folder: str, lock: str) -> IO[str]:
     """Hold the folder by its file ``lock``, until the file is closed in all processes that have it.
-
-    ``shared``: others that say so hold it, too.
 
     Raises:
         OSError: the folder is another user's, or the file cannot be made.
     """
     file = open_in(folder, lock)
-    fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    fcntl.flock(file, fcntl.LOCK_EX)
     return file
 
 

@@ -14,11 +14,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
-
-import psutil
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.slurm import course
@@ -35,10 +33,9 @@ _RUN = [sys.executable, "-m", "fluidtune", "run"]
 
 
 def run_here(words: Sequence[str]) -> int:
-    """Run `fluidtune run` with these words on all nodes of this process' job, and return its exit status.
+    """The exit status of `fluidtune run` with these words, on all nodes of this process' job.
 
-    Raises:
-        FluidTuneError: Slurm cannot be asked, or the step has several tasks.
+    FluidTuneError: Slurm cannot be asked, or the step has several tasks.
     """
     found = allocation(os.environ)
     if found.tasks > 1:
@@ -86,8 +83,7 @@ class _Job:
         self._status: int | None = None
 
     def run(self) -> int:
-        heard = adopt(signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver hears Ctrl-C itself
+        heard = adopt(signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT)  # Ctrl-C is the driver's
         self._selector.register(heard, selectors.EVENT_READ, lambda: self._signals(heard))
         self._host([], (self._course.head,), self._order, dict(os.environ))
         while self._status is None:
@@ -151,12 +147,10 @@ class _Job:
     def _end(self, status: int) -> None:
         """End all processes, ask Slurm to run the job again if it is to be, which ends this one, and end."""
         for host in self._hosts:
-            assert host.stdin is not None
-            host.stdin.close()
-        deadline = time.monotonic() + _PATIENCE_S
-        while any(psutil.pid_exists(host.pid) for host in self._hosts) and time.monotonic() < deadline:
-            ended()
-            time.sleep(0.02)
+            host.stdin.close()  # type: ignore[union-attr]
+        for host in self._hosts:
+            with suppress(subprocess.TimeoutExpired):
+                host.wait(_PATIENCE_S)
         end_all(0.0)
         try:
             if status == course.AGAIN and _asked("squeue", "-h", "-j", self._job, "-o", "%T").strip() in _OURS:

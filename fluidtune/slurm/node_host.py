@@ -10,6 +10,7 @@ goes when the next job of this user begins on the node (`held_folders`).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -25,7 +26,7 @@ from typing import IO
 
 import psutil
 
-from fluidtune.cluster.held_folders import hold, open_in, sweep
+from fluidtune.cluster.held_folders import open_in, sweep
 from fluidtune.errors import FluidTuneError
 from fluidtune.slurm.allocation import share_options
 from fluidtune.slurm.descendants import adopt, end_all, ended
@@ -35,7 +36,7 @@ PREFIX, LOCK = "ft-slurm-", "lock"
 #: Ports that are the same for all Rays of a machine by default, and so collide. 0: the kernel chooses a free one.
 _FREE_PORTS = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
 #: Seconds for which Ray may end in its own way.
-_PATIENCE_S = 5.0
+_PATIENCE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,6 @@ class Order:
 def main() -> None:
     """Host Ray on this node until the standard input ends."""
     line = sys.stdin.buffer.raw.readline()  # type: ignore[attr-defined]
-    if not line:
-        return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     heard, order = adopt(signal.SIGTERM), Order(**json.loads(line))
     place, name = os.path.split(order.folder)
     with ExitStack() as last:
@@ -85,7 +83,8 @@ def _folder(order: Order) -> IO[str]:
     """The job's folder on this node, held until the file is closed. Several nodes of a job may be one machine."""
     while True:
         os.makedirs(order.folder, mode=0o700, exist_ok=True)
-        lock = hold(order.folder, LOCK, shared=True)
+        lock = open_in(order.folder, LOCK)
+        fcntl.flock(lock, fcntl.LOCK_SH)
         path = Path(order.folder, LOCK)
         if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
             return lock
@@ -108,11 +107,7 @@ def _start(order: Order) -> subprocess.Popen[bytes]:
 
 
 def _watch(order: Order, starting: subprocess.Popen[bytes], heard: int) -> None:
-    """Return when the standard input has ended. ``starting``: the process that starts Ray.
-
-    Raises:
-        FluidTuneError: Ray does not start, or has ended.
-    """
+    """Return when the standard input has ended. FluidTuneError: ``starting`` has not started Ray, or Ray has ended."""
     needed: dict[int, str] = {}
     while True:
         ready, _, _ = select.select([sys.stdin, heard], [], [])

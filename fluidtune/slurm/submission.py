@@ -37,11 +37,7 @@ class Submission:
 
 
 def submission(words: Sequence[str]) -> Submission:
-    """What these words after `fluidtune slurm` say.
-
-    Raises:
-        FluidTuneError: a word of ours has no value that it can have, or the time limit is too short for the notice.
-    """
+    """What these words after `fluidtune slurm` say. FluidTuneError: notice or limit is too short."""
     end = words.index("--") if "--" in words else len(words)
     first = next((place for place in range(end) if words[place].startswith("-")), end)
     lines: list[list[str]] = []

@@ -40,7 +40,6 @@ PreemptMode=REQUEUE
 SlurmdParameters=config_overrides
 GresTypes=gpu
 MpiDefault=none
-KillWait=10
 {nodes}
 PartitionName=p Nodes=ALL Default=YES State=UP PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=ALL State=UP PriorityTier=9
