@@ -46,7 +46,8 @@ def run_here(words: Sequence[str]) -> int:
     if not found.here:  # salloc has left us where it was typed
         srun = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1", *_RUN, *words]
         return subprocess.call(srun, env=srun_variables(os.environ))
-    return _Job(found, _asked("scontrol", "show", "hostnames", found.hosts).split(), words).run()
+    one = found.hosts == found.here
+    return _Job(found, [] if one else _asked("scontrol", "show", "hostnames", found.hosts).split(), words).run()
 
 
 def submit(script: str) -> str:
