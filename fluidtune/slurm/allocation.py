@@ -34,7 +34,7 @@ def allocation(variables: Mapping[str, str]) -> Allocation:
 
 def srun_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """The environment for srun in a job, without what the job's own options would have srun do."""
-    kept = ("SLURM_CONF", "SLURM_JOB_ID")
+    kept = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST")
     return {name: value for name, value in variables.items() if not name.startswith("SLURM_") or name in kept}
 
 

@@ -64,7 +64,7 @@ class Order:
 
 def main() -> None:
     """Host Ray on this node until the standard input ends."""
-    line = sys.stdin.buffer.raw.readline()  # type: ignore[attr-defined]
+    line = sys.stdin.buffer.raw.readline()  # type: ignore[union-attr]
     heard, order = adopt(signal.SIGTERM), Order(**json.loads(line))
     place, name = os.path.split(order.folder)
     with ExitStack() as last:

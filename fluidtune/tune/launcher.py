@@ -43,7 +43,7 @@ def run_script(words: list[str], settings: dict[str, object]) -> None:
     if "SLURM_JOB_NODELIST" in os.environ and "RAY_ADDRESS" not in os.environ:
         from fluidtune.slurm.job import run_here
 
-        return sys.exit(run_here(sys.argv[2:]))
+        sys.exit(run_here(sys.argv[2:]))
     hash_seed.take_back()
     sys.meta_path.insert(0, AtTheImportOfRay(executor))  # type: ignore[arg-type]
     try:
