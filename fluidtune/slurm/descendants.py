@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Collection
 from contextlib import suppress
 
 import psutil
@@ -37,13 +38,16 @@ def ended() -> dict[int, int]:
     return found
 
 
-def end_all(patience_s: float) -> None:
-    """Ask the children to end by SIGTERM, and kill what is left of all descendants after ``patience_s`` seconds."""
+def end_all(patience_s: float, but: Collection[int] = ()) -> None:
+    """Ask the children to end by SIGTERM, and kill what is left of all descendants after ``patience_s`` seconds.
+
+    ``but``: the process ids of children that are left alone.
+    """
     own = psutil.Process()
-    for child in own.children():
+    for child in (child for child in own.children() if child.pid not in but):
         child.terminate()
     deadline = time.monotonic() + patience_s
-    while left := own.children():
+    while left := [child for child in own.children() if child.pid not in but]:
         ended()
         for child in left if time.monotonic() > deadline else ():  # whose own children become ours
             with suppress(psutil.Error):

@@ -147,6 +147,7 @@ class _Job:
 
     def _end(self, status: int) -> None:
         """End all processes, ask Slurm to run the job again if it is to be, which ends this one, and end."""
+        end_all(0.0, but=[host.pid for host in self._hosts])  # which may write into the folder that the hosts remove
         for host in self._hosts:
             host.stdin.close()  # type: ignore[union-attr]
         for host in self._hosts:
