@@ -87,7 +87,7 @@ def _slurm() -> Check:
     job, cores = allocation.allocation(os.environ), len(os.sched_getaffinity(0))
     has = " ".join(allocation.share_options(os.environ, cores, allocation.memory_of_job(os.environ)))
     here = f"Ray starts with {has} on this node, {job.here}" if job.here else "this is none of its nodes"
-    return "slurm", True, f"job {job.job} has {job.hosts}, which `fluidtune run` uses; {here}"
+    return "slurm", True, f"job {job.job} is on {job.hosts}, which `fluidtune run` uses; {here}"
 
 
 def _cluster() -> Iterator[Check]:

@@ -140,6 +140,8 @@ def test_a_node_or_a_head_that_dies_is_named(program: str, node: str, jobs: Jobs
 def test_in_an_allocation_of_ones_own(jobs: Jobs) -> None:
     done = jobs.call("salloc", "--nodes=2", sys.executable, "-m", "fluidtune", "run", "search.py")
     assert done.returncode == 0 and has(done.stdout)[:2] == ["2", "2"] and "FOUND [1, 2]" in done.stdout, done.stderr
+    told = jobs.call("srun", "--mem=2048", sys.executable, "-m", "fluidtune", "doctor").stdout
+    assert "on n1, which `fluidtune run` uses; Ray starts with --num-cpus=1 --num-gpus=0" in told
 
 
 def test_what_cannot_be_is_one_line(jobs: Jobs) -> None:
