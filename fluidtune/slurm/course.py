@@ -102,6 +102,7 @@ class Course:
     state: Literal["starting", "joining", "searching", "ended"] = "starting"
     _address: str = ""
     _said: set[str] = field(default_factory=set)
+    _lost: set[str] = field(default_factory=set)
     _told: bool = False
 
     def take(self, event: Event) -> list[Instruction]:
@@ -109,11 +110,14 @@ class Course:
         match self.state, event:
             case "ended", _:
                 return []
+            case _, Lost(node, _) if node in self._lost:
+                return []
             case _, Lost(node, why) if node == self.head:
                 again = f"Run the job again (scontrol requeue {self.job}); the search goes on from its state"
                 return [Say(f"job {self.job}: Ray on node {node} {why}. {again}"), *self._end(1)]
             case _, Lost(node, why):
                 self._said.add(node)
+                self._lost.add(node)
                 said = Say(f"job {self.job}: Ray on node {node} {why}. The search goes on without this node")
                 return [said, *self._search_if_all()]
             case _, DriverEnded(status):

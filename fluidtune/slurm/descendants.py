@@ -39,10 +39,7 @@ def ended() -> dict[int, int]:
 
 
 def end_all(patience_s: float, but: Collection[int] = ()) -> None:
-    """Ask the children to end by SIGTERM, and kill what is left of all descendants after ``patience_s`` seconds.
-
-    ``but``: the process ids of children that are left alone.
-    """
+    """Send the children but some SIGTERM, and after ``patience_s`` seconds SIGKILL to what is left of descendants."""
     own = psutil.Process()
     for child in (child for child in own.children() if child.pid not in but):
         child.terminate()

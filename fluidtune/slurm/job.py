@@ -39,10 +39,8 @@ def run_here(words: Sequence[str]) -> int:
     """
     found = allocation(os.environ)
     if found.tasks > 1:
-        raise FluidTuneError(
-            f"job {found.job}: srun starts this search {found.tasks} times; start it once, by srun --ntasks=1 or "
-            "without srun, and it uses all nodes of the job"
-        )
+        once = "start it once (srun --ntasks=1), and it uses all nodes of the job"
+        raise FluidTuneError(f"job {found.job}: srun starts this search {found.tasks} times; {once}")
     if not found.here:  # salloc has left us where it was typed
         srun = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1", *_RUN, *words]
         return subprocess.call(srun, env=srun_variables(os.environ))

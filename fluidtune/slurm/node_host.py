@@ -73,8 +73,10 @@ def main() -> None:
             sweep(PREFIX, LOCK, place)
             last.enter_context(_folder(order))
             _watch(order, _start(order), heard)
-        except (OSError, FluidTuneError) as error:
-            _say("lost", f"{' '.join(str(error).split())}. If {place} is at fault, name another by RAY_TMPDIR")
+        except OSError as error:
+            _say("lost", f"cannot start: {error}: name another folder than {place} by RAY_TMPDIR")
+        except FluidTuneError as error:
+            _say("lost", " ".join(str(error).split()))
         finally:
             end_all(_PATIENCE_S)
 
@@ -117,7 +119,7 @@ def _watch(order: Order, starting: subprocess.Popen[bytes], heard: int) -> None:
             if pid == starting.pid and status:
                 said = Path(order.folder, f"start-{os.getpid()}").read_text(errors="replace").splitlines()
                 last = " / ".join([line.strip() for line in said if line.strip()][-3:])
-                raise FluidTuneError(f"does not start (status {status}): {last}")
+                raise FluidTuneError(f"does not start (RAY_TMPDIR names its folder): {last}")
             if pid == starting.pid:
                 below = psutil.Process().children()
                 needed = {each.pid: each.name() for each in below if each.name() in ("raylet", "gcs_server")}

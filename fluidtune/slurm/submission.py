@@ -58,9 +58,9 @@ def submission(words: Sequence[str]) -> Submission:
         raise FluidTuneError(f"--notice {notice}: expected seconds before the time limit, as in --notice 60")
     seconds = seconds_of(limit)
     if seconds is not None and seconds < int(notice) + LEAST_S:
+        remedy = f"give {LEAST_S} s more than that, or a shorter --notice"
         raise FluidTuneError(
-            f"--time {limit} is {seconds} s, and {notice} s before its end the search is told to end, which leaves it "
-            f"less than {LEAST_S} s: give a longer --time, or a shorter --notice"
+            f"--time {limit} is {seconds} s, and the search is told {notice} s before its end: {remedy}"
         )
     return Submission(tuple(kept), (*words[:first], *words[end + 1 :]), int(notice), shown)
 

@@ -45,7 +45,10 @@ def taken(events: list[Event]) -> list[Instruction]:
             [MEMBERS, DRIVER, "Ray on node n1 has ended (gcs_server). Run the job again", End(1)],
         ),
         ([HEAD, NOTICE], [MEMBERS, "ends before its search has begun", End(1)]),
-        ([HEAD, Lost("n2", "is out"), Late(), N3], [MEMBERS, "node n2 is out", "nodes n3 join later", DRIVER]),
+        (
+            [HEAD, Lost("n2", "is out"), Lost("n2", "is out"), Late(), N3],
+            [MEMBERS, "node n2 is out", "nodes n3 join later", DRIVER],
+        ),
     ],
 )
 def test_what_is_done_when(events: list[Event], done: list[Instruction | str]) -> None:

@@ -123,6 +123,15 @@ def test_before_its_limit_a_search_is_told_and_requeued_and_a_cancelled_one_is_n
     assert jobs.slurm.fact(other, "Restarts") == "0" and jobs.slurm.fact(other) == "CANCELLED"
 
 
+def test_a_preempted_search_is_told_and_slurm_requeues_it(jobs: Jobs) -> None:
+    job = jobs.submit("--nodes=3", "--exclusive", "--", "wait")
+    jobs.until_said(job, "WAITS")
+    jobs.call("sbatch", "--partition=urgent", "--exclusive", "--output=/dev/null", text="#!/bin/bash\n")
+    until(lambda: jobs.slurm.fact(job) == "PENDING", 60)
+    assert "TOLD" in jobs.until_said(job, "")
+    jobs.slurm.ask("scancel", job)
+
+
 @pytest.mark.parametrize("program, node", [("raylet", "n2"), ("gcs_server", "n1")])
 def test_a_node_or_a_head_that_dies_is_named(program: str, node: str, jobs: Jobs) -> None:
     job = jobs.submit("--nodes=2", "--", "wait")
@@ -156,4 +165,4 @@ def test_what_cannot_be_is_one_line(jobs: Jobs) -> None:
     several = jobs.call("srun", "--ntasks=2", sys.executable, "-m", "fluidtune", "run", "search.py")
     assert "srun starts this search 2 times; start it once" in several.stderr
     nowhere = jobs.call("srun", sys.executable, "-m", "fluidtune", "run", "search.py", RAY_TMPDIR="/proc")
-    assert "Ray on node n1" in nowhere.stderr and "name another by RAY_TMPDIR" in nowhere.stderr
+    assert "Ray on node n1" in nowhere.stderr and "name another folder than /proc by RAY_TMPDIR" in nowhere.stderr

@@ -50,7 +50,7 @@ def test_a_time_limit_as_sbatch_reads_it() -> None:
 @pytest.mark.parametrize(
     "words, said",
     [
-        ("s.py --time 1", "--time 1 is 60 s, and 60 s before its end the search is told to end"),
+        ("s.py --time 1", "--time 1 is 60 s, and the search is told 60 s before its end"),
         ("s.py -t1", "--time 1 is 60 s"),
         ("s.py --notice=0", "--notice 0: expected seconds"),
         ("s.py --comment=a\nb", "has a line break"),
