@@ -2,7 +2,7 @@
 
 Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), tune/api.py (continue),
 steering (trial), report (report, top, why), view (view), plan_command.py (plan), doctor.py (doctor), docs_command.py
-(docs), themis_bridge/shell/control.py (arbiter) and serving (serve).
+(docs), slurm (slurm), themis_bridge/shell/control.py (arbiter) and serving (serve).
 """
 
 from __future__ import annotations
@@ -301,6 +301,44 @@ def doctor(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
     sys.exit(1 if any(check["found"] is False for check in found) else 0)
+
+
+class _AllWords(click.Command):
+    """A command that gets all words after its name as they are, "--" too, in ``words``."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        asks = not args or args[0] in ("-h", "--help")
+        context.params["words"] = tuple(args)
+        return super().parse_args(context, ["--help"]) if asks else []
+
+
+@cli.command(cls=_AllWords, options_metavar="[--print] [--notice SECONDS] [SBATCH OPTIONS]")
+@click.argument("words", nargs=-1, metavar="SCRIPT [-- ARGS]")
+def slurm(words: tuple[str, ...]) -> None:
+    """Submit SCRIPT as a Slurm job; its trials run on all nodes of the job (docs/how-to/slurm.md).
+
+    The words before the first option, and those after "--", are those of `fluidtune run`. The others are sbatch's, but
+    for two. --print: print the job script and submit nothing. --notice: seconds before the time limit at which the
+    search writes its state, to be requeued (60).
+    """
+    from fluidtune.slurm.job import submit
+    from fluidtune.slurm.submission import script, submission
+    from fluidtune.tune.run_options import read
+
+    asked = submission(words)
+    found = read(list(asked.run))
+    if found is None:
+        raise FluidTuneError(
+            f"no script in {' '.join(words)!r}; type: fluidtune slurm SCRIPT [SBATCH OPTIONS] [-- ARGS]"
+        )
+    named = found[0][0]
+    if "m" not in found[1] and not os.path.exists(named):
+        raise FluidTuneError(f"there is no script {named!r}; give the path of a Python file")
+    text = script(asked, os.path.basename(named.rstrip("/")), sys.executable)
+    if asked.shown:
+        return click.echo(text, nl=False)
+    job = submit(text)
+    click.echo(f"job {job} is submitted; `squeue --jobs {job} --start` says when it begins, or what it waits for")
 
 
 @cli.group()

@@ -14,6 +14,8 @@ from importlib.metadata import version
 from itertools import combinations
 from typing import Any
 
+from fluidtune.slurm import allocation
+
 #: The name of what was checked, whether it is well, and what was found or what to type. None: it is not there, and jobs
 #: run without it.
 Check = tuple[str, bool | None, str]
@@ -35,6 +37,7 @@ def checks() -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield "python", (3, 10) <= sys.version_info[:2] <= (3, 13), f"{version} (3.10 to 3.13 are supported)"
     yield from looked("ray", _ray)
+    yield from looked("slurm", _slurm)
     yield from looked("cluster", _cluster)
     yield from looked("disk", lambda: disk_check("Ray", os.environ.get("RAY_TMPDIR", "/tmp")))
     yield from looked("disk", lambda: disk_check("results", "~/ray_results"))
@@ -73,6 +76,17 @@ def _ray() -> Check:
     except FluidTuneError as error:
         return "ray", False, str(error)
     return "ray", True, f"{ray.__version__} (tested from {OLDEST_RAY} to {NEWEST_RAY})"
+
+
+def _slurm() -> Check:
+    """In a job: what Ray would have of this node. Elsewhere: whether jobs can be submitted."""
+    if "SLURM_JOB_NODELIST" not in os.environ:
+        there = True if shutil.which("sbatch") else None
+        return "slurm", there, f"`fluidtune slurm` submits {'jobs' if there else 'nothing: no sbatch here'}"
+    job, cores = allocation.allocation(os.environ), len(os.sched_getaffinity(0))
+    has = " ".join(allocation.share_options(os.environ, cores, allocation.memory_of_job(os.environ)))
+    here = f"Ray starts with {has} on this node, {job.here}" if job.here else "this is none of its nodes"
+    return "slurm", True, f"job {job.job} is on {job.hosts}, which `fluidtune run` uses; {here}"
 
 
 def _cluster() -> Iterator[Check]:

@@ -107,10 +107,16 @@ def _browser() -> str | None:
     return f"not installed: pip install {' '.join(lacking).replace('_', '-')}" if lacking else None
 
 
+def _slurm() -> str | None:
+    from tests.slurm.real_slurm import missing
+
+    return missing()
+
+
 #: marker -> why its tests cannot run here, None when they can.
 _NEEDS = {
     **{"gpu": _gpu, "mps": _mps, "pb2": _pb2, "serve": _serve},
-    **{"trackers": _trackers, "browser": _browser, "labels": _labels},
+    **{"trackers": _trackers, "browser": _browser, "labels": _labels, "slurm": _slurm},
 }
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()

@@ -18,7 +18,7 @@ from fluidtune.tune.stand_ins import AtTheImportOfRay
 
 
 def run_script(words: list[str], settings: dict[str, object]) -> None:
-    """Run the script as ``__main__``.
+    """Run the script as ``__main__``; in a Slurm job, on Ray on all of its nodes (`fluidtune.slurm`).
 
     Args:
         words: the script's path and its arguments. "-" is the standard input. A folder and a zip file have a
@@ -40,6 +40,10 @@ def run_script(words: list[str], settings: dict[str, object]) -> None:
 
         executor = FluidExecutor(arbiter="auto" if settings.pop("shared", False) else None, **settings)  # type: ignore[arg-type]
         executor = None if executor == FluidExecutor() else executor
+    if "SLURM_JOB_NODELIST" in os.environ and "RAY_ADDRESS" not in os.environ:
+        from fluidtune.slurm.job import run_here
+
+        sys.exit(run_here(sys.argv[2:]))
     hash_seed.take_back()
     sys.meta_path.insert(0, AtTheImportOfRay(executor))  # type: ignore[arg-type]
     try:

@@ -1,0 +1,160 @@
+"""A search in a Slurm job, where its script runs: what `course` says is carried out.
+
+The head's Ray is a child of this process, and srun starts the others on the job's other nodes. Each ends when this
+process lets go of the pipe by which it has its `Order`, however that happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.slurm import course
+from fluidtune.slurm.allocation import Allocation, allocation, memory_of_job, srun_variables
+from fluidtune.slurm.descendants import adopt, end_all, ended
+from fluidtune.slurm.node_host import PREFIX, Order
+
+#: Seconds that nodes have to end before they are killed.
+_PATIENCE_S = 20.0
+#: The states of a job (squeue(1)) in which nobody but its time limit has ended it. A cancelled job stays cancelled, and
+#: a preempted one is requeued by Slurm.
+_OURS = ("RUNNING", "TIMEOUT")
+_RUN = [sys.executable, "-m", "fluidtune", "run"]
+
+
+def run_here(words: Sequence[str]) -> int:
+    """The exit status of `fluidtune run` with these words, on all nodes of this process' job.
+
+    FluidTuneError: Slurm cannot be asked, or the step has several tasks.
+    """
+    found = allocation(os.environ)
+    if found.tasks > 1:
+        once = "start it once (srun --ntasks=1), and it uses all nodes of the job"
+        raise FluidTuneError(f"job {found.job}: srun starts this search {found.tasks} times; {once}")
+    if not found.here:  # salloc has left us where it was typed
+        srun = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1", *_RUN, *words]
+        return subprocess.call(srun, env=srun_variables(os.environ))
+    one = found.hosts == found.here
+    return _Job(found, [] if one else _asked("scontrol", "show", "hostnames", found.hosts).split(), words).run()
+
+
+def submit(script: str) -> str:
+    """Submit the job script, and return the job's id. FluidTuneError: what sbatch says, or there is none."""
+    return _asked("sbatch", "--parsable", script=script).strip().partition(";")[0]
+
+
+def _asked(program: str, *words: str, script: str = "") -> str:
+    """What a program of Slurm's prints. FluidTuneError: what it complains of."""
+    if shutil.which(program) is None:
+        raise FluidTuneError(f"there is no {program} here; run this where Slurm's commands are, as on a login node")
+    done = subprocess.run([program, *words], input=script, capture_output=True, text=True)
+    if done.returncode:
+        said = " ".join(done.stderr.replace(f"{program}: error: ", "").split())
+        raise FluidTuneError(f"{program} refuses: {said}. `sinfo` lists partitions, nodes and limits")
+    return done.stdout
+
+
+def _say(line: str) -> None:
+    print(f"fluidtune: {line}", file=sys.stderr, flush=True)
+
+
+class _Job:
+    """One job. ``nodes``: Slurm's names of its nodes. ``words``: those after `fluidtune run`."""
+
+    def __init__(self, found: Allocation, nodes: Sequence[str], words: Sequence[str]) -> None:
+        self._job, self._words = found.job, words
+        self._course = course.Course(found.job, found.here, tuple(node for node in nodes if node != found.here))
+        folder = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), PREFIX + secrets.token_hex(4))
+        self._order = Order(folder, secrets.token_hex(32), memory_of_job(os.environ))
+        self._hosts: list[subprocess.Popen[bytes]] = []
+        self._driver: subprocess.Popen[bytes] | None = None
+        self._selector = selectors.DefaultSelector()
+        self._status: int | None = None
+
+    def run(self) -> int:
+        heard = adopt(signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT)  # Ctrl-C is the driver's
+        self._selector.register(heard, selectors.EVENT_READ, lambda: self._signals(heard))
+        self._host([], (self._course.head,), self._order, dict(os.environ))
+        while self._status is None:
+            for key, _ in self._selector.select():
+                key.data()
+        return self._status
+
+    def _signals(self, heard: int) -> None:
+        came = os.read(heard, 4096)
+        for number in {*came} & {signal.SIGUSR1, signal.SIGTERM}:
+            self._take(course.Noticed(all_told=number == signal.SIGTERM))
+        if signal.SIGALRM in came:
+            self._take(course.Late())
+        for pid, status in ended().items():
+            if self._driver is not None and pid == self._driver.pid:
+                self._take(course.DriverEnded(status))
+
+    def _take(self, event: course.Event) -> None:
+        for instruction in self._course.take(event):
+            match instruction:
+                case course.Say(line):
+                    _say(line)
+                case course.Start("members", address):
+                    members = self._course.members
+                    srun = ["srun", f"--jobid={self._job}", "--overlap", "--no-kill", "--kill-on-bad-exit=0"]
+                    srun += [f"--nodelist={','.join(members)}", f"--nodes={len(members)}", f"--ntasks={len(members)}"]
+                    srun += ["--ntasks-per-node=1", "--cpu-bind=none", "--mem=0"]
+                    signal.alarm(course.JOIN_S)
+                    self._host(srun, members, replace(self._order, address=address), srun_variables(os.environ))
+                case course.Start("driver", address):
+                    own = {**self._order.variables(os.environ), "RAY_ADDRESS": address}
+                    self._driver = subprocess.Popen([*_RUN, *self._words], env=own)
+                case course.TellDriver() if self._driver is not None:
+                    os.kill(self._driver.pid, signal.SIGTERM)
+                case course.End(status):
+                    self._end(status)
+
+    def _host(self, srun: list[str], nodes: Sequence[str], order: Order, variables: dict[str, str]) -> None:
+        """Start Ray on these nodes: by srun, or here."""
+        command = [*srun, sys.executable, "-m", "fluidtune.slurm.node_host"]
+        pipe = subprocess.PIPE
+        host = subprocess.Popen(command, 0, env=variables, stdin=pipe, stdout=pipe, start_new_session=True)
+        stdin, stdout = host.stdin, host.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+        self._hosts.append(host)
+
+        def read() -> None:
+            line = stdout.readline()
+            if line:
+                node, what, text = json.loads(line)
+                lost = course.Lost(node, text) if what == "lost" else course.Noticed(node == self._course.head)
+                self._take(course.Ready(node, text) if what == "ready" else lost)
+                return
+            self._selector.unregister(stdout)
+            for node in nodes:
+                self._take(course.Lost(node, "has ended"))
+
+        self._selector.register(stdout, selectors.EVENT_READ, read)
+
+    def _end(self, status: int) -> None:
+        """End all processes, ask Slurm to run the job again if it is to be, which ends this one, and end."""
+        end_all(0.0, but=[host.pid for host in self._hosts])  # which may write into the folder that the hosts remove
+        for host in self._hosts:
+            host.stdin.close()  # type: ignore[union-attr]
+        for host in self._hosts:
+            with suppress(subprocess.TimeoutExpired):
+                host.wait(_PATIENCE_S)
+        end_all(0.0)
+        try:
+            if status == course.AGAIN and _asked("squeue", "-h", "-j", self._job, "-o", "%T").strip() in _OURS:
+                _asked("scontrol", "requeue", self._job)
+        except FluidTuneError as error:
+            _say(f"job {self._job} is not requeued: {error}; submit it again, and the search goes on from its state")
+        self._status = status

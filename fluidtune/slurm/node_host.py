@@ -1,0 +1,138 @@
+"""The processes of Ray on one node of a Slurm job: they are started, watched, and end with this process.
+
+``python -m fluidtune.slurm.node_host`` reads one line of its standard input, an `Order`. It prints a line of JSON when
+Ray runs, when Ray does not start or has ended, and when Slurm sends SIGTERM. It ends when its standard input does,
+which whoever has started it holds open. Then no process of this node is left, nor the job's folder on it.
+
+The folder has a random name, so that no other job has it, and mode 0700. What a job left that was killed with SIGKILL
+goes when the next job of this user begins on the node (`held_folders`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from fluidtune.cluster.held_folders import open_in, sweep
+from fluidtune.errors import FluidTuneError
+from fluidtune.slurm.allocation import share_options
+from fluidtune.slurm.descendants import adopt, end_all, ended
+
+#: What the names of the folders begin with, and the file in each that its holders lock.
+PREFIX, LOCK = "ft-slurm-", "lock"
+#: Ports that are the same for all Rays of a machine by default, and so collide. 0: the kernel chooses a free one.
+_FREE_PORTS = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
+#: Seconds for which Ray may end in its own way.
+_PATIENCE_S = 3.0
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a node is to do. ``folder``: the job's, on each node. ``address``: that of the head; "": this is the head.
+
+    ``token``: what Ray, from 2.52 on, asks of whoever connects. ``memory``: that of the job (`memory_of_job`).
+    """
+
+    folder: str
+    token: str
+    memory: Sequence[int]
+    address: str = ""
+
+    def variables(self, others: Mapping[str, str]) -> dict[str, str]:
+        """The environment of Ray's processes and the driver. ``others``: what else is in it.
+
+        Temporary files are made in the job's folder, unless the site has named another place than that of it.
+        """
+        own, place = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}, os.path.dirname(self.folder)
+        if others.get("TMPDIR", place) == place:
+            own["TMPDIR"] = self.folder
+        return {**others, **own}
+
+
+def main() -> None:
+    """Host Ray on this node until the standard input ends."""
+    line = sys.stdin.buffer.raw.readline()  # type: ignore[union-attr]
+    heard, order = adopt(signal.SIGTERM), Order(**json.loads(line))
+    place, name = os.path.split(order.folder)
+    with ExitStack() as last:
+        last.callback(sweep, name, LOCK, place)
+        try:
+            sweep(PREFIX, LOCK, place)
+            last.enter_context(_folder(order))
+            _watch(order, _start(order), heard)
+        except OSError as error:
+            _say("lost", f"cannot start: {error}: name another folder than {place} by RAY_TMPDIR")
+        except FluidTuneError as error:
+            _say("lost", " ".join(str(error).split()))
+        finally:
+            end_all(_PATIENCE_S)
+
+
+def _folder(order: Order) -> IO[str]:
+    """The job's folder on this node, held until the file is closed. Several nodes of a job may be one machine."""
+    while True:
+        os.makedirs(order.folder, mode=0o700, exist_ok=True)
+        lock = open_in(order.folder, LOCK)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        path = Path(order.folder, LOCK)
+        if path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno())):
+            return lock
+        lock.close()  # another node has removed it in between
+
+
+def _start(order: Order) -> subprocess.Popen[bytes]:
+    """Begin to start Ray here. What it prints is in a file of the folder."""
+    if order.address:
+        options = [f"--address={order.address}"]
+    else:
+        with socket.create_server(("", 0)) as free:  # for Ray's client server, which takes no 0, and nobody needs
+            options = ["--head", "--port=0", f"--ray-client-server-port={free.getsockname()[1]}"]
+        options += [f"--temp-dir={order.folder}", "--include-dashboard=false"]
+    options += [*_FREE_PORTS, *share_options(os.environ, len(os.sched_getaffinity(0)), order.memory)]
+    command = [sys.executable, "-m", "fluidtune", "node", "start", *options]
+    with open_in(order.folder, f"start-{os.getpid()}") as said:
+        own = order.variables(os.environ)
+        return subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+
+
+def _watch(order: Order, starting: subprocess.Popen[bytes], heard: int) -> None:
+    """Return when the standard input has ended. FluidTuneError: ``starting`` has not started Ray, or Ray has ended."""
+    needed: dict[int, str] = {}
+    while True:
+        ready, _, _ = select.select([sys.stdin, heard], [], [])
+        if heard in ready and signal.SIGTERM in os.read(heard, 4096):
+            _say("told", "")
+        for pid, status in ended().items():
+            if pid == starting.pid and status:
+                said = Path(order.folder, f"start-{os.getpid()}").read_text(errors="replace").splitlines()
+                last = " / ".join([line.strip() for line in said if line.strip()][-3:])
+                raise FluidTuneError(f"does not start (RAY_TMPDIR names its folder): {last}")
+            if pid == starting.pid:
+                below = psutil.Process().children()
+                needed = {each.pid: each.name() for each in below if each.name() in ("raylet", "gcs_server")}
+                _say("ready", order.address or Path(order.folder, "ray_current_cluster").read_text().strip())
+            elif pid in needed:
+                raise FluidTuneError(f"has ended ({needed[pid]})")
+        if sys.stdin in ready and not os.read(sys.stdin.fileno(), 4096):
+            return
+
+
+def _say(what: str, text: str) -> None:
+    print(json.dumps([os.environ.get("SLURMD_NODENAME", ""), what, text]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The course of a search in a job: its table, and what holds for whatever happens in whatever order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluidtune.slurm.course import (
+    AGAIN,
+    Course,
+    DriverEnded,
+    End,
+    Event,
+    Instruction,
+    Late,
+    Lost,
+    Noticed,
+    Ready,
+    Say,
+    Start,
+    TellDriver,
+)
+
+HEAD, N2, N3 = Ready("n1", "h:1"), Ready("n2", "h:1"), Ready("n3", "h:1")
+NOTICE, ALL_TOLD, DIED = Noticed(False), Noticed(True), Lost("n1", "has ended (gcs_server)")
+MEMBERS, DRIVER = Start("members", "h:1"), Start("driver", "h:1")
+
+
+def taken(events: list[Event]) -> list[Instruction]:
+    """What is done after these events in a job of three nodes."""
+    job = Course("7", "n1", ("n2", "n3"))
+    return [done for event in events for done in job.take(event)]
+
+
+@pytest.mark.parametrize(
+    "events, done",
+    [
+        ([HEAD, N2, N3, NOTICE, NOTICE], [MEMBERS, DRIVER, TellDriver()]),
+        ([HEAD, N2, N3, ALL_TOLD, NOTICE], [MEMBERS, DRIVER]),
+        ([HEAD, N2, N3, NOTICE, DriverEnded(AGAIN)], [MEMBERS, DRIVER, TellDriver(), End(AGAIN)]),
+        ([HEAD, N2, N3, DriverEnded(-9)], [MEMBERS, DRIVER, End(137)]),
+        (
+            [HEAD, N2, N3, DIED, N2],
+            [MEMBERS, DRIVER, "Ray on node n1 has ended (gcs_server). Run the job again", End(1)],
+        ),
+        ([HEAD, NOTICE], [MEMBERS, "ends before its search has begun", End(1)]),
+        (
+            [HEAD, Lost("n2", "is out"), Lost("n2", "is out"), Late(), N3],
+            [MEMBERS, "node n2 is out", "nodes n3 join later", DRIVER],
+        ),
+    ],
+)
+def test_what_is_done_when(events: list[Event], done: list[Instruction | str]) -> None:
+    for found, expected in zip(taken(events), done, strict=True):
+        assert expected in found.line if isinstance(found, Say) else found == expected  # type: ignore[operator]
+
+
+events = st.one_of(
+    st.builds(Ready, st.sampled_from(["n1", "n2", "n3"]), st.just("h:1")),
+    st.builds(Lost, st.sampled_from(["n1", "n2", "n3"]), st.just("has ended")),
+    st.builds(DriverEnded, st.sampled_from([0, 1, AGAIN, -9])),
+    st.sampled_from([NOTICE, ALL_TOLD, Late()]),
+)
+
+
+@given(st.lists(events, max_size=12))
+def test_whatever_happens_a_job_ends_once_and_starts_its_driver_once(happening: list[Event]) -> None:
+    done = [each for each in taken(happening) if not isinstance(each, Say)]
+    ends = [each for each in done if isinstance(each, End)]
+    assert done == [each for each in (MEMBERS, DRIVER, TellDriver(), *ends) if each in done] and len(ends) < 2

@@ -1,0 +1,80 @@
+"""The pure parts of `fluidtune slurm`: the job script of a command line, and what a job's variables say."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.slurm.allocation import memory_of_job, share_options
+from fluidtune.slurm.submission import script, seconds_of, submission
+
+TIMES = {
+    "30": 1800,
+    "1:30": 90,
+    "2:00:01": 7201,
+    "1-2": 93600,
+    "1-2:30": 95400,
+    "1-0:0:5": 86405,
+    "0": None,
+    "-1": None,
+}
+word = st.text(st.characters(exclude_characters="\0\n\r", exclude_categories=["Cs"]), min_size=1)
+
+
+def test_the_script_of_a_command_line() -> None:
+    words = "search.py --nodes 2 -t 0:30:00 --print --notice 90 -- --epochs 3"
+    asked = submission(words.split())
+    assert script(asked, "search.py", "/venv/bin/python") == (
+        "#!/bin/bash\n#SBATCH --job-name=search.py\n#SBATCH --requeue\n#SBATCH --open-mode=append\n"
+        "#SBATCH --signal=B:USR1@90\n#SBATCH --nodes 2\n#SBATCH -t 0:30:00\n"
+        "exec /venv/bin/python -m fluidtune run search.py --epochs 3\n"
+    )
+
+
+@given(st.lists(word), st.lists(word))
+def test_each_word_reaches_the_one_whom_it_is_for(options: list[str], after: list[str]) -> None:
+    asked = submission(["s.py", *(f"--x={each}" for each in options), "--", *after])
+    assert [shlex.split(line) for line in asked.options] == [[f"--x={each}"] for each in options]
+    run = shlex.split(script(asked, "s.py", "python").partition("\nexec ")[2])
+    assert run == ["python", "-m", "fluidtune", "run", "s.py", *after] and asked.run == ("s.py", *after)
+
+
+def test_a_time_limit_as_sbatch_reads_it() -> None:
+    assert {time: seconds_of(time) for time in TIMES} == TIMES
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("s.py --time 1", "--time 1 is 60 s, and the search is told 60 s before its end"),
+        ("s.py -t1", "--time 1 is 60 s"),
+        ("s.py --notice=0", "--notice 0: expected seconds"),
+        ("s.py --comment=a\nb", "has a line break"),
+    ],
+)
+def test_words_that_cannot_be(words: str, said: str) -> None:
+    with pytest.raises(FluidTuneError, match=said):
+        submission(words.split(" "))
+
+
+@pytest.mark.parametrize(
+    "variables, has",
+    [
+        ("SLURM_CPUS_ON_NODE=8", "--num-cpus=4 --num-gpus=0"),
+        ("SLURM_CPUS_ON_NODE=2 SLURM_MEM_PER_CPU=512 SLURM_GPUS_ON_NODE=3", "--num-cpus=2 --num-gpus=3 1024"),
+        (
+            "SLURM_MEM_PER_NODE=4096 CUDA_VISIBLE_DEVICES=MIG-a,MIG-b SLURM_GPUS_ON_NODE=3",
+            "--num-cpus=4 --num-gpus=2 4096",
+        ),
+        ("SLURM_MEM_PER_NODE=0 CUDA_VISIBLE_DEVICES=NoDevFiles", "--num-cpus=4 --num-gpus=0"),
+    ],
+)
+def test_what_a_job_has_of_a_node_of_four_cores(variables: str, has: str) -> None:
+    told = dict(each.split("=") for each in variables.split())
+    cores, gpus, *sizes = share_options(told, 4, memory_of_job(told))
+    mib = [str(sum(int(size.partition("=")[2]) for size in sizes) >> 20)] if sizes else []
+    assert " ".join([cores, gpus, *mib]) == has
