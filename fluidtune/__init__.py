@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AsyncClient",
+    "BadInput",
     "Client",
     "FluidExecutor",
     "FluidScheduler",
@@ -42,6 +43,7 @@ hash_seed.provide()  # before a cluster is started
 #: Public name -> the module that defines it. Type checkers read __init__.pyi.
 _HOMES = {
     "AsyncClient": "fluidtune.client",
+    "BadInput": "fluidtune.errors",
     "Client": "fluidtune.client",
     "FluidExecutor": "fluidtune.tune.executor",
     "FluidScheduler": "fluidtune.tune.scheduler",

@@ -5,6 +5,7 @@ from fluidtune.client import Client as Client
 from fluidtune.client import ServiceError as ServiceError
 from fluidtune.cluster.data.shared_data import shared as shared
 from fluidtune.cluster.forks.forked import forked as forked
+from fluidtune.errors import BadInput as BadInput
 from fluidtune.errors import FluidTuneError as FluidTuneError
 from fluidtune.serving.service import serve as serve
 from fluidtune.tune.api import Tuner as Tuner

@@ -13,3 +13,7 @@ class UnpicklableTrainableError(FluidTuneError, TypeError):
 
 class TrialTimeoutError(FluidTuneError, TimeoutError):
     """A trial has passed a limit of time that the user has set. The message says where its process stood."""
+
+
+class BadInput(ValueError):
+    """A served model returns it in place of an output, or raises it: the client gets 400 with its text, in one line."""

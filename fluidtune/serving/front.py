@@ -50,11 +50,12 @@ from fluidtune.serving.capacity import DIRECTORY, PROFILES
 from fluidtune.serving.following import follow
 from fluidtune.serving.inference_protocol import Asked, Interface, server_metadata
 from fluidtune.serving.intake import Holding, Intake, collect_seldom
+from fluidtune.serving.loaded_model import failed
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import labels
 from fluidtune.serving.openapi import DOCUMENT, PAGE, Described, document, page
 from fluidtune.serving.placed_devices import PlacedDevices
-from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice
+from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice, said_of
 from fluidtune.serving.rollouts import Answering, Rollouts
 from fluidtune.serving.served_devices import Measured, OwnDevices, ServedDevices
 from fluidtune.serving.setting import Setting
@@ -330,7 +331,7 @@ class Front:
             if status == 200:
                 self._books.answered(name, time.monotonic() - arrival)
             else:
-                self._books.count(name, "failed")
+                self._books.count(name, "bad" if status == 400 else "failed")
 
     def _check_there(self) -> AsyncServer:
         """Raises `Said` if nothing can be answered whatever the load is. A lost model process may be back in time."""
@@ -376,8 +377,10 @@ class Front:
         what = asked.what if asked is not None else name
         if what in (READY, "ready", "model_ready"):
             self._check_ready(asked)
-        if what in (LIVE, READY, "live", "ready", "model_ready"):
-            return as_json(200, {"state": self._doing})
+        if what in (LIVE, READY, "live", "ready"):
+            return as_json(200, {"live" if what in (LIVE, "live") else "ready": True, "state": self._doing})
+        if what == "model_ready":
+            return as_json(200, {"name": name, "ready": True, "state": self._doing})
         if what == METRICS:
             return Response(exposition(self._books), media_type=CONTENT_TYPE_LATEST)
         if what == "server":
@@ -670,7 +673,8 @@ def _outcome(answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:
 
 
 def _failed(error: BaseException) -> tuple[int, str]:
-    return 500, json.dumps({"error": str(error), "code": "model_failed"})
+    """What Ray hands on of an error has its traceback behind it."""
+    return failed(ServeError(said_of(error)))
 
 
 def _refusal(answer: asyncio.Future[Any]) -> Refused | None:

@@ -6,6 +6,7 @@ Triton's extension ``binary_tensor_data``, which its public client uses by defau
 The first dimension of each tensor is the number of inputs in the request. An object is one tensor for each of its keys.
 Any other input is the tensor "input", any other output is "output". A value that is no tensor (null, a list of objects,
 lists of different lengths) is an element of BYTES that holds its JSON text, and the tensor says so in its parameters.
+Where the samples have arrays, an input is one as well, and has the bytes that came.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from fluidtune import __version__
 from symphony_serve.errors import ServeError
-from symphony_serve.forms import Form
+from symphony_serve.forms import Form, is_array
 from symphony_serve.reading import MANY
 
 #: The header that says how many bytes of the body are JSON; the binary tensors follow. Source: Triton's extension.
@@ -35,6 +36,10 @@ _NUMPY = {
     **{"BOOL": "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8"},
     **{"INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"},
 }
+#: NumPy's type of arrays -> the datatype. numpy has no BF16, so such data becomes FP32, which holds all of its values.
+_DATATYPE = {str(np.dtype(name)): datatype for datatype, name in _NUMPY.items()}
+_NUMPY["BF16"] = "<u2"
+_NUMBERS = _NUMPY.keys() - {"BOOL"}
 #: By numpy's kind of a datatype, Python's types of its elements in JSON.
 _PYTHON: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "O": {str}}
 #: The longest axis that a tensor can have. Source: numpy's (intp).
@@ -49,12 +54,16 @@ def server_metadata() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """What a client must know of a tensor. shape: without the batch; -1: any length. texts: elements are JSON texts."""
+    """What a client must know of a tensor. shape: without the batch; -1: any length. texts: elements are JSON texts.
+
+    array: the model has arrays here; null is NaN then.
+    """
 
     name: str
     datatype: str
     shape: tuple[int, ...] = ()
     texts: bool = False
+    array: bool = False
 
     def metadata(self) -> dict[str, Any]:
         parameters = {"parameters": JSON_TEXT} if self.texts else {}
@@ -172,7 +181,7 @@ class Interface:
                 raise ServeError(f"an output of the model is a {type(one).__name__}, {wanted}")
         return {name: [one.get(name) for one in outputs] for name in names}
 
-    def _decode_inputs(self, given: list[dict[str, Any]], binary: bytes, most: int) -> dict[str, list[Any]]:
+    def _decode_inputs(self, given: list[dict[str, Any]], binary: memoryview, most: int) -> dict[str, list[Any]]:
         """The values of each tensor, as many as the batch has inputs."""
         expected = {tensor.name: tensor for tensor in self.inputs}
         columns: dict[str, list[Any]] = {}
@@ -214,7 +223,7 @@ def _known(names: Iterable[str], there: Sequence[str] | Mapping[str, Any]) -> No
 # The request's JSON.
 
 
-def _parts(size: str | None, body: bytes) -> tuple[dict[str, Any], bytes]:
+def _parts(size: str | None, body: bytes) -> tuple[dict[str, Any], memoryview]:
     """The request's JSON object, and the binary data behind it."""
     if size is None:
         end = len(body)
@@ -228,7 +237,7 @@ def _parts(size: str | None, body: bytes) -> tuple[dict[str, Any], bytes]:
         raise ServeError(f"the request is no JSON: {error}") from None
     if not isinstance(request, dict):
         raise ServeError('the request is no JSON object; send {"inputs": [...]}')
-    return request, body[end:]
+    return request, memoryview(body)[end:]
 
 
 def _objects(request: dict[str, Any], field: str) -> list[dict[str, Any]]:
@@ -282,37 +291,55 @@ def _said(value: Any) -> str:
 # From tensors to values.
 
 
-def _decode(one: dict[str, Any], tensor: Tensor, binary: bytes, at: int, most: int) -> tuple[list[Any], int]:
+def _decode(one: dict[str, Any], tensor: Tensor, binary: memoryview, at: int, most: int) -> tuple[list[Any], int]:
     """The values of a tensor of a request, and how many bytes of ``binary`` it has from ``at`` on."""
     name = tensor.name
     parameters = _parameters(one, f"the input {name!r}")
     _refuse(parameters, f"the input {name!r}", "shared_memory_region", "send the data in the body")
     shape, datatype = _shape(one, tensor, most), _text(one, "datatype") or ""
-    numbers = tensor.datatype in ("INT64", "FP64") and datatype in _NUMPY and datatype != "BOOL"
-    if datatype != tensor.datatype and not numbers:
+    if datatype != tensor.datatype and not {datatype, tensor.datatype} <= _NUMBERS:
         raise ServeError(f"datatype of {name!r} is {_said(datatype)}, expected {tensor.datatype!r}")
     count, size = math.prod(shape), parameters.get("binary_data_size")
     if (size is None) != ("data" in one):
         raise ServeError(f"the input {name!r} needs either data or the parameter binary_data_size")
+    if size is None and datatype == "BF16":
+        raise ServeError(f"data of {name!r} is BF16, which JSON has not; send it as binary data, or as FP32")
     if size is None:
-        array = _from_json(one["data"], shape, count, datatype, name)
+        array = _from_json(one["data"], one["shape"], count, datatype, name, tensor.array)
     elif type(size) is not int or not 0 <= size <= len(binary) - at:
         left = len(binary) - at
         said = f"expected the bytes of its data, {left} at most"
         raise ServeError(f"binary_data_size of {name!r} is {_said(size)}, {said}")
     elif datatype == "BYTES":
-        array = np.array(list(_texts(binary[at : at + size], count, name)), object)
+        array = np.array(list(_texts(bytes(binary[at : at + size]), count, name)), object)
     elif size != count * np.dtype(_NUMPY[datatype]).itemsize:
         raise ServeError(f"binary_data_size of {name!r} is {size}; its shape {list(shape)} has {count} {datatype}")
     else:
         array = np.frombuffer(binary, _NUMPY[datatype], count, at)
-    values = array.reshape(shape).tolist()
+    if datatype == "BF16":
+        array = (array.astype("<u4") << 16).view("<f4")
+    array = array.reshape(shape)
+    if tensor.array:
+        return list(_held(array, np.dtype(_NUMPY[tensor.datatype]), name)), size or 0
+    values = array.tolist()
     return [_from_text(text, name) for text in values] if tensor.texts else values, size or 0
 
 
+def _held(array: np.ndarray, dtype: np.dtype[Any], name: str) -> np.ndarray:
+    """The array in the type of the samples. Raises ServeError if that is one of integers that cannot hold a value."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = array.astype(dtype, copy=False)
+    if dtype.kind in "iu" and not (found == array).all():
+        raise ServeError(f"data of {name!r} has a value that {dtype}, the type of the samples, cannot hold")
+    return found
+
+
 def _shape(one: dict[str, Any], tensor: Tensor, most: int) -> list[int]:
+    """The lengths of its axes. Those of 1 behind all that are expected are left out: MLServer's codecs send [n, 1]."""
     shape: Any = one.get("shape")
     expected = [-1, *tensor.shape]
+    while isinstance(shape, list) and len(shape) > len(expected) and shape[-1] == 1:
+        shape = shape[:-1]
     fits = isinstance(shape, list) and len(shape) == len(expected) and all(type(length) is int for length in shape)
     if not fits or not all(is_ > 0 and want in (-1, is_) for is_, want in zip(shape, expected, strict=True)):
         said = "-1 being a length of 1 or more, the first one the number of inputs"
@@ -324,8 +351,8 @@ def _shape(one: dict[str, Any], tensor: Tensor, most: int) -> list[int]:
     return shape
 
 
-def _from_json(data: Any, shape: list[int], count: int, datatype: str, name: str) -> np.ndarray:
-    """data: nested as the shape says, or flat."""
+def _from_json(data: Any, shape: list[int], count: int, datatype: str, name: str, array: bool) -> np.ndarray:
+    """data: nested as the shape says, or flat. array: null is NaN."""
     if not isinstance(data, list):
         raise ServeError(f"data of {name!r} is no list")
     flat = data
@@ -337,6 +364,8 @@ def _from_json(data: Any, shape: list[int], count: int, datatype: str, name: str
     if len(flat) != count:
         raise ServeError(f"data of {name!r} has {len(flat)} elements; its shape {shape} has {count}")
     dtype: np.dtype[Any] = np.dtype(_NUMPY.get(datatype, object))
+    if array and dtype.kind == "f":
+        flat = [math.nan if one is None else one for one in flat] if None in flat else flat
     wrong = set(map(type, flat)) - _PYTHON[dtype.kind]
     if wrong:
         raise ServeError(f"data of {name!r} has a {min(one.__name__ for one in wrong)}, which is no {datatype}")
@@ -395,11 +424,18 @@ def _tensor(
 
     declared: as what clients expect it. ragged: lists of different lengths are a length of -1; else they are no tensor.
     """
+    arrays = [np.asarray(one) for one in values if is_array(one)]
+    if arrays and len({(one.dtype, one.ndim) for one in arrays}) == 1 and len(arrays) == len(values):
+        axes = [{one.shape[axis] for one in arrays} for axis in range(arrays[0].ndim)]
+        there = tuple(some.pop() if len(some) == 1 else -1 for some in axes)
+        return Tensor(name, _DATATYPE[str(arrays[0].dtype)], there, array=True), []
     elements, shape = values, []
     while elements and all(type(one) is list for one in elements):
         lengths = {len(one) for one in elements}
         shape.append(lengths.pop() if len(lengths) == 1 else -1)
         elements = list(itertools.chain.from_iterable(elements))
+    if declared is not None and declared.array and -1 not in shape and _holds(declared.datatype, elements):
+        return replace(declared, shape=tuple(shape)), elements
     datatype = _datatype(elements)
     if datatype == "INT64" and declared is not None and declared.datatype == "FP64":
         datatype = "FP64"
@@ -420,6 +456,16 @@ def _datatype(elements: list[Any]) -> str | None:
     if kinds == {int} and least >= -(1 << 63) and most < 1 << 63:
         return "INT64"
     return "FP64" if -sys.float_info.max <= least and most <= sys.float_info.max else None
+
+
+def _holds(datatype: str, elements: list[Any]) -> bool:
+    """Whether an array of this datatype has such elements in JSON."""
+    dtype: np.dtype[Any] = np.dtype(_NUMPY[datatype])
+    if dtype.kind == "f":
+        return _datatype([one for one in elements if one is not None] or [0]) in ("INT64", "FP64")
+    if set(map(type, elements)) != ({bool} if dtype.kind == "b" else {int}):
+        return False
+    return dtype.kind == "b" or np.iinfo(dtype).min <= min(elements) <= max(elements) <= np.iinfo(dtype).max
 
 
 def _list_text(values: list[Any]) -> str:

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from fluidtune.serving.answers import Said, bad, refused
 from fluidtune.serving.inference_protocol import JSON_SIZE
+from fluidtune.serving.loaded_model import as_json
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import Form
 from symphony_serve.reading import PIECE, Reading
@@ -33,9 +34,9 @@ MOST_READ = 1000
 #: Bytes of the bodies that are larger than a piece, of all open requests. An input takes up to ten times the
 #: memory of its text, so these are up to 640 MB.
 MOST_BYTES = 64 << 20
-#: The largest body divided by the longest of the samples, unless the caller says otherwise: lists and texts of any
-#: length differ from their samples.
-TIMES_SAMPLE = 64
+#: The largest body divided by the longest of the samples, and its bytes at the least, unless the caller says otherwise:
+#: lists and texts of any length differ from their samples. Source of the bytes: nginx's `client_max_body_size`.
+TIMES_SAMPLE, LEAST_BODY = 64, 1 << 20
 #: The body of a request with tensors, in bodies of one input; and bytes of its JSON, which is read in one go: 10 ms at
 #: the rate of `reading.PIECE`.
 MOST_TENSORS, MOST_JSON = 16, 256 << 10
@@ -52,7 +53,7 @@ def collect_seldom() -> None:
 
 def largest_body(samples: Sequence[Any]) -> int:
     """Bytes that a body may have, by these inputs."""
-    return TIMES_SAMPLE * max(len(json.dumps(sample)) for sample in samples)
+    return max(LEAST_BODY, TIMES_SAMPLE * max(len(json.dumps(sample, default=as_json)) for sample in samples))
 
 
 #: Seconds that the front itself may let a part of a body wait: its loop reads on when it has served the others.

@@ -1,8 +1,8 @@
 """A model as layers in a row: the children of a `torch.nn.Sequential`, or the functions in its attribute ``stages``.
 
 Of a Sequential, inputs that are numbers, or lists of numbers of one shape, become one tensor; other inputs are handed
-to its first child as they are. A tensor that its last child returns becomes lists. The functions in ``stages`` get and
-return what they like: the first one a list of inputs, the last one as many outputs. All times are seconds.
+to its first child as they are. The functions in ``stages`` get and return what they like: the first one the inputs, the
+last one as many outputs. All times are seconds.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
-
-from symphony_serve.errors import ServeError
 
 #: The fewest and the most runs of a layer, after a first one, and their seconds; as batches are in
 #: `symphony_serve.shell.measuring`, whose import would take a model process 50 ms.
@@ -47,9 +45,9 @@ class Stage(NamedTuple):
 
 
 class Layers:
-    """Functions in a row, as one function from a list of inputs to as many outputs.
+    """Functions in a row, as one function from inputs to as many outputs.
 
-    samples: the model's. tensors: whether inputs become a tensor, and a tensor becomes lists.
+    samples: the model's. tensors: whether inputs become a tensor.
     """
 
     def __init__(self, functions: Sequence[Callable[[Any], Any]], samples: Any, tensors: bool):
@@ -57,27 +55,18 @@ class Layers:
         #: Of the tensor that inputs become; None: they stay a list.
         self._dtype = _dtype(samples) if tensors else None
 
-    def __call__(self, inputs: list[Any]) -> Any:
-        return self.answer(self.run(self.begin(inputs)))
+    def __call__(self, inputs: Any) -> Any:
+        return self.run(self.begin(inputs))
 
-    def begin(self, inputs: list[Any]) -> Any:
+    def begin(self, inputs: Any) -> Any:
         """What the first layer gets."""
-        if self._dtype is None:
-            return inputs
-        # Torch would cut off what a fraction has behind the point, and round a whole number beside a float. What is too
-        # large for whole numbers it refuses.
-        exact = inputs if self._dtype.is_floating_point else _whole(inputs)
-        return _torch().tensor(exact, dtype=self._dtype)
+        return inputs if self._dtype is None else _torch().as_tensor(inputs, dtype=self._dtype)
 
     def run(self, value: Any) -> Any:
         """What the layers return for what the first of them gets. Tensors are brought to where a module is."""
         for function in self.functions:
             value = _ran(function, value)
         return value
-
-    def answer(self, value: Any) -> Any:
-        """The outputs, from what the last layer has returned."""
-        return value.tolist() if self._dtype is not None and hasattr(value, "tolist") else value
 
     def keep(self, stage: Stage) -> None:
         """Drop the other layers. On a GPU, those that are kept are moved there."""
@@ -89,9 +78,9 @@ class Layers:
                     function.to("cuda")
             _torch().cuda.empty_cache()
 
-    def measured(self, inputs: list[Any]) -> list[Layer]:
-        """What each layer needs, found with the first of the inputs."""
-        value, found = self.begin(inputs[:1]), []
+    def measured(self, inputs: Any) -> list[Layer]:
+        """What each layer needs, found with a batch of one input."""
+        value, found = self.begin(inputs), []
         for function in self.functions:
             times: list[float] = []
             while len(times) <= LEAST_RUNS or (len(times) <= MOST_RUNS and sum(times) < SECONDS_EACH):
@@ -123,7 +112,7 @@ def as_function(model: Any) -> Any:
 
 def carried(value: Any) -> Any:
     """What goes to another process: tensors on the CPU."""
-    return _mapped(value, _tensor(), lambda tensor: tensor.cpu())
+    return _mapped(value, tensor_type(), lambda tensor: tensor.cpu())
 
 
 def writable(value: Any) -> Any:
@@ -140,7 +129,14 @@ def writable(value: Any) -> Any:
     return value if numpy is None else _mapped(value, numpy.ndarray, own)
 
 
-def _tensor() -> Any:
+def has_tensors(value: Any) -> bool:
+    """Whether it is a tensor, or has one in lists and mappings. Of a list the first item is looked at."""
+    if isinstance(value, Mapping):
+        return any(map(has_tensors, value.values()))
+    return isinstance(value, tensor_type()) or (isinstance(value, list) and bool(value) and has_tensors(value[0]))
+
+
+def tensor_type() -> Any:
     """The type of tensors; none without torch."""
     return _torch().Tensor if _torch() is not None else ()
 
@@ -153,19 +149,8 @@ def _torch() -> Any:
 def _dtype(samples: Any) -> Any:
     """Of the samples as one tensor; None: they cannot be one."""
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
-        return _torch().tensor(list(samples)).dtype
+        return _torch().as_tensor(samples).dtype
     return None
-
-
-def _whole(value: Any) -> Any:
-    """The value with integers in place of floats, also in lists. Raises ServeError if one has a fraction."""
-    if isinstance(value, list):
-        return list(map(_whole, value)) if set(map(type, value)) & {list, float} else value
-    if not isinstance(value, float):
-        return value
-    if not value.is_integer():
-        raise ServeError("the input has a fraction, and all samples are whole numbers; give a sample that has one")
-    return int(value)
 
 
 def _ran(function: Callable[[Any], Any], value: Any) -> Any:

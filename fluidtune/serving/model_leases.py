@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluidtune.cluster.devices.holding import SPARE_S
-from fluidtune.serving.model_process import Samples
+from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.remote_devices import PAUSE_S
 from fluidtune.serving.served_devices import First
 from fluidtune.serving.versioned_device import VersionedDevice

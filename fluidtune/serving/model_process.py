@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import os
 import platform
 import sys
@@ -24,17 +23,15 @@ from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import cuda_failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, adopt_environment
+from fluidtune.serving.loaded_model import LoadedModel, Outcome, Packed, Samples, failed, in_a_line
 from fluidtune.serving.model_layers import as_function
 from fluidtune.serving.winners import Winner, mark_of
 from symphony_serve.errors import ServeError
-from symphony_serve.forms import Form
 
 #: This module.
 MODEL_PROCESS = __name__
 #: Bytes of a GPU that a process takes before it has a tensor there. Judgement: CUDA's context with torch's kernels.
 CONTEXT = 500 << 20
-#: What becomes of one input: the HTTP status, and the body as JSON text.
-Outcome = tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -65,13 +62,6 @@ class Loading:
         """Each ``load`` of the trials, in the process that calls it. Raises ServeError if it cannot be imported."""
         sys.path += [path for path in self.paths if path not in sys.path]
         return {one: function_of(one) for one in {trial.load or self.load for trial in self.trials}}
-
-
-class Samples(NamedTuple):
-    """Inputs that a model can answer, and its outputs for them."""
-
-    inputs: list[Any]
-    outputs: list[Any]
 
 
 class Held(NamedTuple):
@@ -106,15 +96,14 @@ class ModelProcess:
         adopt_environment(loading.environment)
         functions = loading.functions()
         models = {trial.name: loaded(functions[trial.load or loading.load], trial) for trial in loading.trials}
-        self._models = {name: as_function(model) for name, model in models.items()}
+        self._models = {name: LoadedModel(name, as_function(model)) for name, model in models.items()}
         self._turn = Turn("service", served=True) if loading.beside else None
-        self._samples = {name: samples_of(name, model) for name, model in self._models.items()}
         #: By name, what has become of models that were loaded since.
         self._told: dict[str, Held | BaseException] = {}
 
     def ready(self) -> tuple[int, dict[str, Samples]]:
         """This process' id, and the samples of each model."""
-        return os.getpid(), self._samples
+        return os.getpid(), {name: model.samples for name, model in self._models.items()}
 
     def hold(self, trial: Winner) -> None:
         """Begin to load one more model, beside the batches. `held` says what has become of it."""
@@ -123,13 +112,12 @@ class ModelProcess:
     def _hold(self, trial: Winner) -> None:
         before = _memory()
         try:
-            model = as_function(loaded(function_of(trial.load), trial))
-            samples = samples_of(trial.name, model)
+            model = LoadedModel(trial.name, as_function(loaded(function_of(trial.load), trial)))
         except BaseException as error:
             self._told[trial.name] = error
             return
-        self._models[trial.name], self._samples[trial.name] = model, samples
-        self._told[trial.name] = Held(samples, _grown(before, _memory()))
+        self._models[trial.name] = model
+        self._told[trial.name] = Held(model.samples, _grown(before, _memory()))
 
     def held(self, name: str) -> Held | None:
         """What has become of the model; None: it loads. Raises ServeError if it cannot be loaded."""
@@ -141,7 +129,6 @@ class ModelProcess:
     def drop(self, name: str) -> None:
         """Let go of the model and of its memory."""
         self._models.pop(name, None)
-        self._samples.pop(name, None)
         gc.collect()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
@@ -167,34 +154,25 @@ class ModelProcess:
         node = ray.get_runtime_context().get_node_id()
         return Place(node, os.environ.get(VISIBLE_GPUS, ""), used, free, gpu_used, gpu_free)
 
-    def run(self, name: str, inputs: list[Any]) -> tuple[list[Outcome], float]:
+    def run(self, name: str, inputs: list[Packed]) -> tuple[list[Outcome], float]:
         """The batch's outcomes, and the seconds that it has waited for its turn.
 
-        If the model fails with the batch, each input is tried alone.
+        If the model fails with the batch, each input is tried alone, as it came.
         """
         with self._taken() as waited:
-            return self._run(name, inputs), waited
+            return self._run(self._models[name], inputs), waited
 
-    def _run(self, name: str, inputs: list[Any]) -> list[Outcome]:
+    def _run(self, model: LoadedModel, inputs: list[Packed]) -> list[Outcome]:
         try:
-            return outcomes_of(name, self._models[name], inputs)
+            return model.attempt(inputs)
         except Exception as error:
             end_without_gpu()
-            if len(inputs) == 1:
-                return [failed(error)]
-        outcomes: list[Outcome] = []
-        for value in inputs:
-            try:
-                outcomes += outcomes_of(name, self._models[name], [value])
-            except Exception as error:
-                end_without_gpu()
-                outcomes.append(failed(error))
-        return outcomes
+            return [failed(error)] if len(inputs) == 1 else [self._run(model, [one])[0] for one in inputs]
 
-    def measure(self, name: str, inputs: list[Any]) -> tuple[list[Outcome], float]:
+    def measure(self, name: str, inputs: list[Packed]) -> tuple[list[Outcome], float]:
         """As `run`, but what fails raises: a batch that is too large for the memory is not to be measured."""
         with self._taken() as waited:
-            return outcomes_of(name, self._models[name], inputs), waited
+            return self._models[name].attempt(inputs), waited
 
     @contextlib.contextmanager
     def _taken(self) -> Iterator[float]:
@@ -233,7 +211,7 @@ def end_without_gpu() -> None:
         os._exit(1)
 
 
-def loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Sequence[Any]]:
+def loaded(load: Callable[..., Any], trial: Winner) -> Any:
     """What ``load`` returns for the trial. Raises ServeError if it fails, or returns nothing that can be called."""
     try:
         with trial.checkpoint.as_directory() as directory:
@@ -243,51 +221,12 @@ def loaded(load: Callable[..., Any], trial: Winner) -> Callable[[list[Any]], Seq
             model = load(directory, dict(trial.config))
     except ServeError:
         raise
-    except (Exception, SystemExit) as error:  # A process may have other models, which are to stay.
-        said = f"the checkpoint of trial {trial.name} does not load: {error!r}"
+    except NeedsPlainProcess:
+        raise
+    except BaseException as error:  # A process may have other models, which are to stay.
+        said = f"the checkpoint of trial {trial.name} does not load: {in_a_line(error)}"
         raise ServeError(f"{said}; check load and {trial.checkpoint.path}") from error
     if not callable(as_function(model)):
         said = f"load returned {type(model).__name__} for trial {trial.name}"
         raise ServeError(f"{said}, expected a function from a list of inputs to as many outputs")
     return model
-
-
-def samples_of(name: str, model: Any) -> Samples:
-    """The inputs in the model's attribute ``samples``, with its outputs. Raises ServeError if it has none, or fails."""
-    samples = getattr(model, "samples", None)
-    if not isinstance(samples, list | tuple | None):
-        said = f"the samples of trial {name} are a {type(samples).__name__}, expected a list of inputs"
-        raise ServeError(f"{said}; make it one, for example by .tolist()")
-    samples = list(samples or ())
-    if not samples:
-        said = f"the model that load returned for trial {name} has no samples"
-        raise ServeError(f"{said}; set its attribute samples to a list of inputs, with which it is measured")
-    Form.of(samples)
-    try:
-        outcomes = outcomes_of(name, model, samples)
-    except ServeError:
-        raise
-    except Exception as error:
-        raise ServeError(f"the model of trial {name} fails with its own samples: {error!r}; check load") from error
-    return Samples(samples, [json.loads(text) for _, text in outcomes])
-
-
-def outcomes_of(name: str, model: Callable[[list[Any]], Sequence[Any]], inputs: list[Any]) -> list[Outcome]:
-    """The model's outputs for the inputs. Raises ServeError if they are too few or many, or no JSON values."""
-    try:
-        outputs = list(model(list(inputs)))
-    except SystemExit as error:  # It would end the process, with its other models and versions.
-        raise RuntimeError(f"it ends its process: {error!r}") from error
-    if len(outputs) != len(inputs):
-        said = f"the model of trial {name} returned {len(outputs)} outputs for {len(inputs)} inputs"
-        raise ServeError(f"{said}; return as many")
-    try:
-        return [(200, json.dumps(output, allow_nan=False)) for output in outputs]
-    except (TypeError, ValueError) as error:
-        said = f"an output of trial {name} is no JSON value ({error})"
-        raise ServeError(f"{said}; return numbers, text, lists or objects, for example by .tolist()") from None
-
-
-def failed(error: BaseException, where: str = "") -> Outcome:
-    """What becomes of an input with which the model has raised this. where: in which part of it."""
-    return 500, json.dumps({"error": f"the model failed{where}: {error!r}", "code": "model_failed"})

@@ -16,9 +16,10 @@ from urllib.parse import quote
 
 from fluidtune import __version__
 from fluidtune.serving.inference_protocol import JSON_SIZE
+from fluidtune.serving.loaded_model import as_json
 from fluidtune.serving.wire import CODES, REQUEST_ID, TIMEOUT
 from symphony_serve.errors import ServeError
-from symphony_serve.forms import Form
+from symphony_serve.forms import WHOLE, Form
 
 #: Where the document and its page are. Source: the names that FastAPI has made usual.
 DOCUMENT, PAGE = "/openapi.json", "/docs"
@@ -92,7 +93,8 @@ class Described:
 
     @classmethod
     def of(cls, form: Form, sample: Any, outputs: Sequence[Any]) -> Described:
-        """outputs: JSON values. Objects among them may have different keys, as only inputs must be alike."""
+        """outputs: JSON values and arrays. Objects among them may have different keys, as only inputs must be alike."""
+        sample = json.loads(json.dumps(sample, default=as_json))
         try:
             return cls(form, sample, Form.of(outputs))
         except ServeError:
@@ -101,7 +103,7 @@ class Described:
 
 def schema(form: Form) -> dict[str, Any]:
     """The JSON Schema of the values of this form."""
-    types = sorted(_TYPES[word] for word in form.words)
+    types = sorted("integer" if word == "number" and form.number in WHOLE else _TYPES[word] for word in form.words)
     found: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
     if form.items is not None:
         found["items"] = schema(form.items)

@@ -20,7 +20,7 @@ from typing import Any
 from ray import cloudpickle
 
 from fluidtune.ray_compat import kept_state
-from fluidtune.serving.model_process import Samples
+from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.remote_devices import LOOK_S, PlacedDevice
 from fluidtune.serving.served_devices import First, OwnDevices
 from fluidtune.serving.setting import PlacedModel, Setting

@@ -17,8 +17,9 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
+from fluidtune.serving.loaded_model import Packed, Samples
 from fluidtune.serving.model_layers import Stage
-from fluidtune.serving.model_process import Held, Loading, ModelProcess, Place, Samples
+from fluidtune.serving.model_process import Held, Loading, ModelProcess, Place
 from fluidtune.serving.model_versions import labels
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import DeviceLost, ServeError
@@ -155,29 +156,19 @@ class RemoteDevice:
 
     async def run(self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
         """An `Outcome` for each input."""
-        processes = self._processes
-        try:
-            return Waited(*await fetched(self._ask("run", model, inputs), self._patience))
-        except RayTaskError as error:
-            if not self._plainly(error):
-                raise
-            self._replace(said_of(error), processes)
-            raise DeviceLost(said_of(error), self._back) from None
-        except RayError as error:  # the process died, or cannot be reached, or hangs
-            self._replace(said_of(error), processes)
-            raise DeviceLost(said_of(error), self._back) from None
+        return await self._batch("run", model, inputs, self._patience)
 
     async def measure(self, model: str, inputs: list[Any]) -> Waited:
         """As `run`, but what fails raises."""
+        return await self._batch("measure", model, inputs, HUNG_S)
+
+    async def _batch(self, what: str, model: str, inputs: list[Any], wait_s: float) -> Waited:
         processes = self._processes
         try:
-            return Waited(*await fetched(self._ask("measure", model, inputs), HUNG_S))
-        except RayTaskError as error:
-            if not self._plainly(error):
+            return Waited(*await fetched(self._ask(what, model, [Packed.of(one) for one in inputs]), wait_s))
+        except RayError as error:  # the process died, or cannot be reached, or hangs
+            if isinstance(error, RayTaskError) and not self._plainly(error):
                 raise
-            self._replace(said_of(error), processes)
-            raise DeviceLost(said_of(error), self._back) from None
-        except RayError as error:
             self._replace(said_of(error), processes)
             raise DeviceLost(said_of(error), self._back) from None
 
@@ -355,7 +346,7 @@ class PlacedDevice(RemoteDevice):
             """It has ended."""
 
 
-def _own(error: Exception) -> str | None:
+def _own(error: BaseException) -> str | None:
     """What the model's own process has said of the error; None: it has said nothing."""
     cause: BaseException = getattr(error, "cause", None) or error
     if isinstance(cause, ServeError):  # It was raised by what the process was asked; else Ray tells it as a text.
@@ -364,7 +355,7 @@ def _own(error: Exception) -> str | None:
     return own[-1].split("ServeError: ", 1)[1] if own else None
 
 
-def said_of(error: Exception) -> str:
+def said_of(error: BaseException) -> str:
     """The error in one line; an error of the model's own process by its own text."""
     cause: BaseException = getattr(error, "cause", None) or error
     text = str(cause).strip()

@@ -20,7 +20,8 @@ from fluidtune.ray_compat import kept_state
 from fluidtune.serving.held_checkpoints import HeldCheckpoints
 from fluidtune.serving.inference_protocol import Interface
 from fluidtune.serving.intake import largest_body
-from fluidtune.serving.model_process import Loading, Samples
+from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import (
     Act,
     Deploy,

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import ray
 from ray.util.placement_group import get_placement_group, placement_group, remove_placement_group
 
-from fluidtune.serving.model_process import Samples
+from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.remote_devices import PlacedDevice
 from fluidtune.serving.versioned_device import VersionedDevice
 from symphony_serve.profiles import Profile

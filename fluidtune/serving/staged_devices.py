@@ -17,7 +17,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from fluidtune.serving.model_process import Outcome, Samples
+from fluidtune.serving.loaded_model import Outcome, Packed, Samples
 from fluidtune.serving.remote_devices import HUNG_S, RemoteDevice, fetched, said_of
 from fluidtune.serving.staged_process import Passed, StageProcess, Started
 from symphony_serve.errors import DeviceLost, ServeError
@@ -70,21 +70,22 @@ class StagedDevice(RemoteDevice):
     async def run(self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
         """An `Outcome` for each input, and the seconds that the batch has stood before stages."""
         with self._in_order() as before:
-            whole, waited = await self._through(inputs, before, passed)
+            packed = [Packed.of(one) for one in inputs]
+            whole, waited = await self._through(packed, before, passed)
             if whole.failed is None:
                 return Waited(whole.value, waited)
-            if len(inputs) == 1:
+            if len(packed) == 1:
                 return Waited([whole.failed], waited)
             outcomes: list[Outcome] = []
-            for value in inputs:
-                alone = (await self._through([value], before))[0]
+            for one in packed:
+                alone = (await self._through([one], before))[0]
                 outcomes += [alone.failed] if alone.failed is not None else alone.value
             return Waited(outcomes, waited)
 
     async def measure(self, model: str, inputs: list[Any]) -> Waited:
         """As `run`, but what fails raises."""
         with self._in_order() as before:
-            passed = (await self._through(inputs, before))[0]
+            passed = (await self._through([Packed.of(one) for one in inputs], before))[0]
         if passed.failed is not None:
             raise ServeError(json.loads(passed.failed[1])["error"])
         return Waited(passed.value, 0.0)
@@ -100,7 +101,7 @@ class StagedDevice(RemoteDevice):
             ended.set()
 
     async def _through(
-        self, inputs: list[Any], before: asyncio.Event, passed: Callable[[], None] | None = None
+        self, inputs: list[Packed], before: asyncio.Event, passed: Callable[[], None] | None = None
     ) -> tuple[Passed, float]:
         """The batch after all stages, and the seconds that it has stood before them, or behind the batch before it.
 

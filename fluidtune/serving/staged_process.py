@@ -12,17 +12,9 @@ from typing import Any, NamedTuple
 
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.ray_compat.accelerators import adopt_environment
+from fluidtune.serving.loaded_model import LoadedModel, Outcome, Packed, Samples, called, failed, outcome_of, outputs_of
 from fluidtune.serving.model_layers import Layer, Stage, carried, layers_of, writable
-from fluidtune.serving.model_process import (
-    Loading,
-    Outcome,
-    Samples,
-    end_without_gpu,
-    failed,
-    loaded,
-    outcomes_of,
-    samples_of,
-)
+from fluidtune.serving.model_process import Loading, end_without_gpu, loaded
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.stages import cut_layers
 
@@ -80,9 +72,9 @@ class StageProcess:
         Raises ServeError if the model fails with its samples, or the stages have no room.
         """
         if not self._number:
-            samples = samples_of(self._name, self._layers)
-            stages = before.stages or self._cut(self._layers.measured(samples.inputs))
-            before = Started((), {self._name: samples}, stages)
+            whole = self._whole = LoadedModel(self._name, self._layers)
+            one = whole.batch([Packed.of(whole.samples.inputs[0])])
+            before = Started((), {self._name: whole.samples}, before.stages or self._cut(self._layers.measured(one)))
         self._layers.keep(before.stages[self._number])
         return before._replace(pids=(*before.pids, os.getpid()))
 
@@ -109,7 +101,7 @@ class StageProcess:
         began = time.monotonic()
         try:
             value = self._run(batch)
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             end_without_gpu()
             return batch._replace(value=None, failed=failed(error, f" in stage {self._number}"))
         return batch._replace(value=value, seconds=(*batch.seconds, time.monotonic() - began))
@@ -119,7 +111,11 @@ class StageProcess:
         return self.run(batch), None
 
     def _run(self, batch: Passed) -> Any:
-        value = self._layers.run(writable(batch.value) if self._number else self._layers.begin(batch.value))
         if self._number < self._count - 1:
-            return carried(value)
-        return outcomes_of(self._name, lambda inputs: self._layers.answer(value), [None] * batch.inputs)
+            return called(self._after, batch.value)
+        return [outcome_of(one) for one in outputs_of(self._name, self._after, batch.value, batch.inputs)]
+
+    def _after(self, value: Any) -> Any:
+        """What this stage makes of what has come to it."""
+        value = writable(value) if self._number else self._layers.begin(self._whole.batch(value))
+        return carried(self._layers.run(value))

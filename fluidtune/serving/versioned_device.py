@@ -16,8 +16,9 @@ from weakref import WeakKeyDictionary
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS
+from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_layers import Stage
-from fluidtune.serving.model_process import Loading, Place, Samples
+from fluidtune.serving.model_process import Loading, Place
 from fluidtune.serving.remote_devices import LOAD_S, LOOK_S, RemoteDevice
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.messages import Reason

@@ -23,7 +23,8 @@ IMAGES = Form.of([[[0.0, 1], [2, 3.5]]])
         (7, "the input is a number, expected list"),
         (
             [(1, 2), [3, 4]],
-            "a sample or an input has a value of type tuple, expected what JSON has: numbers, text, lists, objects",
+            "a sample or an input has a value of type tuple, expected what JSON has: numbers, text, lists, "
+            "objects; or arrays of NumPy or torch",
         ),
     ],
 )

@@ -124,7 +124,7 @@ def test_no_step_reads_more_than_two_pieces(monkeypatch, name):
     ("sample", "sent", "said"),
     [
         (1, NUMBERS, "the input is a list, expected number"),
-        ([1, 2], NUMBERS, "the input is a list of more than 2 values, expected length 2"),
+        ([1, 2.5], NUMBERS, "the input is a list of more than 2 values, expected length 2"),
         ([[1]], NUMBERS, "the input[0] is a number, expected list"),
         ([[1], [1, 2]], [["a"] * 100_000], "the input[0][0] is a text, expected number"),
         ({"a": 1}, {"b": NUMBERS}, "the input has the keys ['b'], expected ['a']"),

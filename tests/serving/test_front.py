@@ -63,7 +63,7 @@ def made():
     """Makes a front that serves trial "t", whose inputs are numbers."""
     from fluidtune.serving import front
     from fluidtune.serving.intake import Intake
-    from fluidtune.serving.model_process import Samples
+    from fluidtune.serving.loaded_model import Samples
     from fluidtune.serving.model_versions import Service, Version
     from fluidtune.serving.rollouts import Answering
     from fluidtune.serving.watching import Books

@@ -15,7 +15,8 @@ from ray.tune import Checkpoint
 
 from fluidtune.serving import following, held_checkpoints
 from fluidtune.serving.held_checkpoints import HeldCheckpoints, held, let_go
-from fluidtune.serving.model_process import Loading, Samples
+from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.model_process import Loading
 from fluidtune.serving.setting import Following
 from fluidtune.serving.winners import Winner
 from symphony_serve.delays import Delays

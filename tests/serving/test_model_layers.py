@@ -17,6 +17,7 @@ from torch import nn
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving import service
+from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.model_layers import Layer, Stage, as_function, layers_of, writable
 from fluidtune.serving.model_process import Loading, ModelProcess
 from fluidtune.serving.staged_process import Passed, StageProcess, Started
@@ -35,6 +36,10 @@ def winner(tmp_path):
     return Winner("t", Checkpoint.from_directory(tmp_path), {}, 1.0)
 
 
+def packed(inputs):
+    return list(map(Packed.of, inputs))
+
+
 def group(winner, count, load=layered.load, room=math.inf, stages=()):
     """The processes of a group that are ready, and what they have said."""
     loading = Loading.of(load, [winner])
@@ -46,7 +51,7 @@ def group(winner, count, load=layered.load, room=math.inf, stages=()):
 
 
 def through(processes, inputs):
-    batch = Passed(inputs, len(inputs))
+    batch = Passed(packed(inputs), len(inputs))
     for one in processes:
         batch = one.run(batch)
     return batch
@@ -56,7 +61,7 @@ def through(processes, inputs):
 def test_any_number_of_stages_answers_bit_by_bit_what_the_whole_model_does(winner, count):
     processes, said = group(winner, count)
     rows = torch.rand(3, 8).tolist()
-    whole, _ = ModelProcess(Loading.of(layered.load, [winner])).run("t", rows)
+    whole, _ = ModelProcess(Loading.of(layered.load, [winner])).run("t", packed(rows))
     passed = through(processes, rows)
     assert passed.value == whole and len(passed.seconds) == count
     assert len(said.pids) == count and said.samples["t"].inputs == layered.SAMPLES
@@ -91,7 +96,7 @@ def test_a_process_drops_the_layers_of_the_other_stages(winner):
 def test_what_a_layer_needs():
     model = nn.Sequential(nn.Linear(8, 4), nn.Flatten())
     model.samples = [[0.0] * 8] * 3
-    found = layers_of(model).measured(model.samples)
+    found = layers_of(model).measured(model.samples[:1])
     assert [(one.weights, one.activations) for one in found] == [(4 * 36, 4 * 4), (0, 4 * 4)]
     assert all(isinstance(one, Layer) and one.seconds > 0 for one in found)
 
@@ -119,7 +124,7 @@ def test_a_model_that_its_user_has_cut(winner):
     processes, said = group(winner, 2, load_cut)
     assert through(processes, ["abc", ""]).value == [(200, "6"), (200, "0")]
     assert [(one.first, one.end, one.weights) for one in said.stages] == [(0, 1, 0), (1, 2, 0)]
-    assert ModelProcess(Loading.of(load_cut, [winner])).run("t", ["abc"])[0] == [(200, "6")]
+    assert ModelProcess(Loading.of(load_cut, [winner])).run("t", packed(["abc"]))[0] == [(200, "6")]
 
 
 def test_what_fails_in_a_stage_is_told_at_the_end_and_the_next_stages_leave_it_alone(winner):
@@ -162,7 +167,7 @@ def test_a_stage_may_change_what_it_gets_as_in_the_whole_model(winner):
         return made
 
     (first, second), _ = group(winner, 2, load)
-    passed = first.run(Passed([1, 2], 2))
+    passed = first.run(Passed(packed([1, 2]), 2))
     arrays = [passed.value.one["array"], passed.value.other[0]]
     for one in arrays:
         one.flags.writeable = False
@@ -206,12 +211,6 @@ def test_what_is_not_cut_is_told_in_one_line(winner, load, count, room, said):
     assert "\n" not in str(found.value)
 
 
-def test_numbers_that_look_whole_are_what_the_samples_are():
-    model = nn.Sequential(nn.Linear(2, 2))
-    model.samples = [[0.5, 1]]
-    assert as_function(model)([[1, 2]]) == as_function(model)([[1.0, 2.0]])
-
-
 def test_a_function_stays_the_function_that_it_is():
     assert as_function(double) is double
     both = Cut(count_letters)
@@ -249,31 +248,3 @@ def test_status_tells_what_the_stages_hold():
         "  group 0, stage 0: layers 0 to 1, 12.5 ms, 3 of 4 MB of weights, 4.096 kB out",
         "  group 0, stage 1: layers 2 to 4, 10.0 ms, 1 of 4 MB of weights, 0.012 kB out",
     ]
-
-
-def test_a_fraction_is_not_cut_off_where_the_samples_are_whole_numbers():
-    """docs/bugs.md, 534."""
-    model = torch.nn.Sequential(torch.nn.Identity())
-    model.samples = [[5, 3]]
-    layers = layers_of(model)
-    assert layers([[1, 3], [2.0, 4.0]]) == [[1, 3], [2, 4]]
-    with pytest.raises(ServeError, match="the input has a fraction, and all samples are whole numbers"):
-        layers([[1, 3], [1.9, 3]])
-
-
-def test_where_the_samples_are_whole_numbers_an_input_reaches_the_model_as_it_is_or_is_refused():
-    """docs/bugs.md, 584."""
-    model = torch.nn.Sequential(torch.nn.Identity())
-    model.samples = [[5, 3]]
-    layers = layers_of(model)
-    for row in ([16777217, 1.0], [2**53 + 1, 2.0], [2.0**62, True]):
-        assert layers([[0, 0], row]) == [[0, 0], row]
-    for large in (1e30, -1e19, 2**63):
-        with pytest.raises((ValueError, RuntimeError), match="Overflow"):
-            layers([[1.0, large]])
-
-
-def test_where_samples_are_fractions_a_whole_number_may_be_as_large_as_a_float():
-    model = torch.nn.Sequential(torch.nn.Identity())
-    model.samples = [[0.5]]
-    assert layers_of(model)([[2**70]]) == [[2.0**70]]

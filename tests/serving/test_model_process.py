@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import json
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from ray.tune import Checkpoint
 
-from fluidtune.errors import FluidTuneError
+from fluidtune.errors import BadInput, FluidTuneError
 from fluidtune.serving import model_process
+from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.model_process import Loading, ModelProcess, _grown
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
@@ -26,7 +28,8 @@ def winner(tmp_path):
 
 
 def outcomes(load, winner, inputs):
-    return [(status, json.loads(text)) for status, text in ModelProcess(Loading.of(load, [winner])).run("t", inputs)[0]]
+    process = ModelProcess(Loading.of(load, [winner]))
+    return [(status, json.loads(text)) for status, text in process.run("t", list(map(Packed.of, inputs)))[0]]
 
 
 def made(function, samples=(1,)):
@@ -47,7 +50,7 @@ def test_an_input_that_the_model_fails_with_does_not_reach_its_neighbours(winner
 
 def test_a_measurement_fails_where_the_model_fails(winner):
     with pytest.raises(ValueError, match="a negative number"):
-        ModelProcess(Loading.of(load, [winner])).measure("t", [1, FAILS])
+        ModelProcess(Loading.of(load, [winner])).measure("t", list(map(Packed.of, [1, FAILS])))
 
 
 @pytest.mark.parametrize(
@@ -59,8 +62,15 @@ def test_a_measurement_fails_where_the_model_fails(winner):
         (made(lambda values: [float("nan")]), "no JSON value"),
         (made(lambda values: 1 / 0), "fails with its own samples: ZeroDivisionError"),
         (made(lambda values: values, samples=[object()]), "has a value of type object"),
-        (made(lambda values: values, samples=np.zeros((2, 3))), "samples of trial t are a ndarray, expected a list of"),
-        (made(lambda values: values, samples=[np.zeros(3)]), "has a value of type ndarray, expected what JSON has"),
+        (
+            made(lambda values: values, samples=np.array(["a"])),
+            r"at one place \('<U1', 0\); give arrays of one",
+        ),
+        (
+            made(lambda values: values, samples=[np.zeros(3), 1]),
+            r"at one place \('float64', 1\), int; give",
+        ),
+        (made(lambda values: [BadInput("dark")] * len(values)), "fails with one of its samples: dark"),
         (made(lambda values: values, samples=7), "samples of trial t are a int, expected a list"),
         (made(lambda values: values, samples="text"), "samples of trial t are a str, expected a list"),
         (lambda directory, config: 7, "load returned int for trial t, expected a function"),
@@ -107,7 +117,7 @@ def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
     monkeypatch.setattr(model_process, "cuda_failure", lambda: "device-side assert triggered")
     monkeypatch.setattr("os._exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
     with pytest.raises(SystemExit) as ended:
-        process.run("t", inputs)
+        process.run("t", list(map(Packed.of, inputs)))
     assert ended.value.code == 1
 
 
@@ -142,11 +152,58 @@ def test_a_model_that_exits_is_one_that_fails_and_the_others_of_its_process_stay
         process.held("u")
 
 
-def test_a_model_that_exits_with_an_input_fails_with_that_input(winner):
+class Unsaid(BaseException):
+    """Says nothing of itself."""
+
+    def __repr__(self):
+        raise self
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (SystemExit(3), 500, "the model failed: RuntimeError('it ends its process: SystemExit(3)')"),
+        (KeyboardInterrupt(), 500, "the model failed: RuntimeError('it ends its process: KeyboardInterrupt()')"),
+        (Unsaid(), 500, "ends its process: Unsaid, whose text fails with Unsaid"),
+        (asyncio.CancelledError("a\nb"), 500, "CancelledError"),
+        (ValueError("x" * 100_000), 500, "xxx..."),
+        (BadInput("too\ndark"), 400, "too dark"),
+    ],
+)
+def test_what_a_model_raises_with_an_input_is_one_short_line_for_that_input_alone(winner, error, status, said):
     """docs/bugs.md, 594."""
 
     def function(values):
-        return exits() if 2 in values else values
+        if 2 in values:
+            raise error
+        return values
 
-    (_, first), (status, said) = outcomes(made(function), winner, [1, 2])
-    assert (first, status, said["code"]) == (1, 500, "model_failed")
+    first, found, last = outcomes(made(function), winner, [1, 2, 3])
+    assert (first, last, found[0]) == ((200, 1), (200, 3), status)
+    assert said in found[1]["error"] and len(found[1]["error"]) < 400 and "\n" not in found[1]["error"]
+
+
+def test_an_exception_in_place_of_an_output_is_the_error_of_that_input_without_another_run(winner):
+    def function(values):
+        return [{1: len(values), 2: BadInput("dark"), 3: ValueError("odd"), 4: object()}[value] for value in values]
+
+    found = outcomes(made(function), winner, [1, 2, 3, 4])
+    assert found[:2] == [(200, 4), (400, {"error": "dark", "code": "bad_input"})]
+    assert [(status, said["code"]) for status, said in found[2:]] == [(500, "model_failed")] * 2
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_inputs_that_a_failed_batch_has_changed_are_tried_again_as_they_came(winner, kind):
+    def halve(rows):
+        for row in rows:
+            row[0] /= 2
+            if row[1]:
+                raise ValueError("odd")
+        return [row[0] for row in rows]
+
+    rows = [kind([2.0 * number, float(number % 7 == 6)]) for number in range(360)]
+    samples = [kind([1.0, 0.0])]
+    process = ModelProcess(Loading.of(made(halve, samples), [winner]))
+    found = [one for at in range(0, 360, 9) for one in process.run("t", list(map(Packed.of, rows[at : at + 9])))[0]]
+    assert [text for status, text in found if status == 200] == [f"{n}.0" for n in range(360) if n % 7 != 6]
+    assert process.ready()[1]["t"].inputs[0][0] == 1.0

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from fluidtune.serving import placed_devices
-from fluidtune.serving.model_process import Held, Loading, Samples
+from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.model_process import Held, Loading
 from fluidtune.serving.placed_devices import PlacedDevices
 from fluidtune.serving.served_devices import First
 from fluidtune.serving.setting import PlacedModel, Placing

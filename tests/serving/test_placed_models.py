@@ -10,7 +10,8 @@ import pytest
 from ray.tune import Checkpoint
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving.model_process import Loading, ModelProcess, Samples
+from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.model_process import Loading, ModelProcess
 from fluidtune.serving.placed_models import placed_models
 from fluidtune.serving.service import loader, serve
 from fluidtune.serving.winners import Winner, mark_of

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluidtune.serving.model_process import Loading, Place, Samples
+from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.model_process import Loading, Place
 from fluidtune.serving.winners import Winner
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError

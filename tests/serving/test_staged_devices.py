@@ -10,8 +10,9 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from fluidtune.serving import remote_devices, staged_devices
+from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_layers import Stage
-from fluidtune.serving.model_process import Loading, Samples
+from fluidtune.serving.model_process import Loading
 from fluidtune.serving.staged_devices import StagedDevice
 from fluidtune.serving.staged_process import Passed, Started
 from symphony_serve.errors import DeviceLost, ServeError

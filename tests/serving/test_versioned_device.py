@@ -9,7 +9,8 @@ import pytest
 
 from fluidtune.ray_compat.accelerators import VISIBLE_GPUS
 from fluidtune.serving import versioned_device
-from fluidtune.serving.model_process import Loading, Place, Samples
+from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.model_process import Loading, Place
 from fluidtune.serving.versioned_device import VersionedDevice
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import DeviceLost, Refused, ServeError
