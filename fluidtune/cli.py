@@ -8,6 +8,7 @@ steering (trial), report (report, top, why), view (view), plan_command.py (plan)
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator

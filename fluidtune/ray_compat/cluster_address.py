@@ -48,11 +48,11 @@ def cluster_of_jobs(address: str = "auto") -> str | None:
         remedy = "it has ended; `ray stop` forgets its address" if found_by_ray else "start it, or name another"
         said = f"does not answer ({error}): {remedy}"
         raise FluidTuneError(f"the Ray cluster at {_named(address, found)} {said}") from None
-    said = _answer(found, found_by_ray)
-    if said is not None:
-        if any(word in said for word in _NO_TOKEN):
-            said = "it wants a token that this user has not: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
-        raise FluidTuneError(f"the Ray cluster at {_named(address, found)} cannot be joined: {said}")
+    told = _answer(found, found_by_ray)
+    if told is not None:
+        if any(word in told for word in _NO_TOKEN):
+            told = "it wants a token that this user has not: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+        raise FluidTuneError(f"the Ray cluster at {_named(address, found)} cannot be joined: {told}")
     return found
 
 
