@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import os
 import pwd
-import socket
 import stat
-import struct
 from pathlib import Path
 
 from salus_share.errors import SalusError
-
-#: What SO_PEERCRED tells of the process at the other end (unix(7)): pid, uid and gid.
-_PEER = struct.Struct("iII")
 
 
 def own_directory(path: Path) -> Path:
@@ -68,12 +63,6 @@ def open_own(path: Path, flags: int, owner: int | None = None) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def peer_user(link: socket.socket) -> int:
-    """The uid of the process at the other end of a Unix socket."""
-    _, uid, _ = _PEER.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(uid)
 
 
 def trusted_owner(path: Path) -> bool:
