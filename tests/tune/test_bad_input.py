@@ -71,10 +71,6 @@ def test_a_setting_that_cannot_work(settings: dict[str, Any], mentions: tuple[st
     refused(lambda: FluidExecutor(**settings), *mentions)
 
 
-def test_as_many_workers_as_devices() -> None:
-    FluidExecutor(devices="cpu:2", max_workers=2)
-
-
 @pytest.mark.parametrize("executor", ["gpu:4", FluidExecutor, {"devices": "cpu:1"}])
 def test_something_else_for_an_executor(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before Ray is started. docs/bugs.md, 358."""
@@ -95,11 +91,6 @@ def test_a_type_checker_finds_a_mistyped_setting(tmp_path: Path) -> None:
     said = done.stdout
     assert 'Unexpected keyword argument "max_worker"' in said, said
     assert set(fluidtune.__all__) <= set(dir(fluidtune))
-
-
-def test_misspelt_setting() -> None:
-    with pytest.raises(TypeError, match="max_worker"):
-        FluidExecutor(max_worker=1)  # type: ignore[call-arg]
 
 
 def test_a_fluid_scheduler_is_not_wrapped_twice() -> None:
