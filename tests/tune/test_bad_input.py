@@ -72,10 +72,6 @@ def test_a_setting_that_cannot_work(settings: dict[str, Any], mentions: tuple[st
     refused(lambda: FluidExecutor(**settings), *mentions)
 
 
-def test_as_many_workers_as_devices() -> None:
-    FluidExecutor(devices="cpu:2", max_workers=2)
-
-
 @pytest.mark.parametrize("executor", ["gpu:4", FluidExecutor, {"devices": "cpu:1"}])
 def test_something_else_for_an_executor(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before Ray is started. docs/bugs.md, 358."""
