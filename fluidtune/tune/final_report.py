@@ -1,4 +1,4 @@
-"""When the report of a job is drawn: beside the end of the job, and never after ``fit`` has returned.
+"""When the report of a job is drawn and said in a line: beside the end of the job, never after ``fit`` has returned.
 
 Drawing takes half a second, most of it to import matplotlib (`python -X importtime -c "import matplotlib.figure"`). So
 matplotlib is imported while the trials train, and the pictures are drawn while workers and devices are given back.
@@ -10,6 +10,7 @@ object is among the garbage, Ray ends the whole process ("The core worker has al
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from fluidtune.report import write_report
 from fluidtune.report.drawing import new_figure
+from fluidtune.report.summary import duration
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +61,16 @@ def _import_matplotlib() -> None:
 
 def _draw(log: Path) -> None:
     try:
-        write_report(log)
+        found = json.loads(write_report(log).summary.read_text())
+        use, all_s = found["time_use"], found["available_device_seconds"] or 1.0
+        logger.warning(
+            "FluidTune: %s; %.0f %% of the devices' time in iterations, %.0f %% in starts of trials. More: "
+            "fluidtune report %s; of one trial: fluidtune why %s TRIAL",
+            duration(found["wall_seconds"]),
+            100 * use["iterating"] / all_s,
+            100 * use["starting"] / all_s,
+            *[log.parent] * 2,
+        )
     except OSError as error:
         logger.warning("FluidTune: the report of this run could not be written: %s", error)
     except Exception:
