@@ -112,7 +112,7 @@ class Sharing:
         Only now may that be less than before: within an iteration it may use what it was promised.
         """
         table, need = self.lanes_of(trial.devices[0], tenants), self._needs[trial.name]
-        if oversized(table.places[trial.name], need):
+        if oversized(promised := table.places[trial.name], need) or outgrown(promised, need):
             table.change(trial.name, need.persistent, need.ephemeral)
 
     def place_of(self, trial: Trial, tenants: Sequence[Trial]) -> Place:

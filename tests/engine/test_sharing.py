@@ -44,6 +44,9 @@ def test_a_share_that_the_script_asks_for_is_believed_until_it_is_measured():
     b = bench(c=1)
     assert len(starts(b(*[plain(f"t{k}", share=0.5) for k in range(3)]))) == 2
     assert b.engine.trial("t0").need == (0.5, 0.0)
+    # Less persistent and more ephemeral memory is another part of the same half.
+    b(needs("t0", 0.4, 0.1))
+    assert b.engine.place_in_lanes("t0").persistent == pytest.approx(0.3)
     # Both turned out to need more. When one has left, no other trial may take its place.
     b(needs("t0", 0.8), needs("t1", 0.8))
     assert starts(b(m.TrialEnded("t0", "stopped"))) == {}
