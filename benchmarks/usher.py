@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import finish, parser, result, say
+from benchmarks.placement.configurations import Configuration, NeedyModel, configurations, plan_needs
+from benchmarks.placement.needs import BATCHES, Need
 from symphony_serve.integer_program import Rows
-from symphony_serve.placement.configurations import Configuration, NeedyModel, configurations, plan_needs
-from symphony_serve.placement.needs import BATCHES, Need
 
 #: Milliseconds. Source: USHER's table of models, ../spec/usher.md.
 SLOS_MS = (197, 284, 93, 108, 198, 116, 407, 14, 40, 64, 202, 405, 439, 116, 204, 217, 66, 35, 140, 834)

@@ -1,8 +1,10 @@
 """A model's profile, corrected by the batches that were seen. All times are seconds.
 
 A profile that was measured at load is soon wrong: others use the machine, its clock changes, inputs differ. What is
-kept of a batch is its *stretch*: its seconds divided by those of the first profile. The profile of now is the first one
-times a high quantile of the latest stretches of about that size.
+kept of a batch is its *stretch*: its seconds divided by those of the first profile. The profile of now is the first
+one, made longer by a high quantile of what the latest batches of about that size have taken more. Whether that is a
+factor or a number of seconds cannot be known of a size that was not seen. The less of both is said, so that the size is
+tried.
 
 On a device that others use as well, a batch first waits for its turn. How long does not depend on its size. So the
 longest of the latest waits is added to each size: a batch that is to start at some moment is sent that much sooner.
@@ -13,6 +15,7 @@ The stretches also say by how much the times of batches of about one size vary, 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from symphony_serve.profiles import Profile
@@ -24,7 +27,7 @@ QUANTILE = 0.98
 RECENT = 256
 #: The part of the batches that wait no longer. Source: of a model's requests, 1 % may be late (section 5.1).
 WAIT_QUANTILE = 0.99
-#: A size range of which fewer than this were seen has the stretch of all sizes together.
+#: A size range of which fewer than this were seen is at least as slow as all sizes together make it.
 ENOUGH = 10
 #: It is not said to vary when fewer were seen: five of them are then the tenth that takes longer. Judgement.
 ENOUGH_TO_VARY = 50
@@ -85,14 +88,24 @@ class SeenTimes:
         return made
 
     def _stretched(self, quantile: float, wait: float) -> Profile:
-        """The first profile, each range of sizes from one power of two to the next with its own stretch, and a wait."""
-        of_all = high_quantile([stretch for _, stretch in self.latest], quantile)
-        known = {bits: high_quantile(some, quantile) for bits, some in self._ranges().items() if len(some) >= ENOUGH}
+        """The first profile as the latest batches correct it, and a wait."""
+        of_all, ranges = self._correction(self.latest, quantile), self._ranges()
+        known = {bits: self._correction(some, quantile) for bits, some in ranges.items()}
         table = [0.0]
         for size in range(1, self._first.max_batch + 1):
-            seconds = self._first.seconds(size) * known.get(size.bit_length(), of_all) + wait
+            own, seen = known.get(size.bit_length(), of_all), len(ranges.get(size.bit_length(), ()))
+            seconds = (own(size) if seen >= ENOUGH else max(own(size), of_all(size))) + wait
             table.append(max(seconds, table[-1]) if size > 1 else min(seconds, self._slowest))
         return Profile((*table, float("inf")), self._first.parts)
+
+    def _correction(self, seen: Iterable[tuple[int, float]], quantile: float) -> Callable[[int], float]:
+        """The seconds of a size, by what batches of sizes near it have taken: as much longer, or by as many seconds.
+
+        What is less is said. If it is too little, a batch of that size shows it; what is too much, none would show.
+        """
+        stretch = high_quantile([stretch for _, stretch in seen], quantile)
+        more = high_quantile([(stretch - 1.0) * self._first.seconds(size) for size, stretch in seen], quantile)
+        return lambda size: min(self._first.seconds(size) * stretch, self._first.seconds(size) + more)
 
     @property
     def tried(self) -> Profile:
@@ -100,11 +113,11 @@ class SeenTimes:
         alone = min(self.profile.table[1], self._first.table[1])
         return replace(self.profile, table=(0.0, alone, *self.profile.table[2:]))
 
-    def _ranges(self) -> dict[int, list[float]]:
-        """By range of sizes from one power of two to the next, its stretches."""
-        ranges: dict[int, list[float]] = {}
+    def _ranges(self) -> dict[int, list[tuple[int, float]]]:
+        """By range of sizes from one power of two to the next, those of `latest`."""
+        ranges: dict[int, list[tuple[int, float]]] = {}
         for size, stretch in self.latest:
-            ranges.setdefault(size.bit_length(), []).append(stretch)
+            ranges.setdefault(size.bit_length(), []).append((size, stretch))
         return ranges
 
     @property
@@ -117,5 +130,6 @@ class SeenTimes:
 
         That of the range of sizes in which it is largest. 1: they do not vary, or too few were seen.
         """
-        some = [stretches for stretches in self._ranges().values() if len(stretches) >= ENOUGH_TO_VARY]
+        ranges = [[stretch for _, stretch in some] for some in self._ranges().values()]
+        some = [stretches for stretches in ranges if len(stretches) >= ENOUGH_TO_VARY]
         return max([high_quantile(one, 0.9) / max(high_quantile(one, 0.5), 1e-12) for one in some], default=1.0)

@@ -7,11 +7,14 @@ a request's head is complete, the seconds that an idle one stays, and those that
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import re
 import resource
+from http import HTTPStatus
 from typing import Any
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -33,7 +36,7 @@ WRITE_S = 60.0
 MOST_UNREAD = 512 << 20
 #: In a head, the wish to speak something else. It is not granted, and so the parser must not see it: it would take the
 #: body for what is spoken then. (llhttp has no switch for that.)
-_UPGRADE = re.compile(rb"(?i)\A((?:(?!\r\n\r\n)[\s\S])*?\r\n)upgrade(?=:)")
+_UPGRADE = re.compile(rb"(?im)^upgrade(?=:)")
 #: The answer to a connection too many.
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -52,6 +55,12 @@ class Connection(HttpToolsProtocol):
     _slow: asyncio.TimerHandle | None = None
     #: Bytes of a head that is not complete, or since the last part of a body; and whether the latest body is complete.
     _fresh, _whole = 0, True
+    #: Bytes that the names and values of a head have, and how many hosts it names.
+    _head = _hosts = 0
+    #: What may be the begin of a line that asks for an upgrade, and whether what is fed next begins a line.
+    _held, _new_line = b"", True
+    #: What is said of a request that is none: the status, a code, a text.
+    _said = 400, "bad_request", "the request is no HTTP/1.1"
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -69,14 +78,28 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._whole:
-            data = _UPGRADE.sub(rb"\1X-Asked", data)
+        data, self._held = self._held + data, b""
+        line = data.rfind(b"\n") + 1
+        tail = data[line:] if line or self._new_line else b""
+        held = len(tail) if b"upgrade:".startswith(tail.lower()) else 0
+        whole = data[: len(data) - held]
+        parts = whole.splitlines(keepends=True) if _UPGRADE.search(whole) else [whole]
+        for part in [*parts, tail[:held]]:
+            if self._whole and held and part == tail:
+                self._held = tail
+            elif part and not self.transport.is_closing():
+                self._feed(_UPGRADE.sub(b"X-Asked", part) if self._whole and self._new_line else part)
+                self._new_line = part.endswith(b"\n")
+
+    def _feed(self, data: bytes) -> None:
+        """Let the parser read. Of a head with `_UPGRADE` in it, a line at a time."""
         self._fresh += len(data)
         idle = self.timeout_keep_alive_task
         super().data_received(data)
         # Of a body, only what is around its parts counts: the sizes of chunks, and the trailer.
         if self._fresh > MOST_HEAD and (self._late is not None or not self._whole):
-            self.transport.close()
+            self._too_large()
+            self.send_400_response("")
         if self.transport.is_closing():
             self._to_be_taken()
         elif self._late is None and (self.cycle is None or self.cycle.response_complete):
@@ -89,14 +112,27 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._head = self._hosts = 0
         self._wait()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._head += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._whole:  # else it is of a trailer, which nobody reads
             super().on_header(name, value)
+            self._head += len(name) + len(value)
+            self._hosts += name.lower() == b"host"
 
     def on_headers_complete(self) -> None:
         self._wait_no_more()
+        if self._head > MOST_HEAD:
+            self._too_large()
+            raise httptools.HttpParserError
+        if self.parser.get_http_version() == "1.1" and self._hosts != 1:  # RFC 9112, section 3.2
+            self._said = 400, "bad_request", f"the request has {self._hosts} headers Host, expected one"
+            raise httptools.HttpParserError
         self._whole, self._fresh = False, 0
         super().on_headers_complete()
 
@@ -136,6 +172,18 @@ class Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            status, code, text = self._said
+            body = json.dumps({"error": text, "code": code}).encode()
+            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: application/json\r\n"
+            head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            self.transport.write(head.encode() + body)
+            self._close()
+
+    def _too_large(self) -> None:
+        self._said = 431, "head_too_large", f"the head has more than {MOST_HEAD} bytes"  # RFC 6585, section 5
 
     def _close(self) -> None:
         """Close when what was written is taken, at the latest in `WRITE_S`."""

@@ -71,9 +71,8 @@ class ModelTables:
 
     def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
         where = self.file.where(name)
-        shared = [key for key in shared_gpu_plan.KEYS if key in table]
-        if shared:
-            raise FluidTuneError(f"{where} has `{shared[0]}`, which is for `fluidtune serve plan` alone")
+        if "shares" in table:
+            raise FluidTuneError(f"{where} has `shares`, which is for `fluidtune serve plan` alone")
         known(table, KEYS, where)
         for key, others in BELONGS_TO.items():
             if key in table and not any(one in table for one in others):
@@ -237,7 +236,7 @@ def planned(
     goal: None: `ATTAINMENT` where attainment is foreseen, and 1 where capacity is counted.
     """
     file = NamedTables(path)
-    shared = shared_gpu_plan.kind_of(file.tables) is not None
+    shared = shared_gpu_plan.is_of_shares(file.tables)
     most = MOST_SHARED_GPUS if shared else MOST_GPUS
     if goal is not None and not 0 < goal <= 1:
         raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")

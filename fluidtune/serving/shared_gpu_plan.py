@@ -1,63 +1,50 @@
-"""What `serve plan --models` reads and prints for models that share GPUs: by measured `shares`, or by `needs`.
+"""What `serve plan --models` reads and prints for models that share GPUs, by measured `shares`.
 
-The plans are those of `symphony_serve.placement.gpu_shares` and `.configurations`. All times are seconds, all rates
-requests per second.
+The plans are those of `symphony_serve.placement.gpu_shares`. All times are seconds, all rates requests per second.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.terminal_text import cell
 from fluidtune.serving.model_tables import NamedTables, known, number_of
 from symphony_serve.errors import ServeError
-from symphony_serve.placement.configurations import NeedyModel, plan_needs
 from symphony_serve.placement.gpu_shares import MIG, Segment, SharedModel, Sharing, percents, plan_shares
-from symphony_serve.placement.needs import Kernel, Need, interpolated, need_of_kernels
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-#: The keys of a model, of a row of `shares` (its first is `gpcs` or `percent`), of `needs`, and of its `kernels`.
-KEYS = {"shares": ("name", "slo", "rate", "bytes", "shares"), "needs": ("name", "slo", "rate", "needs")}
+#: The keys of a model, and of a row of `shares` (its first is `gpcs` or `percent`).
+KEYS = ("name", "slo", "rate", "bytes", "shares")
 SIZES = (MIG.name, "percent")
 ROW = ("batch", "processes", "throughput", "latency")
-NEED = ("batch", "compute", "memory", "seconds", "bandwidth")
-GRAPH = ("batch", "parameters", "kernels")
-KERNEL = ("name", "seconds", "bytes", "compute", "after")
 ADVICE = "This plan is advice: `fluidtune serve start` neither divides GPUs nor places models by it."
 
 
-def kind_of(tables: Iterable[Mapping[str, Any]]) -> str | None:
-    """ "shares" or "needs" if all models have this key; None if none has one. Raises FluidTuneError in between."""
-    found = [next((kind for kind in KEYS if kind in table), None) for table in tables]
-    if len(set(found)) > 1:
-        said = ["none of them" if kind is None else f"`{kind}`" for kind in found]
-        at = next(number for number, kind in enumerate(found) if kind != found[0])
-        raise FluidTuneError(
-            f"model 1 has {said[0]} and model {at + 1} has {said[at]}; a GPU that is shared is planned by one of "
-            "`shares` and `needs`, so give all models of a file the same"
-        )
-    return found[0]
+def is_of_shares(tables: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the models have `shares`. Raises FluidTuneError if only some of them have."""
+    found = ["shares" in table for table in tables]
+    if any(found) and not all(found):
+        said = f"model {found.index(True) + 1} has `shares` and model {found.index(False) + 1} has none"
+        raise FluidTuneError(f"{said}; give them to all models of a file, or to none")
+    return any(found)
 
 
 def planned(file: NamedTables, gpus: int | None, memory: float, part: float, seconds: float) -> dict[str, Any]:
     """The plan as one object; docs/placement.md has its keys.
 
     gpus: None: as few as can be, for ``part`` of each rate; else the largest part of all rates up to ``part``. memory:
-    bytes of a GPU; infinite: not known. seconds: of a search for shares; one for needs ends by itself. Raises
-    FluidTuneError if anything is wrong, or nothing was found.
+    bytes of a GPU; infinite: not known. seconds: of the search. Raises FluidTuneError if anything is wrong, or nothing
+    was found.
     """
-    kind = kind_of(file.tables) or "shares"
     for name, table in file:
-        known(table, KEYS[kind], file.where(name))
+        known(table, KEYS, file.where(name))
     try:
-        if kind == "needs":
-            return _by_needs(file, gpus, memory, part)
         return _by_shares(file, gpus, memory, part, seconds)
     except ServeError as error:
         raise FluidTuneError(f"{file.path}: {error}")
@@ -152,56 +139,6 @@ def _by_shares(file: NamedTables, gpus: int | None, memory: float, part: float, 
     return _as_json(models, rows, capacity, gpus, plan.part, plan.ended, bound)
 
 
-def _by_needs(file: NamedTables, gpus: int | None, memory: float, part: float) -> dict[str, Any]:
-    models = []
-    for name, table in file:
-        where = file.where(name)
-        needs = [_need(file, name, row, memory) for row in _rows(file, name, table["needs"], "needs")]
-        try:
-            its = interpolated(needs)
-        except ServeError as error:
-            raise FluidTuneError(f"{where}: {error}")
-        models.append(NeedyModel(name, number_of(table, "rate", where), number_of(table, "slo", where), its))
-    plan = plan_needs(models, gpus, part)
-    rows = [
-        [
-            {"model": models[number].name}
-            | {key: getattr(plan.chosen[number].need, key) or None for key in NEED}  # a bandwidth that is not known
-            for number in gpu
-        ]
-        for gpu in plan.gpus
-    ]
-    capacity = [one.replicas * one.need.capacity for one in plan.chosen]
-    return _as_json(models, rows, capacity, gpus, plan.part, True, {"least_gpus": plan.least})
-
-
-def _need(file: NamedTables, name: str, row: Mapping[str, Any], gpu_memory: float) -> Need:
-    where = f"{file.where(name)}: needs"
-    if "kernels" not in row:
-        known(row, NEED, where)
-        compute, memory, seconds, bandwidth = (
-            number_of(row, key, where, 0.0 if key == "bandwidth" else None, least=0.0 if key == "bandwidth" else None)
-            for key in NEED[1:]
-        )
-        return Need(_whole(row, "batch", where), compute, memory, seconds, bandwidth)
-    known(row, GRAPH, where)
-    if gpu_memory == math.inf:
-        raise FluidTuneError(f"{where} has `kernels`, whose memory is in bytes; give --gpu-memory")
-    kernels = []
-    for one in _rows(file, name, row["kernels"], "kernels"):
-        known(one, KERNEL, f"{where}: kernels")
-        after = one.get("after", [])
-        if not isinstance(one.get("name"), str) or not isinstance(after, list):
-            raise FluidTuneError(f"{where} has a kernel {one.get('name')!r} after {after!r}, expected names")
-        seconds, size, compute = (number_of(one, key, where, least=0.0) for key in KERNEL[1:4])
-        kernels.append(Kernel(one["name"], seconds, size, compute, tuple(map(str, after))))
-    parameters = number_of(row, "parameters", where, least=0.0)
-    try:
-        return need_of_kernels(_whole(row, "batch", where), parameters, kernels, gpu_memory)
-    except ServeError as error:
-        raise FluidTuneError(f"{where}: {error}") from None
-
-
 def _as_json(
     models: list[Any],
     rows: list[list[dict[str, Any]]],
@@ -239,16 +176,14 @@ def render(found: Mapping[str, Any]) -> RenderableType:
     from rich.table import Table
 
     first = found["shared"][0][0]
-    size = next((key for key in SIZES if key in first), None)
-    columns: tuple[str, ...] = ("compute", "memory", "batch") if size is None else (size, "batch", "processes")
-    columns += ("slot",) if "slot" in first else ()
+    size = next(key for key in SIZES if key in first)
+    columns = (size, "batch", "processes", *(["slot"] if "slot" in first else []))
     gpus = Table()
     for name in ("GPU", "model", *columns):
         gpus.add_column(name, justify="left" if name == "model" else "right")
     for number, gpu in enumerate(found["shared"]):
         for at, one in enumerate(gpu):
-            values = (f"{one[key]:.0%}" if key in ("compute", "memory") else str(one[key]) for key in columns)
-            gpus.add_row("" if at else str(number), cell(one["model"]), *values)
+            gpus.add_row("" if at else str(number), cell(one["model"]), *(str(one[key]) for key in columns))
     models = Table()
     for name in ("model", "SLO (s)", "requests/s", "capacity", "GPUs"):
         models.add_column(name, justify="left" if name == "model" else "right")

@@ -35,11 +35,13 @@ class Code(NamedTuple):
 _REASONS = [reason for reason in Reason if reason not in (Reason.CANCELLED, Reason.UNKNOWN_MODEL)]
 CODES: dict[str, Code] = {
     "bad_input": Code(400, "the body is no JSON, or has another form than the samples; the text names the place"),
+    "bad_request": Code(400, "the request is no HTTP/1.1, or has not one header Host"),
     "unauthorized": Code(401, "the bearer token is missing or wrong"),
     "not_found": Code(404, "there is no such trial, version or path"),
     "method_not_allowed": Code(405, "the path has another method, which the header Allow names"),
     "too_large": Code(413, "the body has too many bytes"),
     "content_encoding": Code(415, "the body is compressed; send it as it is"),
+    "head_too_large": Code(431, "the head has too many bytes"),
     "model_failed": Code(500, "the model raised an error with this input", True),
     **{reason.name.lower(): Code(503, reason.value, reason in MAY_HAVE_RUN) for reason in _REASONS},
     "body_late": Code(503, "the body was not there and read at its deadline"),

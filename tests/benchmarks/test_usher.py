@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import duel_parvagpu as duel
 from benchmarks import usher
-from symphony_serve.placement.configurations import NeedyModel
-from symphony_serve.placement.needs import Need
+from benchmarks.placement.configurations import NeedyModel
+from benchmarks.placement.needs import Need
 
 #: Figures made up here; the rows without throughput did not run.
 ROWS = "1,8,1,10,0.01\n1,8,2,8,0.02\n2,8,1,25,0.01\n3,8,1,40,0.01\n4,8,2,25,0.01\n7,8,1,0.0,0.0\n"

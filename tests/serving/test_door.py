@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
 import time
@@ -114,7 +115,7 @@ def test_a_trailer_without_end_is_cut_off(door, path, line):
 
 def test_what_a_trailer_says_is_left_out_and_the_next_request_follows(door):
     head = b"POST /late HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    with connected(door[0], head + b"1\r\nx\r\n0\r\nA: b\r\n\r\nGET / HTTP/1.1\r\nConnection: close\r\n\r\n") as one:
+    with connected(door[0], head + b"1\r\nx\r\n0\r\nA: b\r\n\r\nGET / HTTP/1.0\r\nConnection: close\r\n\r\n") as one:
         assert rest(one).count(b"200 OK") == 2
 
 
@@ -214,12 +215,26 @@ def test_requests_that_come_at_once_are_answered_in_turn(door):
         assert rest(one).count(b"200 OK") == 4
 
 
-@pytest.mark.parametrize("name", [b"Upgrade", b"uPGRADE"])
-def test_a_body_is_read_whatever_else_its_client_would_rather_speak(door, name):
-    """Java's HttpClient asks for HTTP/2 with each first request."""
-    head = b"POST /late HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n%s: h2c\r\nContent-Length: 1\r\n\r\n" % name
-    with connected(door[0], head + b"5" + b"GET / HTTP/1.0\r\n\r\n") as one:
-        assert rest(one).count(b"\r\n\r\nok") == 2
+@pytest.mark.parametrize("size", [1, 7, 100, 1000])
+def test_a_body_is_read_whatever_else_its_client_would_rather_speak(door, size):
+    """Java's HttpClient asks for HTTP/2 with each first request. However its bytes come."""
+    head = b"POST /late HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nuPGRADE: h2c\r\nContent-Length: 10\r\n\r\n"
+    text = 2 * (head + b"\nupgrade: ") + b"GET / HTTP/1.0\r\n\r\n"
+    with connected(door[0]) as one:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for at in range(0, len(text), size):
+            one.sendall(text[at : at + size])
+        assert rest(one).count(b"\r\n\r\nok") == 3
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [(b"", b"400"), (b"Host: x\r\nHost: y\r\n", b"400"), (b"Host: x\r\nA: " + b"a" * 40_000 + b"\r\n", b"431")],
+)
+def test_a_head_without_one_host_or_above_the_limit_is_refused_as_json(door, head, status):
+    with connected(door[0], b"GET / HTTP/1.1\r\n" + head + b"\r\n") as one:
+        said, body = rest(one).split(b"\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 " + status) and json.loads(body)["code"] in ("bad_request", "head_too_large")
 
 
 def test_a_reader_that_stands_still_is_cut_off(door, monkeypatch):

@@ -215,11 +215,11 @@ def test_what_was_spent_before_counts_against_the_slo(made, monkeypatch):
 
 def test_ready_is_whoever_has_a_model_process_that_can_answer(made):
     front = made(Server(able=1))
-    assert answered(front, method="GET", path="/readyz", body=None)[:2] == (200, {"state": "serving"})
+    assert answered(front, method="GET", path="/readyz", body=None)[:2] == (200, {"ready": True, "state": "serving"})
     front._server.able = 0
     status, said, headers = answered(front, method="GET", path="/readyz", body=None)
     assert (status, said["code"], headers["Retry-After"]) == (503, "no_model_process", "5")
-    waits = {"state": "waiting for a model process"}
+    waits = {"live": True, "state": "waiting for a model process"}
     assert answered(front, method="GET", path="/healthz", body=None)[:2] == (200, waits)
     assert answered(front, method="HEAD", path="/", body=None)[1]["state"] == waits["state"]
     front._devices.count = 0

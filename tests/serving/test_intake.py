@@ -8,6 +8,7 @@ import json
 import math
 import time
 
+import numpy as np
 import pytest
 
 from symphony_serve import reading
@@ -77,7 +78,8 @@ def test_of_a_body_that_is_too_large_no_more_than_the_limit_is_read(length, read
 def test_the_limit_follows_from_the_samples():
     from fluidtune.serving.intake import largest_body
 
-    assert largest_body([[1, 2], ["four"]]) == 64 * len('["four"]')
+    assert largest_body([[1, 2], ["four"]]) == 1 << 20
+    assert largest_body([["four" * 100_000], np.zeros(2)]) == 64 * len('[""]' + "four" * 100_000)
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP, identity"])
@@ -195,7 +197,7 @@ def test_while_large_bodies_are_read_python_collects_no_garbage_among_all_object
     from fluidtune.serving.intake import collect_seldom
 
     text = json.dumps([[0.5, 1]] * 300_000).encode()
-    rows, seen, before = Form.of([[[1, 2]], [[1, 2]] * 2]), [], gc.get_threshold()
+    rows, seen, before = Form.of([[[1.5, 2]], [[1, 2]] * 2]), [], gc.get_threshold()
 
     def look(phase, told):
         seen.append(told["generation"])

@@ -10,7 +10,7 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from fluidtune.serving import remote_devices, staged_devices
-from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.loaded_model import Packed, Samples
 from fluidtune.serving.model_layers import Stage
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.staged_devices import StagedDevice
@@ -95,7 +95,7 @@ def test_what_one_process_answers_goes_to_the_next_one(in_group):
     async def test(group, cluster, told):
         cluster.answers = [passed(3)]
         assert (await group.run("t", [1])).outputs == [(200, "3")]
-        first = Passed([1], 1)
+        first = Passed([Packed.of(1)], 1)
         assert cluster.asked == [
             ("2-1", "ready", ("1-0", "ready", Started((), {}, ()))),
             ("2-1", "run", ("1-0", "run", first)),
@@ -113,7 +113,7 @@ def test_a_batch_that_has_left_the_first_process_is_told_before_its_answer(in_gr
         heard = []
         task = asyncio.create_task(group.run("t", [1], lambda: heard.append(task.done())))
         await asyncio.sleep(0.01)
-        assert cluster.asked[-1] == ("2-1", "run", ("1-0", "run_first", Passed([1], 1)))
+        assert cluster.asked[-1] == ("2-1", "run", ("1-0", "run_first", Passed([Packed.of(1)], 1)))
         cluster.left.set_exception(RayActorError()) if lost else cluster.left.set_result(None)
         await asyncio.sleep(0.01)
         answer.set_result(passed(3))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.placement import configurations as made
+from benchmarks.placement.bin_classes import FULL, BinClass, Replicas, entries, place
+from benchmarks.placement.configurations import NeedyModel, pairs_in_rounds, plan_needs
+from benchmarks.placement.model_groups import groups, pair_up
+from benchmarks.placement.needs import Kernel, Need, interpolated, need_of_kernels, whole
 from benchmarks.usher import drawn
 from symphony_serve.errors import ServeError
-from symphony_serve.placement import configurations as made
-from symphony_serve.placement.bin_classes import FULL, BinClass, Replicas, entries, place
-from symphony_serve.placement.configurations import NeedyModel, pairs_in_rounds, plan_needs
-from symphony_serve.placement.model_groups import groups, pair_up
-from symphony_serve.placement.needs import Kernel, Need, interpolated, need_of_kernels, whole
 
 #: ms to s, MB, percent. Source: the estimator's example of ../spec/usher.md.
 GRAPH = [

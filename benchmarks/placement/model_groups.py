@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from symphony_serve.placement.needs import Need
+from benchmarks.placement.needs import Need
 
 #: Pairs are paired this often, so a group has at most 4 models. Source: USHER (its p).
 PASSES = 2

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import NamedTuple
 
-from symphony_serve.placement.model_groups import heavy
-from symphony_serve.placement.needs import FULL, Need, whole
+from benchmarks.placement.model_groups import heavy
+from benchmarks.placement.needs import FULL, Need, whole
 
 
 class BinClass(NamedTuple):
