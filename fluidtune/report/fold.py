@@ -387,9 +387,10 @@ class Fold(Holdings):
         value = math.nan if metric is None else float(metric)
         row = (self.heard, at, event["iteration"], event["seconds"], event["width"], value, times, began)
         trial.rows.extend(map(float, row))
-        better = {"min": min, "max": max}.get(str(self.head.get("mode")))
-        if better is None or math.isnan(value):
+        mode = self.head.get("mode")
+        if mode not in ("min", "max") or math.isnan(value):
             return
+        better = min if mode == "min" else max
         trial.best = value if trial.best is None else better(trial.best, value)
         if not self.records or better(self.records[-1][1], value) != self.records[-1][1]:
             self.records.append((at, value))
