@@ -198,7 +198,8 @@ class Holdings:
 
     def step(self, event: EventDict) -> Any:
         """Take in the next event of the log."""
-        name, trial = event["event"], event.get("trial")
+        name = event["event"]
+        trial: Any = event.get("trial")
         self.resizes += name == "resized"
         before, self.heard, self.now = self.now, self.heard + 1, max(self.now, float(event["t"]))
         if name == "run_started":
@@ -324,7 +325,8 @@ class Fold(Holdings):
 
     def step(self, event: EventDict) -> Note | None:
         """Take in the next event. Returns its note, if it has one."""
-        name, trial = event["event"], event.get("trial")
+        name = event["event"]
+        trial: Any = event.get("trial")
         if name not in SCHEMA:
             self.heard, self.unknown = self.heard + 1, self.unknown + 1
             return None
