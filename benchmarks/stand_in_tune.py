@@ -61,7 +61,9 @@ def standing_alone(
         mode="max",
         membership=lambda trial: Membership("g", True, 10.0),
     )
-    folder = SimpleNamespace(path=directory, upload=lambda: None, hash_seed=lambda: None)
+    folder = SimpleNamespace(
+        path=directory, upload=lambda: None, hash_seed=lambda: None, keep_hash_seed=lambda seed: None
+    )
     with ExitStack() as stack:
         for target, name, stand_in in (
             (tuning_job, "set_up_devices", lambda *args, **named: setup),

@@ -198,7 +198,8 @@ class Holdings:
 
     def step(self, event: EventDict) -> Any:
         """Take in the next event of the log."""
-        name, trial = event["event"], event.get("trial")
+        name = event["event"]
+        trial: Any = event.get("trial")
         self.resizes += name == "resized"
         before, self.heard, self.now = self.now, self.heard + 1, max(self.now, float(event["t"]))
         if name == "run_started":
@@ -324,7 +325,8 @@ class Fold(Holdings):
 
     def step(self, event: EventDict) -> Note | None:
         """Take in the next event. Returns its note, if it has one."""
-        name, trial = event["event"], event.get("trial")
+        name = event["event"]
+        trial: Any = event.get("trial")
         if name not in SCHEMA:
             self.heard, self.unknown = self.heard + 1, self.unknown + 1
             return None
@@ -387,9 +389,10 @@ class Fold(Holdings):
         value = math.nan if metric is None else float(metric)
         row = (self.heard, at, event["iteration"], event["seconds"], event["width"], value, times, began)
         trial.rows.extend(map(float, row))
-        better = {"min": min, "max": max}.get(str(self.head.get("mode")))
-        if better is None or math.isnan(value):
+        mode = self.head.get("mode")
+        if mode not in ("min", "max") or math.isnan(value):
             return
+        better = min if mode == "min" else max
         trial.best = value if trial.best is None else better(trial.best, value)
         if not self.records or better(self.records[-1][1], value) != self.records[-1][1]:
             self.records.append((at, value))

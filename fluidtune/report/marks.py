@@ -65,16 +65,16 @@ def draw_marks(
     reasons: list[tuple[float, float, str, bool]] = []
     counts: dict[str, Counter[str]] = {"grown": Counter(), "shrunk": Counter()}
     for note in fold.notes:
-        mark = mark_of(note)
-        if mark is None:
+        found = mark_of(note)
+        if found is None:
             continue
-        kind, device, why = mark
+        kind, device, why = found
         if device not in rows or (kind == "lost" and not use.start <= note.at <= use.end):
             continue
-        x, y = at(note.at), rows[device] + 0.5
-        marks[kind].append((x, y))
+        place = at(note.at), rows[device] + 0.5
+        marks[kind].append(place)
         if kind != "lost":
-            reasons.append((x, y, printable(why), kind == "grown"))
+            reasons.append((*place, printable(why), kind == "grown"))
             counts[kind].update(filter(None, [printable(why)]))
     many = sum(len(points) for points in marks.values()) > 150 or len(rows) > 32
     size = 9 if many else 30

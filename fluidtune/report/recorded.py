@@ -84,7 +84,8 @@ def _stages(trial: Trial) -> list[Stage]:
 
 def _in_order(trial: Trial, notes: list[Note]) -> list[Note | Iteration]:
     """The trial's lines of iterations and these of its notes, in the order of the log."""
-    return sorted([*notes, *trial.lines()], key=lambda what: what.number)
+    found: list[Note | Iteration] = [*notes, *trial.lines()]
+    return sorted(found, key=lambda what: what.number)
 
 
 def _joined(stages: list[Stage]) -> list[Stage]:

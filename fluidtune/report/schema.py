@@ -125,7 +125,7 @@ SCHEMA = {
         "notice": "seconds saved stopped",
         "run_ended": "seconds trials best:best?",
         # Of a service (`fluidtune serve`), whose workers are the model processes.
-        "serving_started": "run ray fluidtune python machine kind devices:amount slo starts trials",
+        "serving_started": "run ray fluidtune python machine kind devices?:amount slo starts trials",
         "model_measured": "trial seconds delays",
         "models_placed": "devices reason attainment",
         "models_kept": "reason",

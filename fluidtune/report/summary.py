@@ -168,10 +168,10 @@ def best_of(fold: Fold) -> tuple[str, float] | None:
     if fold.over and isinstance(best := fold.noted("run_ended")[-1].event.get("best"), dict):
         return best["trial"], best["metric"]
     known = {name: trial.metric for name, trial in fold.trials.items() if trial.metric is not None}
-    better = {"min": min, "max": max}.get(str(fold.head.get("mode")))
-    if not known or better is None:
+    mode = fold.head.get("mode")
+    if not known or mode not in ("min", "max"):
         return None
-    trial = better(known, key=lambda trial: known[trial])
+    trial = (min if mode == "min" else max)(known, key=lambda trial: known[trial])
     return trial, known[trial]
 
 

@@ -132,7 +132,8 @@ class Steering:
     def stop_meant(self, trial: str) -> Note | None:
         """The algorithm wants to stop the trial. With a note, the trial goes on, and has ended for the algorithm."""
         kept = self._has(trial, "keep", "taken")
-        return kept and self._done(kept, "stop_meant", "the algorithm wanted to stop it, and it goes on")
+        why = "the algorithm wanted to stop it, and it goes on"
+        return None if kept is None else self._done(kept, "stop_meant", why)
 
     def ended(self, trial: str) -> list[Note]:
         """The trial has ended for good, whatever the reason."""

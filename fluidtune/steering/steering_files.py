@@ -98,11 +98,14 @@ class SteeringFiles:
         """What was asked for and has no answer yet, oldest first. What is no act is refused."""
         found = []
         for ask in self._folder.glob("*.ask"):
-            taken = ask.with_suffix(".taken")
             with contextlib.suppress(FileNotFoundError):  # it was withdrawn
+                found.append((ask.lstat().st_mtime_ns, ask))
+        for _, ask in sorted(found):
+            taken = ask.with_suffix(".taken")
+            try:
                 ask.rename(taken)
-                found.append((taken.lstat().st_mtime_ns, taken))
-        for _, taken in sorted(found):
+            except FileNotFoundError:
+                continue
             try:
                 fd = os.open(taken, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
                 with open(fd, "rb") as file:

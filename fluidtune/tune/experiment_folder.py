@@ -51,17 +51,15 @@ class ExperimentFolder:
                 for log in _LOGS:
                     _set_aside(files, f"{folder}/{log}")
         elif not self.is_local:
-            for name in (EVENT_LOG_NAME, STATE_NAME):
-                if not (self.path / name).exists():
-                    self._fetch(name)
-
-    def _fetch(self, name: str) -> None:
-        try:
-            self._copy(self._files, f"{self._remote}/{name}", _HERE, str(self.path / name))
-        except FileNotFoundError:
-            pass  # a new experiment
-        except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
-            logger.warning("FluidTune: %s of %s could not be read, so a new one begins: %s", name, self._remote, error)
+            try:
+                for name in (EVENT_LOG_NAME, STATE_NAME):
+                    with suppress(FileNotFoundError):  # a new experiment
+                        if not (self.path / name).exists():
+                            self._copy(self._files, f"{self._remote}/{name}", _HERE, str(self.path / name))
+            except Exception as error:  # the filesystems of fsspec raise errors of their own kinds
+                logger.warning(
+                    "FluidTune: %s of %s could not be read, so a new one begins: %s", name, self._remote, error
+                )
 
     def hash_seed(self) -> str | None:
         """The `PYTHONHASHSEED` of the last driver of the run that goes on; None: of none."""

@@ -134,7 +134,7 @@ class RunModel:
         """Why the trial waits; "" if it does not."""
         if trial.state != "waiting":
             return ""
-        note = ([Note(0, 0.0, {}), *trial.noted(*WAITS)])[-1]
+        note = [Note(0, 0.0, {}), *trial.noted(*WAITS)][-1]
         if note.number < self.fold.began:
             return "its driver ended, and another one goes on"
         if note.name == "trial_added" and trial.line_count and trial.line(0).number < note.number:
