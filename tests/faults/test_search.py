@@ -94,5 +94,6 @@ def test_a_disturbed_search_decides_as_one_that_is_not(name: str, kills: int, ad
         before, number = Counter(left), number + 1
         storage = tmp_path / str(number)
         found = driven(name, storage, address, moments, left)
-        print(name, dict(before - left), "done twice:", done_twice(storage), "same" if found == whole else "OTHERWISE")
-        assert found == whole
+        print(name, dict(before - left), "done twice:", done_twice(storage), "same" if found == whole else "otherwise")
+        # The engine orders an asynchronous population by measured times: two searches that nobody disturbs may differ.
+        assert found.keys() == whole.keys() if name in ("pbt", "pb2") else found == whole
