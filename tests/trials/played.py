@@ -394,7 +394,7 @@ class Play:
                 latest_checkpoint_result=None,
                 run_metadata=SimpleNamespace(),
                 num_failures=0,
-                storage=None,
+                storage=SimpleNamespace(trial_fs_path=trial.name),
                 set_ray_actor=lambda actor: None,
                 checkpoint_freq=0,
             )
