@@ -57,6 +57,7 @@ class Order:
         Temporary files are made in the job's folder, unless the site has named another place than that of it.
         """
         own, place = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token}, os.path.dirname(self.folder)
+        own["RAY_TMPDIR"] = self.folder  # where Tune has its locks of files
         if others.get("TMPDIR", place) == place:
             own["TMPDIR"] = self.folder
         return {**others, **own}
