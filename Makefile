@@ -3,7 +3,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
-HOROVOD_TESTS ?= horovod
 BIN := $(VENV)/bin
 # Two processes for the tests with Ray; three took as long on two cores. A test goes to the process that is free; those
 # of a module that share what takes long to make stay together.
@@ -18,7 +17,7 @@ AGAIN := $(MAKE)
 STAMP := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 
-.PHONY: demo test test-all fast core lint hooks oldest oldest-installed horovod test-horovod frameworks-installed test-frameworks rivals-installed gpu ray-suite docs release-check soak clean
+.PHONY: demo test test-all fast core lint hooks oldest oldest-installed frameworks-installed test-frameworks rivals-installed gpu ray-suite docs release-check soak clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -39,24 +38,21 @@ demo: $(STAMP)
 test: lint fast core
 
 # All tests, the documentation site and the release's files: the rest on the newest Ray; on the oldest those of tune,
-# ray_compat and serving that depend on Ray's version. Where Horovod can be compiled, its tests, too, except those on
-# Ray, which take five minutes.
+# ray_compat and serving that depend on Ray's version.
 test-all: test $(EXTRAS)
 	# Meanwhile the oldest Ray is installed, and site and release are built: the tests wait for half of their time.
 	$(AGAIN) -s oldest-installed release-check docs & \
-	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core and not horovod" $(call marked,ray|faults|slow) --kills 2 $(TWO) $(REPORT)/rest.xml; \
+	$(BIN)/python -m pytest -m "(ray or faults or slow) and not core" $(call marked,ray|faults|slow) --kills 2 $(TWO) $(REPORT)/rest.xml; \
 	status=$$?; wait $$! || status=$$?; exit $$status
 	$(MAKE) oldest
-	@if $(BIN)/python -m tools.horovod --can; then $(MAKE) test-horovod HOROVOD_TESTS="horovod and not ray"; \
-	else echo "left out: all tests of Horovod"; fi
 
-# What needs neither Ray nor Horovod nor long, on all cores. Files that are marked as a whole are not imported.
+# What needs neither Ray nor long, on all cores. Files that are marked as a whole are not imported.
 fast: $(STAMP)
-	$(BIN)/python -m pytest -m "not ray and not faults and not slow and not horovod" $$(grep -rLE '^pytestmark = .*mark\.(ray|faults|slow|horovod)' tests --include='test_*.py' | sort) -n auto --dist worksteal $(REPORT)/fast.xml
+	$(BIN)/python -m pytest -m "not ray and not faults and not slow" $$(grep -rLE '^pytestmark = .*mark\.(ray|faults|slow)' tests --include='test_*.py' | sort) -n auto --dist worksteal $(REPORT)/fast.xml
 
 # Real Ray and processes: parity, resizes, restores, lanes, a lease, a service, and one kill of each kind.
 core: $(STAMP)
-	$(BIN)/python -m pytest -m "core and not horovod" $(call marked,core) --kills 1 $(TWO) $(REPORT)/core.xml
+	$(BIN)/python -m pytest -m "core" $(call marked,core) --kills 1 $(TWO) $(REPORT)/core.xml
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -76,14 +72,6 @@ oldest-installed:
 
 oldest: oldest-installed
 	.venv-oldest/bin/python -m pytest tests/tune tests/ray_compat tests/serving -m "not faults and not newest" $(TWO) $(REPORT)/oldest.xml
-
-# Horovod for backend="horovod": compiled once (two minutes; kept in ~/.cache/fluidtune), checked, installed here.
-horovod: $(STAMP)
-	$(BIN)/python -m tools.horovod
-
-# Its tests.
-test-horovod: horovod
-	$(BIN)/python -m pytest -m "$(HOROVOD_TESTS)"
 
 # Trials of other people's frameworks beside stock Ray Tune, in an environment of their own (2 GB).
 frameworks-installed:

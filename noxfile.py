@@ -21,5 +21,5 @@ def tests(session: nox.Session, ray: str) -> None:
         pins = ()
     session.install(*pins, "torch==2.13.0")  # first and pinned: an unpinned torch pulls gigabytes of CUDA libraries
     session.install(*pins, "-e", ".[dev,serve,client]")
-    session.run("python", "-m", "pytest", "-m", "not ray and not faults and not slow and not horovod", "-n", "auto")
-    session.run("python", "-m", "pytest", "-m", "core and not horovod", "--kills", "1", "-n", "2", "--reruns", "1")
+    session.run("python", "-m", "pytest", "-m", "not ray and not faults and not slow", "-n", "auto")
+    session.run("python", "-m", "pytest", "-m", "core", "--kills", "1", "-n", "2", "--reruns", "1")

@@ -41,7 +41,6 @@ def checks() -> Iterator[Check]:
     yield from looked("memory", lambda: memory_check(_shared_memory()))
     yield from looked("torch", _torch)
     yield from looked("fork server", _forks)
-    yield from looked("horovod", _horovod)
     yield from looked("serve", _serve)
     yield from looked("gpu", _gpus)
     yield from looked("mps", _mps)
@@ -175,29 +174,6 @@ def _forks() -> Check:
         return "forks", None, f"each process of a trial is a plain new one, which takes longer: {why}"
     seconds = time.perf_counter() - began
     return "forks", True, f"a fork server was ready after {seconds:.1f} s; processes are forked from it"
-
-
-def _horovod() -> Check:
-    """No part of FluidTune needs Horovod; a script may."""
-    try:
-        from fluidtune.elastic.horovod_there import INSTALL_HINT, horovod_missing
-    except ImportError as error:
-        return "horovod", None, f"not checked ({error})"
-    lacking = horovod_missing()
-    if lacking is not None:
-        return "horovod", None, f"{lacking}; nothing of FluidTune needs it. For scripts that do, {INSTALL_HINT}"
-    try:
-        import horovod
-        import horovod.torch as hvd
-
-        built = [name for name in ("gloo", "nccl", "mpi") if getattr(hvd, f"{name}_built")()]
-    except Exception as error:  # a Horovod that was built for another torch may raise anything
-        said = (str(error).splitlines() or [type(error).__name__])[0]
-        return "horovod", False, f"does not load ({said}): {INSTALL_HINT}"
-    found = f"{horovod.__version__}, collectives: {', '.join(built) or 'none'}"
-    if "fluidtune" not in version("horovod"):
-        found += f"; as released, where a worker that dies at the wrong moment takes the others with it: {INSTALL_HINT}"
-    return "horovod", "gloo" in built, found
 
 
 def _gpus() -> Iterator[Check]:

@@ -66,12 +66,6 @@ def _mps() -> str | None:
     return None if shutil.which("nvidia-cuda-mps-control") else "no nvidia-cuda-mps-control here"
 
 
-def _horovod() -> str | None:
-    from fluidtune.elastic.horovod_there import horovod_missing
-
-    return horovod_missing()
-
-
 def _pb2() -> str | None:
     from ray.tune.schedulers.pb2 import PB2
 
@@ -115,7 +109,7 @@ def _browser() -> str | None:
 
 #: marker -> why its tests cannot run here, None when they can.
 _NEEDS = {
-    **{"gpu": _gpu, "mps": _mps, "horovod": _horovod, "pb2": _pb2, "serve": _serve},
+    **{"gpu": _gpu, "mps": _mps, "pb2": _pb2, "serve": _serve},
     **{"trackers": _trackers, "browser": _browser, "labels": _labels},
 }
 #: (marker, why) -> how many tests were left out.

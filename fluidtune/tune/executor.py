@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fluidtune.cluster.devices.layout import DeviceSpec
-from fluidtune.elastic.horovod_there import BACKENDS
 from fluidtune.errors import FluidTuneError
 from fluidtune.profiles import DEFAULT, Profile
 from salus_share import SalusError, policy
@@ -23,7 +22,6 @@ class FluidExecutor:
             while the trials train, if they can be moved; c is the number that fits and pays. None on cores: the
             script's request counts (two trials that ask for half a core each share a core; others do not).
         max_workers: the scaling limit d, the most devices that one trial may train on. None: all of them.
-        backend: what carries tensors between the workers of a trial: "torch". ("horovod" is refused, docs/horovod.md.)
         arbiter: "auto": the job shares the Ray cluster with other jobs and leases its devices from the cluster's
             arbiter, which is started if there is none. None: the job has devices of its own.
         reserve: for a job without arbiter. True: it holds all its devices from its start to its end, and is refused if
@@ -60,7 +58,6 @@ class FluidExecutor:
     devices: str | None = None
     max_packing: int | None = None
     max_workers: int | None = None
-    backend: str = "torch"
     arbiter: str | None = None
     profile: Profile | str | None = None
     lanes: str | None = None
@@ -97,12 +94,6 @@ class FluidExecutor:
             raise FluidTuneError(f"parked_memory={self.parked_memory!r} is not known; use a number from 0 to 1")
         if not 0 <= self.parked_memory <= 1:
             raise FluidTuneError(f"parked_memory={self.parked_memory!r} must be from 0 to 1, as a part of the memory")
-        if self.backend not in BACKENDS:
-            raise FluidTuneError(f"backend={self.backend!r} is not known; use one of: {', '.join(BACKENDS)}")
-        if self.backend == "horovod":
-            raise FluidTuneError(
-                'backend="horovod": since trials grow at calls of modules no tensor goes by Horovod; use "torch"'
-            )
         if self.arbiter not in (None, "auto"):
             raise FluidTuneError(f'arbiter={self.arbiter!r} is not known; use "auto", or None for a job of its own')
         if self.arbiter is not None and self.reserve:

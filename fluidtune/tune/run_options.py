@@ -12,7 +12,6 @@ OPTIONS: list[tuple[str, type, str]] = [
     ("--device-memory", int, "With lanes: bytes that a device's trials may use."),
     ("--shared", bool, "Lease devices from the cluster's arbiter, beside other jobs."),
     ("--reserve", bool, "Hold all devices from start to end, not only while trials use them."),
-    ("--backend", str, 'What carries the tensors of a trial: "torch".'),
     ("--profile", str, "With emulated devices: the file with the durations of iterations."),
     ("--fork-server/--no-fork-server", bool, "Fork new processes from one with the packages."),
     ("--parked-memory", float, "Part of a node's memory that processes of paused trials may hold."),

@@ -39,7 +39,6 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     *(({"devices": each}, (f"devices={each!r}", '"cpu:N"')) for each in NO_DEVICES),
     *(({name: each}, (f"{name}={each!r}", "at least 1")) for name in COUNTS for each in (0, -1, 1.5, "2", True)),
     ({"devices": "cpu:2", "max_workers": 3}, ("max_workers=3", "cpu:2", "at most 2")),
-    ({"backend": "mpi"}, ("backend='mpi'", "torch")),
     ({"arbiter": "other"}, ("arbiter='other'", "auto")),
     ({"reserve": "no"}, ("reserve='no'", "True or False")),
     ({"reserve": True, "arbiter": "auto"}, ("reserve=True", "arbiter='auto'", "leave one")),

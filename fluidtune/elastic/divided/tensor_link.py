@@ -15,10 +15,10 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -31,15 +31,6 @@ _SEND_S = 60.0
 _MOST_HEADER = 2**31
 #: How a tensor lies: its type, its shape, its strides, and whether it was on a GPU.
 Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], bool]
-
-
-class Carrier(Protocol):
-    """What carries tensors in place of a connection: a `Pair` or a `HorovodPair`. All raise ConnectionResetError."""
-
-    def takes(self, tensor: torch.Tensor) -> bool: ...
-    def send(self, tensors: Sequence[torch.Tensor], gone: Callable[[], bool]) -> None: ...
-    def receive(self, tensors: Sequence[torch.Tensor], gone: Callable[[], bool]) -> None: ...
-    def close(self) -> None: ...
 
 
 class Lost(Exception):
@@ -127,8 +118,8 @@ class Link:
     come and were on a GPU at the other end.
     """
 
-    #: What carries the tensors that it takes, in place of the connection.
-    pair: Carrier | None = None
+    #: A `Pair`, which carries the tensors that it takes in place of the connection; None: there is none.
+    pair: Any = None
 
     def __init__(self, connection: socket.socket, shared: bool, device: torch.device) -> None:
         self._socket, self._device = connection, device
@@ -181,7 +172,6 @@ class Link:
                     if tensor.numel():
                         self._socket.sendall(_raw(_dense(tensor.cpu(), layout)))
             if any(paired):
-                assert self.pair is not None
                 through = [_dense(t, y) for t, y, flag in zip(tensors, layouts, paired, strict=True) if flag]
                 self.pair.send(through, self._has_ended)
         except OSError as error:
@@ -216,7 +206,6 @@ class Link:
             _empty(y).to(self._device if y[3] else "cpu") for y, flag in zip(layouts, paired, strict=True) if flag
         ]
         if through:
-            assert self.pair is not None
             try:
                 self.pair.receive(through, self._has_ended)
             except OSError as error:
