@@ -30,7 +30,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .current_session import LazySession, current, use, wake_on_first_use
-from .errors import BeginsAnew, GroupLost, Left
+from .errors import BeginsAnew, Left
 from .leader_session import LeaderSession
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ __all__ = [
     "CommitStore",
     "ElasticSession",
     "Files",
-    "GroupLost",
     "LazySession",
     "LeaderSession",
     "Left",

@@ -11,9 +11,5 @@ class Left(BaseException):
     """The trial was asked to stop. Its state is safe."""
 
 
-class GroupLost(BaseException):
-    """What the trial runs on is gone or cannot be reached. The host starts the trial again."""
-
-
-class BeginsAnew(GroupLost):
+class BeginsAnew(BaseException):
     """The trial has no commit from which it could go on rightly: it begins again where stock Ray Tune would."""

@@ -1,9 +1,9 @@
 """The random streams of this process: those of Python, numpy and torch, as one value.
 
-They are needed twice. A commit has them as they are at its boundary. And a trial's *initial* streams, which its leader
-had when the trial's code began there, are given to every process that runs this code again: to a joiner, and to a new
-leader. So what the code draws before its loop (``random_split``, the initial weights of a module that it does not
-prepare) is the same everywhere. A library that is not loaded has no stream here, and is not loaded for it.
+They are needed twice. A commit has them as they are at its boundary. And a trial's *initial* streams, which its process
+had when the trial's code began there, are given to every process that runs this code again. So what the code draws
+before its loop (``random_split``, the initial weights of a module that it does not prepare) is the same everywhere. A
+library that is not loaded has no stream here, and is not loaded for it.
 """
 
 from __future__ import annotations

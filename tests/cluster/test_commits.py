@@ -1,4 +1,4 @@
-"""Which commit belongs to which configuration, and commits that an older version has written."""
+"""Which commit belongs to which configuration, and what a trial goes on with from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import make_dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -27,7 +26,7 @@ from fluidtune.cluster.hosting.commit_stores import (
     kept_commits,
     leader_commit_store,
 )
-from fluidtune.cluster.hosting.result_replay import CommitNote, ReportedResults
+from fluidtune.cluster.hosting.result_replay import ReportedResults
 from fluidtune.elastic import Commit, CommitStore
 
 
@@ -95,27 +94,6 @@ def test_a_fingerprint_is_the_same_in_each_process(tmp_path: Path) -> None:
 def test_another_configuration_has_another_fingerprint() -> None:
     prints = [fingerprint(config) for config in ({"x": 1}, {"x": 2}, {"x": numpy.float32(1)}, {"y": 1}, {"x": [1]})]
     assert len(set(prints)) == len(prints)
-
-
-@pytest.mark.parametrize(
-    ("module", "name"), [("fluidtune.cluster.reports", "Note"), ("fluidtune.cluster.result_replay", "CommitNote")]
-)
-def test_a_commit_of_the_version_that_called_its_note_otherwise_is_gone_on_from(
-    module: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = ModuleType(module)
-    made = make_dataclass(name, ["iteration", "time_total", "results"], frozen=True)
-    made.__module__ = module
-    setattr(old, name, made)
-    storage = SimpleNamespace(trial_fs_path=str(tmp_path), storage_filesystem=LocalFileSystem())
-    with monkeypatch.context() as then:
-        then.setitem(sys.modules, module, old)
-        note = made(3, 1.5, [(3, {"loss": 0.1})])
-        writer = CommitStore(commit_path(storage))
-        commits_of(writer, note)
-    assert module.encode() in Path(commit_path(storage), "commit-0").read_bytes()
-    found = ReportedResults(2, "mark").choose_commit(kept_commits(storage))
-    assert found is not None and found.note == CommitNote(3, 1.5, [(3, {"loss": 0.1})])
 
 
 @pytest.mark.parametrize("own", ["today", 12.5, None])

@@ -10,7 +10,7 @@ import pytest
 
 from fluidtune.cluster.hosting.leader_host import end_runs
 from fluidtune.cluster.hosting.train_workers import TooFewDevices
-from fluidtune.elastic import GroupLost, Left
+from fluidtune.elastic import BeginsAnew, Left
 from fluidtune.ray_compat import trainable
 
 
@@ -45,7 +45,7 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> MLflow:
         (SystemExit(0), "FINISHED"),
         (ValueError("its code"), "FAILED"),
         (Left(), "FINISHED"),
-        (GroupLost("w2 died"), "KILLED"),
+        (BeginsAnew("the proof has failed"), "KILLED"),
         (TooFewDevices(3, 1), "KILLED"),
     ],
 )

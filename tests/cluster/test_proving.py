@@ -15,7 +15,7 @@ from fluidtune.cluster.hosting import leader_host
 from fluidtune.cluster.hosting import worker as worker_module
 from fluidtune.cluster.hosting.messages import IterationReply, LoadSpec
 from fluidtune.cluster.hosting.worker import Worker
-from fluidtune.elastic import GroupLost
+from fluidtune.elastic import BeginsAnew
 from fluidtune.group_facts import GroupFacts
 from tests.cluster.test_worker import fresh, session_here
 from tests.contracts.processes import peer_processes
@@ -158,7 +158,7 @@ def saving_process(folder: str, kind: str, keeps: bool, delivered: int) -> tuple
     worker = begin(folder, kind, keeps, delivered)
     try:
         kept = worker.save(os.path.join(folder, "kept")) if kind == "class" else worker.save()
-    except GroupLost as error:
+    except BeginsAnew as error:
         return type(error).__name__, None
     steps = None if kept.checkpoint is None else Path(kept.checkpoint.path, "steps").read_text()
     [reply] = replies(worker, 1)

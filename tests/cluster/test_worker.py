@@ -25,7 +25,6 @@ from fluidtune.cluster.sharing.lanes import Lack, LaneSettings, LaneTicket
 from fluidtune.elastic import ElasticSession, current
 from fluidtune.elastic.divided import follower as divided_follower
 from fluidtune.elastic.divided import leader as divided_leader
-from fluidtune.elastic.divided.leader import DivisionFacts
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import RESULT_DUPLICATE, trainable_module
 from salus_share.seat_table import home
@@ -259,7 +258,7 @@ class Dividing(divided_leader.Division):
     """It says what a test has it say, and notes what it is asked."""
 
     asked: ClassVar[list[Any]] = []
-    known: ClassVar[DivisionFacts] = DivisionFacts()
+    known: ClassVar[dict[str, Any]] = {"one_node": True}
 
     address = ("here", 1)  # type: ignore[assignment]
     divided = 0
@@ -267,8 +266,8 @@ class Dividing(divided_leader.Division):
     def __init__(self, trial: str, secret: bytes, host: str | None, device: str, **more: Any) -> None:
         self.asked.append((trial, secret, host, device))
 
-    def facts(self) -> DivisionFacts:
-        return self.known
+    def facts(self, known: GroupFacts) -> GroupFacts:
+        return replace(known, address=self.address, **self.known)
 
     def begin_iteration(self) -> None:
         self.asked.append("iteration")
@@ -288,7 +287,8 @@ def divided(folder: str) -> tuple[Any, ...]:
     divided_leader.Division = Dividing  # type: ignore[misc]
     worker = fresh(folder, "w")
     loaded = worker.load(Slow, LoadSpec("trial", {"config": {}}, secret=b"secret", one_node=True))
-    Dividing.known = DivisionFacts(True, 2, (("Linear", "divided", ""),), "it is so", (2, 0.5, 0.1))
+    known = {"calls_modules": True, "width": 2, "checked": (("Linear", "divided", ""),), "grown": (2, 0.5, 0.1)}
+    Dividing.known = {**known, "ungrowable": "it is so"}
     reply = worker.train()
     assert not worker.unload()
     asked, Dividing.asked = Dividing.asked, []
@@ -316,7 +316,7 @@ class Over(Trainable):
 def ends(folder: str) -> str | None:
     divided_leader.Division = Dividing  # type: ignore[misc]
     worker = fresh(folder, "w")
-    Dividing.known = DivisionFacts(ungrowable="no module was called in a whole iteration")
+    Dividing.known = {"ungrowable": "no module was called in a whole iteration"}
     worker.load(Over, LoadSpec("trial", {"config": {}}))
     return worker.train().facts.ungrowable
 

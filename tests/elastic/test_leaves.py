@@ -14,7 +14,7 @@ from ray import cloudpickle
 from fluidtune import elastic
 from fluidtune.elastic import CommitStore, ElasticSession
 from fluidtune.elastic.commits.commit_store import Commit
-from fluidtune.elastic.data.leaves import Leaves, Packed
+from fluidtune.elastic.data.leaves import Leaves
 from fluidtune.elastic.data.trees import map_tensors
 
 CPU = torch.device("cpu")
@@ -58,10 +58,6 @@ def script() -> types.ModuleType:
     module = types.ModuleType("a_script_of_the_user")
     exec(SCRIPT, vars(module))
     return module
-
-
-def packed(leaves, tree):
-    return map_tensors(lambda tensor: tensor, tree, leaves.packer())
 
 
 def keep(store, iteration, state, note=None):
@@ -171,20 +167,10 @@ def test_tensors_of_a_gpu_inside_a_leaf_are_what_they_were(monkeypatch):
     teacher = torch.nn.Linear(2, 2)
     teacher.tied = teacher.weight
     leaves = Leaves(cloudpickle, [], CPU)
-    found = leaves.unpacked(packed(leaves, {"teacher": teacher}), like=None)
+    found = leaves.unpacked(map_tensors(lambda tensor: tensor, {"teacher": teacher}, leaves.packer()), like=None)
     made = found["teacher"]
     assert made.tied is made.weight is not teacher.weight and torch.equal(made.weight, teacher.weight)
     assert isinstance(made.weight, torch.nn.Parameter) and made.weight.requires_grad
-
-
-def test_a_leaf_is_a_copy_and_plain_values_stay_as_they_are():
-    leaves = Leaves(cloudpickle, [], CPU)
-    values = {"numbers": {1, 2}, "text": "a", "tensor": torch.ones(2), "size": torch.Size([2])}
-    kept = packed(leaves, values)
-    assert isinstance(kept["numbers"], Packed) and kept["text"] == "a" and kept["tensor"] is values["tensor"]
-    values["numbers"].add(3)
-    found = leaves.unpacked(kept, like=None)
-    assert found["numbers"] == {1, 2} and found["size"] == torch.Size([2])
 
 
 def test_what_cannot_be_pickled_stops_commits_and_not_the_trial(tmp_path, caplog):

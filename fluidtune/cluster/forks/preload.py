@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 
+from fluidtune.code_origin import is_installed
 from fluidtune.ray_compat import worker_program
 
 #: How the names of environment variables begin that compiled code reads when it is loaded: OpenMP's, MKL's and
@@ -64,15 +64,11 @@ _WITH_TORCH = (
 
 def listed_modules(modules: Mapping[str, ModuleType]) -> list[str]:
     """The names among these of modules of listed packages, in their order, where the package is an installed one."""
-    places = {sysconfig.get_paths()[name] for name in ("purelib", "platlib")}
-    places |= {place for place in sys.path if Path(place).name in ("site-packages", "dist-packages")}
-    folders = tuple(os.path.join(each, "") for place in places for each in {place, os.path.realpath(place)})
     found = []
     for name, module in list(modules.items()):
-        if name.partition(".")[0] in LISTED:
-            own = object.__getattribute__(module, "__dict__")  # a lazy module is not to be loaded by that
-            if str(own.get("__file__")).startswith(folders) and own.get("__name__") == name:
-                found.append(name)
+        listed = name.partition(".")[0] in LISTED and is_installed(module)
+        if listed and object.__getattribute__(module, "__dict__").get("__name__") == name:  # a lazy one is not loaded
+            found.append(name)
     return found
 
 

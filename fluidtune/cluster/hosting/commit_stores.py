@@ -21,7 +21,6 @@ from pyarrow.fs import FileSelector
 from ray import cloudpickle
 from ray.tune.utils.serialization import TuneFunctionEncoder
 
-from fluidtune.cluster.hosting.result_replay import MOVED_NAMES
 from fluidtune.error_lines import failure
 
 if TYPE_CHECKING:
@@ -159,7 +158,7 @@ def leader_commit_store(storage: Any) -> CommitStore:
     """Where a trial commits."""
     from fluidtune.elastic import CommitStore
 
-    return CommitStore(commit_path(storage), files=_StorageFiles(storage), pickling=cloudpickle, moved=MOVED_NAMES)
+    return CommitStore(commit_path(storage), files=_StorageFiles(storage), pickling=cloudpickle)
 
 
 def kept_commits(storage: Any) -> list[Commit]:

@@ -39,7 +39,7 @@ from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, wait_for_gpu
 from fluidtune.cluster.sharing.lanes import Lack, LaneMember, LaneTicket
 from fluidtune.cluster.sharing.mps import failed, verify
-from fluidtune.elastic import BeginsAnew, GroupLost, Left
+from fluidtune.elastic import BeginsAnew, Left
 from fluidtune.elastic.random_streams import capture_streams, restore_streams
 from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat import ownership
@@ -186,19 +186,7 @@ class LeaderHost:
         """What is known of the trial now. What checks have found is told once."""
         assert self.session is not None
         facts = self.session.facts()
-        if self.division is None:
-            return facts
-        known = self.division.facts()
-        return replace(
-            facts,
-            address=self.division.address,
-            one_node=self.spec.one_node,
-            calls_modules=known.calls_modules,
-            width=known.width,
-            checked=tuple(known.checked),
-            ungrowable=known.ungrowable,
-            grown=known.grown,
-        )
+        return facts if self.division is None else self.division.facts(facts)
 
     def _kept_commits(self, storage: Any) -> list[Commit]:
         """The trial's commits. A trial of which Tune has seen no iteration begins without them, if it cannot read them.
@@ -427,7 +415,7 @@ def end_runs(error: BaseException | None) -> None:
 
     ``KILLED``: the function begins anew in another process, which opens another run.
     """
-    interrupted = isinstance(error, (GroupLost, TooFewDevices))
+    interrupted = isinstance(error, (BeginsAnew, TooFewDevices))
     end_mlflow_runs("KILLED" if interrupted else "FAILED" if isinstance(error, Exception) else "FINISHED")
 
 

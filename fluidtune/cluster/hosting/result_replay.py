@@ -38,20 +38,13 @@ CONFIG = "config"
 _NOT_KEPT = {SHOULD_CHECKPOINT, CONFIG}
 
 
-#: (module, name) of `CommitNote` in commits that older versions have written, to its (module, name) now.
-MOVED_NAMES = {
-    ("fluidtune.cluster.reports", "Note"): (__name__, "CommitNote"),  # before 2026-11-23
-    ("fluidtune.cluster.result_replay", "CommitNote"): (__name__, "CommitNote"),  # before 2026-11-27
-}
-
-
 @dataclass(frozen=True)
 class CommitNote:
     """What a commit keeps for the next worker.
 
     ``iteration``: iterations reported. ``time_total``: seconds trained. ``results``: the latest (iteration, result).
     ``timesteps_total``, ``episodes_total``: Tune's sums of what the trial says of each iteration; None: it says
-    nothing, or an older version has written the commit.
+    nothing.
     """
 
     iteration: int

@@ -172,7 +172,6 @@ class CommitStore:
         files: the storage; by default this machine's file system.
         budget: the share of the time that committing may cost.
         pickling: a module like `pickle`, which writes what is no tensor. `pickle` reads it.
-        moved: (module, name) of a class in the FluidTune that wrote a commit -> (module, name) of this class now.
         clock: returns the time in seconds.
     """
 
@@ -183,14 +182,12 @@ class CommitStore:
         files: Files | None = None,
         budget: float = BUDGET,
         pickling: ModuleType = pickle,
-        moved: Mapping[tuple[str, str], tuple[str, str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._folder = folder.rstrip("/")
         self._files = LocalFiles() if files is None else files
         self._budget = budget
         self._pickling = pickling
-        self._moved = moved or {}
         self._clock = clock
         #: The whole commits, by file. None: not known so far.
         self._slots: dict[str, _Mark] | None = None
@@ -366,9 +363,7 @@ class CommitStore:
     def _unpickled(self, payload: bytes) -> Commit:
         import torch  # here, because processes that commit nothing need no torch
 
-        unpickling = _pickle_with(self._moved)
-        kept = torch.load(io.BytesIO(payload), map_location="cpu", pickle_module=unpickling, weights_only=False)
-        return Commit(**kept)
+        return Commit(**torch.load(io.BytesIO(payload), map_location="cpu", weights_only=False))
 
     def _whole(self) -> list[tuple[str, _Mark, bytes]]:
         """(name, mark, payload) of the files that are whole."""
@@ -413,15 +408,3 @@ def _opened(data: bytes) -> bytes | None:
     head = len(_MAGIC) + hashlib.sha256().digest_size
     body = data[head:]
     return body if data[:head] == _MAGIC + hashlib.sha256(body).digest() else None
-
-
-def _pickle_with(moved: Mapping[tuple[str, str], tuple[str, str]]) -> ModuleType:
-    """What `torch.load` needs of the module `pickle`. Its unpickler finds classes under their present names."""
-
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            return super().find_class(*moved.get((module, name), (module, name)))
-
-    module = ModuleType("pickle_with_moved_names")
-    vars(module).update(Unpickler=Unpickler)
-    return module

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -18,6 +17,8 @@ from typing import Any
 
 import numpy
 import torch
+
+from fluidtune.code_origin import is_importable
 
 from .plain_state import Drawing
 from .trees import map_tensors
@@ -55,7 +56,7 @@ class Leaves:
                 if isinstance(obj, torch.Tensor) and _is_elsewhere(obj):
                     kept = elsewhere.setdefault(id(obj), (obj.detach().cpu(), obj))
                     return "tensor", kept[0], isinstance(obj, torch.nn.Parameter), obj.requires_grad and obj.is_leaf
-                if isinstance(obj, type) and not _is_found_by_import(obj):
+                if isinstance(obj, type) and not is_importable(obj):
                     return "class", obj.__module__, obj.__qualname__, pickling.dumps(obj)
                 return None
 
@@ -136,11 +137,3 @@ class Leaves:
 
 def _is_elsewhere(tensor: torch.Tensor) -> bool:
     return tensor.device.type != "cpu"
-
-
-def _is_found_by_import(kind: type) -> bool:
-    """Whether another process finds the class under its name: one of the script itself it does not."""
-    found: Any = sys.modules.get(kind.__module__)
-    for name in kind.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is kind

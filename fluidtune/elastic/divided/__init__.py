@@ -8,9 +8,10 @@ divided.md has the decision, and what happens in each fault.
 | `leader` | takes followers in, looks which modules are called, and what the driver hears of it |
 | `module_calls` | the calls of one module: which are divided, which stay whole, and why |
 | `followers` | which followers there are, what each has, and how much of a batch each gets |
-| `checks` | whether a call can be divided: computed whole and divided, and compared |
 | `call` | one divided call, forward and backward, and what is done when a follower is lost |
-| `follower` | serves a leader: replicas, and graphs of parts |
+| `follower` | serves a leader: replicas, checks, and graphs of parts |
+| `checks` | whether a call can be divided: a follower computes it whole and in parts, and compares |
+| `computation` | a module computed in this process on a call or a part, and its graph |
 | `description` | a module as bytes and tensors, and whether it has changed since |
 | `parts` | where inputs are cut, and how outputs are joined |
 | `whole_draws` | what a forward draws is drawn for the whole batch |

@@ -13,8 +13,10 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-#: Given a row of each part, returns the rows of all parts in their order. All parts call it at the same places.
-Gather = Callable[[torch.Tensor], torch.Tensor]
+#: Given a table with a row of each part, returns the row of the whole batch.
+Merge = Callable[[torch.Tensor], torch.Tensor]
+#: Given a part's row, returns that of the whole batch. All parts call it at the same places, forward and backward.
+Gather = Callable[[torch.Tensor, Merge], torch.Tensor]
 
 
 def _normalises(func: Any, args: Any, kwargs: Any) -> dict[str, Any] | None:
@@ -63,19 +65,61 @@ class WholeStatistics(TorchFunctionMode):
         return _Normalised.apply(x, call["weight"], call["bias"], mean, variance, count, call["eps"], self._gather)
 
 
+class Recorded:
+    """Where parts meet that one process computes one after the other: each gets what the whole batch had there."""
+
+    def __init__(self) -> None:
+        self._whole: list[torch.Tensor] = []
+        self._merges: list[Merge] = []
+        self._parts: list[list[torch.Tensor]] = []
+
+    def whole(self, row: torch.Tensor, merge: Merge) -> torch.Tensor:
+        """The `Gather` of the whole batch, which is computed first."""
+        self._whole.append(row)
+        self._merges.append(merge)
+        return row
+
+    def part(self) -> Gather:
+        """The `Gather` of the next part."""
+        rows: list[torch.Tensor] = []
+        self._parts.append(rows)
+
+        def gather(row: torch.Tensor, merge: Merge) -> torch.Tensor:
+            rows.append(row)
+            return self._whole[len(rows) - 1]
+
+        return gather
+
+    def agree(self, tolerance: float) -> bool:
+        """Whether the parts have been at all places, and had there what the whole had. ``tolerance``: relative."""
+        if any(len(rows) != len(self._whole) for rows in self._parts):
+            return False
+        for place, (whole, merge) in enumerate(zip(self._whole, self._merges, strict=True)):
+            table = torch.stack([rows[place] for rows in self._parts])
+            off = tolerance * float(table.abs().nan_to_num(0.0, 0.0).max())
+            if not torch.allclose(merge(table), whole, rtol=0.0, atol=off, equal_nan=True):
+                return False
+        return True
+
+
 @torch.no_grad()
 def _statistics(x: torch.Tensor, gather: Gather) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mean and variance of each channel over all parts, and the count of its values. x: (N, C) or (N, C, ...)."""
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     variance, mean = torch.var_mean(wide, [axis for axis in range(x.dim()) if axis != 1], correction=0)
     row = torch.cat([mean, variance, wide.new_full((1,), float(x.numel() // x.size(1)))])
-    means, variances, counts = gather(row).split([x.size(1), x.size(1), 1], dim=1)
-    total = counts.sum()
-    parts = counts / total
+    mean, variance, count = gather(row, _merged).split([x.size(1), x.size(1), 1])
+    return mean, variance, count[0]
+
+
+def _merged(table: torch.Tensor) -> torch.Tensor:
+    channels = table.size(1) // 2
+    means, variances, counts = table.split([channels, channels, 1], dim=1)
+    parts = counts / counts.sum()
     mean = (means * parts).sum(0)
     # Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm" (1979): the squared deviations within the
     # parts, and those between them.
-    return mean, ((variances + (means - mean).square()) * parts).sum(0), total
+    return torch.cat([mean, ((variances + (means - mean).square()) * parts).sum(0), counts.sum()[None]])
 
 
 class _Normalised(torch.autograd.Function):
@@ -114,7 +158,7 @@ class _Normalised(torch.autograd.Function):
             grads[0], x, scale, mean, variance, None, None, False, ctx.eps, [True, True, True]
         )
         of_both = torch.stack([of_bias, of_weight])
-        means = ctx.gather(of_both.flatten()).sum(0).view_as(of_both) / count
+        means = ctx.gather(of_both.flatten(), lambda table: table.sum(0)).view_as(of_both) / count
         given = [
             None if kind is None else each.to(kind) for kind, each in zip(ctx.types, (of_weight, of_bias), strict=True)
         ]

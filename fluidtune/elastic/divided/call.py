@@ -7,29 +7,33 @@ of batch normalisation, it computes the whole batch.
 
 from __future__ import annotations
 
-import hashlib
-import random
-import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
-from .batch_statistics import WholeStatistics
+from .batch_statistics import Merge
+from .computation import Computation, Modes, Streams, cut_of, gradients_of, other_streams, part_modes, restore_others
 from .description import Description, Marks
 from .flags import Flags, under
-from .parts import Outputs, Rule, Tree, tree_of
-from .tensor_link import Link, Lost, Message
+from .followers import Follower
+from .parts import Outputs, Rule, Tree, joined_gradients, parts_of, tree_of
+from .tensor_link import Lost, Message
 from .torch_private import computed, is_batched, keeps_graph, outside_transforms
-from .whole_draws import WholeDraws
 
 #: A follower is given up when it takes this many times as long as the leader's own part, and `GRACE_S` seconds more.
 #: Judgement: a device that is slower than that is no help, and one that hangs is found before its trial looks dead.
 PATIENCE, GRACE_S = 100.0, 20.0
+
+
+def patience(own_s: float) -> float:
+    """Seconds in which a follower must have answered, where this process computes for ``own_s`` s."""
+    return GRACE_S + PATIENCE * own_s
 
 
 class Undivided(Exception):
@@ -40,63 +44,15 @@ class Undivided(Exception):
         self.lasting = lasting
 
 
-class Peer(Protocol):
-    """A follower, as a call needs it."""
-
-    link: Link
-    #: Seconds a sample of its latest parts, by what it says; None: not known.
-    pace: float | None
-
-    def lost(self, why: str) -> None:
-        """It is gone."""
-
-
-class Streams:
-    """The random streams that a forward draws from. ``device``: a GPU, if the module is on one."""
-
-    def __init__(self, device: torch.device | None) -> None:
-        self._device = device
-        self._states = [torch.get_rng_state()]
-        if device is not None:
-            self._states.append(torch.cuda.get_rng_state(device))
-
-    def restore(self) -> None:
-        torch.set_rng_state(self._states[0])
-        if self._device is not None:
-            torch.cuda.set_rng_state(self._states[1], self._device)
-
-    def tensors(self) -> list[torch.Tensor]:
-        return self._states
-
-    @property
-    def digest(self) -> bytes:
-        return hashlib.sha1(b"".join(state.numpy().tobytes() for state in self._states)).digest()
-
-
-def other_streams() -> Any:
-    """The states of the random numbers of Python and NumPy."""
-    numpy = sys.modules.get("numpy")
-    state = None if numpy is None else numpy.random.get_state()
-    return random.getstate(), None if state is None else (state[0], state[1].tobytes(), *state[2:])
-
-
-def restore_others(streams: Any) -> None:
-    random.setstate(streams[0])
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and streams[1] is not None:
-        name, keys, *rest = streams[1]
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), *rest))
-
-
 class Twin:
     """A replica in the leader's process, on which parts are computed: hooks of the module's weights do not see them.
 
     Its parameters are those of the module under another name. ``copies``: what else a forward may write is a copy, so
-    that it leaves no trace. ``all_copies``: parameters are copies, too.
+    that it leaves no trace.
     """
 
-    def __init__(self, described: Description, copies: bool, all_copies: bool = False) -> None:
-        self._described, self._copies, self._all_copies = described, copies, all_copies
+    def __init__(self, described: Description, copies: bool = False) -> None:
+        self._described, self._copies = described, copies
         with torch.inference_mode(False):
             self.tensors = [self._alias(tensor) for tensor in described.tensors]
             self.module: nn.Module = described.replica(self.tensors)
@@ -104,8 +60,7 @@ class Twin:
 
     def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
-            own = tensor.detach().clone() if self._all_copies else tensor.detach()
-            return nn.Parameter(own, requires_grad=tensor.requires_grad)
+            return nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad)
         return tensor.detach().clone() if self._copies else tensor.detach()
 
     @property
@@ -113,112 +68,96 @@ class Twin:
         """Its tensors that get gradients."""
         return [self.tensors[number] for number in self._described.trained]
 
-    @property
-    def written(self) -> list[int]:
-        """The numbers of tensors that a forward may write: all but parameters."""
-        return [number for number, tensor in enumerate(self.tensors) if not isinstance(tensor, nn.Parameter)]
-
     def refresh(self) -> None:
-        """Be as the module is now."""
-        with torch.no_grad():
-            for own, tensor in zip(self.tensors, self._described.tensors, strict=True):
-                if self._all_copies or (self._copies and not isinstance(own, nn.Parameter)):
-                    own.data.copy_(tensor.detach())
-                elif own.data_ptr() != tensor.data_ptr():
-                    own.data = tensor.detach()
-        self.marks = None if self._copies else Marks(self.module)
+        """Be as the module is now. For one without copies."""
+        for own, tensor in zip(self.tensors, self._described.tensors, strict=True):
+            if own.data_ptr() != tensor.data_ptr():
+                own.data = tensor.detach()
+        self.marks = Marks(self.module)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a module is called with. ``arguments``: the args and kwargs that are ``given``."""
+
+    described: Description
+    given: Tree
+    arguments: Any
+    flags: Flags
+
+    @property
+    def needs(self) -> list[int]:
+        """The numbers of the tensors in it that get gradients."""
+        return [i for i, t in enumerate(self.given.tensors) if t.requires_grad] if self.flags["grad"] else []
+
+    @property
+    def graded(self) -> bool:
+        """Whether there may be a backward."""
+        return bool(self.flags["grad"]) and bool(self.needs or self.described.trained)
 
 
 class Call:
-    """``own`` computes the first part. ``given``: what the module is called with, ``pieces``: its parts. ``peers``: of
-    the other parts.
-    """
+    """``own`` computes the first part, ``peers`` the others. ``sizes``: samples of each part."""
 
     def __init__(
-        self,
-        key: int,
-        own: Twin,
-        described: Description,
-        given: Tree,
-        pieces: Sequence[Tree],
-        rule: Rule,
-        sizes: Sequence[int],
-        peers: Sequence[Peer],
-        flags: Flags,
-        module_key: int,
-        turn: Callable[[], AbstractContextManager[Any]],
-        dropped: Callable[[int], None],
-        probe: bool = False,
+        self, own: Twin, module: int, asked: Asked, rule: Rule, sizes: Sequence[int], peers: Sequence[Follower]
     ) -> None:
-        self.key, self._own, self._described = key, own, described
-        self._given, self._pieces, self._rule, self._sizes = given, list(pieces), rule, list(sizes)
-        self._peers: list[Peer | None] = [None, *peers]
-        self._flags, self._module_key = flags, module_key
-        self._needs = [i for i, t in enumerate(given.tensors) if t.requires_grad] if flags["grad"] else []
-        self.graded = flags["grad"] and bool(self._needs or described.trained)
-        #: By part that was computed here, what its graph begins and ends with.
-        self._graphs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        self.requires: list[list[bool]] = []
-        self._streams = Streams(described.device)
+        self._own, self._module_key, self._described, self._given = own, module, asked.described, asked.given
+        self._flags, self._needs, self.graded = asked.flags, asked.needs, asked.graded
+        self._rule, self._sizes = rule, list(sizes)
+        self._pieces = parts_of(asked.given, asked.arguments, rule, sizes)
+        self._peers: list[Follower | None] = [None, *peers]
+        self._followers = peers[0].followers
+        self.key = self._followers.new_key()
+        #: By part that was computed here, its graph.
+        self._graphs: dict[int, Computation] = {}
+        self._said: list[list[bool]] = []
+        self._streams = Streams(self._described.device)
         #: Parts whose followers have a request that they have not answered.
         self._owing: set[int] = set()
-        self._twins: dict[int, Twin] = {}
-        #: Seconds of this part's forward and backward, and of the whole call's.
+        #: Seconds of this part's forward, and of the whole call's forward and backward.
         self.own_s = self.forward_s = self.backward_s = 0.0
-        #: A follower computes the leader's part first: an index out of range on a GPU ends the process that meets it.
-        self._probe = probe and described.device is not None
-        #: Its followers are not to be asked by two calls at a time.
-        self.turn = turn
         self.outputs: Outputs
         #: Tells followers, with the next request, that this call has no backward any more. Called once.
-        self._drop = weakref.finalize(self, dropped, key)
+        self._drop = weakref.finalize(self, self._followers.drop, self.key)
         self._drop.atexit = False
+
+    @property
+    def may_go_back(self) -> bool:
+        """Whether a backward may come."""
+        return self.graded and self._drop.alive
+
+    @property
+    def own_pace(self) -> float:
+        """Seconds a sample of this process' part."""
+        return self.own_s / self._sizes[0]
 
     # -- forward
 
-    def forward(self) -> Outputs:
+    def forward(self) -> None:
         """Compute the outputs of all parts, which fit together.
 
         Raises:
             Undivided: the batch must be computed whole; nothing of the leader has changed.
         """
         started = time.perf_counter()
-        self.outputs = Outputs(self.compute(), self._rule)
-        if not self.outputs.fit():
-            self.take_back()
-            raise Undivided("what parts of the batch return differs in more than its samples", lasting=True)
-        self.forward_s = time.perf_counter() - started
-        return self.outputs
-
-    def join(self, rule: Rule, parts: Sequence[Tree]) -> Outputs:
-        """Outputs of `compute`, by a rule that has been found meanwhile."""
-        self._rule, self.outputs = rule, Outputs(parts, rule)
-        return self.outputs
-
-    def compute(self) -> list[Tree]:
-        """The outputs of the parts. Raises as `forward`."""
         self._before = [(t, t.detach().clone()) for t in self._described.tensors if not isinstance(t, nn.Parameter)]
         try:
-            found = self._forward()
-        except Undivided:
-            self._stop_others()
-            self.take_back()
-            raise
+            self.outputs = Outputs(self._forward(), self._rule)
+            if not self.outputs.fit():
+                raise Undivided("what parts of the batch return differs in more than its samples", lasting=True)
         except Exception as error:  # the same as alone is raised by the whole forward
             self._stop_others()
             self.take_back()
+            if isinstance(error, Undivided):
+                raise
             lasting = not isinstance(error, _Broken) or error.raised
             raise Undivided(f"a part of the batch fails ({type(error).__name__}: {error})", lasting) from error
         except BaseException:  # the loop is ended from outside
             for part in range(1, len(self._sizes)):
                 self._gone(part, "the loop was ended")
             raise
-        self.requires = [[t.requires_grad for t in found[0].tensors], *self._said]
-        return found
-
-    @property
-    def own_samples(self) -> int:
-        return self._sizes[0]
+        self.forward_s = time.perf_counter() - started
 
     def take_back(self) -> None:
         """The call is to be computed whole after all: random streams and buffers are as before."""
@@ -229,19 +168,12 @@ class Call:
                 tensor.data.copy_(before)  # not a write for graphs that hold it
 
     def _forward(self) -> list[Tree]:
-        states = self._streams.tensors() if self._rule.draws else []
-        if self._probe and not self._rule.statistics:
-            self._request_part(1, 0, states, graded=False)
-            message = self._answer(1)
-            if message is None or message.kind == "raised":
-                why = "a follower is gone" if message is None else f"a part of the batch fails ({message.value})"
-                raise Undivided(why, lasting=message is not None)
         for part in range(1, len(self._sizes)):
-            self._request_part(part, part, states, self.graded)
+            self._request_part(part)
         # What is drawn may tell where a forward goes: there it may draw others.
         others = other_streams() if self._rule.draws else None
         started = time.perf_counter()
-        found = [self._computed_here(self._own.module, 0)]
+        found = [self._computed_here(self._own, 0)]
         self.own_s = time.perf_counter() - started
         drawn = Streams(self._described.device)
         if self._own.marks is not None and self._own.marks.put_back():
@@ -251,19 +183,19 @@ class Call:
             raise Undivided("it draws from the random numbers of Python or NumPy", lasting=True)
         if not self._rule.draws and drawn.digest != self._streams.digest:
             raise Undivided("it draws random numbers, and did not when it was checked", lasting=True)
-        self._said: list[list[bool]] = []
         odd: Undivided | None = None
         for part in range(1, len(self._sizes)):
             message = self._answer(part)
             if message is None:
                 found.append(self._missing(part))
-                self._said.append([t.requires_grad for t in found[part].tensors])
                 continue
             said = message.value
             if message.kind == "raised":
                 odd = odd or Undivided(f"a part of the batch fails in another process ({said})", lasting=True)
                 continue
-            self._note_pace(part, said["seconds"])
+            peer = self._peers[part]
+            if peer is not None:
+                peer.pace = said["seconds"] / self._sizes[part]
             found.append(Tree(said["skeleton"], tuple(t.clone() for t in message.tensors), self._given.classes))
             self._said.append(said["requires"])
             if self._rule.draws and said["drawn"] != drawn.digest:
@@ -272,9 +204,9 @@ class Call:
             raise odd
         return found
 
-    def _request_part(self, peer: int, part: int, states: list[torch.Tensor], graded: bool) -> None:
-        """Have a follower compute a part."""
+    def _request_part(self, part: int) -> None:
         piece = self._pieces[part]
+        states = self._streams.states if self._rule.draws else []
         value = {
             "key": self.key,
             "module": self._module_key,
@@ -282,57 +214,53 @@ class Call:
             "flags": self._flags,
             "skeleton": piece.skeleton,
             "needs": self._needs,
-            "graded": graded,
-            "cut": self._cut(part),
+            "graded": self.graded,
+            "cut": cut_of(self._rule, self._sizes, part),
             "draws": len(states),
             "statistics": self._rule.statistics,
         }
-        self._request(peer, "forward", value, [*piece.tensors, *states])
+        self._request(part, "forward", value, [*piece.tensors, *states])
 
-    def _note_pace(self, part: int, seconds: float) -> None:
-        peer = self._peers[part]
-        if peer is not None:
-            peer.pace = seconds / self._sizes[part]
-
-    def _computed_here(self, module: nn.Module, part: int) -> Tree:
+    def _computed_here(self, twin: Twin, part: int) -> Tree:
         """Compute a part in this process, from the random streams as they are."""
-        piece = self._pieces[part]
-        tensors = list(piece.tensors)
-        for i in self._needs:
-            tensors[i] = tensors[i].detach().requires_grad_()
-        args, kwargs = piece.value(tensors)
-        with self.modes(part):
-            result = computed(module, args, kwargs)
-        found = tree_of(result, "output", self._given.classes)
+        made = Computation(twin.module, twin.trained, self._pieces[part], self._needs, self._modes(part))
         if self.graded:
-            self._graphs[part] = [tensors[i] for i in self._needs], list(found.tensors)
-        return found
+            self._graphs[part] = made
+        self._said.append(made.requires)
+        return made.output
 
-    def modes(self, part: int) -> AbstractContextManager[Any]:
+    def _modes(self, part: int) -> Modes:
         """What this part is computed under, forward and backward."""
-        return part_modes(self._rule.draws, self._rule.statistics, self._cut(part), self._gather)
+        me = weakref.ref(self)  # a graph that held its call would hold itself
 
-    def _cut(self, part: int) -> tuple[int, int, int, int]:
-        """See `part_modes`."""
-        return sum(self._sizes), sum(self._sizes[:part]), self._sizes[part], self._rule.dim
+        def gather(row: torch.Tensor, merge: Merge) -> torch.Tensor:
+            call = me()
+            assert call is not None
+            return call._gather(row, merge)
+
+        return part_modes(self._rule.draws, self._rule.statistics, cut_of(self._rule, self._sizes, part), gather)
 
     def _missing(self, part: int) -> Tree:
         """The part of a follower that is gone, forward only; its graph stays here."""
         if self._rule.statistics:
             raise Undivided("a follower is gone")
+        with self._as_it_was():
+            return self._computed_here(Twin(self._described, copies=True), part)
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Within it, the random streams and settings are those of the forward."""
         after = Streams(self._described.device)
-        twin = Twin(self._described, copies=True)
         self._streams.restore()
-        self._twins[part] = twin
         try:
             with under(self._flags):
-                return self._computed_here(twin.module, part)
+                yield
         finally:
             after.restore()
 
     # -- between parts
 
-    def _gather(self, row: torch.Tensor) -> torch.Tensor:
+    def _gather(self, row: torch.Tensor, merge: Merge) -> torch.Tensor:
         """See `batch_statistics.Gather`: the leader has the rows of all, and hands them on."""
         rows = [row]
         for part in range(1, len(self._sizes)):
@@ -343,7 +271,7 @@ class Call:
         table = torch.stack(rows)
         for part in range(1, len(self._sizes)):
             self._send(part, "rows", None, [table])
-        return table
+        return merge(table)
 
     def _request(self, part: int, kind: str, value: Any, tensors: Sequence[torch.Tensor]) -> None:
         self._owing.add(part)
@@ -364,7 +292,7 @@ class Call:
         if peer is None:
             return None
         try:
-            message = peer.link.receive(GRACE_S + PATIENCE * self.own_s)
+            message = peer.link.receive(patience(self.own_s))
         except Lost as error:
             self._gone(part, str(error))
             return None
@@ -399,122 +327,66 @@ class Call:
                 continue
             have = [g is not None for g in split[part]]
             sent = [g for g in split[part] if g is not None]
-            value = {"key": self.key, "keep": keep, "have": have}
-            self._request(part, "backward", value, sent)
+            self._request(part, "backward", {"key": self.key, "keep": keep, "have": have}, sent)
         try:
             if self._rule.statistics and (not meet or None in self._peers[1:]):
                 raise _Broken(None)
-            parts = self._backward(split, asked, keep)
+            parts = [self._part_backward(part, split[part], keep) for part in range(len(self._sizes))]
+            whole = joined_gradients(self._rule, self._needs, self._pieces, parts)
         except Exception as error:
             self._stop_others()
             if not isinstance(error, _Broken):
                 raise
-            parts = [self._whole_backward(grads)]
+            whole = self._whole_backward(grads)
         if not keep:
             self.end()
         self.backward_s = time.perf_counter() - started
-        count = len(self._needs)
-        whole: list[torch.Tensor | None] = []
-        for place, number in enumerate(self._needs):
-            whole.append(self._joined_gradient(number, [part[place] if part else None for part in parts], len(parts)))
-        for place in range(len(self._described.trained)):
-            whole.append(_sum([part[count + place] for part in parts if part]))
         return whole
 
-    def _backward(self, split: Any, asked: Sequence[int], keep: bool) -> list[list[torch.Tensor | None]]:
-        parts: list[list[torch.Tensor | None]] = [[] for _ in self._sizes]
-        if any(g is not None for g in split[0]):
-            parts[0] = self._graph_backward(0, split[0], keep)
-        for part in asked:
-            message = None if part in self._graphs else self._answer(part)
-            if message is None:
-                if part not in self._graphs:
-                    if self._rule.statistics:
-                        raise _Broken(None)
-                    self._missing(part)
-                parts[part] = self._graph_backward(part, split[part], keep)
-            elif message.kind == "raised":
-                raise _Broken(message)
-            else:
-                tensors = iter(message.tensors)
-                parts[part] = [next(tensors).clone() if there else None for there in message.value]
-        return parts
-
-    def _graph_backward(self, part: int, grads: Sequence[Any], keep: bool) -> list[torch.Tensor | None]:
-        begins, ends = self._graphs[part] if keep else self._graphs.pop(part)
-        trained = self._twins.get(part, self._own).trained
-        pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
-        if not pairs:
-            return []
-        wanted = [*begins, *trained]
-        with self.modes(part):
-            found = torch.autograd.grad(
-                [end for end, _ in pairs], wanted, [grad for _, grad in pairs], retain_graph=keep, allow_unused=True
-            )
-        return list(found)
-
-    def _joined_gradient(self, number: int, parts: list[torch.Tensor | None], count: int) -> torch.Tensor | None:
-        """Of an input, from those of the parts."""
-        dim = self._rule.cut[number]
-        if dim is None or count == 1:
-            return _sum(parts)
-        if all(part is None for part in parts):
-            return None
-        pieces = [
-            torch.zeros_like(piece.tensors[number]) if grad is None else grad
-            for grad, piece in zip(parts, self._pieces, strict=True)
-        ]
-        return torch.cat(pieces, dim)
+    def _part_backward(self, part: int, grads: Sequence[Any], keep: bool) -> list[torch.Tensor | None]:
+        if all(grad is None for grad in grads):
+            return [None] * (len(self._needs) + len(self._described.trained))
+        message = None if part in self._graphs else self._answer(part)
+        if message is None:
+            if part not in self._graphs:
+                if self._rule.statistics:
+                    raise _Broken(None)
+                self._missing(part)
+            graph = self._graphs[part] if keep else self._graphs.pop(part)
+            return graph.gradients(grads, self._modes(part), keep)
+        if message.kind == "raised":
+            raise _Broken(message)
+        tensors = iter(message.tensors)
+        return [next(tensors).clone() if there else None for there in message.value]
 
     def _whole_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Forward and backward of the whole batch in this process."""
-        after, twin = Streams(self._described.device), Twin(self._described, copies=True)
-        self._streams.restore()
-        try:
-            tensors = list(self._given.tensors)
-            for i in self._needs:
-                tensors[i] = tensors[i].detach().requires_grad_()
-            args, kwargs = self._given.value(tensors)
-            with under(self._flags):
-                ends = tree_of(computed(twin.module, args, kwargs), "output", self._given.classes).tensors
-        finally:
-            after.restore()
-        pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
-        wanted = [*(tensors[i] for i in self._needs), *twin.trained]
-        return list(torch.autograd.grad([e for e, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True))
+        twin = Twin(self._described, copies=True)
+        with self._as_it_was():
+            whole = Computation(twin.module, twin.trained, self._given, self._needs, nullcontext)
+        return whole.gradients(grads, nullcontext)
 
     def differentiable(self, inputs: Sequence[torch.Tensor], grads: Sequence[Any]) -> list[torch.Tensor | None]:
         """The gradients with a graph of their own (``create_graph=True``), or of several outputs at once
         (``is_grads_batched=True``): the call is computed once more, whole.
         """
-        after = Streams(self._described.device)
         weights = [t if isinstance(t, nn.Parameter) or t.requires_grad else t.clone() for t in self._described.tensors]
         replica = self._described.replica(weights)
         tensors = list(self._given.tensors)
         for i, tensor in zip(self._needs, inputs, strict=False):
             tensors[i] = tensor
         args, kwargs = self._given.value(tensors)
-        self._streams.restore()
-        try:
-            with outside_transforms(), under(self._flags):
-                ends = tree_of(computed(replica, args, kwargs), "output", self._given.classes).tensors
-        finally:
-            after.restore()
-        pairs = [(end, grad) for end, grad in zip(ends, grads, strict=True) if grad is not None and end.requires_grad]
-        return list(
-            torch.autograd.grad(
-                [e for e, _ in pairs],
-                list(inputs),
-                [g for _, g in pairs],
-                create_graph=torch.is_grad_enabled(),
-                allow_unused=True,
-            )
-        )
+        with outside_transforms(), self._as_it_was():
+            ends = tree_of(computed(replica, args, kwargs), "output", self._given.classes).tensors
+        return gradients_of(ends, grads, inputs, create_graph=torch.is_grad_enabled())
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Within it, its followers are asked by no other call."""
+        return self._followers.turn()
 
     def end(self) -> None:
         """No backward comes any more: let go of what it would need."""
         self._graphs.clear()
-        self._twins.clear()
         self._drop()
 
     # -- as a part of the loop's graph
@@ -522,9 +394,7 @@ class Call:
     def result(self) -> Any:
         """What the call returns."""
         joined = self.outputs.joined()
-        if not self.graded:
-            return self.outputs.value(joined)
-        flags = self.outputs.by_joined(lambda part: self.requires[part])
+        flags = self.outputs.by_joined(lambda part: self._said[part]) if self.graded else []
         if not any(flags):
             return self.outputs.value(joined)
         trained = [self._described.tensors[number] for number in self._described.trained]
@@ -563,25 +433,3 @@ class _Joined(torch.autograd.Function):
         keep = keeps_graph()
         with call.turn():
             return None, None, None, *call.backward(grads, keep)
-
-
-def part_modes(
-    draws: bool, statistics: bool, cut: tuple[int, int, int, int], gather: Callable[[torch.Tensor], torch.Tensor]
-) -> AbstractContextManager[Any]:
-    """What a part is computed under. ``cut``: samples of the batch, the part's first one, its own, their dimension."""
-    if not draws and not statistics:
-        return nullcontext()
-    stack = ExitStack()
-    if statistics:
-        stack.enter_context(WholeStatistics(gather))
-    if draws:
-        stack.enter_context(WholeDraws(*cut))
-    return stack
-
-
-def _sum(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    there = [tensor for tensor in tensors if tensor is not None]
-    total = there[0] if there else None
-    for each in there[1:]:
-        total = total + each  # type: ignore[operator]
-    return total

@@ -1,27 +1,40 @@
-"""Whether a call can be divided: it is computed whole and divided, and outputs, gradients and random streams compared.
+"""Whether a call can be divided: a follower computes it whole and in parts, and compares what comes of both.
 
-Nothing of it touches the module: both are computed by twins of it. What makes one sample's output depend on another
-sample shows as a difference; what a forward leaves behind shows in the twin.
+It compares outputs, gradients, statistics of batches and random streams. The leader computes the call meanwhile, as
+alone, and compares its output with the follower's whole one. So nothing of the leader's process is touched, and its
+loop does not wait. What makes one sample's output depend on another sample shows as a difference; what a forward leaves
+behind shows in the follower's copy of the module.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fluidtune.error_lines import failure
 
-from .batch_statistics import SeenStatistics
-from .call import Call, Streams, Twin, Undivided, other_streams, restore_others
-from .description import Classes, Description, dumped
+from .batch_statistics import Gather, Recorded, SeenStatistics, WholeStatistics
+from .computation import Computation, Modes, Streams, cut_of, other_streams, part_modes
+from .description import Classes, Watch, dumped, rebuilt
 from .flags import Flags, under
-from .parts import Odd, Rule, Tree, candidates, join_rule, tree_of
-from .torch_private import computed
+from .parts import (
+    Odd,
+    Outputs,
+    Rule,
+    Tree,
+    candidates,
+    join_rule,
+    joined_gradients,
+    parts_of,
+    same_but_tensors,
+    sizes_of,
+)
 from .weights import same_bytes
 
 #: By type, how far outputs may differ, as a part of the largest, and gradients, as a part of their norm: some 1e6 times
@@ -31,181 +44,206 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torc
 _ROUNDING = 1000.0
 
 
-class Later(Exception):
-    """Nothing was found out, because a follower was lost."""
-
-
-@dataclass
-class Whole:
-    """A call that a twin has computed whole. ``requires``: which tensors of its output have a gradient. ``seconds``: of
-    forward and backward, if there is one.
-    """
-
-    output: Tree
-    requires: list[bool]
-    gradients: list[torch.Tensor | None]
-    cotangents: list[torch.Tensor | None]
-    after: Streams
-    buffers: list[torch.Tensor]
-    draws: bool
-    statistics: bool
-    seconds: float
-
-
 class CannotDivide(Exception):
     """Calls like this one stay whole; the message says why, in words of the user's."""
 
 
-def computed_whole(twin: Twin, described: Description, given: Tree, flags: Flags, classes: Classes) -> Whole:
-    """Compute the call whole, by a twin of the module. The random streams of torch are where they were.
+@dataclass(frozen=True)
+class Question:
+    """A call that may be divided, as the leader sends it. ``skeleton``: of the module, see `Description`.
 
-    Raises:
-        CannotDivide: what the forward does besides shows that it cannot be divided.
+    ``needs``: numbers of the inputs that get gradients. ``graded``: there may be a backward. ``shares``: by part, how
+    large it is. ``known``: the rule of the call's structure; None: it is looked for.
     """
-    before, others = Streams(described.device), other_streams()
-    twin.refresh()
-    first = _skeleton(twin, classes)
-    tensors = [tensor.detach().clone() for tensor in given.tensors]
-    needs = [i for i, tensor in enumerate(given.tensors) if tensor.requires_grad] if flags["grad"] else []
-    for i in needs:
-        tensors[i].requires_grad_()
-    outside = described.outside()
-    started = time.perf_counter()
-    try:
-        args, kwargs = given.value(tensors)
-        with SeenStatistics() as seen:
-            output = tree_of(computed(twin.module, args, kwargs), "output", classes)
-        after = Streams(described.device)
-        moved = other_streams() != others
-        leaves = outside.has_changed()
-    except Odd as error:
-        raise CannotDivide(str(error)) from error
-    except Exception as error:
-        raise CannotDivide(f"it fails ({failure(error)})") from error
-    finally:
-        before.restore()
-        restore_others(others)
-        outside.restore()
-    if leaves:
-        raise CannotDivide("it leaves something behind outside of it")
-    if moved:
-        raise CannotDivide("it draws from the random numbers of Python or NumPy")
-    if not all(same_bytes(own.detach(), tensor.detach()) for own, tensor in zip(tensors, given.tensors, strict=True)):
-        raise CannotDivide("it changes its inputs")
-    if _skeleton(twin, classes) != first:
-        raise CannotDivide("it leaves something behind in its attributes")
-    _refuse_written(twin, described)
-    _refuse_views(output, [*tensors, *twin.tensors])
-    cotangents = _cotangents(output.tensors)
-    gradients: list[torch.Tensor | None] = []
-    if flags["grad"] and any(grad is not None for grad in cotangents):
-        wanted = [*(tensors[i] for i in needs), *twin.trained]
-        pairs = [(end, grad) for end, grad in zip(output.tensors, cotangents, strict=True) if grad is not None]
+
+    skeleton: bytes
+    needs: Sequence[int]
+    graded: bool
+    flags: Flags
+    shares: Sequence[float]
+    known: Rule | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How the call is divided. ``drawn``: the random streams after it, as a digest. ``output``: of the whole call.
+
+    ``seconds``: of its forward, and of its backward.
+    """
+
+    rule: Rule
+    drawn: bytes
+    output: Tree
+    seconds: tuple[float, float]
+
+
+class _Copy:
+    """A replica that may be written, with weights of its own."""
+
+    def __init__(self, skeleton: bytes, weights: Sequence[torch.Tensor], classes: Classes) -> None:
+        own = [tensor.detach().clone() for tensor in weights]
+        self.tensors = [nn.Parameter(t) if w.requires_grad else t for t, w in zip(own, weights, strict=True)]
+        self.module = rebuilt(skeleton, self.tensors, classes)
+        self.trained = [tensor for tensor in self.tensors if tensor.requires_grad]
+
+    def statistics(self) -> list[torch.Tensor]:
+        """What a forward may write: the running statistics of batch normalisation."""
+        layers = (each for each in self.module.modules() if isinstance(each, _BatchNorm))
+        return [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
+
+
+class Check:
+    """One check. ``weights``: of the module, as the leader's are; ``given``: what it is called with.
+
+    ``streams``: from which the call draws.
+    """
+
+    def __init__(self, question: Question, weights: Sequence[torch.Tensor], given: Tree, streams: Streams) -> None:
+        self._question, self._given = question, given
+        self._weights = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in weights]
+        self._streams, self._flags = streams, question.flags
+
+    def answer(self) -> Answer:
+        """Raises CannotDivide."""
+        seen = SeenStatistics()
+        whole, copy = self._whole(seen)
+        self._after = Streams(self._streams.device)
+        draws = self._after.digest != self._streams.digest
+        self._cotangents = _cotangents(whole.output.tensors)
+        started = self._now()
+        self._gradients: list[torch.Tensor | None] = []
+        if self._question.graded and any(grad is not None for grad in self._cotangents):
+            try:
+                self._gradients = whole.gradients(self._cotangents, lambda: seen)
+            except Exception as error:
+                raise CannotDivide(f"its backward fails ({failure(error)})") from error
+            if any(grad is not None and grad.layout is not torch.strided for grad in self._gradients):
+                raise CannotDivide("a gradient of it is sparse")
+        seconds = self._forward_s, self._now() - started
+        reasons = []
+        arguments, known = self._given.value(), self._question.known
+        for candidate in (known,) if known is not None else candidates(self._given, arguments):
+            rule = replace(candidate, join=(), draws=draws, statistics=seen.seen)
+            samples = rule.samples(self._given, arguments)
+            if samples is None or samples < 2:
+                continue
+            sizes = sizes_of(samples, self._question.shares[:samples])
+            try:
+                found = self._in_parts(whole, copy, rule, sizes)
+            except CannotDivide as error:
+                reasons.append(str(error))
+            else:
+                detached = tuple(tensor.detach() for tensor in whole.output.tensors)
+                return Answer(found, self._after.digest, replace(whole.output, tensors=detached), seconds)
+        raise CannotDivide(reasons[0] if reasons else "no dimension of its inputs is that of samples")
+
+    def _computed(self, copy: _Copy, given: Tree, modes: Modes) -> Computation:
+        self._streams.restore()
+        with under(self._flags):
+            return Computation(copy.module, copy.trained, given, self._question.needs, modes)
+
+    def _whole(self, seen: SeenStatistics) -> tuple[Computation, _Copy]:
+        """The call whole, if what its forward does besides does not show that it cannot be divided."""
+        copy = self._copy()
+        first, watch, others = self._skeleton(copy), Watch(copy.module, self._given.classes.pickling), other_streams()
+        given = replace(self._given, tensors=tuple(tensor.clone() for tensor in self._given.tensors))
+        started = self._now()
         try:
-            gradients = list(
-                torch.autograd.grad([e for e, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
-            )
+            whole = self._computed(copy, given, lambda: seen)
+            self._forward_s = self._now() - started
+        except Odd as error:
+            raise CannotDivide(str(error)) from error
         except Exception as error:
-            raise CannotDivide(f"its backward fails ({failure(error)})") from error
-        if any(grad is not None and grad.layout is not torch.strided for grad in gradients):
-            raise CannotDivide("a gradient of it is sparse")
-    seconds = time.perf_counter() - started
-    detached = replace(output, tensors=tuple(tensor.detach() for tensor in output.tensors))
-    return Whole(
-        detached,
-        [tensor.requires_grad for tensor in output.tensors],
-        gradients,
-        cotangents,
-        after,
-        [twin.tensors[i].clone() for i in twin.written],
-        after.digest != before.digest,
-        seen.seen,
-        seconds,
-    )
+            raise CannotDivide(f"it fails ({failure(error)})") from error
+        if watch.leaves_outside():
+            raise CannotDivide("it leaves something behind outside of it")
+        if other_streams() != others:
+            raise CannotDivide("it draws from the random numbers of Python or NumPy")
+        if not all(map(same_bytes, given.tensors, self._given.tensors)):
+            raise CannotDivide("it changes its inputs")
+        if self._skeleton(copy) != first:
+            raise CannotDivide("it leaves something behind in its attributes")
+        self._refuse_written(copy)
+        _refuse_views(whole.output, [*given.tensors, *copy.tensors])
+        return whole, copy
 
+    def _now(self) -> float:
+        if self._streams.device is not None:
+            torch.cuda.synchronize(self._streams.device)
+        return time.perf_counter()
 
-def computed_again(twin: Twin, given: Tree, flags: Flags) -> list[torch.Tensor]:
-    """The tensors of the call's output, computed whole by a twin, without gradients.
+    def _copy(self) -> _Copy:
+        return _Copy(self._question.skeleton, self._weights, self._given.classes)
 
-    Raises:
-        CannotDivide: it fails.
-    """
-    twin.refresh()
-    try:
-        args, kwargs = given.value()
-        with under(flags):
-            return list(tree_of(computed(twin.module, args, kwargs), "output", given.classes).tensors)
-    except Exception as error:
-        raise CannotDivide(f"it fails ({failure(error)})") from error
+    def _in_parts(self, whole: Computation, copy: _Copy, rule: Rule, sizes: Sequence[int]) -> Rule:
+        """The rule, with how outputs are joined, if parts of these sizes make what the whole call has made."""
+        met = Recorded()
+        if rule.statistics:  # as parts compute them, from which each part gets the statistics of the whole
+            modes: Modes = lambda: WholeStatistics(met.whole)  # noqa: E731
+            again = self._copy()
+            statistics = self._computed(again, self._given, modes)
+            if self._gradients:
+                statistics.gradients(self._cotangents, modes)
+            if any(self._difference(*pair) for pair in zip(again.statistics(), copy.statistics(), strict=True)):
+                raise CannotDivide("its statistics of the batch are not those of torch")
+        pieces = parts_of(self._given, self._given.value(), rule, sizes)
+        parts: list[tuple[Computation, Modes]] = []
+        for number, piece in enumerate(pieces):
+            gather: Gather = met.part()
+            modes = part_modes(rule.draws, rule.statistics, cut_of(rule, sizes, number), gather)
+            try:
+                parts.append((self._computed(self._copy(), piece, modes), modes))
+            except Exception as error:
+                raise CannotDivide(f"a part of the batch fails ({failure(error)})") from error
+            if Streams(self._streams.device).digest != self._after.digest:
+                raise CannotDivide("what it draws cannot be cut into parts of the batch")
+        trees = [part.output for part, _ in parts]
+        found = join_rule(whole.output, trees, rule)
+        if isinstance(found, str):
+            raise CannotDivide(found)
+        outputs = Outputs(trees, found)
+        if not outputs.fit():
+            raise CannotDivide("what parts of the batch return differs in more than its samples")
+        ours = outputs.joined()
+        if len(ours) != len(whole.output.tensors):
+            raise CannotDivide("parts of the batch return another number of tensors")
+        if outputs.by_joined(lambda part: parts[part][0].requires) != whole.requires:
+            raise CannotDivide("a part of the batch has a gradient where the batch has none")
+        for place, (own, other) in enumerate(zip(ours, whole.output.tensors, strict=True)):
+            if (off := self._difference(own, other.detach())) is not None:
+                raise CannotDivide(f"it mixes samples: output {place} differs by {off}")
+        if self._gradients:
+            split = outputs.split(self._cotangents)
+            made = [part.gradients(grads, modes) for (part, modes), grads in zip(parts, split, strict=True)]
+            _compare_gradients(
+                joined_gradients(found, self._question.needs, pieces, made), self._gradients, self._flags
+            )
+        if rule.statistics and not met.agree(_tolerance(whole.output.tensors, self._flags)):
+            raise CannotDivide("its parts do not have the statistics of the batch")
+        return found
 
+    def _difference(self, own: torch.Tensor, other: torch.Tensor) -> str | None:
+        return difference(own, other, self._flags)
 
-def find_rule(
-    whole: Whole,
-    twin: Twin,
-    described: Description,
-    given: Tree,
-    arguments: Any,
-    flags: Flags,
-    known: Rule | None,
-    divide: Callable[[Rule], Call | None],
-) -> Rule:
-    """The rule by which the call is divided. ``known``: that of its structure; None: it is looked for.
+    def _skeleton(self, copy: _Copy) -> bytes:
+        numbers = {id(tensor): number for number, tensor in enumerate(copy.tensors)}
+        classes = self._given.classes
 
-    ``divide``: makes a call that the twin computes the first part of; None: there are too few samples.
+        def number(obj: Any) -> Any:
+            return numbers.get(id(obj), "new") if isinstance(obj, torch.Tensor) else classes.number(obj)
 
-    Raises:
-        CannotDivide: there is none.
-        Later: a follower was lost.
-    """
-    reasons = []
-    for candidate in (known,) if known is not None else candidates(given, arguments):
-        rule = replace(candidate, join=(), draws=whole.draws, statistics=whole.statistics)
-        twin.refresh()
-        call = divide(rule)
-        if call is None:
-            continue
-        before = Streams(described.device)
         try:
-            return _compared(whole, call, twin, described, rule, flags)
-        except Undivided as error:
-            if not error.lasting:
-                raise Later(str(error)) from error
-            reasons.append(str(error))
-        except CannotDivide as error:
-            reasons.append(str(error))
-        finally:
-            call.end()
-            before.restore()
-    raise CannotDivide(reasons[0] if reasons else "no dimension of its inputs is that of samples")
+            return dumped(copy.module, number, classes.pickling)
+        except Exception as error:
+            return failure(error).encode()
 
-
-def _compared(whole: Whole, call: Call, twin: Twin, described: Description, rule: Rule, flags: Flags) -> Rule:
-    parts = call.compute()
-    drawn = Streams(described.device)
-    found = join_rule(whole.output, parts, rule)
-    if isinstance(found, str):
-        raise CannotDivide(found)
-    outputs = call.join(found, parts)
-    if not outputs.fit():
-        raise CannotDivide("what parts of the batch return differs in more than its samples")
-    ours = outputs.joined()
-    if len(ours) != len(whole.output.tensors):
-        raise CannotDivide("parts of the batch return another number of tensors")
-    if outputs.by_joined(lambda part: call.requires[part]) != whole.requires:
-        raise CannotDivide("a part of the batch has a gradient where the batch has none")
-    for place, (own, other) in enumerate(zip(ours, whole.output.tensors, strict=True)):
-        if (off := difference(own, other, flags)) is not None:
-            raise CannotDivide(f"it mixes samples: output {place} differs by {off}")
-    if drawn.digest != whole.after.digest:
-        raise CannotDivide("what it draws cannot be cut into parts of the batch")
-    if rule.statistics:
-        for number, other in zip(twin.written, whole.buffers, strict=True):
-            if (off := difference(twin.tensors[number], other, flags)) is not None:
-                raise CannotDivide(f"its statistics of the batch differ by {off}")
-    if whole.gradients:
-        gradients = call.backward(whole.cotangents, keep=False)
-        _compare_gradients(gradients, whole.gradients, flags)
-    return found
+    def _refuse_written(self, copy: _Copy) -> None:
+        """CannotDivide: the forward has changed weights or a buffer, other than `_Copy.statistics`."""
+        allowed = {id(buffer) for buffer in copy.statistics()}
+        names = {id(t): name for name, t in (*copy.module.named_parameters(), *copy.module.named_buffers())}
+        for number, (own, tensor) in enumerate(zip(copy.tensors, self._weights, strict=True)):
+            if id(own) not in allowed and not same_bytes(own.detach(), tensor.detach()):
+                raise CannotDivide(f"its forward changes {names.get(id(own), f'tensor {number}')}")
 
 
 def _compare_gradients(
@@ -223,7 +261,7 @@ def _compare_gradients(
         assert own is not None and other is not None
         if not other.dtype.is_floating_point and not other.dtype.is_complex:
             continue
-        tolerance = _tolerance(other, flags)
+        tolerance = _tolerance([other], flags)
         off = (
             float((own.double() - other.double()).norm())
             if not other.is_complex()
@@ -237,9 +275,20 @@ def _compare_gradients(
             raise CannotDivide(f"it mixes samples: gradient {place} differs by {_percent(off, norms[place])}")
 
 
-def _tolerance(tensor: torch.Tensor, flags: Flags) -> float:
-    types = [tensor.dtype, *(flags[name][1] for name in flags if name.endswith("autocast") and flags[name][0])]
-    return max(TOLERANCE.get(each, 1e-9) for each in types)
+def _tolerance(tensors: Sequence[torch.Tensor], flags: Flags) -> float:
+    casts = [flags[name] for name in flags if name.endswith("autocast")]
+    types = [*(tensor.dtype for tensor in tensors), *(kind for enabled, kind in casts if enabled)]
+    return max((TOLERANCE.get(each, 1e-9) for each in types), default=1e-9)
+
+
+def apart_from(own: Tree, other: Tree, flags: Flags) -> str | None:
+    """By what two values of a call differ, in words; None: by no more than rounding."""
+    if not same_but_tensors(own, other) or len(own.tensors) != len(other.tensors):
+        return "it returns something else"
+    for place, pair in enumerate(zip(own.tensors, other.tensors, strict=True)):
+        if (off := difference(*pair, flags)) is not None:
+            return f"output {place} differs by {off}"
+    return None
 
 
 def difference(own: torch.Tensor, other: torch.Tensor, flags: Flags) -> str | None:
@@ -265,7 +314,7 @@ def difference(own: torch.Tensor, other: torch.Tensor, flags: Flags) -> str | No
         if not b.numel():
             return None
     off, scale = float((a - b).abs().max()), float(b.abs().max())
-    return None if off <= _tolerance(other, flags) * scale else _percent(off, scale)
+    return None if off <= _tolerance([other], flags) * scale else _percent(off, scale)
 
 
 def _percent(off: float, scale: float) -> str:
@@ -283,34 +332,6 @@ def _cotangents(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         values = torch.cos(steps * (1.0 + 0.1 * place)).reshape(tensor.shape)
         found.append(values.to(device=tensor.device, dtype=tensor.dtype))
     return found
-
-
-def _skeleton(twin: Twin, classes: Classes) -> bytes:
-    numbers = {id(tensor): number for number, tensor in enumerate(twin.tensors)}
-
-    def number(obj: Any) -> Any:
-        return numbers.get(id(obj), "new") if isinstance(obj, torch.Tensor) else classes.number(obj)
-
-    try:
-        return dumped(twin.module, number, classes.pickling)
-    except Exception as error:
-        return failure(error).encode()
-
-
-def _refuse_written(twin: Twin, described: Description) -> None:
-    """CannotDivide: the forward has changed a buffer, other than the statistics of batch normalisation."""
-    allowed = {
-        id(buffer)
-        for module in twin.module.modules()
-        if isinstance(module, _BatchNorm)
-        for buffer in module.buffers(recurse=False)
-    }
-    names = {id(t): name for name, t in (*twin.module.named_parameters(), *twin.module.named_buffers())}
-    for number, (own, tensor) in enumerate(zip(twin.tensors, described.tensors, strict=True)):
-        if id(own) not in allowed and not (own.is_cuda or same_bytes(own.detach(), tensor.detach())):
-            raise CannotDivide(f"its forward changes {names.get(id(own), f'tensor {number}')}")
-        if own.is_cuda and id(own) not in allowed and not torch.equal(own.detach(), tensor.detach()):
-            raise CannotDivide(f"its forward changes {names.get(id(own), f'tensor {number}')}")
 
 
 def _refuse_views(output: Tree, others: Sequence[torch.Tensor]) -> None:

@@ -14,20 +14,19 @@ import hashlib
 import io
 import operator
 import pickle
-import random
 import sys
-import sysconfig
 import types
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from fluidtune.code_origin import is_importable, is_installed
 
 from .torch_private import ANSWER, answering, buffers_of, modules_of, parameters_of, tables_of, version
 
@@ -44,8 +43,6 @@ _HOOKS = (
 )
 #: Packages whose functions no script changes the global variables of.
 _LIBRARIES = ("torch", "numpy", "builtins")
-#: The most objects outside of a module that a check keeps. Judgement: more are a data set, which no forward writes.
-_MOST_REACHED = 2000
 _TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
@@ -120,7 +117,7 @@ class Classes:
 
     def number(self, obj: Any) -> Any:
         """What stands for the object in bytes, if it is such a class; else None. A new one is added."""
-        if not isinstance(obj, type) or _is_importable(obj):
+        if not isinstance(obj, type) or is_importable(obj):
             return None
         if obj not in self._numbers:
             self._add(obj)
@@ -136,6 +133,11 @@ class Classes:
     def __len__(self) -> int:
         return len(self._known)
 
+    def forget(self, count: int) -> None:
+        """A follower: know the first ``count`` ones only; the others have other numbers in the leader."""
+        del self._known[count:]
+        self._numbers = {cls: number for number, cls in enumerate(self._known)}
+
     def dumped(self) -> bytes:
         """All of them, as they are now with the global variables that they name."""
         return self.pickling.dumps(tuple(self._known)) if self._known else b""
@@ -144,14 +146,7 @@ class Classes:
         """A follower: what the leader has dumped."""
         if data:
             self._known = list(pickle.loads(data))
-            self._numbers = {cls: number for number, cls in enumerate(self._known)}
-
-
-def _is_importable(cls: type) -> bool:
-    found: Any = sys.modules.get(cls.__module__)
-    for name in cls.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is cls
+            self.forget(len(self._known))
 
 
 class Description:
@@ -189,7 +184,7 @@ class Description:
         self._kinds = self._kinds_now()
         self.classes = classes.dumped()
         kinds = repr([(kind[:2], kind[3:]) for kind in self._kinds]).encode()
-        self._watch = _Watch(module, classes.pickling)
+        self._watch = Watch(module, classes.pickling)
         self._replica: tuple[bytes, list[Any]] | None = None
         # A follower has a class that it imports as it was imported: the check tells whether that is how it is here.
         self.digest = hashlib.sha1(self.skeleton + self.classes + kinds + self._watch.outside).digest()
@@ -214,10 +209,6 @@ class Description:
     def holds(self) -> bool:
         """Whether the module is still as it is described here."""
         return self._kinds == self._kinds_now() and self._watch.holds()
-
-    def outside(self) -> Outside:
-        """What its methods read outside of it, kept as it is now."""
-        return self._watch.outside_now()
 
     def replica(self, tensors: Sequence[torch.Tensor]) -> nn.Module:
         """A copy of the module in this process that computes with these tensors. It is as it was at the first replica:
@@ -311,48 +302,42 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and isinstance(one, (*_PLAIN, tuple)) and repr(one) == repr(other))
 
 
-class _Watch:
+class Watch:
     """What can change of a module between two calls."""
 
     def __init__(self, module: nn.Module, pickling: ModuleType) -> None:
         self._pickling = pickling
         modules = modules_of(module)
         self._modules = {id(each) for each in modules}
-        self._tables: list[tuple[Any, list[Any]]] = []
+        self._tables: list[tuple[Reader, list[Any]]] = []
         self._hooks: list[Any] = []
         self._mutable: list[Any] = []
         for each in modules:
             own = each.__dict__
-            self._tables.append((own, list(own.values())))
+            self._tables.append((own.values, list(own.values())))
             for name, value in own.items():
                 if name in _HELD:
-                    self._tables.append((value, list(value.values())))
+                    self._tables.append((value.values, list(value.values())))
                 elif name in _HOOKS:
                     self._hooks.append(value)
                 elif not name.startswith("_forward_") and not self._is_known(value):
                     self._mutable.append(value)
         bases = {base for each in modules for base in type(each).__mro__ if not _of_library(base)}
-        outside: list[Any] = []
-        self._outside_tables: list[Any] = []
-        for base in bases:
-            self._tables.append((vars(base), list(vars(base).values())))
-            self._outside_tables.append(_OfClass(base))
-            outside += self._outside_tables[-1].values()
+        self._tables += [(vars(base).values, list(vars(base).values())) for base in bases]
         functions = [function for base in bases for function in vars(base).values()]
         functions += [value for each in modules for value in each.__dict__.values()]
-        for table in _outside_of(functions):
-            values = table.values()
-            self._tables.append((table, values))
-            self._outside_tables.append(table)
-            outside += values
+        named = _outside_of(functions)
+        self._tables += [(read, read()) for read in named]
+        self._outside = [*map(_of_class, bases), *named]
+        outside = [value for read in self._outside for value in read()]
         self._mutable += [value for value in outside if not self._is_known(value) or isinstance(value, torch.Tensor)]
         self._mutable = [value for value in self._mutable if not (isinstance(value, dict | list | set) and not value)]
         self._empty = [
-            value for table, kept in self._tables for value in kept if isinstance(value, list | set) and not value
+            value for _, kept in self._tables for value in kept if isinstance(value, list | set) and not value
         ]
         self._looks = self._pickled(self._mutable)
         #: What methods read outside of the module, as bytes.
-        self.outside = self._pickled([value for value in outside if not isinstance(value, _NAMED)])
+        self.outside = self._outside_now()
 
     def _is_known(self, value: Any) -> bool:
         if isinstance(value, (*_PLAIN, *_NAMED, torch.Tensor, Nothing)) or id(value) in self._modules:
@@ -378,19 +363,19 @@ class _Watch:
                     return repr(values).encode()
                 return b"".join(self._pickled([value]) for value in values)
 
-    def outside_now(self) -> Outside:
-        """See `Description.outside`."""
-        return Outside(self._outside_tables, self._modules)
+    def leaves_outside(self) -> bool:
+        """Whether what methods read outside of the module has changed."""
+        return self._outside_now() != self.outside
+
+    def _outside_now(self) -> bytes:
+        values = [value for read in self._outside for value in read()]
+        return self._pickled([value for value in values if not isinstance(value, _NAMED)])
 
     def holds(self) -> bool:
         """Whether nothing has changed."""
         if any(self._hooks) or any(self._empty):
             return False
-        for table, kept in self._tables:
-            values = table.values()
-            if len(values) != len(kept) or not all(map(operator.is_, values, kept)):
-                return False
-        return self._pickled(self._mutable) == self._looks
+        return all(_are(read(), kept) for read, kept in self._tables) and self._pickled(self._mutable) == self._looks
 
 
 def _of_library(obj: Any) -> bool:
@@ -405,161 +390,35 @@ def _is_library(module: str | None) -> bool:
 @functools.cache
 def _is_installed(package: str) -> bool:
     """Whether it is a library or an installed package: no script changes what its functions name."""
-    if _is_library(package):
-        return True
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
-    return Path(file).is_relative_to(sysconfig.get_path("purelib")) or "site-packages" in Path(file).parts
+    module = sys.modules.get(package)
+    return _is_library(package) or (module is not None and is_installed(module))
 
 
-class _Globals:
-    """The global variables of these names, as `_Watch` reads them."""
-
-    def __init__(self, table: dict[str, Any], names: Sequence[str]) -> None:
-        self._table, self._names = table, names
-
-    def values(self) -> list[Any]:
-        return [self._table.get(name) for name in self._names]
-
-    def put_back(self, values: list[Any]) -> None:
-        self._table.update(zip(self._names, values, strict=True))
+#: Returns the values of some variables as they are now, in the same order each time.
+Reader = Callable[[], Any]
 
 
-class _Enclosed:
-    """What a function finds around it, as `_Watch` reads it."""
-
-    def __init__(self, function: types.FunctionType) -> None:
-        self._cells = function.__closure__ or ()
-
-    def values(self) -> list[Any]:
-        return [_content(cell) for cell in self._cells]
-
-    def put_back(self, values: list[Any]) -> None:
-        for cell, value in zip(self._cells, values, strict=True):
-            if _content(cell) is not value:
-                cell.cell_contents = value
+def _variables(table: Mapping[str, Any], names: Sequence[str]) -> Reader:
+    return lambda: [table.get(name) for name in names]
 
 
-class _Defaults:
-    """Default values of a function's arguments."""
-
-    def __init__(self, function: types.FunctionType) -> None:
-        self._function = function
-
-    def values(self) -> list[Any]:
-        return list(self._function.__defaults__ or ())
-
-    def put_back(self, values: list[Any]) -> None:
-        self._function.__defaults__ = tuple(values)
+def _enclosed(cells: Sequence[types.CellType]) -> Reader:
+    return lambda: [_content(cell) for cell in cells]
 
 
-class _OfClass:
+def _defaults(function: types.FunctionType) -> Reader:
+    return lambda: function.__defaults__ or ()
+
+
+def _of_class(cls: type) -> Reader:
     """What is no method of a class."""
-
-    def __init__(self, cls: type) -> None:
-        self._class = cls
-        self._names = [
-            name
-            for name, value in vars(cls).items()
-            if not callable(value) and name[:2] != "__" and name != "_abc_impl"
-        ]
-
-    def values(self) -> list[Any]:
-        return [vars(self._class).get(name) for name in self._names]
-
-    def put_back(self, values: list[Any]) -> None:
-        for name, value in zip(self._names, values, strict=True):
-            if vars(self._class).get(name) is not value:
-                setattr(self._class, name, value)
+    own = vars(cls)
+    names = [name for name, each in own.items() if not callable(each) and name[:2] != "__" and name != "_abc_impl"]
+    return _variables(own, names)
 
 
-class Outside:
-    """Variables outside of a module, and what can be reached from them, as they were: containers and attributes by
-    identity, tensors and arrays by their bytes. ``tables``: of variables; ``modules``: ids of what is no part of it.
-    """
-
-    def __init__(self, tables: Sequence[Any], modules: set[int]) -> None:
-        self._variables = [(table, table.values()) for table in tables]
-        self._kept: list[tuple[Any, Any]] = []
-        #: Generators of random numbers.
-        self._states: list[tuple[Any, Any]] = []
-        seen = set(modules)
-        waiting = [value for _, values in self._variables for value in values]
-        while waiting and len(seen) < _MOST_REACHED:
-            obj = waiting.pop()
-            if id(obj) in seen or isinstance(obj, (*_PLAIN, *_NAMED)):
-                continue
-            seen.add(id(obj))
-            if (state := _state_of(obj)) is not None:
-                self._states.append((obj, state))
-            elif isinstance(obj, torch.Tensor):
-                self._kept.append((obj, obj.detach().clone()))
-            elif type(obj).__module__ == "numpy" and hasattr(obj, "copy"):
-                self._kept.append((obj, obj.copy()))
-            elif isinstance(obj, (list, dict, set, deque)):
-                self._kept.append((obj, obj.copy()))
-                waiting += [*obj.values()] if isinstance(obj, dict) else [*obj]
-            elif isinstance(obj, tuple):
-                waiting += obj
-            elif not isinstance(obj, nn.Module) and isinstance(getattr(obj, "__dict__", None), dict):
-                waiting.append(vars(obj))
-
-    def has_changed(self) -> bool:
-        return (
-            any(not _are(table.values(), values) for table, values in self._variables)
-            or any(not _is_like(obj, kept) for obj, kept in self._kept)
-            or any(repr(_state_of(obj)) != repr(state) for obj, state in self._states)
-        )
-
-    def restore(self) -> None:
-        for table, values in self._variables:
-            if not _are(table.values(), values):
-                table.put_back(values)
-        for obj, state in self._states:
-            if isinstance(obj, torch.Generator):
-                obj.set_state(torch.tensor(list(state), dtype=torch.uint8))
-            elif isinstance(obj, random.Random):
-                obj.setstate(state)
-            else:
-                getattr(obj, "bit_generator", obj).state = state
-        for obj, kept in self._kept:
-            if _is_like(obj, kept):
-                continue
-            if isinstance(obj, torch.Tensor):
-                obj.data.copy_(kept)
-            elif isinstance(obj, (list, deque, set, dict)):
-                obj.clear()
-                (obj.extend if isinstance(obj, (list, deque)) else obj.update)(kept)
-            else:
-                obj[...] = kept
-
-
-def _state_of(obj: Any) -> Any:
-    """Of a generator of random numbers; None: it is another object."""
-    if isinstance(obj, torch.Generator):
-        return bytes(obj.get_state().tolist())
-    if isinstance(obj, random.Random):
-        return obj.getstate()
-    if not type(obj).__module__.startswith("numpy.random"):  # no attribute of others: asked for one, they may import
-        return None
-    return getattr(getattr(obj, "bit_generator", None), "state", None)
-
-
-def _are(one: Iterable[Any], other: Iterable[Any]) -> bool:
-    one, other = list(one), list(other)
+def _are(one: Collection[Any], other: Collection[Any]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
-
-
-def _is_like(obj: Any, kept: Any) -> bool:
-    """Whether a container is as it was kept."""
-    if isinstance(obj, torch.Tensor):
-        return obj.shape == kept.shape and torch.equal(obj.detach(), kept)
-    if isinstance(obj, dict):
-        return _are(obj, kept) and _are(obj.values(), kept.values())
-    if isinstance(obj, set):
-        return bool(obj == kept)
-    if isinstance(obj, (list, deque)):
-        return _are(obj, kept)
-    return bool((obj == kept).all())
 
 
 def _content(cell: Any) -> Any:
@@ -569,10 +428,10 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _outside_of(values: Iterable[Any]) -> list[Any]:
+def _outside_of(values: Iterable[Any]) -> list[Reader]:
     """Variables outside of these functions, and of functions that they name, that they read."""
     found: dict[int, tuple[dict[str, Any], set[str]]] = {}
-    others: list[Any] = []
+    others: list[Reader] = []
     seen: set[int] = set()
     waiting = list(values)
     while waiting:
@@ -586,7 +445,7 @@ def _outside_of(values: Iterable[Any]) -> list[Any]:
             continue
         if isinstance(function, type):
             if not issubclass(function, enum.Enum):
-                others.append(_OfClass(function))
+                others.append(_of_class(function))
             continue
         names = _names_in(function.__code__)
         tables = [function.__globals__]
@@ -602,14 +461,14 @@ def _outside_of(values: Iterable[Any]) -> list[Any]:
                     waiting.append(value)
                     found.setdefault(id(table), (table, set()))[1].add(name)
         if function.__closure__:
-            others.append(_Enclosed(function))
-            waiting += others[-1].values()
+            others.append(_enclosed(function.__closure__))
+            waiting += others[-1]()
         for kept in (function.__kwdefaults__, function.__dict__):
             if kept:
-                others.append(_Globals(kept, list(kept)))
+                others.append(_variables(kept, list(kept)))
         if function.__defaults__:
-            others.append(_Defaults(function))
-    return [*(_Globals(table, sorted(names)) for table, names in found.values()), *others]
+            others.append(_defaults(function))
+    return [*(_variables(table, sorted(names)) for table, names in found.values()), *others]
 
 
 def _names_in(code: types.CodeType) -> set[str]:

@@ -1,7 +1,7 @@
 """A follower: it serves a leader with replicas of modules, and has nothing of the script.
 
-It computes parts of calls, forward and backward, and keeps the graph of a part until its backward or until the leader
-says that there is none. It ends when its leader does.
+It checks calls, and computes parts of them, forward and backward. It keeps the graph of a part until its backward or
+until the leader says that there is none. It ends when its leader does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from torch import nn
 
 from fluidtune.error_lines import failure
 
-from .call import Streams, part_modes
+from .batch_statistics import Merge
+from .checks import CannotDivide, Check, Question
+from .computation import Computation, Modes, Streams, part_modes
 from .description import Classes, Marks, rebuilt
 from .flags import under
 from .followers import REPLICAS
 from .meeting import Address, Refused, connect
-from .parts import Tree, tree_of
+from .parts import Tree
 from .tensor_link import Link, Lost, Message
-from .torch_private import computed
 from .weights import ReplicaWeights
 
 __all__ = ["Follower", "Refused"]
@@ -52,16 +53,6 @@ class _Held:
     waiting: dict[bytes, bytes] = field(default_factory=dict)
 
 
-@dataclass
-class _Graph:
-    """A part that may have a backward. ``modes``: how it was computed, see `part_modes`."""
-
-    begins: list[torch.Tensor]
-    ends: list[torch.Tensor]
-    trained: list[torch.Tensor]
-    modes: tuple[bool, bool, tuple[int, int, int, int]]
-
-
 class Follower:
     """``worker``: its name. ``device``: "cpu", or "cuda": of what the leader has on a GPU. ``pickling``: see
     `Description`.
@@ -74,7 +65,8 @@ class Follower:
         self._secret, self._device, self._classes = secret, torch.device(device), Classes(pickling)
         self._link: Link | None = None
         self._held: dict[int, _Held] = {}
-        self._graphs: dict[int, _Graph] = {}
+        #: By key of a call, its part, and what that was computed under.
+        self._graphs: dict[int, tuple[Computation, Modes]] = {}
 
     def attach(self, address: Address) -> None:
         """Connect to the leader; from its next call on this process takes part.
@@ -130,9 +122,12 @@ class Follower:
                 self._held.pop(key, None)
             for key in value["calls"]:
                 self._graphs.pop(key, None)
-        elif kind in ("forward", "backward"):
+        elif kind in ("check", "forward", "backward"):
             try:
-                answer = self._forward(value, message.tensors) if kind == "forward" else self._backward(message)
+                if kind == "check":
+                    answer = self._check(value, message.tensors)
+                else:
+                    answer = self._forward(value, message.tensors) if kind == "forward" else self._backward(message)
             except Lost:
                 raise
             except _Stopped:
@@ -140,7 +135,7 @@ class Follower:
             except Exception as error:
                 answer = "raised", failure(error), []
             link.send(*answer)
-            if self._device.type == "cuda" and kind != "module" and "CUDA error" in str(answer[1]):
+            if self._device.type == "cuda" and "CUDA error" in str(answer[1]):
                 raise RuntimeError(str(answer[1]))  # no later call on this GPU succeeds in this process
 
     # -- modules
@@ -171,70 +166,73 @@ class Follower:
 
     # -- calls
 
-    def _gather(self, row: torch.Tensor) -> torch.Tensor:
+    def _gather(self, row: torch.Tensor, merge: Merge) -> torch.Tensor:
         link = self._link
         assert link is not None
         link.send("row", None, [row])
         message = link.receive()
         if message.kind != "rows":
             raise _Stopped
-        return message.tensors[0].clone()
+        return merge(message.tensors[0].clone())
+
+    def _check(self, value: dict[str, Any], tensors: list[torch.Tensor]) -> tuple[str, Any, list[torch.Tensor]]:
+        """The kind of the answer tells whether such calls can be divided."""
+        question: Question = value["question"]
+        known, weights = len(self._classes), self._held[value["module"]].weights.tensors
+        own, streams = self._taken(tensors, value["draws"])
+        given = Tree(value["skeleton"], tuple(own), self._classes)
+        try:
+            answer = Check(question, weights, given, streams).answer()
+        except CannotDivide as error:
+            return "undivided", str(error), []
+        finally:
+            unknown = len(self._classes) - known
+            self._classes.forget(known)
+        if unknown:  # the leader sends those first
+            return "unknown", None, []
+        said = {
+            "rule": answer.rule,
+            "drawn": answer.drawn,
+            "skeleton": answer.output.skeleton,
+            "seconds": answer.seconds,
+        }
+        return "divided", said, list(answer.output.tensors)
+
+    def _taken(self, tensors: list[torch.Tensor], draws: int) -> tuple[list[torch.Tensor], Streams]:
+        """What has come, before it is written over; the last ``draws`` are random streams."""
+        own = [tensor.clone() for tensor in tensors]
+        states = [own.pop() for _ in range(draws)][::-1]
+        return own, Streams(self._device if len(states) > 1 else None, states)
 
     def _forward(self, value: dict[str, Any], tensors: list[torch.Tensor]) -> tuple[str, Any, list[torch.Tensor]]:
         started = time.perf_counter()
         held = self._held[value["module"]]
         replica = held.replicas[value["digest"]]
         held.replicas.move_to_end(value["digest"])
-        own = [tensor.clone() for tensor in tensors]  # what comes next is written over what has come
-        states = [own.pop() for _ in range(value["draws"])][::-1]
-        for i in value["needs"]:
-            own[i].requires_grad_()
-        modes = bool(states), value["statistics"], value["cut"]
-        card = self._device if self._device.type == "cuda" else None
-        if states:
-            torch.set_rng_state(states[0])
-            if len(states) > 1:
-                torch.cuda.set_rng_state(states[1], self._device)
+        own, streams = self._taken(tensors, value["draws"])
+        trained = [held.weights.tensors[number] for number in held.trained]
+        given = Tree(value["skeleton"], tuple(own), self._classes)
+        modes = part_modes(bool(streams.states), value["statistics"], value["cut"], self._gather)
+        if streams.states:
+            streams.restore()
         with under(value["flags"]):
-            args, kwargs = Tree(value["skeleton"], tuple(own), self._classes).value()
             marks = Marks(replica)
-            with part_modes(*modes, self._gather):
-                result = computed(replica, args, kwargs)
+            made = Computation(replica, trained, given, value["needs"], modes)
             if marks.put_back():
                 raise _Left("it leaves something behind")
-            found = tree_of(result, "output", self._classes)
-        trained = [held.weights.tensors[number] for number in held.trained]
         if value["graded"]:
-            self._graphs[value["key"]] = _Graph([own[i] for i in value["needs"]], list(found.tensors), trained, modes)
+            self._graphs[value["key"]] = made, modes
         said = {
-            "skeleton": found.skeleton,
-            "requires": [tensor.requires_grad for tensor in found.tensors],
-            "drawn": Streams(card if len(states) > 1 else None).digest if states else None,
+            "skeleton": made.output.skeleton,
+            "requires": made.requires,
+            "drawn": Streams(streams.device).digest if streams.states else None,
             "seconds": time.perf_counter() - started,
         }
-        return "outputs", said, [tensor.detach() for tensor in found.tensors]
+        return "outputs", said, [tensor.detach() for tensor in made.output.tensors]
 
     def _backward(self, message: Message) -> tuple[str, Any, list[torch.Tensor]]:
         value = message.value
-        graph = self._graphs[value["key"]] if value["keep"] else self._graphs.pop(value["key"])
-        grads = iter([tensor.clone() for tensor in message.tensors])
-        pairs = []
-        for end, there in zip(graph.ends, value["have"], strict=True):
-            if there:
-                grad = next(grads)
-                if end.requires_grad:
-                    pairs.append((end, grad))
-        wanted = [*graph.begins, *graph.trained]
-        found: list[torch.Tensor | None] = [None] * len(wanted)
-        if pairs:
-            with part_modes(*graph.modes, self._gather):
-                found = list(
-                    torch.autograd.grad(
-                        [end for end, _ in pairs],
-                        wanted,
-                        [grad for _, grad in pairs],
-                        retain_graph=value["keep"],
-                        allow_unused=True,
-                    )
-                )
+        part, modes = self._graphs[value["key"]] if value["keep"] else self._graphs.pop(value["key"])
+        come = iter([tensor.clone() for tensor in message.tensors])
+        found = part.gradients([next(come) if there else None for there in value["have"]], modes, value["keep"])
         return "gradients", [each is not None for each in found], [each for each in found if each is not None]

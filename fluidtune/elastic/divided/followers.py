@@ -1,6 +1,7 @@
 """A leader's followers: which there are, what each has of the leader's modules, and how much of a batch each gets.
 
-A follower is taken in between two calls, and may be gone at any time. Only one call at a time asks them.
+A follower is taken in between two calls, and may be gone at any time. Only one call at a time asks them. While one
+checks a call, none is asked for anything else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,9 +19,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a trial without torch has no modules
-    from .call import Call
     from .description import Classes, Description
-    from .tensor_link import Link
+    from .tensor_link import Link, Message
     from .weights import PublishedWeights, SentWeights
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _PACED = 16
 
 @dataclass(eq=False)
 class Follower:
-    """A follower, in the leader's process. A `call.Peer`."""
+    """A follower, in the leader's process."""
 
     name: str
     link: Link
@@ -45,10 +45,16 @@ class Follower:
     #: By key of a module, what it has: of its weights, and which replicas; and the classes of the script.
     weights: dict[int, SentWeights] = field(default_factory=dict)
     replicas: dict[int, list[bytes]] = field(default_factory=dict)
-    classes: bytes = b""
+    #: None: it is sent them anew, and no replica counts.
+    classes: bytes | None = b""
     #: Modules of which it was sent a replica that it has not made so far.
     pending: set[int] = field(default_factory=set)
+    #: Seconds a sample of its latest part, by what it says; None: not known.
     pace: float | None = None
+    #: What is called with its answer to a check; None: it makes none.
+    answered: Callable[[Message], None] | None = None
+    #: Until when that must come, by `time.monotonic`; None: the leader computes the call itself just now.
+    deadline: float | None = None
 
     def lost(self, why: str) -> None:
         """It is gone, or is given up."""
@@ -62,7 +68,7 @@ class Followers:
     """
 
     def __init__(self, trial: str, pickling: ModuleType = pickle, pays: bool = True, patient: bool = False) -> None:
-        self._trial, self._pickling, self.pays, self._patient = trial, pickling, pays, patient
+        self._trial, self._pickling, self.pays, self.patient = trial, pickling, pays, patient
         self._process = os.getpid()
         #: Those that take part, and those that have come since the latest call.
         self.present: list[Follower] = []
@@ -154,8 +160,8 @@ class Followers:
             finally:
                 self._in_turn = before
 
-    def ready(self, key: int, described: Description, weights: PublishedWeights, failed: list[str]) -> list[Follower]:
-        """The followers that have this module as it is; the others are sent it meanwhile.
+    def settle(self, failed: list[str]) -> bool:
+        """Take in who has come, and what followers have said. Whether none makes a check, so that all can be asked.
 
         Why one cannot make a replica is added to ``failed``.
         """
@@ -164,6 +170,19 @@ class Followers:
         with self._lock:
             self.present += self.arrived
             self.arrived = []
+        for peer in list(self.present):
+            try:
+                self._read(peer, failed)
+            except Lost as error:
+                self.lost(peer, str(error))
+        return all(peer.answered is None for peer in self.present)
+
+    def ready(self, key: int, described: Description, weights: PublishedWeights, failed: list[str]) -> list[Follower]:
+        """The followers that have this module as it is; the others are sent it meanwhile. For ``failed`` see `settle`,
+        which comes first.
+        """
+        from .tensor_link import Lost
+
         dropped, self._dropped = self._dropped, []
         forgotten, self._forgotten = self._forgotten, []
         found = []
@@ -174,9 +193,8 @@ class Followers:
                 for gone in forgotten:
                     peer.weights.pop(gone, None)
                     peer.replicas.pop(gone, None)
-                self._settle(peer, failed)
                 self._provide(peer, key, described, weights)
-                self._settle(peer, failed)
+                self._read(peer, failed)
                 if key not in peer.pending and described.digest in peer.replicas[key]:
                     found.append(peer)
             except Lost as error:
@@ -211,43 +229,47 @@ class Followers:
             del has[:-REPLICAS]
         weights.send(peer.link, key, peer.weights.setdefault(key, SentWeights()))
 
-    def _settle(self, peer: Follower, failed: list[str]) -> None:
-        """Read which replicas a follower has made."""
+    def _read(self, peer: Follower, failed: list[str]) -> None:
+        """Read which replicas a follower has made, and its answer to a check if the leader has computed the call."""
         from .tensor_link import Lost
 
-        while peer.pending and (self._patient or peer.link.has_message()):
-            message = peer.link.receive(_REPLICA_S)
-            if message.kind != "ready":
+        while peer.pending or peer.answered is not None:
+            if peer.answered is not None and peer.deadline is None:
+                return
+            left = _REPLICA_S if peer.deadline is None else peer.deadline - time.monotonic()
+            if not (self.patient or left < 0 or peer.link.has_message()):
+                return
+            message = peer.link.receive(max(left, 1.0))
+            if message.kind == "ready":
+                key, _, why = message.value
+                peer.pending.discard(key)
+                if why is not None:
+                    failed.append(why)
+                    peer.replicas[key] = []
+            elif peer.answered is not None:
+                answered, peer.answered, peer.deadline = peer.answered, None, None
+                answered(message)
+            else:
                 raise Lost(f"it has said {message.kind} where nothing was asked")
-            key, _, why = message.value
-            peer.pending.discard(key)
-            if why is not None:
-                failed.append(why)
-                peer.replicas[key] = []
 
     def sizes(self, samples: int, peers: Sequence[Follower]) -> list[int]:
         """How many samples each part has: the leader's first. Parts are in proportion to the devices' speeds."""
-        count = min(samples, 1 + len(peers))
-        shares = self._shares[:count] if len(self._shares) >= count else [1.0] * count
-        total = sum(shares)
-        exact = [samples * share / total for share in shares]
-        found = [max(1, int(each)) for each in exact]
-        while sum(found) > samples:
-            found[found.index(max(found))] -= 1
-        by_rest = sorted(range(count), key=lambda i: (int(exact[i]) - exact[i], i))
-        for i in range(samples - sum(found)):
-            found[by_rest[i % count]] += 1
-        return found
+        from .parts import sizes_of
 
-    def note_paces(self, call: Call, peers: Sequence[Follower]) -> None:
-        """Learn how fast each device is."""
+        return sizes_of(samples, self.shares(min(samples, 1 + len(peers))))
+
+    def shares(self, count: int) -> list[float]:
+        """By part, the device's speed in relation to others."""
+        return self._shares[:count] if len(self._shares) >= count else [1.0] * count
+
+    def note_paces(self, own: float, forward_s: float, peers: Sequence[Follower]) -> None:
+        """A forward of ``forward_s`` s was divided: learn how fast each device is. ``own``: the leader's `pace`."""
         if self._waits_since is not None and not self.arrived:
-            self.grown = 1 + len(peers), time.perf_counter() - call.forward_s - self._waits_since, self.stall
+            self.grown = 1 + len(peers), time.perf_counter() - forward_s - self._waits_since, self.stall
             self._waits_since = None
         self._paced += 1
         if self._paced % _PACED and self._paced not in (2, 4, 8):
             return
-        own = call.own_s / call.own_samples
         paces = [own, *(peer.pace or own for peer in peers)]
         shares = [min(paces) / max(pace, 1e-9) for pace in paces]
         before = self._shares if len(self._shares) == len(shares) else [1.0] * len(shares)

@@ -14,9 +14,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from fluidtune.group_facts import GroupFacts
 
 from .followers import Follower, Followers
 from .meeting import Address, Door
@@ -32,20 +34,6 @@ LOOPBACK = "127.0.0.1"
 #: Calls at the top of the stack for which one look lasts, and the least seconds between two looks. Judgement: a step of
 #: a loop calls a few modules; while a look lasts, torch takes a slower way for all modules.
 _LOOKED, _LOOK_S = 12, 1.0
-
-
-@dataclass(frozen=True)
-class DivisionFacts:
-    """What a leader knows of its followers. ``checked``: (module, "divided" or "whole", why), since the last time.
-
-    ``grown``: see `GroupFacts`.
-    """
-
-    calls_modules: bool = False
-    width: int = 1
-    checked: tuple[tuple[str, str, str], ...] = ()
-    ungrowable: str | None = None
-    grown: tuple[int, float, float] | None = None
 
 
 class Division:
@@ -98,15 +86,23 @@ class Division:
             self._see_first_call()
         self._looks_on = bool(self.followers.present or self.followers.arrived) and self._begin_look()
 
-    def facts(self) -> DivisionFacts:
-        """What is known after an iteration."""
+    def facts(self, known: GroupFacts) -> GroupFacts:
+        """``known``, with what is known of the followers after an iteration."""
         followers = self.followers
         checked, followers.checked = tuple(followers.checked), []
         grown, followers.grown = followers.grown, None
         if self._looks_on and followers.steady and not followers.divided and self._ungrowable is None:
             self._ungrowable = self._why_whole()
-        width = 0 if followers.changed else 1 + len(followers.present)
-        return DivisionFacts(self._calls_modules, width, checked, self._ungrowable, grown)
+        return replace(
+            known,
+            address=self.address,
+            one_node=self.address.port is None,
+            calls_modules=self._calls_modules,
+            width=0 if followers.changed else 1 + len(followers.present),
+            checked=checked,
+            ungrowable=self._ungrowable,
+            grown=grown,
+        )
 
     def _why_whole(self) -> str:
         reasons = [f"{calls.name}: {why}" for calls in self._calls for verdict, why in calls.said if verdict == "whole"]

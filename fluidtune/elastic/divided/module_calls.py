@@ -12,23 +12,26 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 
 from fluidtune.error_lines import failure
 
-from . import checks
-from .call import Call, Streams, Twin, Undivided
+from .call import Asked, Call, Twin, Undivided, patience
+from .checks import Question, apart_from
+from .computation import Streams
 from .description import CannotBeSent, Description, Nothing
-from .flags import Flags, flags_now, odd_mode
+from .flags import flags_now, odd_mode
 from .followers import Follower, Followers
-from .parts import Odd, Rule, Tree, parts_of, tree_of
+from .parts import Odd, Rule, Tree, sizes_of, tree_of
+from .tensor_link import Lost, Message
 from .torch_private import answering, computed, have_answer
 from .weights import PublishedWeights
 
-#: One in so many divided calls is looked at again: its output is compared with that of the whole.
+#: One in so many calls that could be divided is checked again.
 AGAIN = 100
 #: Of this many calls, at most half may be checks: with more, growth gains nothing, as each call is of another kind.
 _RECENT = 50
@@ -49,6 +52,28 @@ def keep_whole(module: nn.Module) -> nn.Module:
     """
     _kept_whole.add(module)
     return module
+
+
+@dataclass(eq=False)
+class _Check:
+    """A call that ``peer`` checks, and what it has made here. ``shares``: see `Question`."""
+
+    structure: bytes
+    asked: Asked
+    peer: Follower
+    shares: list[float]
+    #: What it has returned; None: an error, or what cannot be compared.
+    output: Tree | None = None
+    drawn: bytes = b""
+    own_s: float = 0.0
+
+    def take(self, result: Any) -> None:
+        """The call has returned this here."""
+        self.drawn = Streams(self.asked.described.device).digest
+        with suppress(Odd):  # the follower says so
+            found = tree_of(result, "output", self.asked.given.classes)
+            # The loop may change its tensors.
+            self.output = replace(found, tensors=tuple(tensor.detach().clone() for tensor in found.tensors))
 
 
 class ModuleCalls(Nothing):
@@ -73,8 +98,8 @@ class ModuleCalls(Nothing):
         self._samples: dict[bytes, set[int]] = {}
         self.said: set[tuple[str, str]] = set()
         self._looks = 0
-        #: Keys of calls that may still have a backward.
-        self._alive: set[int] = set()
+        #: Calls that may still have a backward.
+        self._alive: weakref.WeakSet[Call] = weakref.WeakSet()
         self._recent: deque[bool] = deque(maxlen=_RECENT)
         #: Seconds in which it was seen whether the module has changed, and of whole and divided calls with backward.
         self._described_s = 0.0
@@ -87,17 +112,20 @@ class ModuleCalls(Nothing):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
         assert module is not None
-        if self._followers.can_divide():
-            with self._followers.free_turn() as mine:
-                started = time.perf_counter()
-                found = self._tried(module, args, kwargs) if mine else None
-            if found is not None:
-                return found[0]
-            self._followers.stall += time.perf_counter() - started
-            if mine and self.descends and self._looks:
-                self._looks -= 1
-                with self._looking():
-                    return computed(module, args, kwargs)
+        if not self._followers.can_divide():
+            return computed(module, args, kwargs)
+        with self._followers.free_turn() as mine:
+            started = time.perf_counter()
+            found = self._tried(module, args, kwargs) if mine else None
+        if isinstance(found, tuple):
+            return found[0]
+        self._followers.stall += time.perf_counter() - started
+        if found is not None:
+            return self._meanwhile(found, module, args, kwargs)
+        if mine and self.descends and self._looks:
+            self._looks -= 1
+            with self._looking():
+                return computed(module, args, kwargs)
         return computed(module, args, kwargs)
 
     def introduce(self, peer: Follower) -> None:
@@ -135,7 +163,7 @@ class ModuleCalls(Nothing):
 
     # -- one call
 
-    def _tried(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any] | None:
+    def _tried(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any] | _Check | None:
         """As `_divided`. An error that the whole call may not have ends the division of this module's calls."""
         if self._given_up:
             return None
@@ -144,13 +172,17 @@ class ModuleCalls(Nothing):
             return self._divided(module, args, kwargs)
         except Exception as error:
             before.restore()
-            self._given_up = True
-            self._stays_whole(f"dividing it has failed ({failure(error)})")
-            self._descend()
+            self._give_up(error)
             return None
 
-    def _divided(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any] | None:
-        """What the call returns, if it is divided; None: it is to be computed whole."""
+    def _give_up(self, error: Exception) -> None:
+        self._given_up = True
+        self._stays_whole(f"dividing it has failed ({failure(error)})")
+        self._descend()
+
+    def _divided(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any] | _Check | None:
+        """What the call returns, if it is divided. Else it is to be computed whole, while a follower checks it, or
+        none does (None)."""
         if module in _kept_whole:
             self._stays_whole("elastic.keep_whole() says so")
             return None
@@ -175,26 +207,27 @@ class ModuleCalls(Nothing):
             [(t.dtype, t.dim(), t.requires_grad, t.is_cuda) for t in given.tensors],
             sorted(flags.items()),
         )
-        verdict = self._verdicts.get(structure)
-        if isinstance(verdict, str):
+        rule = self._verdicts.get(structure)
+        if isinstance(rule, str):
             return None
         peers = self._ready(described)
-        if not peers:
-            self._followers.undecided += 1
+        rule = self._verdicts.get(structure)  # a check may have been answered
+        if not peers or isinstance(rule, str):
+            self._followers.undecided += not peers
             return None
-        samples = None if verdict is None else verdict.samples(given, (args, kwargs))
-        if verdict is not None and (samples is None or samples < 2):
-            return None
-        if (
-            verdict is None
-            or self._signature(structure, verdict, given, samples, peers) not in self._trusted
-            or (samples not in self._samples[structure] and len(self._samples[structure]) < _SIZES)
-        ):
-            self._followers.undecided += 1
-            self._check(structure, verdict, described, given, (args, kwargs), flags, peers)
-            return None
-        self._recent.append(False)
-        return self._compute(structure, verdict, described, given, (args, kwargs), flags, peers)
+        asked = Asked(described, given, (args, kwargs), flags)
+        if rule is not None:
+            samples = rule.samples(given, asked.arguments)
+            if samples is None or samples < 2:
+                return None
+            shares = self._followers.shares(min(samples, 1 + len(peers)))
+            known = len(self._samples[structure]) >= _SIZES or samples in self._samples[structure]
+            if known and self._signature(structure, rule, given, samples, shares) in self._trusted:
+                self._recent.append(False)
+                if self._random.randrange(AGAIN):
+                    return self._compute(structure, rule, asked, sizes_of(samples, shares), peers)
+        self._followers.undecided += 1
+        return self._check(structure, rule, asked, peers)
 
     def _describe(self, module: nn.Module) -> Description | None:
         before = self._described
@@ -217,104 +250,97 @@ class ModuleCalls(Nothing):
         return found
 
     def _ready(self, described: Description) -> list[Follower]:
+        """The followers that can be asked for a part, with the weights as they are."""
         assert self._weights is not None
-        self._weights.publish(graphs=bool(self._alive))
         failed: list[str] = []
-        ready = self._followers.ready(self.key, described, self._weights, failed)
+        ready = []
+        if self._followers.settle(failed):  # one that checks a call of this module needs its weights as they were
+            self._weights.publish(graphs=any(call.may_go_back for call in self._alive))
+            ready = self._followers.ready(self.key, described, self._weights, failed)
         for why in failed:
             self._stays_whole(f"it cannot be sent to another process ({why})")
         return ready
 
-    def _signature(
-        self, structure: bytes, rule: Rule, given: Tree, samples: int | None, peers: list[Follower]
-    ) -> bytes:
-        sizes = self._followers.sizes(samples or 0, peers) if rule.draws or rule.statistics else None
+    def _signature(self, structure: bytes, rule: Rule, given: Tree, samples: int, shares: list[float]) -> bytes:
+        sizes = sizes_of(samples, shares) if rule.draws or rule.statistics else None
         return _digest(structure, rule.shapes(given), sizes)
-
-    def _call(
-        self,
-        own: Twin,
-        described: Description,
-        given: Tree,
-        arguments: Any,
-        rule: Rule,
-        flags: Flags,
-        peers: list[Follower],
-        probe: bool = False,
-    ) -> Call | None:
-        samples = rule.samples(given, arguments)
-        if samples is None or samples < 2:
-            return None
-        sizes = self._followers.sizes(samples, peers)
-        key = self._followers.new_key()
-        return Call(
-            key,
-            own,
-            described,
-            given,
-            parts_of(given, arguments, rule, sizes),
-            rule,
-            sizes,
-            peers[: len(sizes) - 1],
-            flags,
-            self.key,
-            self._followers.turn,
-            self._over,
-            probe,
-        )
-
-    def _over(self, key: int) -> None:
-        self._alive.discard(key)
-        self._followers.drop(key)
 
     # -- check before trust
 
-    def _check(
-        self,
-        structure: bytes,
-        known: Rule | None,
-        described: Description,
-        given: Tree,
-        arguments: Any,
-        flags: Flags,
-        peers: list[Follower],
-    ) -> None:
+    def _check(self, structure: bytes, known: Rule | None, asked: Asked, peers: list[Follower]) -> _Check | None:
+        """Have a follower check the call; the leader computes it meanwhile."""
         self._recent.append(True)
         if len(self._recent) == _RECENT and sum(self._recent) > _RECENT // 2:
             self._refuse(structure, "each of its calls is of another kind, so that all had to be checked")
-            return
-        classes = self._followers.classes
-        before = len(classes)
+            return None
+        peer, described, given = peers[0], asked.described, asked.given
+        shares, streams = self._followers.shares(1 + len(peers)), Streams(described.device)
+        question = Question(described.skeleton, asked.needs, asked.graded, asked.flags, shares, known)
+        value = {"question": question, "module": self.key, "skeleton": given.skeleton, "draws": len(streams.states)}
         try:
-            twin = Twin(described, copies=True, all_copies=True)
+            peer.link.send("check", value, [*given.tensors, *streams.states])
+        except Lost as error:
+            peer.lost(str(error))
+            return None
+        check = _Check(structure, asked, peer, shares)
+        peer.answered = lambda message: self._answered(check, message)
+        return check
+
+    def _meanwhile(self, check: _Check, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Compute the call that a follower checks."""
+        began, classes = time.perf_counter(), len(self._followers.classes)
+        try:
+            result = computed(module, args, kwargs)
+            check.own_s = time.perf_counter() - began
+            check.take(result)
+            if len(self._followers.classes) != classes:  # followers do not know a class of the output
+                self._described = check.output = None
+        finally:
+            check.peer.deadline = time.monotonic() + patience(time.perf_counter() - began)
+        if self._followers.patient:
+            with self._followers.free_turn() as mine:
+                if mine:
+                    self._followers.settle([])
+        return result
+
+    def _answered(self, check: _Check, message: Message) -> None:
+        """A follower has checked a call."""
+        try:
+            if message.kind == "divided":
+                self._trust(check, message)
+            elif message.kind != "unknown":
+                why = message.value if message.kind == "undivided" else f"its check has failed ({message.value})"
+                self._refuse(check.structure, why)
+                check.peer.classes = None  # what they leave behind is there, and not here
         except Exception as error:
-            self._refuse(structure, f"no copy of it can be made ({failure(error)})")
-            return
-        try:
-            whole = checks.computed_whole(twin, described, given, flags, classes)
-            if len(classes) != before:  # followers do not know a class of the output: they are sent it first
-                self._described = None
-                return
+            self._give_up(error)
 
-            def divide(rule: Rule) -> Call | None:
-                return self._call(twin, described, given, arguments, rule, flags, peers, probe=True)
-
-            rule = checks.find_rule(whole, twin, described, given, arguments, flags, known, divide)
-        except checks.Later:
+    def _trust(self, check: _Check, message: Message) -> None:
+        said, own, asked = message.value, check.output, check.asked
+        if own is None:
             return
-        except checks.CannotDivide as error:
-            self._refuse(structure, str(error))
+        apart = apart_from(own, Tree(said["skeleton"], tuple(message.tensors), own.classes), asked.flags)
+        if apart is None and said["drawn"] != check.drawn:
+            apart = "its random numbers differ"
+        if apart is not None:
+            self._refuse(check.structure, f"another process computes something else: {apart}")
             return
-        self._whole_s = min(whole.seconds, self._whole_s or whole.seconds)
+        forward_s, backward_s = said["seconds"]
+        if asked.described.device is None:  # the other process has computed such a call for the first time
+            backward_s *= check.own_s / forward_s
+            forward_s = check.own_s
+        whole_s = forward_s + backward_s
+        self._whole_s = min(whole_s, self._whole_s or whole_s)
         if self._followers.pays and self._described_s > self._whole_s:
             looks, itself = 1000 * self._described_s, 1000 * self._whole_s
             self._given_up = True
-            self._refuse(structure, f"to look whether it has changed takes {looks:.3g} ms, and itself {itself:.3g} ms")
+            why = f"to look whether it has changed takes {looks:.3g} ms, and itself {itself:.3g} ms"
+            self._refuse(check.structure, why)
             return
-        self._verdicts[structure] = rule
-        samples = rule.samples(given, arguments)
-        self._trusted.add(self._signature(structure, rule, given, samples, peers))
-        self._samples.setdefault(structure, set()).add(samples or 0)
+        rule = self._verdicts[check.structure] = said["rule"]
+        samples = rule.samples(asked.given, asked.arguments)
+        self._trusted.add(self._signature(check.structure, rule, asked.given, samples, check.shares[:samples]))
+        self._samples.setdefault(check.structure, set()).add(samples)
         if ("divided", "") not in self.said:
             self.said.add(("divided", ""))
             self._followers.note(self.name, "divided", "")
@@ -322,39 +348,25 @@ class ModuleCalls(Nothing):
     # -- trusted calls
 
     def _compute(
-        self,
-        structure: bytes,
-        rule: Rule,
-        described: Description,
-        given: Tree,
-        arguments: Any,
-        flags: Flags,
-        peers: list[Follower],
+        self, structure: bytes, rule: Rule, asked: Asked, sizes: list[int], peers: list[Follower]
     ) -> tuple[Any] | None:
         self._weigh(structure)
         if isinstance(self._verdicts[structure], str):
             return None
-        twin = self._twin = self._twin or Twin(described, copies=False)
+        twin = self._twin = self._twin or Twin(asked.described)
         twin.refresh()
-        before = Streams(described.device) if self._random.randrange(AGAIN) == 0 else None
-        call = self._call(twin, described, given, arguments, rule, flags, peers)
-        if call is None:
-            return None
+        call = Call(twin, self.key, asked, rule, sizes, peers[: len(sizes) - 1])
         if call.graded:
-            self._alive.add(call.key)
+            self._alive.add(call)
         try:
-            outputs = call.forward()
+            call.forward()
         except Undivided as error:
             if error.lasting:
                 self._refuse(structure, str(error))
             self._followers.undecided += 1
             return None
         self._followers.divided += 1
-        self._followers.note_paces(call, peers)
-        if before is not None and not self._is_right(before, outputs, described, given, flags):
-            call.take_back()
-            self._refuse(structure, "it mixes samples: its output differs from that of the whole batch")
-            return None
+        self._followers.note_paces(call.own_pace, call.forward_s, peers)
         try:
             found = (call.result(),)
         except Exception:
@@ -362,22 +374,6 @@ class ModuleCalls(Nothing):
             raise
         self._latest = call
         return found
-
-    def _is_right(self, before: Streams, outputs: Any, described: Description, given: Tree, flags: Flags) -> bool:
-        """Whether the output is that of the whole batch."""
-        after = Streams(described.device)
-        before.restore()
-        try:
-            still = {**flags, "grad": False}
-            whole = checks.computed_again(Twin(described, copies=True), given, still)
-        except checks.CannotDivide:
-            return False
-        finally:
-            after.restore()
-        ours = outputs.joined()
-        return len(ours) == len(whole) and all(
-            checks.difference(own, other, flags) is None for own, other in zip(ours, whole, strict=True)
-        )
 
     def _weigh(self, structure: bytes) -> None:
         """Where divided calls are no faster than whole ones were, later ones stay whole."""

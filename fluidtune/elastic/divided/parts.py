@@ -142,6 +142,19 @@ def _lists(arguments: Any) -> list[Any]:
     return [each for each in (*args, *kwargs.values()) if isinstance(each, list)]
 
 
+def sizes_of(samples: int, shares: Sequence[float]) -> list[int]:
+    """How many samples each part has, in proportion to these shares: at least one each."""
+    total = sum(shares)
+    exact = [samples * share / total for share in shares]
+    found = [max(1, int(each)) for each in exact]
+    while sum(found) > samples:
+        found[found.index(max(found))] -= 1
+    by_rest = sorted(range(len(shares)), key=lambda i: (int(exact[i]) - exact[i], i))
+    for i in range(samples - sum(found)):
+        found[by_rest[i % len(shares)]] += 1
+    return found
+
+
 def parts_of(call: Tree, arguments: Any, rule: Rule, sizes: Sequence[int]) -> list[Tree]:
     """What each part of the call is given."""
     if rule.entries:
@@ -261,6 +274,25 @@ class Outputs:
             for own, piece in zip(cut, pieces, strict=True):
                 own.append(piece)
         return cut
+
+
+def joined_gradients(
+    rule: Rule, needs: Sequence[int], pieces: Sequence[Tree], parts: Sequence[Sequence[torch.Tensor | None]]
+) -> list[torch.Tensor | None]:
+    """Those of the inputs ``needs``, then of the weights, from those of the parts. ``pieces``: what each was given."""
+    found: list[torch.Tensor | None] = []
+    for place, grads in enumerate(zip(*parts, strict=True)):
+        dim = rule.cut[needs[place]] if place < len(needs) else None
+        there = [grad for grad in grads if grad is not None]
+        if not there:
+            found.append(None)
+        elif dim is None:
+            found.append(sum(there[1:], start=there[0]))
+        else:
+            given = [piece.tensors[needs[place]] for piece in pieces]
+            cut = [torch.zeros_like(t) if grad is None else grad for grad, t in zip(grads, given, strict=True)]
+            found.append(torch.cat(cut, dim))
+    return found
 
 
 def _cat(tensors: Sequence[torch.Tensor], dim: int) -> torch.Tensor:

@@ -66,8 +66,8 @@ class WholeDraws(TorchDispatchMode):
     def _cut(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int, int, int] | None:
         """Of a draw of this shape: that of the whole batch, and where this part is in it; None: it is not of samples.
 
-        A dimension may have several numbers a sample, as heads of attention have. The leader's check tells whether the
-        right dimension is meant.
+        A dimension may have several numbers a sample, as heads of attention have. The check tells whether the right
+        dimension is meant.
         """
         for dim in sorted(range(len(shape)), key=lambda d: (d != self._dim, d)):
             if shape[dim] and shape[dim] % self._size == 0:

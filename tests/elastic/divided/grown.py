@@ -14,6 +14,7 @@ from ray import cloudpickle
 
 from fluidtune.elastic.divided.follower import Follower
 from fluidtune.elastic.divided.leader import Division
+from fluidtune.group_facts import GroupFacts
 
 SECRET = b"s" * 32
 
@@ -70,7 +71,7 @@ class Grown:
             self.kill(pid)
 
     def facts(self) -> Any:
-        facts = self.division.facts()
+        facts = self.division.facts(GroupFacts())
         self.checked += facts.checked
         return facts
 

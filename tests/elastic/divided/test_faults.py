@@ -101,14 +101,14 @@ def fail(follower: Follower) -> None:
 
 
 def meet_no_more(follower: Follower) -> None:
-    follower._gather = lambda row: die(follower)
+    follower._gather = lambda *_: die(follower)
 
 
 MOMENTS = {
     "module": at("module", 1, die),
     "weights": at("weights", 1, die),
-    "the check's forward": at("forward", 1, die),
-    "the check's backward": at("backward", 1, die),
+    "the check": at("check", 1, die),
+    "the check, computed": at("check", 1, die, after=True),
     "forward": at("forward", 4, die),
     "forward, computed": at("forward", 4, die, after=True),
     "backward": at("backward", 4, die),
@@ -139,6 +139,21 @@ def test_a_follower_is_lost(moment: str, statistics: bool, followers: int, monke
         if moment != "forward, failed" and (statistics or "meeting" not in moment):
             assert len(trial.division.followers.present) == followers - 1
         assert loop.result() == pytest.approx(before, rel=1e-9)
+
+
+def test_the_loop_does_not_wait_for_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a follower that hangs in it, which is given up in the end."""
+    monkeypatch.setattr(divided_call, "GRACE_S", 0.5)
+    monkeypatch.setattr(divided_call, "PATIENCE", 1.0)
+    loop = Loop(True)
+    with grown(1, patient=False) as trial:
+        trial.add(at("check", 1, hang))
+        trial.division.begin_iteration()
+        while trial.division.followers.can_divide():
+            loop.step()
+            time.sleep(0.01)
+    assert len(loop.losses) > 5
+    assert loop.result() == pytest.approx(alone(True, len(loop.losses)), rel=1e-9)
 
 
 def test_a_lost_follower_costs_no_more_than_its_part() -> None:
@@ -382,7 +397,7 @@ def test_an_error_of_our_own_leaves_the_loop_as_alone(monkeypatch: pytest.Monkey
     expected = alone(True)
     for owner, name in (
         (checks, "difference"),
-        (module_calls, "parts_of"),
+        (divided_call, "parts_of"),
         (module_calls.ModuleCalls, "_ready"),
         (divided_call.Call, "result"),
     ):

@@ -12,7 +12,7 @@ from torch import nn
 from tests.elastic.divided.grown import Grown
 from tests.elastic.divided.kinds import DIVIDED, WHOLE
 
-HISTORIES = {"2": [2] * 16, "1-2-1": [1] * 4 + [2] * 7 + [1] * 5, "1-1-3-2-3": [1, 1, *[3] * 5, *[2] * 4, *[3] * 5]}
+HISTORIES = {"2": [2] * 16, "1-2-1": [1] * 4 + [2] * 9 + [1] * 3, "1-1-3-2-3": [1, 1, *[3] * 5, *[2] * 4, *[3] * 5]}
 
 
 def trained(make: Any, widths: list[int]) -> tuple[list[float], list[torch.Tensor], int, list[Any]]:
