@@ -16,6 +16,7 @@ from typing import cast
 
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
+from fluidtune.elastic import LeaderSession
 from fluidtune.elastic.signing import SIGNATURE_SIZE, Signer
 from fluidtune.group_facts import GroupFacts
 from fluidtune.profiles import DEVICES_PER_NODE
@@ -26,8 +27,8 @@ _LINE = 1024
 _CONNECT_S = 10.0
 
 
-class EmulatedSession:
-    """A leader: a `LeaderSession`, and the `EmulatedHost` that the trial's iterations ask.
+class EmulatedSession(LeaderSession):
+    """A leader: a `LeaderSession` without commits, and the `EmulatedHost` that the trial's iterations ask.
 
     One thing: it has the methods of these two protocols.
 
@@ -59,21 +60,6 @@ class EmulatedSession:
         grows = self._server is not None
         address = None if self._closed or self._server is None else self._server.getsockname()
         return GroupFacts(address=address, calls_modules=grows, width=self._width)
-
-    def forget_resume(self) -> None:
-        """Nothing to do: there is no commit."""
-
-    def prefer_checkpoint(self) -> None:
-        """Nothing to do: there is no commit."""
-
-    def ended(self) -> None:
-        """Nothing to do: there is no commit."""
-
-    def unproved_by(self, error: BaseException | None) -> None:
-        """Nothing has to be proved: there is no commit."""
-
-    def load_commit(self) -> None:
-        """Nothing to do: there is no commit."""
 
     def leave(self) -> None:
         """Let go of the followers at once, and of those that come too late."""
