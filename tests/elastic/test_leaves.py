@@ -17,7 +17,6 @@ from fluidtune.elastic.commits.commit_store import Commit
 from fluidtune.elastic.data.leaves import Leaves
 from fluidtune.elastic.data.trees import map_tensors
 
-CPU = torch.device("cpu")
 SCRIPT = """
 import enum
 import torch
@@ -166,7 +165,7 @@ def test_tensors_of_a_gpu_inside_a_leaf_are_what_they_were(monkeypatch):
     monkeypatch.setattr("fluidtune.elastic.data.leaves._is_elsewhere", elsewhere)
     teacher = torch.nn.Linear(2, 2)
     teacher.tied = teacher.weight
-    leaves = Leaves(cloudpickle, [], CPU)
+    leaves = Leaves(cloudpickle, [], torch.device("cpu"))
     found = leaves.unpacked(map_tensors(lambda tensor: tensor, {"teacher": teacher}, leaves.packer()), like=None)
     made = found["teacher"]
     assert made.tied is made.weight is not teacher.weight and torch.equal(made.weight, teacher.weight)
