@@ -154,7 +154,7 @@ PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
         (NEEDS.replace("seconds = 0.1 }", "second = 0.1 }"), "unknown key 'second'; did you mean 'seconds'?"),
         (GRAPH.replace('"one", seconds', "1, seconds"), "has a kernel 1 after [], expected names"),
         (re.sub("seconds = [0-9.]+", "seconds = 0", GRAPH), "graph: needs: the kernels take 0 s together"),
-        (NEEDS.replace("rate = 160", "rate = 1" + "0" * 309), "expected a number above 0"),  # docs/bugs.md, 543
+        (NEEDS.replace("rate = 160", "rate = 1" + "0" * 309), "expected a number above 0"),  # Seen: a traceback
         (GRAPH.replace('["one"]', '["three"]'), "graph: needs: kernel two reads three, which does not stand before it"),
     ],
 )
