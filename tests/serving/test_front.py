@@ -549,7 +549,6 @@ def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_cancelled(many, gone):
 
 
 def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
-
     async def run():
         left = asyncio.Event()
         asked = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))

@@ -139,7 +139,6 @@ class Service:
 
 @pytest.mark.serve
 def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_path, monkeypatch):
-
     async def run():
         left = held(winner(tmp_path, "left by a service that was killed"), str(tmp_path), HERE)
         first = held(winner(tmp_path, "a"), str(tmp_path), HERE)
@@ -184,7 +183,6 @@ def test_a_storage_that_lists_paths_in_its_own_way_loses_no_copy_that_is_served(
 
 
 def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp_path, caplog):
-
     async def run():
         one = held(winner(tmp_path, "t"), str(tmp_path), HERE)
         holding = HeldCheckpoints(str(tmp_path), one)

@@ -171,7 +171,6 @@ class Unsaid(BaseException):
     ],
 )
 def test_what_a_model_raises_with_an_input_is_one_short_line_for_that_input_alone(winner, error, status, said):
-
     def function(values):
         if 2 in values:
             raise error

@@ -140,7 +140,6 @@ def test_what_the_old_process_was_asked_says_nothing_of_the_next_one(device, wha
 
 
 def test_a_process_that_did_not_load_says_nothing_of_the_next_one(device, monkeypatch):
-
     async def test():
         monkeypatch.setattr(remote_devices, "PAUSE_S", 0.01)
         made, cluster, told = device(ready=[RayActorError(), (8, SAMPLES)], run=[RayActorError()])

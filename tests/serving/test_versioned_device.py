@@ -288,7 +288,6 @@ def test_a_process_beside_is_asked_while_the_other_one_hangs(device):
 
 @pytest.mark.parametrize("how", ["first_run", "measure"])
 def test_a_process_beside_that_is_measured_is_not_asked_when_the_device_is_idle(device, how):
-
     async def run():
         one, (_, beside) = await device()
         asked = OneThreaded(beside)
@@ -304,7 +303,6 @@ def test_a_process_beside_that_is_measured_is_not_asked_when_the_device_is_idle(
 
 
 def test_a_process_beside_that_is_lost_is_asked_again_when_it_is_back(device):
-
     async def run():
         one, (_, beside) = await device()
         beside.lost = True
