@@ -69,7 +69,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(words: str, mentions: str, t
 
 
 def test_an_event_that_lacks_something_and_half_a_character_are_no_traceback(tmp_path: Path) -> None:
-    """docs/bugs.md, 598."""
+    """Seen: `report`, `top`, `why` and `plan` ended with a traceback where an event lacked a field."""
     events = random_run(1, devices=1, trials=3)
     lacking = next(place for place, event in enumerate(events) if event["event"] == "trial_started")
     del events[lacking]["share"]
@@ -116,7 +116,7 @@ def test_a_page_without_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     "sizes", ["\u00b2", "1,\u0663", "9" * 5000, "0" * 5000 + "1", "1000000000", "4097", "0", "1,,2", "1 2", ""]
 )
 def test_numbers_of_devices_that_are_none(sizes: str) -> None:
-    """docs/bugs.md, 592."""
+    """Seen: `serve plan` ended with a traceback for `cv = 1e-200`, and took all memory for `--devices 1000000000`."""
     with pytest.raises(FluidTuneError, match="is not a list of whole numbers of 1 to 4096, for example 1,2,4,8,16"):
         _counts(sizes)
     assert _counts("4, 4096,008") == [4, 4096, 8]
@@ -132,7 +132,7 @@ def test_a_plan_of_no_trials_or_iterations(trials: int | None, iterations: int |
 
 @pytest.mark.parametrize("command", ["start", "status", "stop"])
 def test_an_arbiter_that_does_not_answer(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 631."""
+    """Seen: `arbiter stop` and `arbiter status` ended with a traceback."""
     from ray.exceptions import GetTimeoutError
 
     def fails(*_: Any, **settings: Any) -> Any:
@@ -162,7 +162,7 @@ def test_a_picture_of_a_service_that_cannot_be_written(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("group, command", [("arbiter", "start"), ("arbiter", "status"), ("serve", "status")])
 def test_help_and_a_wrong_option_need_no_cluster(group: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # docs/bugs.md, 335
+    # Seen: without a Ray cluster, `fluidtune arbiter start --help` said "there is no Ray cluster".
     monkeypatch.setattr(cluster_address, "join", lambda address: pytest.fail("nothing is to be connected to"))
     helped = CliRunner().invoke(cli, [group, command, "--help"])
     assert helped.exit_code == 0 and helped.output.startswith("Usage:")
@@ -261,7 +261,7 @@ def test_an_option_of_the_script_before_the_script(tmp_path: Path) -> None:
 
 
 def test_a_plan_leaves_out_what_cannot_hold_a_trial(tmp_path: Path) -> None:
-    """docs/bugs.md, 661"""
+    """Seen: `fluidtune plan` ended with "AssertionError: trials never ended" where each trial needs several devices."""
     events = [
         {**event, "share": 2.0} if event["event"] == "trial_added" else event
         for event in random_run(0, devices=2, trials=3, iterations=3)

@@ -26,7 +26,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def test_what_a_check_raises_is_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 643"""
+    """Seen: `fluidtune doctor` ended with a traceback where torch lacks a library of CUDA's."""
 
     def broken() -> doctor.Check:
         raise OSError("libcudart.so.12: cannot open shared object file")
@@ -198,7 +198,7 @@ def test_a_machine_whose_only_gpu_is_lost():
 
 
 def test_a_folder_that_may_not_be_looked_into_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with HOME=/root under another user. docs/bugs.md, 589."""
+    """As with HOME=/root under another user. Seen: `fluidtune doctor` ended with a traceback."""
     stat, access = os.stat, os.access
 
     def closed(path: Any, *given: Any, **named: Any) -> Any:
@@ -215,7 +215,7 @@ def test_a_folder_that_may_not_be_looked_into_is_told_of(tmp_path: Path, monkeyp
 
 
 def test_without_a_home_the_disk_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 589."""
+    """Seen: `fluidtune doctor` ended with a traceback."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     monkeypatch.chdir(tmp_path)

@@ -105,7 +105,7 @@ def found(storage, how):
 
 @pytest.mark.ray
 def test_all_worker_processes_of_a_run_hash_a_word_alike(no_ray, tmp_path):
-    """Also those of a driver that goes on with it. docs/bugs.md, 663"""
+    """Also those of a driver that goes on with it. Seen: a vocabulary of `set(words)` met an embedding of other ids."""
     pairs = found(tmp_path, "fails")
     (tmp_path / "repaired").touch()
     pairs += found(tmp_path, "goes on")

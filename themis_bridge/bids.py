@@ -3,7 +3,7 @@
 An offer of 256 GPUs has 2^256 subsets, too many to list. To an app it only matters how many GPUs it gets and how many
 of them are on one machine. So it lists one subset for each size of a ladder and each width of gang that its jobs could
 run in, as dense as the offer allows. `benchmarks.auction` measures what is lost against a bid on all subsets;
-docs/themis.md has the figure. Nothing is decided here about other apps.
+benchmarks/themis.md has the figure. Nothing is decided here about other apps.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from themis_bridge.winner_determination import EQUAL
 
 #: An app without any GPU has waited long if its rho would be at least this even if it had all GPUs that it could use
 #: from now on. That is so at the latest when this fraction of its fair time T_id has passed. Such an app
-#: is starving (bug 92 in docs/bugs.md).
+#: is starving. Seen where apps were more than GPUs: some had none for two hundred hours.
 LONG_WAIT = 0.04
 #: Bytes of a lot. No two of a thousand apps have the same one.
 LOT_BYTES = 8
@@ -255,7 +255,7 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
 
     The paper draws lots among the apps that did not bid. By work left, the last app of the cluster ends earlier, and
     the same app gets the GPUs again in the next round, so that less moves. An app that overstates its work wins
-    leftovers but loses auctions, which costs it more (docs/themis.md).
+    leftovers but loses auctions, which costs it more (`benchmarks.liars`).
     """
     free: dict[str, list[str]] = defaultdict(list)
     for gpu in sorted(situation.offer.keys() - grants.keys()):

@@ -2,8 +2,8 @@
 
 A short app that waits ten minutes until the first leases end is behind for all its life. So when an app joins, its
 share of GPUs is recalled and auctioned at once. A holder that loses a lease has the usual notice; a GPU that no other
-app wins stays with its holder until the end that it was promised. The paper has no preemption; docs/themis.md says what
-it gains. The arbiter marks the leases, this module only chooses them.
+app wins stays with its holder until the end that it was promised. The paper has no preemption;
+benchmarks/themis.md says what it gains. The arbiter marks the leases, this module only chooses them.
 """
 
 from __future__ import annotations

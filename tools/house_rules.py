@@ -6,9 +6,6 @@ Markdown:
 - A relative link and a path such as `docs/events.md` in a code span lead to a file or directory of the repository, and
   to a heading of it if they name one. A path without a suffix may be that of a module. A path may begin inside
   `fluidtune`, as in `engine/speed.py`.
-- A `pytest` command in the table of `docs/bugs.md` selects a test in each path that it names, and by each alternative
-  of its `-k` term. Tests are read and not imported, so the ids of parameters are guessed: any text that the test's
-  module, or a module of the tests that it imports, writes down.
 
 Python, in the packages that users install:
 
@@ -29,9 +26,7 @@ Prints one line per finding, "path:line: what is wrong", and exits with status 1
 from __future__ import annotations
 
 import ast
-import functools
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -41,8 +36,6 @@ from typing import NamedTuple
 PACKAGES = ("fluidtune", "themis_bridge", "salus_share", "symphony_serve")
 #: Where Markdown lies, besides the repository's root.
 DOCS = ("docs", "benchmarks", "tests", "examples")
-#: The table of bugs, with the tests that reproduce them.
-BUGS = Path("docs", "bugs.md")
 #: The limits are judgement. This is the width at which two pages fit side by side on a screen.
 MARKDOWN_COLUMNS = 100
 #: Issue O: a class with more public methods than this says why.
@@ -65,7 +58,6 @@ _HEADING = re.compile(r"#{1,6} +(.+)")
 _INCLUDE = re.compile(r"```\{include\} (\S+)")
 _SPAN = re.compile(r"`([^`]+)`")
 _PATH = re.compile(rf"(?<![\w./])(?:{'|'.join(ROOTS)})/[\w./-]*\w")
-_ALTERNATIVE = re.compile(r" or (?![^()]*\))")
 _INNER_PATH = re.compile(r"(?<![\w./])\w+/[\w/]+\.py\b")
 
 
@@ -124,106 +116,6 @@ def _anchors(page: Path, text: str, path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
-class Test(NamedTuple):
-    """What a ``-k`` term may match, in small letters."""
-
-    names: tuple[str, ...]
-    #: Texts of which one may be the id of a parameter; empty: the test has no parameters.
-    ids: str = ""
-
-    def has(self, word: str) -> bool:
-        return any(word in name for name in (*self.names, self.ids))
-
-
-def check_bugs(path: Path, text: str, root: Path) -> Iterator[Finding]:
-    """Commands in the table of bugs that select no test."""
-    for number, line in _prose(text):
-        for span in _SPAN.findall(line) if line.startswith("|") else ():
-            words = shlex.split(span) if span.startswith(("pytest ", "tests/")) else []
-            term = words[words.index("-k") + 1] if "-k" in words else ""
-            places = [root / word for word in words if word.startswith("tests/")]
-            found = {place: list(_tests_at(place)) for place in places if place.exists()}
-            for place, tests in found.items():
-                if not any(_selects(term, test) for test in tests):
-                    yield Finding(path, number, f"{place.relative_to(root)} has no test with -k {term!r}")
-            for part in _ALTERNATIVE.split(term) if found else ():
-                if not any(_selects(part, test) for tests in found.values() for test in tests):
-                    yield Finding(path, number, f"no test has -k {part!r}")
-
-
-def _selects(term: str, test: Test) -> bool:
-    """Whether pytest selects the test by this ``-k`` term."""
-    logic = re.sub(r"[^\s()]+", lambda word: _word(word[0], test), term.lower())
-    return bool(eval(logic or "True", {"__builtins__": {}}))
-
-
-def _word(word: str, test: Test) -> str:
-    return word if word in ("and", "or", "not") else str(test.has(word))
-
-
-def _tests_at(place: Path) -> Iterator[Test]:
-    for module in sorted(place.rglob("test_*.py")) if place.is_dir() else [place]:
-        yield from _tests_of(module)
-
-
-@functools.cache
-def _tests_of(module: Path) -> list[Test]:
-    """The tests of a module; those of the suites that it imports count as its own."""
-    tree = ast.parse(module.read_text())
-    root = next(parent for parent in module.parents if (parent / "tests").is_dir())
-    trees = [tree, *(ast.parse(each.read_text()) for each in _imported(tree, module, root))]
-    ids = " ".join(_texts(each) for each in trees)
-    several = {"parametrize"} | {node.name for each in trees for node in _functions(each) if _takes_params(node)}
-    tests = []
-    for body in (each.body for each in trees):
-        for holder, inside in [
-            ("", body),
-            *((node.name, node.body) for node in body if isinstance(node, ast.ClassDef)),
-        ]:
-            for node in inside:
-                if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
-                    names = (module.name.lower(), holder.lower(), node.name.lower())
-                    used = {name for each in [*node.decorator_list, node.args] for name in _names(each)}
-                    tests.append(Test(names, ids if several & used else ""))
-    return tests
-
-
-def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    yield from (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
-
-
-def _takes_params(fixture: ast.FunctionDef) -> bool:
-    calls = [node for node in fixture.decorator_list if isinstance(node, ast.Call)]
-    return any(keyword.arg == "params" for call in calls for keyword in call.keywords)
-
-
-def _names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            yield node.attr
-        elif isinstance(node, ast.arg):
-            yield node.arg
-
-
-def _imported(tree: ast.Module, module: Path, root: Path) -> list[Path]:
-    """The modules of tests from which a module imports."""
-    files = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            base = module.parents[node.level - 1] if node.level else root
-            place = base.joinpath(*(node.module or "").split("."))
-            files += [place.with_suffix(".py"), *(place / f"{alias.name}.py" for alias in node.names)]
-    inside = [file for file in files if "tests" in file.relative_to(root).parts]
-    return [file for file in inside if file.exists()]
-
-
-def _texts(tree: ast.Module) -> str:
-    """Names and texts of one line in a module, in small letters."""
-    texts = [str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    names = [node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    return " | ".join(text for text in [*texts, *names] if "\n" not in text).lower()
-
-
 def check_python(path: Path, text: str) -> Iterator[Finding]:
     """Files without a first sentence, classes with many methods, and functions without a name."""
     tree = ast.parse(text)
@@ -267,8 +159,6 @@ def check_tree(root: Path) -> list[Finding]:
     for page in _pages(root):
         text = page.read_text()
         findings += [*check_columns(page, text), *check_paths(page, text, root)]
-        if page == root / BUGS:
-            findings += check_bugs(page, text, root)
     for package in PACKAGES:
         for module in sorted((root / package).rglob("*.py")):
             findings += check_python(module, module.read_text())

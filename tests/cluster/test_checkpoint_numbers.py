@@ -102,7 +102,7 @@ def the_next_result(folder: str, first: Any) -> Any:
 
 
 def test_a_checkpoint_of_an_iteration_that_ran_again_reaches_tune(in_processes: Any) -> None:
-    # docs/bugs.md, 476
+    # Seen: after the driver's death a trial ran the same iterations again at each loss.
     assert in_processes(three_of_which_tune_has_one, the_next_result) == (8, [(6, 6)])
 
 
@@ -139,7 +139,7 @@ def the_next_checkpoint(folder: str, second: Any) -> Any:
 
 
 def test_no_checkpoint_is_written_over_where_tune_registers_it_late(in_processes: Any) -> None:
-    # docs/bugs.md, 468
+    # Seen: a checkpoint was written over while its trial was already sent to another process.
     assert in_processes(two_checkpoints, the_next_checkpoint) == (6, 9, 1, 2)
 
 
@@ -154,7 +154,7 @@ def two_iterations_on_an_emulated_device(folder: str, _: Any) -> None:
 
 
 def test_a_trial_that_leaves_an_emulated_device_runs_nothing_more(in_processes: Any, tmp_path: Path) -> None:
-    # docs/bugs.md, 469
+    # Seen: it ran one more iteration of the user's code, with its side effects and its checkpoint.
     in_processes(two_iterations_on_an_emulated_device)
     assert (tmp_path / "notes").read_text().split() == ["1", "2"]
     assert not list(tmp_path.rglob("checkpoint_*"))

@@ -63,7 +63,7 @@ print(fingerprint(pickle.load(open(sys.argv[1], "rb"))))
 
 
 def test_a_fingerprint_is_the_same_in_each_process(tmp_path: Path) -> None:
-    """docs/bugs.md, 634"""
+    """Seen: a trial with a tensor or a set in its parameters began anew after each move, without a word."""
     config = {
         "weights": torch.tensor([[0.1, 0.2]]).t(),
         "half": torch.tensor(2.5, dtype=torch.bfloat16),
@@ -107,7 +107,6 @@ def test_a_commit_keeps_results_whose_timestamp_is_the_trials_own(own):
 
 
 def test_a_commit_leaves_the_trials_parameters_out_and_tune_gets_them_with_a_missed_result():
-    # docs/bugs.md, 698
     trainable = SimpleNamespace(iteration=1, _time_total=0.0, _timesteps_total=None, _episodes_total=None)
     trainable.config = {"act": lambda x: x}
     before, after = ReportedResults(0, "mark"), ReportedResults(0, "mark")
@@ -155,7 +154,6 @@ def commits_of(store: CommitStore, note: Any = None, iteration: int = 3) -> None
 
 
 def test_a_storage_that_fails_for_a_moment_is_asked_again(tmp_path, monkeypatch):
-    """docs/bugs.md, 689"""
     monkeypatch.setattr(storing, "PAUSES_S", (0.0, 0.0))
     files = Failing()
     storage = committed(tmp_path, files)
@@ -172,7 +170,7 @@ def test_a_storage_that_fails_for_a_moment_is_asked_again(tmp_path, monkeypatch)
 
 
 def test_a_commit_that_cannot_be_unpickled_is_passed_over_and_named(tmp_path, monkeypatch, caplog):
-    """docs/bugs.md, 689. Its note is of a class that the script has no more."""
+    """Its note is of a class that the script has no more. Seen: the trial failed."""
     gone = ModuleType("gone")
     gone.Note = type("Note", (), {"__module__": "gone"})  # type: ignore[attr-defined]
     with monkeypatch.context() as then:
@@ -192,7 +190,7 @@ def unfinished(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("step", ["open_output_stream", "move"])
 def test_nothing_is_left_of_a_commit_that_could_not_be_written(tmp_path, step):
-    """docs/bugs.md, 692"""
+    """Seen: each process that was killed while it wrote one left a file `commit-0.PID.tmp`."""
     files = Failing(step)
     storage = SimpleNamespace(trial_fs_path=str(tmp_path), storage_filesystem=files)
     store = leader_commit_store(storage)
@@ -202,7 +200,6 @@ def test_nothing_is_left_of_a_commit_that_could_not_be_written(tmp_path, step):
 
 
 def test_what_killed_processes_have_left_of_their_commits_goes_with_the_next_commit(tmp_path):
-    """docs/bugs.md, 692"""
     folder = tmp_path / ".fluid_commit"
     folder.mkdir()
     for left in ("commit-0.17.tmp", "commit-1.18.tmp"):

@@ -135,7 +135,7 @@ def test_what_nvml_says_of_another_process_with_this_pid_is_not_its_own(cuda: Cu
 def test_a_trial_alone_has_no_neighbour_where_nvml_does_not_know_its_process(
     cuda: Cuda, others: int, squeezed: bool
 ) -> None:
-    # docs/bugs.md, 394: its own context was taken for others' memory, and the trial was given another try
+    # Found by reading: its own context was taken for others' memory, and the trial was given another try.
     gpu: Any = Gpu(cuda, 8 * GIB, others=others, says=False)
     lack = GpuProbe(gpu).squeezed(RuntimeError("CUDA error: out of memory"))
     assert (lack is not None) is squeezed

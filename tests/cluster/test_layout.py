@@ -62,7 +62,7 @@ def test_how_trials_sit_on_devices(what: str) -> None:
 
 
 def test_shares_of_a_gpu_never_add_up_to_more_than_the_gpu() -> None:
-    """Ray counts ten-thousandths, and some releases round them up. docs/bugs.md, 355."""
+    """Ray counts ten-thousandths, and some releases round them up: the last trial of 6 would wait for ever."""
     for workers in range(1, 33):
         plan = made("gpu:1", {"CPU": 0, "GPU": 1}, {"CPU": 64, "GPU": 1}, max_packing=workers)
         share = plan.worker["GPU"]

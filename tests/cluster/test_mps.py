@@ -288,7 +288,6 @@ class Client:
 def test_a_client_s_daemon_hears_of_its_end_before_it_is_killed(
     node: Node, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # docs/bugs.md, 392
     with mps_server(tmp_path) as server:
         monkeypatch.setenv("MPS_STANDIN_SERVER", str(server))
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)

@@ -39,7 +39,7 @@ class Actor:
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch):
-    """A question to Ray would start a cluster. docs/bugs.md, 454"""
+    """A question to Ray would start a cluster. Seen: the fast tests left its processes behind."""
     before = pool_module.ray.is_initialized()
     context = SimpleNamespace(runtime_env={}, get_node_id=lambda: "another")
     monkeypatch.setattr(pool_module.ray, "get_runtime_context", lambda: context)
@@ -83,7 +83,7 @@ def taken(pool: WorkerPool, device: int, others: tuple[int, ...] = ()) -> Pooled
 
 
 def test_a_device_whose_worker_unloads_its_trial_has_no_room_for_another(pool):
-    # docs/bugs.md, 2: a second process there would wait for the first one's place for ever.
+    # Seen: a second process there waited for the first one's place for ever.
     worker = taken(pool, 0)
     assert not pool.can_serve(0)
     assert pool.can_serve(1)
@@ -156,7 +156,6 @@ def test_a_worker_over_several_gpus_gets_an_empty_device_and_is_not_kept(pool):
 
 
 def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monkeypatch):
-    # docs/bugs.md, 120
     monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
     idle, stuck, unborn = (taken(pool, device) for device in range(3))
     for worker in (idle, stuck):
@@ -170,7 +169,7 @@ def test_processes_end_in_order_and_only_one_that_does_not_is_killed(pool, monke
 
 
 def test_workers_and_exit_handlers_are_waited_for_ten_seconds_in_all(pool, monkeypatch):
-    # docs/bugs.md, 300
+    # Seen: the 10 s for workers and those for exit handlers added up to 20 s.
     monkeypatch.setattr(pool_module, "CLOSE_S", 0.05)
     stuck, waited = taken(pool, 0), []
     stuck.starting, stuck.actor.hangs = False, True
@@ -182,7 +181,7 @@ def test_workers_and_exit_handlers_are_waited_for_ten_seconds_in_all(pool, monke
 
 @pytest.mark.parametrize("serves", [True, False])
 def test_only_a_process_whose_exit_handlers_may_still_run_is_waited_for(pool, monkeypatch, serves):
-    # docs/bugs.md, 326
+    # Seen: the end of each run waited 0.3 s for a process in which nothing was left to do.
     last, waited = taken(pool, 0), []
     last.starting = False
     if not serves:
@@ -218,7 +217,7 @@ def test_workers_get_the_environment_that_stock_tune_gives(monkeypatch):
 
 
 def test_whether_a_device_can_serve_is_as_much_work_where_there_are_many_workers(pool):
-    # docs/bugs.md, 163
+    # Seen: with 1,000 requests for workers a look at them took 14 ms and more.
     def calls() -> int:
         count = 0
 
@@ -274,7 +273,7 @@ CORES = Layout("cpu", None, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0})
 
 
 def test_the_class_of_the_workers_is_handed_to_ray_once(asked: Ray) -> None:
-    # docs/bugs.md, 163: Ray pickles it each time
+    # Seen: Ray pickled it for each worker, which took the driver 18 ms of CPU time.
     pool = asked.pool(CORES, SimpleNamespace(nodes={}))
     for device in range(3):
         pool.start_worker(device)
@@ -296,7 +295,7 @@ def test_a_worker_that_is_one_of_several_on_a_device_computes_with_as_many_threa
 def test_workers_of_a_node_that_comes_later_hash_strings_as_those_of_the_first_one(
     asked: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # docs/bugs.md, 180
+    # Seen: a vocabulary that is made from a set had other ids in workers of a second node.
     needed = {"env_vars": {"PYTHONHASHSEED": "7"}}
     # This process has started the first node only.
     monkeypatch.setattr(new_processes.hash_seed, "runtime_env", lambda nodes, job: needed if nodes > 1 else None)

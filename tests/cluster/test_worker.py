@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.core]
 
 @pytest.mark.parametrize("said", [0, -1.0, math.nan, math.inf, "fast", None, True])
 def test_an_iteration_takes_time_whatever_its_result_says(said):
-    """docs/bugs.md, 633"""
+    """Seen: a restored job ended with an EngineError where a script reports a `time_this_iter_s` of 0."""
     assert 0 < leader_host.seconds_of({"time_this_iter_s": said}) <= 1
     assert (leader_host.seconds_of({"time_this_iter_s": 2.5}), leader_host.seconds_of({})) == (2.5, 1e-6)
 
@@ -182,7 +182,7 @@ def away(folder: str) -> list[Any]:
 
 
 def test_a_storage_that_is_away_while_a_trial_is_loaded_fails_none_that_has_nothing_there(in_a_process: Any) -> None:
-    """docs/bugs.md, 689"""
+    """Seen: the trial failed, as did one with a commit of a class that the script had renamed."""
     assert in_a_process(away) == ["raised", (4, 4.0, 3), (1, 1.0, 1)]
 
 
@@ -209,7 +209,7 @@ def totals(folder: str) -> list[tuple[int, int]]:
 
 
 def test_timesteps_and_episodes_are_counted_on_from_a_commit(in_a_process: Any) -> None:
-    """docs/bugs.md, 691"""
+    """Seen: after a move, `timesteps_total` and `episodes_total` began at 0."""
     assert in_a_process(totals) == [(40, 8), (50, 10), (60, 12)]
 
 
@@ -453,7 +453,7 @@ def kept_for_one_trial(folder: str) -> list[str]:
 
 
 def test_an_object_whose_reset_raises_is_cleaned_up(in_a_process: Any) -> None:
-    """docs/bugs.md, 693"""
+    """Seen: with `reuse_actors=True` it never got its `cleanup()`."""
     assert in_a_process(kept_for_one_trial) == ["read", "cleanup 1"]
 
 
@@ -482,7 +482,7 @@ def test_a_trial_that_shared_its_device_to_the_end_leaves_its_lane_and_its_proce
 
 
 def test_no_trial_of_a_worker_imports_ipython(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 474. Tune imports it in each actor."""
+    """Tune imports it in each actor. Seen: where IPython is installed no process served a second trial."""
     monkeypatch.setattr(trainable_module, "disable_ipython", trainable_module.disable_ipython)
     monkeypatch.setattr(Trainable, "is_actor", lambda self: True)
     noted = tmp_path / "imported"

@@ -95,7 +95,7 @@ def steered(optimizer, scheduler, epochs):
 
 @pytest.mark.parametrize("epochs", [1, 5])
 def test_a_scheduler_with_a_lambda_and_another_scheduler_steers_the_optimizer_that_steps(epochs, tmp_path):
-    # docs/bugs.md, 696
+    # Seen: such a trial failed when it grew ("Can't pickle"), or its learning rate did not change after a move.
     session, optimizer, scheduler = trained(epochs)
     store = CommitStore(str(tmp_path), pickling=cloudpickle)
     keep(store, epochs, session._objects.capture())
@@ -174,7 +174,7 @@ def test_tensors_of_a_gpu_inside_a_leaf_are_what_they_were(monkeypatch):
 
 
 def test_what_cannot_be_pickled_stops_commits_and_not_the_trial(tmp_path, caplog):
-    # docs/bugs.md, 697
+    # Seen: an elastic trial with a lock in a `state_dict` failed at its first boundary.
     own = script().Counted(lock=threading.Lock())
     session = session_with(own, commits=CommitStore(str(tmp_path), pickling=cloudpickle))
     assert list(session.epochs(0, 3)) == [0, 1, 2]
@@ -185,7 +185,7 @@ def test_what_cannot_be_pickled_stops_commits_and_not_the_trial(tmp_path, caplog
 
 
 def test_a_commit_has_results_with_what_the_script_defines(tmp_path):
-    # docs/bugs.md, 698
+    # Seen: a trial with a function of the script in its parameters had no commits, and began anew after each move.
     note = {"config": {"act": lambda x: x + 1, "model": script().Counted}, "at": 3}
     store = CommitStore(str(tmp_path), pickling=cloudpickle)
     keep(store, 1, {}, note)

@@ -48,7 +48,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", tensors())
 def test_the_copy_of_a_tensor_is_as_it_was(kind: str) -> None:
-    # docs/bugs.md, 348
+    # Seen: a `channels_last` network with `AdamW(fused=True)` that grew was trained to other weights, silently.
     was = tensors()[kind]
     found = copy_of({"x": [was, 3]})["x"][0]
     assert (found.dtype, found.shape, found.layout) == (was.dtype, was.shape, was.layout)

@@ -36,7 +36,7 @@ def test_an_elastic_trial_grows_when_it_is_measured_and_at_most_twofold_then() -
 
 
 def test_a_trial_that_must_keep_to_one_worker_is_no_demand():
-    # docs/bugs.md, 333
+    # Seen: a job on demand kept one device more than it could use for each such trial.
     engine = engine_with(1, *added("a", kind="elastic", growable=True))
     measured(engine, "a")
     assert engine.demand(8).growing == 1

@@ -62,13 +62,13 @@ def test_the_search_for_c_is_as_much_work_on_many_devices(kind: Any) -> None:
 
 
 def test_growing_trials_are_as_much_work_where_many_run() -> None:
-    # docs/bugs.md, 160
+    # Seen: with 900 elastic trials on 1,000 devices the engine took 114 events a second.
     few, many = (calls_per_event(Case("same", n * 9 // 10, n, "elastic", True), n, 400) for n in (64, 640))
     assert many < 2 * few
 
 
 def test_a_batch_is_planned_anew_with_few_calls_for_each_trial() -> None:
-    # docs/bugs.md, 161
+    # Seen: with 10,000 trials in synchronous groups single events took 0.15 s and more.
     engine = Engine()
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=0.0)
     engine.handle(

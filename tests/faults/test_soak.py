@@ -18,7 +18,7 @@ from tests.faults.soak import JUDGED_S, failed, faults_of, past_commit, shape, u
         ([range(1, 8), range(1, 5)], [7], (7, 0)),  # a driver that was killed, before Tune's first snapshot
         ([range(1, 9), [1, 2], [1, 2]], [7], (9, 0)),  # its worker went on a little; then a worker died
         ([range(1, 6), range(1, 5), [1, 2]], [5], (7, 2)),
-        # It ran iterations again that Tune had heard of, which needs no driver (docs/bugs.md, 477).
+        # It ran iterations again that Tune had heard of, which needs no driver. Seen: they counted as lost.
         ([range(1, 13), [10, 11], range(4, 13)], [13], (10, 0)),
         ([range(1, 6), range(6, 10), range(4, 7)], [5], (3, 3)),  # a restore that repeats nothing excuses no later loss
     ],

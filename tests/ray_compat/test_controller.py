@@ -45,7 +45,7 @@ def test_the_controller_still_uses_an_actor_manager() -> None:
 
 
 def test_how_many_trials_tune_lets_be_pending_is_its_own_number_after_a_restore(monkeypatch) -> None:
-    """docs/bugs.md, 640"""
+    """Seen: `Tuner.restore` let more be pending, and a searcher was asked for up to 28 suggestions at once."""
     monkeypatch.setattr(tune_controller, "_get_max_pending_trials", lambda search_alg: 1)
     made = compat.TuneController.__new__(compat.TuneController)
     made._search_alg, made._max_pending_trials = None, 28  # as it was saved
@@ -53,7 +53,7 @@ def test_how_many_trials_tune_lets_be_pending_is_its_own_number_after_a_restore(
 
 
 def test_what_the_first_trial_asked_for_is_saved_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 647"""
+    """Seen: a restored run refused trials that it had run before, since Tune adds them in another order."""
     first, next_ = {"CPU": 2.0}, {"CPU": 1.5}
     made, restored = (compat.TuneController.__new__(compat.TuneController) for _ in range(2))
     own = attributes_of(compat.TuneController) - set(dir(compat.TuneController))
@@ -189,7 +189,7 @@ class Controller(compat.TuneController):
 
 
 def test_a_checkpoint_that_tune_has_not_asked_for_is_kept_as_one_that_it_has() -> None:
-    """Callbacks hear of it, and the next snapshot has it: docs/bugs.md, 467."""
+    """Callbacks hear of it, and the next snapshot has it. Seen: a restored trial's checkpoint had been deleted."""
 
     class Trial(SimpleNamespace):
         __hash__ = object.__hash__
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_tune_has_not_asked_for_is_kept_as_one_that_it_has() -
 
 
 def test_tunes_encoder_keeps_nothing_of_what_it_has_encoded(monkeypatch) -> None:
-    """docs/bugs.md, 658"""
+    """Seen: the driver's memory grew with each checkpoint, by the text of its result and configuration."""
     noted: set[str] = set()
     monkeypatch.setattr(debug, "_logged", noted)
     monkeypatch.setattr(serialization, "log_once", debug.log_once)

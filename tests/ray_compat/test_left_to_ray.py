@@ -94,7 +94,6 @@ def both() -> tuple[Any, Any, dict[str, Any]]:
 def test_what_the_controller_asks_of_a_trial_goes_to_the_manager_that_runs_it(
     both: tuple[Any, Any, dict[str, Any]],
 ) -> None:
-    """docs/bugs.md, 214"""
     ours, rays, tracked_actors = both
     left, host = tracked_actors["left"], tracked_actors["host"]
     rays.add_actor.assert_called_once()
@@ -143,7 +142,6 @@ def test_both_managers_are_asked_for_events_in_turn(both: tuple[Any, Any, dict[s
 
 
 def test_local_mode_is_known_by_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 215"""
     assert getattr(worker, "LOCAL_MODE", 2) == 2 and not cluster_state.in_local_mode()
     monkeypatch.setattr(worker.global_worker, "mode", 2)
     assert cluster_state.in_local_mode()

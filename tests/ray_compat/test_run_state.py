@@ -26,7 +26,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def test_no_result_file_is_opened_and_nothing_else_is_missing(one_ray: Any, tmp_path: Path) -> None:
-    """docs/bugs.md, 681."""
+    """Seen: with `serve --follow`, requests waited at each look at a long search."""
     one_ray.use(num_cpus=2)
     ranked = TuneConfig(metric="score", mode="max")
     given = RunConfig(name="run", storage_path=str(tmp_path), verbose=0)

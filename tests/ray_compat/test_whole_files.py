@@ -61,7 +61,7 @@ while True:
 
 
 def test_a_driver_that_is_killed_at_any_moment_leaves_whole_files(tmp_path: Path) -> None:
-    # docs/bugs.md, 479
+    # Seen: a run could not be restored, as `tuner.pkl` was empty.
     draw = random.Random(4)
     for _ in range(4):
         with subprocess.Popen(

@@ -39,7 +39,7 @@ from tests.report.test_summary import by_hand
 
 @pytest.mark.parametrize("name", ["run_started", "serving_started"])
 def test_how_many_lines_of_the_log_are_left_out_is_said(name: str, tmp_path: Path) -> None:
-    """docs/bugs.md, 656."""
+    """Seen: `top`, `why`, and `report` of a service did not say it."""
     events = [begin(0, 1)] if name == "run_started" else [ev(0, name, devices=1, **dict.fromkeys(OF_START, "x"))]
     log, shown = written(tmp_path, events), []
     for broken in ("", '{"t": 5.0, "event": "tri\n', "{\n"):
@@ -220,7 +220,7 @@ def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypat
 def test_a_log_that_is_replaced_is_followed_anew(
     removed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # docs/bugs.md, 599: the driver died, and the script starts again under the same name
+    # The driver died, and the script starts again under the same name. Seen: `top` showed the dead run for ever.
     log = written(tmp_path, [*by_hand()[:5], begin(103, 1, run="of the dead driver")])
     looks: list[float] = []
 
@@ -255,7 +255,7 @@ def test_a_service_that_goes_on_for_long_is_summed_up_once() -> None:
 
 
 def test_a_foreign_file_is_refused_and_a_cut_first_line_is_not(tmp_path: Path) -> None:
-    # docs/bugs.md, 490
+    # Seen: `fluidtune top` showed an empty run, for ever, of a file that is no event log.
     log = tmp_path / "fluid_events.jsonl"
     log.write_text("no event\n")
     with pytest.raises(EventLogError, match="is not a FluidTune event log: line 1"):

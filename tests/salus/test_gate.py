@@ -253,7 +253,7 @@ def test_trials_of_another_container_are_not_taken_to_be_dead(directory, monkeyp
 
 
 def test_who_cannot_be_looked_at_is_taken_to_live(directory, monkeypatch) -> None:
-    """docs/bugs.md, 706"""
+    """Seen: a trial without a free descriptor took its living neighbours for dead: others got their memory."""
 
     def none_left(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -133,7 +133,7 @@ def test_memory_on_a_gpu_is_measured_and_limited() -> None:
 
 
 def test_a_forked_process_counts_its_part_of_what_it_shares():
-    # docs/bugs.md, 447: two forked trials counted the same pages, and the second one was never admitted.
+    # Seen: two forked trials counted the same pages, and the second one was never admitted.
     shared = bytearray(64 << 20)
     shared[::4096] = b"x" * len(shared[::4096])
     read, write = os.pipe()

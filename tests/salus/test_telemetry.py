@@ -60,7 +60,7 @@ def test_a_sample() -> None:
 
 @pytest.mark.parametrize(("package", "driver", "used"), [(True, True, 2), (True, False, 3), (False, True, 3)])
 def test_what_the_driver_keeps_is_not_used_where_nvml_tells_it_apart(package: bool, driver: bool, used: int) -> None:
-    # docs/bugs.md, 394
+    # Found by reading: in a container, half a GiB of an H100's memory seemed to be another process'.
     def memory(handle: int, version: int | None = None) -> SimpleNamespace:
         if version is None:
             return SimpleNamespace(used=3, total=10)

@@ -233,7 +233,7 @@ def test_a_batch_that_takes_too_long_is_given_up_and_its_device_comes_back(monke
 
 
 def test_what_ran_on_a_lost_device_is_refused_as_that_however_long_it_waits_for_another():
-    """docs/bugs.md, 630."""
+    """Seen: it was refused as `late`, so that `fluidtune.Client` sent again what a model may have run."""
 
     def is_lost(values):
         raise DeviceLost("gone", never_back)

@@ -67,7 +67,7 @@ def test_samples_that_are_refused(samples):
 
 @pytest.mark.parametrize("values", [[10**400, -(10**400)], [10**400, -(10**400), 0.5], [-(10**309), 10**309, 1]])
 def test_integers_that_no_float_holds_do_not_cancel_out(values):
-    """docs/bugs.md, 591."""
+    """Seen: an integer of 400 digits and its negative passed as finite numbers, and made a batch fail."""
     form = Form.of([[0.5], [1, 2]])
     assert form.trouble(values) == "the input[0] is no finite number"
     assert form.trouble([2**1023, -(2**1023), 1e308, 0.5]) is None

@@ -132,7 +132,6 @@ STEPS = st.fixed_dictionaries(
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2), st.lists(STEPS, min_size=20, max_size=40))
 def test_the_table_finds_the_gpu_that_a_plain_list_finds(ahead, steps):
-    """docs/bugs.md, 655."""
     beside = Beside(ahead)
     beside.join(0, 0.0, None)
     for step in steps:
@@ -142,7 +141,7 @@ def test_the_table_finds_the_gpu_that_a_plain_list_finds(ahead, steps):
 
 
 def test_a_gpu_that_answers_two_batches_at_once_when_it_was_to_be_free_gets_the_next_one():
-    """The answer to the first one was lost. docs/bugs.md, 655."""
+    """The answer to the first one was lost. Seen: the GPU got no batch any more."""
     beside = Beside(1)
     beside.join(0, 0.0, None)
     beside.send(0, 1.0, 0.0)

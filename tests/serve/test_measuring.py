@@ -32,7 +32,7 @@ def test_the_delays_are_measured_with_a_model_that_a_device_has():
 
 
 def test_a_device_that_is_lost_while_the_delays_are_measured_is_waited_for(short):
-    """docs/bugs.md, 682."""
+    """Seen: its loss ended the start of the service."""
     there, waited = [], []
 
     async def back():

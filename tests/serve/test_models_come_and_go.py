@@ -184,7 +184,7 @@ def test_a_model_is_removed_once_whoever_asks_and_one_that_is_not_there_is_named
 
 
 def test_what_is_asked_of_a_server_about_a_model_that_is_not_served():
-    """docs/bugs.md, 653."""
+    """Seen: `hopeless`, `wait`, `profile` and `batching` ended with a KeyError."""
 
     async def run():
         release, delays = asyncio.Event(), Delays(jitter=30.0)

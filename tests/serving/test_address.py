@@ -25,7 +25,6 @@ from fluidtune.serving.address import is_of_this_machine, listening, url_of
     ],
 )
 def test_the_url_of_a_host_and_whether_others_reach_it(host, url, alone):
-    """docs/bugs.md, 588."""
     assert url_of(host, 8000) == url and is_of_this_machine(host) == alone
     assert httpx.URL(url_of(host, 8000)).port == 8000
 
@@ -34,7 +33,7 @@ def test_the_url_of_a_host_and_whether_others_reach_it(host, url, alone):
     ("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6), ("::", socket.AF_INET6)]
 )
 def test_a_host_of_ipv6_is_tried_as_one(monkeypatch, host, family):
-    """docs/bugs.md, 588."""
+    """Seen: `fluidtune serve start --host ::1` was always refused."""
     tried = []
 
     def create_server(address, *, family=socket.AF_INET, backlog=None):

@@ -87,7 +87,7 @@ def test_a_file_that_is_none(tmp_path):
     ],
 )
 def test_a_file_of_something_else(content, tmp_path):
-    """docs/bugs.md, 543, 628."""
+    """Seen: kept profiles with an integer of 400 digits were a traceback."""
     (tmp_path / "profiles.json").write_bytes(content)
     with pytest.raises(FluidTuneError, match=r"profiles|kept delays"):
         capacity.models_of(str(tmp_path / "profiles.json"), 0.1, "eager")

@@ -106,7 +106,7 @@ def test_a_head_without_end_is_cut_off(door):
 @pytest.mark.parametrize("line", [b"A%d: " + b"b" * 1000 + b"\r\n", b"b" * 1000], ids=["lines", "one line"])
 @pytest.mark.parametrize("path", [b"late", b"now"])
 def test_a_trailer_without_end_is_cut_off(door, path, line):
-    """docs/bugs.md, 627."""
+    """Seen: a client could fill the front's memory by one, 300 MB a second."""
     head = b"POST /%b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path
     with connected(door[0], head + b"1\r\nx\r\n0\r\n") as one, pytest.raises(ConnectionError):
         for number in range(10_000):
@@ -134,7 +134,7 @@ HEAD = b"POST /now HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
     "parts", [(HEAD, b"12"), (HEAD, b"1", b"2"), (b"GET /now HTTP/1.1\r\nHost: x\r\n\r\n", b"\r\n")]
 )
 def test_whatever_comes_when_no_request_is_there_the_connection_ends(hasty, door, parts):
-    """docs/bugs.md, 685."""
+    """Seen: a connection whose body came after a refusal had no time limit any more."""
     first, *others = parts
     with connected(door[0], first) as one, contextlib.suppress(ConnectionError):  # it may end before all has come
         one.recv(1 << 16)
@@ -144,7 +144,7 @@ def test_whatever_comes_when_no_request_is_there_the_connection_ends(hasty, door
 
 
 def test_an_empty_line_now_and_then_does_not_keep_a_connection(monkeypatch, request):
-    """docs/bugs.md, 685."""
+    """Seen: a connection with an empty line after an answer had no time limit any more."""
     from fluidtune.serving import door as doors
 
     monkeypatch.setattr(doors, "KEEP_ALIVE_S", 0.3)
@@ -161,7 +161,6 @@ def test_an_empty_line_now_and_then_does_not_keep_a_connection(monkeypatch, requ
 
 
 def test_of_a_connection_that_was_reset_no_timer_is_left(door):
-    """docs/bugs.md, 685."""
     port, connections = door
     with connected(port, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") as one:
         answered(one)
@@ -183,7 +182,7 @@ def test_of_a_connection_that_was_reset_no_timer_is_left(door):
 @pytest.mark.parametrize("end", [b"", b"Connection: close\r\n"], ids=["idle", "close"])
 @pytest.mark.parametrize("path", [b"some", b"large"])
 def test_a_connection_that_is_to_end_does_so_though_its_client_takes_nothing(narrow, hasty, door, path, end):
-    """docs/bugs.md, 685. What is left of 60 KB is less than makes a loop ask that no more be written."""
+    """Seen: it had no time limit. What is left of 60 KB is less than makes a loop ask that no more be written."""
     port, connections = door
     with socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -254,7 +253,7 @@ def test_a_reader_that_stands_still_is_cut_off(door, monkeypatch):
 
 @pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
 def test_of_answers_that_nobody_takes_a_bounded_number_of_bytes_is_held(narrow, door, monkeypatch):
-    """The client that has taken nothing for the longest is cut off. docs/bugs.md, 688."""
+    """The client that has taken nothing for the longest is cut off. Seen: such clients held the front's memory."""
     from fluidtune.serving import door as doors
 
     monkeypatch.setattr(doors, "MOST_UNREAD", 17 << 20)
@@ -279,7 +278,6 @@ def test_of_answers_that_nobody_takes_a_bounded_number_of_bytes_is_held(narrow, 
 
 @pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
 def test_what_clients_have_taken_of_their_answers_is_not_held(narrow, door, monkeypatch):
-    """docs/bugs.md, 688."""
     from fluidtune.serving import door as doors
 
     monkeypatch.setattr(doors, "MOST_UNREAD", 17 << 20)
@@ -298,7 +296,6 @@ def test_what_clients_have_taken_of_their_answers_is_not_held(narrow, door, monk
 
 @pytest.mark.parametrize("narrow", [256 << 10], indirect=True)
 def test_whoever_has_not_taken_a_large_answer_gets_no_second_one(narrow, door):
-    """docs/bugs.md, 688."""
     port, connections = door
     with connected(port, 2 * b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET / HTTP/1.0\r\n\r\n") as one:
         one.recv(1, socket.MSG_PEEK)

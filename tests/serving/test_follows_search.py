@@ -47,7 +47,7 @@ def load(directory, config):
 
 
 def test_what_a_running_search_finds_is_deployed_and_stays(one_ray, tmp_path, monkeypatch):
-    """The search deletes each checkpoint but its last one, and the served one is loaded again: docs/bugs.md, 678."""
+    """The search deletes each checkpoint but its last one, and the served one is loaded again."""
     one_ray.use(num_cpus=2)
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "1")
     stop = tmp_path / "stop"

@@ -257,7 +257,7 @@ def test_what_is_wrong_is_counted_and_told_with_a_code(made, sent, code):
 
 
 def test_of_an_overload_no_times_are_kept(made):
-    """Else `fluidtune serve plan` says that no SLO is long enough. docs/bugs.md, 374."""
+    """Seen: after an overload, `fluidtune serve plan` said "give an SLO of at least 5.63 s"."""
     front, kept = made(Server()), []
     front._log = SimpleNamespace(keep=lambda name, text: kept.append(json.loads(text)))
     front._server.profile = lambda name: Profile.linear(0.0, 0.2, 1)
@@ -321,7 +321,7 @@ TENSOR = json.dumps({"inputs": [{"name": "input", "shape": [1], "datatype": "INT
 @pytest.mark.parametrize("given", [{}, {"path": "/v2/models/t/infer", "body": TENSOR}])
 @pytest.mark.parametrize(("takes", "slow"), [(0.0, 0), (0.3, 1)])
 def test_what_a_client_took_to_send_its_body_is_no_load(made, given, takes, slow):
-    """docs/bugs.md, 651."""
+    """Seen: clients that send their bodies slowly made a service on leases ask for more devices."""
     front = made(Server(), slo=0.5)
     assert answered(front, takes=takes, **given)[1]["error"]
     total = front._books.total()
@@ -367,7 +367,7 @@ def test_json_with_tensors_is_bounded_because_it_is_read_in_one_go(made, headers
 
 @pytest.mark.parametrize("name", ["v2-ranker", "v2.1", "v20"])
 def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, name):
-    """docs/bugs.md, 585."""
+    """Seen: a model named `v2-ranker` was served, and each request to it got 404."""
     front = made(Server(), slo=0.01)
     front._names.append(name)
     front._books.add(name)
@@ -378,7 +378,7 @@ def test_a_model_whose_name_only_begins_like_the_protocol_answers(made, name):
 
 @pytest.mark.parametrize("where", ["forks", "restore", "load", "anew", "interrupted"])
 def test_what_fails_at_the_start_is_said_and_tried_again(made, monkeypatch, caplog, where):
-    """docs/bugs.md, 684."""
+    """Seen: with a full /tmp, `serve start` waited for ever in the state "loading", with no word in any log."""
     from fluidtune.serving import front as fronts
 
     front, seen = made(), []
@@ -415,7 +415,6 @@ def test_what_fails_at_the_start_is_said_and_tried_again(made, monkeypatch, capl
 
 
 def test_a_version_that_only_the_second_attempt_has_restored_is_counted(made, monkeypatch):
-    """docs/bugs.md, 684."""
     from fluidtune.serving import front as fronts
 
     front, attempts = made(), []
@@ -456,7 +455,7 @@ def tensor(count):
 
 @pytest.mark.parametrize(("late", "code"), [(False, "queue_full"), (True, "late_on_arrival")])
 def test_inputs_that_are_hopeless_together_are_not_even_asked_for(made, late, code):
-    """docs/bugs.md, 686. late: decoding them takes until after the deadline."""
+    """late: decoding them takes until after the deadline."""
     front = made(Server(most=20), slo=PATIENCE_S)
     decoded = front._decoded
 
@@ -472,7 +471,7 @@ def test_inputs_that_are_hopeless_together_are_not_even_asked_for(made, late, co
 
 
 def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_asked_for(many):
-    """docs/bugs.md, 686."""
+    """Seen: requests of 1,024 inputs held the front's loop, so that `/healthz` did not answer for seconds."""
     from fluidtune.serving.front import ASKED
 
     front, counts = many, [3, 1000, 500, *[2] * 100]
@@ -497,7 +496,7 @@ def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_asked_for(many):
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_the_rest_of_the_inputs_is_not_asked_for_when_it_is_of_no_use(many, gone):
-    """The client has gone, or one of the first inputs was refused. docs/bugs.md, 686."""
+    """The client has gone, or one of the first inputs was refused."""
     from fluidtune.serving.front import ASKED
 
     front = many
@@ -522,7 +521,7 @@ def test_the_rest_of_the_inputs_is_not_asked_for_when_it_is_of_no_use(many, gone
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_cancelled(many, gone):
-    """The client has gone, or one input was refused. docs/bugs.md, 686."""
+    """The client has gone, or one input was refused."""
     from fluidtune.serving.front import ASKED
 
     front, turns = many, []
@@ -550,8 +549,6 @@ def test_in_a_turn_of_the_loop_a_piece_of_all_inputs_is_cancelled(many, gone):
 
 
 def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
-    """docs/bugs.md, 686."""
-
     async def run():
         left = asyncio.Event()
         asked = asyncio.ensure_future(ask(many, gone=left, **tensor(1024)))
@@ -569,7 +566,7 @@ def test_a_request_that_is_cut_off_cancels_all_its_inputs(many):
 
 @pytest.mark.parametrize(("sent", "code", "counted"), [(False, "late", "refused: late"), (True, "overdue", "late")])
 def test_inputs_of_which_some_are_not_asked_for_in_time_are_late(many, sent, code, counted):
-    """And overdue, if a model may have seen one: then a client must not ask again by itself. docs/bugs.md, 686."""
+    """And overdue, if a model may have seen one: then a client must not ask again by itself."""
     front = many
 
     async def run():
@@ -589,7 +586,7 @@ def test_inputs_of_which_some_are_not_asked_for_in_time_are_late(many, sent, cod
 
 
 def test_a_few_inputs_do_not_wait_behind_large_bodies(many):
-    """docs/bugs.md, 686."""
+    """Seen: batches of others were late."""
 
     async def run():
         async def uploads():
@@ -615,7 +612,7 @@ def test_a_few_inputs_do_not_wait_behind_large_bodies(many):
 
 
 def test_the_inputs_of_a_request_are_open_each(made, monkeypatch):
-    """docs/bugs.md, 686."""
+    """Seen: a request of 1,024 inputs counted as one of the 10,000 that may be open."""
     from fluidtune.serving import intake
 
     monkeypatch.setattr(intake, "MOST_OPEN", 10)
@@ -638,7 +635,7 @@ def test_the_inputs_of_a_request_are_open_each(made, monkeypatch):
 
 
 def test_an_output_that_is_no_tensor_of_the_metadata_is_one_failure_of_the_model(made):
-    """docs/bugs.md, 687."""
+    """Seen: the client got 400 after the model had run, and the request counted as answered and as bad."""
     from fluidtune.serving.inference_protocol import Interface
 
     front = made(Server(), slo=PATIENCE_S)
@@ -651,7 +648,7 @@ def test_an_output_that_is_no_tensor_of_the_metadata_is_one_failure_of_the_model
 
 
 def test_an_output_that_another_version_has_not_is_refused_before_it_is_asked(made):
-    """The version that reads the request is not the one that is there when it is read. docs/bugs.md, 687."""
+    """The version that reads the request is not the one that is there when it is read."""
     from fluidtune.serving.inference_protocol import Interface
 
     front = made(Server(), slo=PATIENCE_S)
@@ -671,7 +668,7 @@ def test_an_output_that_another_version_has_not_is_refused_before_it_is_asked(ma
 
 
 def test_a_large_answer_is_encoded_beside_the_loop(made, monkeypatch):
-    """docs/bugs.md, 688."""
+    """Seen: a client that asked for large outputs held the front's loop for a tenth of a second each time."""
     from fluidtune.serving.inference_protocol import Interface
 
     threads, encode = [], Interface.encode
@@ -688,7 +685,7 @@ def test_a_large_answer_is_encoded_beside_the_loop(made, monkeypatch):
 
 
 def test_a_single_large_output_is_read_in_pieces(made, monkeypatch):
-    """One call of `json` would hold the loop, though it is in another thread. docs/bugs.md, 688."""
+    """One call of `json` would hold the loop, though it is in another thread."""
     from symphony_serve import reading
 
     pieces, output = [], [0.5] * 100_000
@@ -706,7 +703,7 @@ def test_a_single_large_output_is_read_in_pieces(made, monkeypatch):
 
 
 def test_the_document_and_its_page_are_sent_as_they_were_made(made):
-    """They hold whole samples, and to write them anew for each request takes long. docs/bugs.md, 688."""
+    """They hold whole samples, and to write them anew for each request takes long."""
     front, sent = made(Server()), []
     front._document = {"/openapi.json": b"{}", "/docs": b"<html>"}
 

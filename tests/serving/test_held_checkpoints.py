@@ -44,7 +44,7 @@ def copies(run: Path) -> list[str]:
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("within", [False, True])
 def test_what_a_search_deletes_is_still_there(tmp_path, within, nested):
-    """docs/bugs.md, 678. within: the run is known by its path within a file system."""
+    """within: the run is known by its path within a file system. Seen: the service answered nothing any more."""
     one = winner(tmp_path / "run", "t")
     if nested:
         Path(one.checkpoint.path, "weights").mkdir()
@@ -139,8 +139,6 @@ class Service:
 
 @pytest.mark.serve
 def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_path, monkeypatch):
-    """docs/bugs.md, 678."""
-
     async def run():
         left = held(winner(tmp_path, "left by a service that was killed"), str(tmp_path), HERE)
         first = held(winner(tmp_path, "a"), str(tmp_path), HERE)
@@ -169,7 +167,7 @@ def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_pa
 
 
 def test_a_storage_that_lists_paths_in_its_own_way_loses_no_copy_that_is_served(tmp_path):
-    """docs/bugs.md, 678. This one lists what is in "run" as "/run/...", and others leave a "/" out."""
+    """This one lists what is in "run" as "/run/...", and others leave a "/" out."""
     storage = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(fsspec.filesystem("memory", skip_instance_cache=True)))
 
     async def run():
@@ -185,8 +183,6 @@ def test_a_storage_that_lists_paths_in_its_own_way_loses_no_copy_that_is_served(
 
 
 def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp_path, caplog):
-    """docs/bugs.md, 678."""
-
     async def run():
         one = held(winner(tmp_path, "t"), str(tmp_path), HERE)
         holding = HeldCheckpoints(str(tmp_path), one)
@@ -208,7 +204,6 @@ def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp_path,
 @pytest.mark.serve
 @pytest.mark.parametrize("restarted", [False, True])
 def test_the_copies_of_all_models_of_a_service_stay(tmp_path, monkeypatch, restarted):
-    """docs/bugs.md, 678."""
     run = str(tmp_path)
 
     async def begin():
@@ -228,7 +223,7 @@ def test_the_copies_of_all_models_of_a_service_stay(tmp_path, monkeypatch, resta
 
 @pytest.mark.serve
 def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, monkeypatch):
-    """docs/bugs.md, 678."""
+    """Seen: `serve --follow` deployed no other version."""
     gone, there = winner(tmp_path, "b", 0.95), winner(tmp_path, "c", 0.94)
     shutil.rmtree(gone.checkpoint.path)
 

@@ -159,7 +159,7 @@ def change_arrays(pair):
 
 
 def test_a_stage_may_change_what_it_gets_as_in_the_whole_model(winner):
-    """Ray hands arrays over read-only, as is done here. docs/bugs.md, 503."""
+    """Ray hands arrays over read-only, as is done here. Seen: the stage failed ("output array is read-only")."""
 
     def load(directory, config):
         made = Cut(make_arrays, change_arrays)

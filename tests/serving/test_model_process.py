@@ -103,7 +103,7 @@ def test_a_load_whose_module_the_process_does_not_find(winner, tmp_path, monkeyp
 
 @pytest.mark.parametrize("inputs", [[1, 2], [1]])
 def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
-    """CUDA cannot be used any more after a failed kernel: every later batch would fail. docs/bugs.md, 351."""
+    """CUDA cannot be used any more after a failed kernel. Seen: the model answered 500 for ever."""
     calls = []
 
     def model(values):
@@ -126,7 +126,7 @@ def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
     [((0, 500), (0, 530), 30), ((0, 500), (40, 3000), 40), ((40, 3000), (60, 3100), 20), ((40, 3000), (40, 2900), 0)],
 )
 def test_a_models_bytes_are_those_of_the_gpu_if_it_has_any_there(before, after, bytes_):
-    """On a GPU the first model has brought the process' own memory there. docs/bugs.md, 535."""
+    """On a GPU the first model has brought the process' own memory there."""
     assert _grown(before, after) == bytes_
 
 
@@ -142,7 +142,7 @@ def exits(*given):
     ],
 )
 def test_a_model_that_exits_is_one_that_fails_and_the_others_of_its_process_stay(winner, load, said):
-    """docs/bugs.md, 594."""
+    """Seen: `sys.exit` in a model's `load` ended the process of the models that were there before."""
     exiting = dataclasses.replace(winner, name="u", load=Loading.of(load, []).load)
     with pytest.raises(ServeError, match=said):
         ModelProcess(Loading.of(load, [exiting]))
@@ -171,8 +171,6 @@ class Unsaid(BaseException):
     ],
 )
 def test_what_a_model_raises_with_an_input_is_one_short_line_for_that_input_alone(winner, error, status, said):
-    """docs/bugs.md, 594."""
-
     def function(values):
         if 2 in values:
             raise error

@@ -120,7 +120,7 @@ class Service:
 
 @pytest.mark.parametrize("at", [4, 5])
 def test_a_load_that_goes_on_in_the_next_process_is_none_that_failed(monkeypatch, at):
-    """As one that must be in a plain process. at: which of the loads, when each was loaded once. docs/bugs.md, 583."""
+    """As one that must be in a plain process. at: which of the loads, when each was loaded once."""
 
     async def run():
         service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
@@ -204,7 +204,7 @@ def test_a_device_that_dies_is_replaced_by_the_other_if_all_models_fit_there(mon
 
 
 def test_a_device_that_is_lost_while_its_models_are_measured_keeps_its_place(monkeypatch):
-    """It loads them again itself (`PlacedDevice.measure`). docs/bugs.md, 652."""
+    """It loads them again itself (`PlacedDevice.measure`). Seen: the model got smaller batches from then on."""
 
     async def run():
         service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
@@ -258,7 +258,7 @@ async def until(holds):
 
 
 def test_a_process_that_comes_back_has_the_models_that_load_and_says_why_the_other_one_does_not(monkeypatch):
-    """Two devices with room for two models each. docs/bugs.md, 500."""
+    """Two devices with room for two models each. Seen: no next process came up, and nothing said why."""
 
     async def run():
         service = Service(monkeypatch, memory=2.0, a=1.0, b=1.0, c=1.0, d=1.0)
@@ -292,7 +292,7 @@ def test_a_process_that_comes_back_has_the_models_that_load_and_says_why_the_oth
 
 
 def test_a_front_that_is_restarted_serves_the_models_that_load(monkeypatch):
-    """What it must know of the other one was kept. docs/bugs.md, 501."""
+    """What it must know of the other one was kept. Seen: the front stayed `failed`."""
 
     async def run(kept):
         service = Service(monkeypatch, kept=kept, a=1.0, b=1.0)

@@ -212,7 +212,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(cluster, tmp_path, monkeyp
 
 
 def test_a_checkpoint_that_has_changed_takes_no_other_model_down_nor_the_front(cluster, tmp_path, monkeypatch):
-    """Two processes of two models each. One process is killed, and then the front. docs/bugs.md, 500 and 501."""
+    """Two processes of two models each. One process is killed, and then the front. Seen: both stayed down."""
     monkeypatch.chdir(tmp_path)
     names = "abcd"
     models = tables(tmp_path, **dict.fromkeys(names, FEW))

@@ -117,7 +117,7 @@ def test_a_process_that_dies_or_hangs_is_told_and_replaced(device, error, what):
 
 @pytest.mark.parametrize("what", ["run", "alive"])
 def test_what_the_old_process_was_asked_says_nothing_of_the_next_one(device, what):
-    """docs/bugs.md, 538."""
+    """Seen: a process that had just been started was killed because of what its predecessor had been asked."""
 
     async def test():
         made, cluster, told = device(ready=[(7, SAMPLES), (8, SAMPLES)], **{what: [RayActorError()]})
@@ -140,8 +140,6 @@ def test_what_the_old_process_was_asked_says_nothing_of_the_next_one(device, wha
 
 
 def test_a_process_that_did_not_load_says_nothing_of_the_next_one(device, monkeypatch):
-    """docs/bugs.md, 538."""
-
     async def test():
         monkeypatch.setattr(remote_devices, "PAUSE_S", 0.01)
         made, cluster, told = device(ready=[RayActorError(), (8, SAMPLES)], run=[RayActorError()])
@@ -191,7 +189,7 @@ def test_an_idle_process_that_dies_or_hangs_is_replaced(device, monkeypatch, err
 
 
 def test_why_the_next_process_does_not_load_is_told_once(device, monkeypatch):
-    """docs/bugs.md, 500."""
+    """Seen: each next process ended, and nothing said why."""
     monkeypatch.setattr(remote_devices, "PAUSE_S", 0.0)
     broken = RayActorError(error_msg="ServeError: the checkpoint of trial t does not load")
     made, cluster, told = device(ready=[broken, broken, (7, SAMPLES)], run=[RayActorError()])
@@ -261,7 +259,7 @@ class Processes(Cluster):
 def test_a_process_of_models_that_come_and_go_which_is_lost_while_one_is_measured_loads_them_again(
     monkeypatch, ends, most
 ):
-    """A loss is no measurement, unless the size brings it about each time. docs/bugs.md, 652."""
+    """A loss is no measurement, unless the size brings it about each time."""
 
     async def test():
         cluster = Processes(*ends)
@@ -294,7 +292,7 @@ PLAIN = RayTaskError("hold", f"{NeedsPlainProcess.__module__}.{NeedsPlainProcess
 
 @pytest.mark.parametrize("what", ["run", "measure"])
 def test_a_batch_that_must_be_in_a_plain_process_gets_one(device, what):
-    """Else a size that is measured would be taken to be too large. docs/bugs.md, 652."""
+    """Else a size that is measured would be taken to be too large."""
     made, cluster, told = device(ready=[(7, SAMPLES)], **{what: [PLAIN]})
     made._forks = SimpleNamespace(turn_off=lambda why: None, runtime_env=lambda: {})
     with pytest.raises(DeviceLost, match="reads X") as lost:
@@ -304,7 +302,7 @@ def test_a_batch_that_must_be_in_a_plain_process_gets_one(device, what):
 
 
 def test_a_load_that_must_be_in_a_plain_process_gets_one(device):
-    """docs/bugs.md, 536 and 583."""
+    """Seen: `serve start --models` never came up."""
     made, cluster, told, lost = placed(device, hold=[None, None], held=[PLAIN, "found"])
     made._forks = SimpleNamespace(turn_off=lambda why: None, runtime_env=lambda: {})
     assert run(made.load(SimpleNamespace(name="x"))) == "found"
@@ -321,7 +319,7 @@ def test_a_load_that_fails_in_a_plain_process_as_well_is_an_error(device):
 
 @pytest.mark.parametrize("at", ["hold", "held"])
 def test_a_load_is_waited_for_as_long_as_loads_are_and_then_the_process_is_replaced(device, at):
-    """A load may keep the process from answering, or a long batch. docs/bugs.md, 502."""
+    """A load may keep the process from answering, or a long batch. Seen: the model loaded on beyond `--memory`."""
     answers = {"hold": [None], "held": [None], at: [GetTimeoutError()]}
     made, cluster, told, lost = placed(device, **answers)
     with pytest.raises(ServeError, match=r"^model x has not loaded within 600 s; does load end\?$"):

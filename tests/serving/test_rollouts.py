@@ -114,7 +114,7 @@ class Leased:
     [*((what, size) for what in ("a lease comes", "the lease ends") for size in range(3)), ("all leases end", 1)],
 )
 def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothing_of_it(monkeypatch, what, size):
-    """docs/bugs.md, 586."""
+    """Seen: a deploy was refused: "its process was ended while it was measured"."""
     from fluidtune.serving import rollouts as module
     from fluidtune.serving.model_versions import Deploy
 
@@ -150,7 +150,7 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
 
 @pytest.mark.parametrize("state", ["canary", "kept"])
 def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, state):
-    """docs/bugs.md, 679. The version is waited for, and meanwhile somebody else rolls back and deploys another one."""
+    """The version is waited for, and meanwhile somebody else rolls back and deploys another one."""
     from dataclasses import replace
 
     from fluidtune.serving import rollouts as module
@@ -181,7 +181,7 @@ def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, sta
 
 @pytest.mark.parametrize("method", ["promote", "rollback"])
 def test_whoever_moves_the_requests_waits_as_long_as_a_batch_may_take(monkeypatch, method):
-    """docs/bugs.md, 679."""
+    """Seen: `promote` was refused while the canary ran a batch of more than a second."""
     from fluidtune.serving import service
     from fluidtune.serving.remote_devices import HUNG_S
 

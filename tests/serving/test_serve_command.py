@@ -44,7 +44,7 @@ def test_without_what_serving_needs_one_line_says_what_to_install(monkeypatch):
 
 
 def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch):
-    """docs/bugs.md, 587."""
+    """Seen: `fluidtune.serve` ended with an AttributeError there."""
     monkeypatch.setattr(service, "winners", lambda *given, **named: [])
     monkeypatch.setattr(service, "NEEDS", ())
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
@@ -146,7 +146,7 @@ NAME, SHOWN = "[/x] \x1b[2J \x9b2J \n  it is fine \ud83d", r"[/x] \x1b[2J \x9b2J
 
 @pytest.mark.parametrize("command", ["status", "deploy", "rollback", "start"])
 def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, command):
-    """docs/bugs.md, 657."""
+    """Seen: a model's name or error could clear the terminal, or add a line."""
     counts = {"requests": {NAME: 1}, "batches": {}, "batching": NAME, "batch_1_s": None, "goodput": 0.0, "p99_s": None}
     trial = {"trial": NAME, "version": 1, "state": NAME, "why": NAME, **counts}
     found = {

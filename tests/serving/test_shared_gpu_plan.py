@@ -96,7 +96,7 @@ PLAIN = '[[models]]\nname = "c"\nseconds = 0.1\nslo = 0.5\nrate = 4\n'
         (TABLES.replace("40", "2.5"), "has `percent` 2.5, expected a whole number"),
         (TABLES.replace("percent = 40,", ""), "has a share with 0 of `gpcs` and `percent`; give one of them"),
         (TABLES.replace("throughput", "thruput"), "unknown key 'thruput'; did you mean 'throughput'?"),
-        (SHARES.replace("rate = 60", "rate = 1" + "0" * 309), "expected a number above 0"),  # docs/bugs.md, 543
+        (SHARES.replace("rate = 60", "rate = 1" + "0" * 309), "expected a number above 0"),  # Seen: a traceback
         (TABLES.replace("latency = 0.1", "latency = 0"), "has `latency` 0, expected a number above 0"),
         (
             SHARES.replace("rate = 60", "rate = 1e9"),

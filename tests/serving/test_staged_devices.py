@@ -174,7 +174,7 @@ def test_if_a_batch_fails_each_of_its_inputs_is_tried_alone(in_group):
 
 
 def test_a_batch_whose_inputs_are_tried_alone_still_returns_before_the_next_one(in_group):
-    """docs/bugs.md, 664"""
+    """Seen: requests behind such a batch were run twice, or refused as `gpu_lost`."""
 
     async def test(group, cluster, told):
         fails, alone = (asyncio.get_running_loop().create_future() for _ in range(2))
@@ -196,7 +196,7 @@ def test_a_batch_whose_inputs_are_tried_alone_still_returns_before_the_next_one(
 
 
 def test_what_a_batch_stands_behind_the_inputs_of_another_is_no_time_of_its_own(in_group):
-    """docs/bugs.md, 666. The profile learns seconds less those that a batch has stood."""
+    """The profile learns seconds less those that a batch has stood. Seen: good requests were refused."""
 
     async def test(group, cluster, told):
         fails, alone = (asyncio.get_running_loop().create_future() for _ in range(2))

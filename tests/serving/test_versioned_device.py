@@ -143,7 +143,7 @@ def test_a_first_run_takes_no_turn(device):
 
 @pytest.mark.serve
 def test_a_batch_that_never_ends_while_a_version_is_measured_holds_nobody_up(device):
-    """docs/bugs.md, 683."""
+    """Seen: a version whose batch of 2 never ends stopped the one that serves for a minute, twice."""
     from fluidtune.serving.rollouts import _in_turns
 
     async def run():
@@ -165,7 +165,6 @@ def test_a_batch_that_never_ends_while_a_version_is_measured_holds_nobody_up(dev
 
 @pytest.mark.serve
 def test_a_batch_that_is_slower_than_the_slo_while_a_version_is_measured_holds_nobody_up(device, monkeypatch):
-    """docs/bugs.md, 683."""
     from fluidtune.serving import rollouts
 
     now = [0.0]
@@ -252,7 +251,7 @@ class OneThreaded:
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_a_process_beside_that_runs_a_batch_is_asked_after_it(device, moved):
-    """docs/bugs.md, 679. moved: its batch began when it was the one that serves."""
+    """moved: its batch began when it was the one that serves."""
 
     async def run():
         one, both = await device()
@@ -289,8 +288,6 @@ def test_a_process_beside_is_asked_while_the_other_one_hangs(device):
 
 @pytest.mark.parametrize("how", ["first_run", "measure"])
 def test_a_process_beside_that_is_measured_is_not_asked_when_the_device_is_idle(device, how):
-    """docs/bugs.md, 679."""
-
     async def run():
         one, (_, beside) = await device()
         asked = OneThreaded(beside)
@@ -306,8 +303,6 @@ def test_a_process_beside_that_is_measured_is_not_asked_when_the_device_is_idle(
 
 
 def test_a_process_beside_that_is_lost_is_asked_again_when_it_is_back(device):
-    """docs/bugs.md, 679."""
-
     async def run():
         one, (_, beside) = await device()
         beside.lost = True

@@ -51,7 +51,7 @@ def test_a_gpu_that_was_left_stays_left():
 
 
 def test_who_leaves_a_lease_keeps_the_next_one_of_that_gpu():
-    # docs/bugs.md, 293
+    # Seen: a job that gave a GPU back gave back its next lease of that GPU, too.
     agent = Agent("a", "s", Job())
     gpu = Gpu("g", "m")
     agent.handle(m.Leases("a", "s", (0, 1), (m.LeaseView(gpu, 5, 60.0),)))

@@ -30,7 +30,7 @@ def test_every_reason_to_wait() -> None:
 
 
 def test_a_job_that_could_use_no_gpu_waits_for_none() -> None:
-    # docs/bugs.md, 334
+    # Seen: `arbiter status` said that it waits, and its former demand counted against newcomers.
     cluster = Cluster(2, replace(SETTINGS, most_demand=1.0))
     agent = cluster.join("a", Job(2, 1e5))
     cluster.wait(20)

@@ -25,7 +25,7 @@ def found(monkeypatch, *nodes: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def test_a_node_without_devices_takes_no_address_from_one_that_has_some(monkeypatch):
-    # docs/bugs.md, 675
+    # Seen: with a head without cores and a worker node at the same address the arbiter had no devices.
     assert found(monkeypatch, node("a", "10.0.0.1"), node("b", "10.0.0.1", CPU=2.0)) == (["b-0", "b-1"], [])
 
 

@@ -54,7 +54,7 @@ def test_a_leftover_for_the_heir_is_no_leftover_of_the_holder():
 
 
 def test_an_heir_that_has_no_use_for_the_gpu_any_more_does_not_get_it():
-    # docs/bugs.md, 332
+    # Seen: the GPU that was promised to a job went to it all the same.
     cluster = Cluster(4)
     cluster.join("a", Job(4))
     state = cluster.arbiter.state

@@ -145,7 +145,7 @@ def test_an_app_that_claims_less_work_does_not_end_sooner() -> None:
 
 @pytest.mark.slow
 def test_nobody_starves_where_apps_outnumber_gpus() -> None:
-    # Two apps bid for two GPUs and pay with all that they win. When leftovers went by work left, it was 17.6 (bug 92).
+    # Two apps bid for two GPUs and pay with all that they win. When leftovers went by work left, it was 17.6.
     apps = tuning_apps(30, 2, days=0.1, between_s=240.0)
     assert simulate(apps, machines(TESTBED_64)[:16], Setup()).worst < 2.5
 

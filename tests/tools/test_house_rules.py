@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.house_rules import check_bugs, check_columns, check_paths, check_python, check_tree
+from tools.house_rules import check_columns, check_paths, check_python, check_tree
 
 ROOT = Path(__file__).parents[2]
 PAGE, MODULE = Path("page.md"), Path("module.py")
@@ -82,51 +82,6 @@ def tree(tmp_path: Path) -> Path:
     (tmp_path / "docs/more").mkdir()
     (tmp_path / "docs/more/copy.md").write_text("```{include} ../../README.md\n```\n")
     return tmp_path
-
-
-TESTS = """
-import pytest
-from . import loops
-from tests.contracts.promises import Contract
-
-@pytest.fixture(params=["narrow", "wide"])
-def width(request): ...
-
-class TestMine(Contract):
-    def test_one_thing(self): ...
-
-@pytest.mark.parametrize("loop", [loops.warm_up], ids=["short batch"])
-def test_loops(loop): ...
-
-def test_at_a_width(width): ...
-"""
-
-
-@pytest.mark.parametrize(
-    "command, found",
-    [
-        ("pytest tests/a/test_b.py -k one_thing", []),
-        ("pytest tests/a -k 'test_b.py and not gone'", []),
-        ("pytest tests/a -k '(short and batch) or warm_up or wide'", []),
-        ("pytest tests/a -k '(short and gone) or loops'", ["'(short and gone)'"]),
-        ("pytest tests/d -k said", ["tests/d has no test with -k 'said'", "'said'"]),
-        ("pytest tests/a tests/c -k loops", ["tests/c has no test with -k 'loops'"]),
-        ("pytest tests/c/test_none.py", ["tests/c/test_none.py has no test with -k ''", "''"]),
-        ("pytest tests/gone.py -k gone", []),  # `check_paths` finds that
-    ],
-)
-def test_commands_that_select_no_test(tree: Path, command: str, found: list[str]) -> None:
-    for folder in ("tests/a", "tests/c", "tests/d", "tests/contracts"):
-        (tree / folder).mkdir(parents=True)
-    (tree / "tests/a/test_b.py").write_text(TESTS)
-    (tree / "tests/a/loops.py").write_text("def warm_up(): ...\n")
-    (tree / "tests/c/test_none.py").touch()
-    (tree / "tests/d/test_plain.py").write_text("def test_plain(): 'This is said, and no id.'\n")
-    (tree / "tests/contracts/promises.py").write_text("class Contract:\n    def test_of_all(self): ...\n")
-    page = f"# Bugs\n\n`pytest tests/c -k gone`\n\n| 1 | `x` | {'`' + command + '`'} |\n"
-    findings = list(check_bugs(tree / "docs/bugs.md", page, tree))
-    assert len(findings) == len(found) and all(finding.line == 5 for finding in findings)
-    assert all(text in finding.text for text, finding in zip(found, findings, strict=True))
 
 
 def run(root: Path) -> subprocess.CompletedProcess[str]:

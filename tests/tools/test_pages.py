@@ -130,7 +130,7 @@ def test_questions_have_answers():
     "path", [*sorted((DOCS / "how-to").glob("*.md")), *sorted((DOCS / "coming-from").glob("*.md"))]
 )
 def test_a_how_to_page_is_short(path):
-    assert len(path.read_text().splitlines()) <= 150
+    assert len(path.read_text().splitlines()) <= 120
 
 
 def test_the_readme_is_short():

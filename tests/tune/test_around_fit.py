@@ -32,7 +32,7 @@ def run_module(*arguments: str, cwd: Path, **settings: Any) -> subprocess.Comple
 @pytest.mark.ray
 @pytest.mark.usefixtures("no_ray")
 def test_ray_is_started_and_stopped_around_two_jobs_of_one_process(tmp_path: Path) -> None:
-    # docs/bugs.md, 140 and 141. Fifty rounds: `python -m tests.faults.rounds`
+    # Seen: the script died with status 1 in its second or third round. Fifty rounds: `python -m tests.faults.rounds`
     done = run_module("tests.faults.rounds", "--rounds", "2", "--within", str(tmp_path), cwd=ROOT)
     assert done.returncode == 0 and len(re.findall(r"^round \d+: ", done.stdout, re.MULTILINE)) == 2
     assert not list(tmp_path.iterdir()), "removed, and there again"
@@ -46,7 +46,7 @@ def loop(config: dict[str, Any]) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray2")
 def test_one_tuner_fits_twice(tmp_path: Path) -> None:
-    # docs/bugs.md, 305
+    # Seen: the second `fit()` raised "You passed a `metric` or `mode` argument".
     found = {}
     for side, kind in (("stock", tune.Tuner), ("fluid", fluidtune.Tuner)):
         tuner = kind(

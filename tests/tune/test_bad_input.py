@@ -74,7 +74,7 @@ def test_a_setting_that_cannot_work(settings: dict[str, Any], mentions: tuple[st
 
 @pytest.mark.parametrize("executor", ["gpu:4", FluidExecutor, {"devices": "cpu:1"}])
 def test_something_else_for_an_executor(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused before Ray is started. docs/bugs.md, 358."""
+    """It is refused before Ray is started. Seen: `executor="gpu:4"` started Ray and failed with AttributeError."""
     monkeypatch.setattr("ray.init", lambda *args, **more: pytest.fail("Ray was started"))
     refused(lambda: fluidtune.Tuner(without_checkpoints, executor=executor), f"executor={executor!r}", "FluidExecutor(")
     refused(lambda: fluidtune.run(without_checkpoints, executor=executor), "no FluidExecutor", "None")
@@ -83,7 +83,7 @@ def test_something_else_for_an_executor(executor: Any, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_a_type_checker_finds_a_mistyped_setting(tmp_path: Path) -> None:
-    """And the public names are those that it and `dir` know. docs/bugs.md, 359."""
+    """And the public names are those that it and `dir` know. Seen: `mypy --strict` passed a mistyped parameter."""
     script = tmp_path / "script.py"
     script.write_text("import fluidtune\n\nfluidtune.FluidExecutor(max_worker=1)\n")
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(script)]
@@ -174,7 +174,7 @@ class TestWhatOnlyTheClusterKnows:
     def test_a_restored_run_that_is_refused_once_is_not_begun_anew(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """docs/bugs.md, 660"""
+        """Seen: the run began anew, over its results, as soon as the cluster had the devices."""
 
         def fails(config: dict[str, Any]) -> None:
             tune.report({"score": 1})
@@ -203,7 +203,7 @@ class TestWhatOnlyTheClusterKnows:
         assert trials() == before and not result.error
 
     def test_a_restored_run_has_the_devices_that_its_first_trial_asked_for(self, tmp_path: Path) -> None:
-        """Tune adds the trial with the latest result first: two cores on devices of 1.5. docs/bugs.md, 647"""
+        """Tune adds the trial with the latest result first: two cores on devices of 1.5. Seen: that one was refused."""
 
         def fails(config: dict[str, Any]) -> None:
             tune.report({"score": 1})

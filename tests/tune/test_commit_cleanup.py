@@ -76,7 +76,7 @@ def test_what_ended_lately_keeps_its_commits_when_its_end_is_never_saved(saved: 
 
 
 def test_commits_stay_until_the_storage_has_what_tune_has_saved(caplog: pytest.LogCaptureFixture) -> None:
-    """docs/bugs.md, 478: the driver may die before the storage can be written again."""
+    """The driver may die before the storage can be written again. Seen: on a full disk, a restored run began at 0."""
     storage = Storage()
     storage.full = True
     ended = cleanup(storage)
@@ -120,7 +120,7 @@ def test_paused_trials_that_are_stopped_end_once() -> None:
     job._commit_cleanup = SimpleNamespace(trial_ended=added.append, run_ended=lambda saved: None)
     other = SimpleNamespace(trial_id="b", status="TERMINATED")
     goes_on = SimpleNamespace(trial_id="c", status="RUNNING")
-    failed: Any = SimpleNamespace(trial_id="d", status="ERROR")  # resume_errored: docs/bugs.md, 637
+    failed: Any = SimpleNamespace(trial_id="d", status="ERROR")  # Seen: `resume_errored` began such a trial anew
     job.trial_ended(trial, "stopped")
     job.trial_ended(failed, "failed")
     job.run_ended([trial, other, goes_on, failed], saved=True)

@@ -1,4 +1,4 @@
-"""A job's event log and report come into the experiment's storage, whatever filesystem that is. docs/bugs.md, 217"""
+"""A job's event log and report come into the experiment's storage, whatever filesystem that is."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_failed_upload_is_a_warning(storage: Any, tmp_path: Path, caplog: pyte
 
 
 def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """docs/bugs.md, 218"""
+    """Seen: a job ended where a filesystem of fsspec raised something else than `OSError`."""
 
     class Away:
         type_name = "py::fsspec+gcs"
@@ -92,7 +92,7 @@ def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCapt
 def test_the_log_of_a_former_run_of_that_name_is_kept_beside_the_new_one(
     storage: Any, tmp_path: Path, local: bool
 ) -> None:
-    # docs/bugs.md, 357
+    # Seen: a second run of one name went on with the log of the first, and its report added both up.
     run = tmp_path / "root" / "bucket" / "run"
     if local:
         storage.storage_filesystem, storage.experiment_fs_path = pyarrow.fs.LocalFileSystem(), str(run)
@@ -108,7 +108,7 @@ def test_the_log_of_a_former_run_of_that_name_is_kept_beside_the_new_one(
 
 
 def test_the_log_of_a_former_runs_service_is_kept_beside_it_too(storage: Any, tmp_path: Path) -> None:
-    """Otherwise the new run's page has the former one's service. docs/bugs.md, 604."""
+    """Seen: the new run's page showed the former one's service."""
     run = tmp_path / "root" / "bucket" / "run"
     storage.storage_filesystem, storage.experiment_fs_path = pyarrow.fs.LocalFileSystem(), str(run)
     (run / "serving").mkdir()
@@ -128,7 +128,7 @@ def reports(config: dict[str, Any]) -> None:
 @pytest.mark.newest
 @pytest.mark.usefixtures("ray2")
 def test_a_log_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As on a full disk. docs/bugs.md, 356."""
+    """As on a full disk. Seen: the first event that could not be written ended the job."""
     (tmp_path / "fluid").mkdir()
     (tmp_path / "fluid" / EVENT_LOG_NAME).symlink_to("/dev/full")
     space = {"x": tune.grid_search([1, 2, 3])}
@@ -140,7 +140,7 @@ def test_a_log_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytest
 
 @pytest.mark.parametrize("state", ['{"hash_seed": "7"}', '{"hash_s', "[7]"])
 def test_a_run_goes_on_with_the_hash_seed_of_its_last_driver(state: str, storage: Any, tmp_path: Path) -> None:
-    """docs/bugs.md, 645"""
+    """Seen: a run that was restored twice hashed strings in another way than its commits."""
     folder = ExperimentFolder(storage, restored=False)
     for seed in ("6", "7"):
         folder.keep_hash_seed(seed)
@@ -151,7 +151,7 @@ def test_a_run_goes_on_with_the_hash_seed_of_its_last_driver(state: str, storage
 
 @pytest.mark.timeout(20)
 def test_no_hash_seed_is_read_of_what_is_no_file_or_of_another_runs_log(storage: Any, tmp_path: Path) -> None:
-    """docs/bugs.md, 646. A pipe stands for /dev/full, which has no end: reading that would take all memory."""
+    """A pipe stands for /dev/full, which has no end. Seen: a job that read it took all memory and was killed."""
     (tmp_path / "staging").mkdir()
     state = tmp_path / "staging" / STATE_NAME
     os.mkfifo(state)

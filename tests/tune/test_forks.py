@@ -168,7 +168,7 @@ class BothNodesFork(tune.Stopper):
 def test_the_drivers_node_forks_in_a_cluster_that_others_have_started_and_so_does_another_node(
     one_node: Any, tmp_path: Path
 ) -> None:
-    # docs/bugs.md, 670
+    # Seen: in a cluster of `ray start` each trial on the driver's node got a plain process, which took seconds.
     one_node.add_node(num_cpus=1)
 
     def train(config: dict[str, Any]) -> None:

@@ -150,7 +150,7 @@ class Controller:
 
 
 def test_a_bracket_that_stock_hyperband_would_wait_for_for_ever_is_halved():
-    # docs/bugs.md, 390: tune's loop then turns without end, on a whole core.
+    # Seen: two trials stayed paused after the third one had failed: Tune's loop turned without end, on a whole core.
     base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max")
     trials = [Trial("__fake", stub=True) for _ in range(17)]
     tune, last = Controller(base, trials), trials[8:]
@@ -174,7 +174,7 @@ def test_a_bracket_that_stock_hyperband_would_wait_for_for_ever_is_halved():
 
 
 def test_a_trial_that_stock_hyperband_leaves_paused_at_its_bracket_s_end_is_stopped():
-    # docs/bugs.md, 7.
+    # Seen: a HyperBand job never ended.
     base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max")
     first, last = trials = [Trial("__fake", stub=True) for _ in range(2)]
     tune = Controller(base, trials)

@@ -150,7 +150,7 @@ class StopsOthers(FIFOScheduler):
 
 
 def test_a_scheduler_may_stop_another_trial_whose_model_is_exported(tmp_path: Path) -> None:
-    """docs/bugs.md, 694"""
+    """Seen: the export failed (`KeyError: None`)."""
     analysis = fluidtune.run(
         Exported,
         config={"x": tune.grid_search([0, 1]), "folder": str(tmp_path)},

@@ -291,7 +291,7 @@ def test_packed_trials_count_as_if_alone():
 
 
 def test_the_work_of_many_trials_is_added_up_without_a_view_of_each(monkeypatch):
-    # docs/bugs.md, 164
+    # Seen: with 10,000 trials each look at the work left, twice a second, took 0.3 s.
     engine = Engine()
     added = [m.TrialAdded(f"t{k}", "g", "plain", 10) for k in range(50)]
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), *added, now=0.0)
@@ -338,7 +338,7 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeyp
 
 def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     """A trial of 2 s an iteration on one device, and half of that on two."""
-    # docs/bugs.md, 331
+    # Seen: a job took six GPUs from another one and gave them back 9.6 s later without one iteration on them.
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
     engine = Engine(resize_seconds=0.5)

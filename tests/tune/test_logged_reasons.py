@@ -95,7 +95,7 @@ def test_a_trial_whose_code_failed_says_by_what(tried: Tried, again: bool) -> No
 
 
 def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: Tried) -> None:
-    # docs/bugs.md, 425
+    # Seen: `fluidtune top` said "paused" of such a trial, and hid it.
     run = tried.placed(1.0, Stepper)
     tried.tell(run, life.LeaveWanted(""))
     tried.manager.schedule_actor_task(run.tracked, "train")

@@ -76,7 +76,7 @@ def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Trie
 def test_tune_is_not_told_that_an_actor_failed_which_it_has_let_go_of(
     tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With fail_fast, the first refused trial ends the run, and Tune stops the second. docs/bugs.md, 641"""
+    """With fail_fast, the first refused trial ends the run, and Tune stops the second. Seen: a KeyError of the run."""
     told: list[str] = []
 
     def refuse(trial: Any) -> None:
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_came_with_its_result_is_not_asked_for(tried: Tried) -
 
 
 def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tried) -> None:
-    """docs/bugs.md, 49. The driver before had it restored and heard results; then it died."""
+    """The driver before had it restored and heard results; then it died. Seen: iterations were reported twice."""
     saved = SimpleNamespace(checkpoint=SimpleNamespace(path="/runs/donor/checkpoint_3"), metrics={})
     trial: Any = SimpleNamespace(run_metadata=SimpleNamespace(), num_failures=0, latest_checkpoint_result=saved)
     keep_progress(trial, {"delivered": 7, "results": 7, "own_numbers": False})
@@ -156,7 +156,7 @@ def test_an_algorithm_that_waits_for_checkpoints_gets_a_future(tried: Tried) -> 
 def test_a_trial_that_is_stopped_while_it_trains_is_exported_after_its_iteration(
     tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/bugs.md, 694. A scheduler stops another trial than the one whose result it is told."""
+    """A scheduler stops another trial than the one whose result it is told. Seen: that trial failed (`KeyError`)."""
     run = tried.placed(1.0)
     told: list[str] = []
 
@@ -194,7 +194,7 @@ def test_an_answer_that_tune_waits_for_no_more_is_not_told(tried: Tried) -> None
 
 
 def test_a_worker_that_unloads_its_trial_is_unfinished_until_it_answers(tried: Tried) -> None:
-    # docs/bugs.md, 300: as long as there is one, Tune gives it 5 s at the end of a run.
+    # As long as there is one, Tune gives it 5 s at the end of a run. Seen: a `cleanup` of 7 s was cut off.
     run = tried.placed(1.0)
     assert tried.manager.step(0.0) and tried.told == ["started"]
     leader: Any = run.life.crew.leader
@@ -234,7 +234,7 @@ def test_a_follower_is_unloaded_when_its_trial_loses_its_leader(tried: Tried) ->
 
 
 def test_a_worker_that_is_late_for_one_trial_is_not_for_the_next(tried: Tried) -> None:
-    # docs/bugs.md, 433
+    # Seen: a worker that never came to its loop's first boundary was waited for without an end.
     run, joiner = growing(tried)
     tried.attached(run, joiner, "it is another trial's")
     assert run.life.crew.change == "steady" and tried.written()[-1] == "resize_failed"
@@ -288,7 +288,7 @@ def test_an_elastic_trial_is_reached_on_its_own_node_only_until_it_needs_another
 def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
     tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # docs/bugs.md, 181
+    # Seen: once the cluster had a second node, each elastic trial was loaded anew before it grew onto it.
     monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
     run = tried.placed(1.0)
     assert not tried.job.on_several_nodes((0, 1))
@@ -352,7 +352,7 @@ def test_a_limit_of_pending_trials_that_the_user_has_set_is_kept(tried: Tried, m
 def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
     bundles: list[dict[str, float]], mentions: str, tried: Tried
 ) -> None:
-    """Also where it asked for less when Tune made it: a ResourceChangingScheduler. docs/bugs.md, 659"""
+    """Also where it asked for less when Tune made it: a ResourceChangingScheduler. Seen: it waited for ever."""
     trial: Any = SimpleNamespace(
         trial_id="b",
         placement_group_factory=PlacementGroupFactory([{"GPU": 1.0}]),
@@ -368,12 +368,12 @@ def test_a_trial_that_no_worker_can_host_fails_alone_and_once(
         on_error=lambda tracked, error: tried.told.extend([str(error), trial.max_failures]),
     )
     assert tried.manager.step(0.0) and mentions in tried.told[0] and tried.manager.is_actor_failed(tracked)
-    assert tried.told[1] == 0 and trial.max_failures == -1, "a restored run may give it room. docs/bugs.md, 648"
+    assert tried.told[1] == 0 and trial.max_failures == -1, "seen: a restored run gave it no retries"
     assert not tried.manager.remove_actor(tracked)
 
 
 def test_a_later_trial_that_no_node_can_hold_is_refused(tried: Tried) -> None:
-    """Devices that are held from the start to the end, one on each of two nodes. docs/bugs.md, 650"""
+    """Devices that are held from the start to the end, one on each of two nodes. Seen: it waited for ever."""
     request = PlacementGroupFactory([{"GPU": 2.0}])
     trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, trainable_name="t")
     tried.job.trials.check_request(trial)
@@ -398,7 +398,7 @@ def test_how_many_devices_one_node_has_is_known_where_none_come(
 
 
 def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/bugs.md, 215. Newer Rays have no such mode."""
+    """Newer Rays have no such mode. Seen: the script's own process was cleaned as a worker's."""
     request = PlacementGroupFactory([{"GPU": 1.0}])
     trial: Any = SimpleNamespace(placement_group_factory=request)
     assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is not None
@@ -417,19 +417,18 @@ def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pyte
     ],
 )
 def test_a_request_that_says_more_than_one_bundle_is_for_ray(request_: PlacementGroupFactory, is_one: bool) -> None:
-    """docs/bugs.md, 695"""
+    """Seen: trials that asked by a label selector for certain nodes ran on any."""
     assert is_one_bundle(request_) is is_one
 
 
 @pytest.mark.labels
 def test_a_label_selector_says_more_than_one_bundle() -> None:
-    """docs/bugs.md, 695"""
     assert not is_one_bundle(PlacementGroupFactory([{"GPU": 1}], bundle_label_selector=[{"zone": "a"}]))
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
 def test_a_later_trial_of_several_bundles_is_left_to_ray_by_a_job_on_demand(tried: Tried, on_demand: bool) -> None:
-    """docs/bugs.md, 214. A job that holds its devices all the time might hold those that Ray waits for."""
+    """Seen: it failed. A job that holds its devices all the time might hold those that Ray waits for."""
     rays: Any = SimpleNamespace(_live_actors_to_ray_actors_resources={})
     tried.manager.stand_before(rays)
     tried.job.trials._scheduler.executor = FluidExecutor(reserve=not on_demand)
@@ -449,7 +448,7 @@ def test_the_status_line_counts_the_trials_that_tune_wants_to_run(tried: Tried) 
 
 
 def test_no_batch_of_events_sorts_the_queue(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
-    # docs/bugs.md, 163
+    # Seen: with 10,000 waiting trials the driver did at most some tens of batches of events a second.
     sorts: list[int] = []
     in_order = WaitQueue.in_order
     monkeypatch.setattr(WaitQueue, "in_order", lambda queue: sorts.append(len(queue)) or in_order(queue))
@@ -476,7 +475,7 @@ def unload_call(tried: Tried, status: str) -> tuple[str, tuple[Any, ...]]:
 def test_a_process_serves_further_trials_if_that_is_asked_for_and_none_has_failed(
     tried: Tried, asked: bool, status: str, keeps: bool
 ) -> None:
-    # docs/bugs.md, 190
+    # Seen: a failed trial's retry ran in the process in which the error had been raised.
     tried.job.reuses = asked
     call, arguments = unload_call(tried, status)
     assert (call, arguments) == ("unload", (keeps,))
@@ -539,7 +538,7 @@ def holders(of: Any, wanted: str) -> set[str]:
 
 
 def test_what_the_driver_keeps_of_a_trial_that_has_ended_is_known(tried: Tried) -> None:
-    # docs/bugs.md, 473
+    # Seen: the driver kept some hundred bytes of each trial that had ended in each of five places.
     last = TRIALS_REMEMBERED + 20
     for number in range(last + 1):
         run = tried.placed(1.0, name=f"t{number}", params={"rate": f"value {number}"})

@@ -200,7 +200,7 @@ class TestGPUs:
 
 
 def test_a_later_trial_of_several_bundles_runs_as_under_stock(tmp_path: Path) -> None:
-    """docs/bugs.md, 214"""
+    """Seen: it failed ("ask for as many in all of them") if the job's first trial had asked for one bundle."""
 
     def asks(config: dict[str, Any]) -> None:
         request = tune.get_context().get_trial_resources()

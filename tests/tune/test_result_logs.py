@@ -81,7 +81,7 @@ def test_the_log_of_a_trial_with_numbers_of_its_own_and_a_retry_keeps_every_resu
 
 @pytest.mark.parametrize("torn", ["", '6,"one', '6,"one\r\n', "6,on"])
 def test_values_with_line_breaks_and_quotes_are_kept_whole(trial: SimpleNamespace, torn: str) -> None:
-    """docs/bugs.md, 638"""
+    """Seen: `Tuner.restore` cut `progress.csv` in the middle of a row where a value has a line break."""
     values = ["one\ntwo\r\n\nthree", 'a "b"\n"', "x\x0b\x0c\x85\u2028y", '"', "plain", "later\n" * 3, "last"]
     text = io.StringIO()
     writer = csv.DictWriter(text, ["training_iteration", "report"])
@@ -110,7 +110,7 @@ class Away:
 
 
 def test_a_trial_starts_while_the_storage_is_away(trial: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
-    """docs/bugs.md, 218"""
+    """Seen: a job whose storage was away for a moment ended when a paused trial went on."""
     trial.trial_id = "t1"
     write(Path(trial.local_path), 8)
     trial.storage.storage_filesystem = Away()

@@ -333,7 +333,7 @@ def test_fluidtune_stands_in_from_the_import_of_ray_on(imports: str, tmp_path: P
 
 @pytest.mark.slow
 def test_a_script_may_call_fluidtunes_own_tuner(tmp_path: Path) -> None:
-    """docs/bugs.md, 716"""
+    """Seen: `fluidtune run` ended with status 2 and said that such a script had called nothing."""
     (tmp_path / "script.py").write_text(
         "import os; os.environ['TUNE_DISABLE_AUTO_INIT'] = '1'\nimport fluidtune\n"
         "try:\n    fluidtune.Tuner(lambda config: None).fit()\nexcept Exception as error:\n    print(error)\n"

@@ -241,7 +241,7 @@ class Exploiting(PopulationBasedTraining):
 
 
 def test_a_trial_that_was_exploited_before_the_kill_hears_no_answer_of_its_life_before(tmp_path: Path) -> None:
-    """docs/bugs.md, 717: it reported iteration 4 again, heard that it was acted on, and stood still."""
+    """Seen: it reported iteration 4 again, heard that it was acted on, and stood still."""
     make = lambda: Exploiting(**COUNTED, hyperparam_mutations={"lr": [1, 2]}, log_config=False)  # noqa: E731
     controller = Controller(make(), tmp_path, 3)
     trial = new_trial("t0", {"x": 0})

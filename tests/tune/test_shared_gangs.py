@@ -86,7 +86,7 @@ def test_trials_of_two_gpus_get_both_at_once_or_none(neighbour: Neighbour, tmp_p
 
 
 def test_a_later_trial_that_needs_more_at_once_than_the_first_fails_and_says_why(tmp_path: Path) -> None:
-    # docs/bugs.md, 337
+    # Seen: it waited for ever with a GPU on each of two nodes.
     results = fit(
         "fluid",
         tune.with_resources(look, lambda config: {"gpu": config["x"]}),

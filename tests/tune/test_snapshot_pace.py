@@ -76,7 +76,7 @@ class Driver:
 def test_a_commit_has_each_result_that_tunes_state_has_not(
     seconds: float, storing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/bugs.md, 644 and 662."""
+    """Seen: after the driver's death a trial began anew where the storage took more than 45 s for Tune's state."""
     driver = Driver(seconds, lambda now: storing, monkeypatch)
     for _ in range(3000):
         driver.iterate()

@@ -256,7 +256,7 @@ def test_a_clone_that_cannot_be_made_is_refused_and_leaves_nothing(
 
 @pytest.mark.parametrize("kind", ["stop", "clone"])
 def test_what_tune_cannot_save_is_done_and_the_answer_says_so(kind: str, tmp_path: Path) -> None:
-    """Tune would only log it. docs/bugs.md, 539."""
+    """Tune would only log it. Seen: `fluidtune trial stop` said that the act holds."""
     run = Tried(tmp_path)
     run.upload = OSError("the disk is full")
     said = run.asked(kind, run.trials[0].trial_id)

@@ -93,7 +93,7 @@ def held_at_most(events: list[dict[str, Any]], devices: int) -> int:
 
 @pytest.mark.timeout(900)  # each of the ten trials starts four processes
 def test_ten_trials_of_which_most_are_stopped_end_and_leave_nothing(train_v2: None, tmp_path: Path) -> None:
-    # docs/bugs.md, 455 and 545. Four trials begin at once, and then there is no core for a worker.
+    # Seen: four trials began at once and waited for ever for a core for a worker; stopped ones left placement groups.
     space = {"x": tune.grid_search(list(range(10))), "storage": str(tmp_path / "train")}
     asha = ASHAScheduler(max_t=ITERATIONS, grace_period=1, reduction_factor=2)
     results = fit("fluid", driving, space, tmp_path, executor=FluidExecutor(), scheduler=asha)

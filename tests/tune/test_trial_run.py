@@ -65,7 +65,7 @@ def test_a_result_that_tune_has_not_heard_is_not_kept() -> None:
     ],
 )
 def test_tune_counts_on_from_the_number_of_a_checkpoint(counted: int, path: str, then: int) -> None:
-    """A later process would write over it. docs/bugs.md, 466."""
+    """A later process would write over it. Seen: the last results of a restored trial were missing."""
     trial = SimpleNamespace(storage=SimpleNamespace(current_checkpoint_index=counted))
     keep_number(trial, SimpleNamespace(checkpoint=SimpleNamespace(path=path)))  # type: ignore[arg-type]
     assert trial.storage.current_checkpoint_index == then
@@ -91,7 +91,7 @@ def test_an_experiment_that_stock_tune_began_is_counted_by_its_last_result() -> 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_pending_trials_are_counted_without_looking_at_those_that_wait(seed: int) -> None:
-    # docs/bugs.md, 163: Tune asks for the number before each trial that it adds, and before each step
+    # Tune asks for the number before each trial that it adds, and before each step
     draw = random.Random(seed)
     table = RunTable()
     runs: list[Any] = []

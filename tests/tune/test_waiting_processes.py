@@ -98,7 +98,7 @@ def test_a_process_that_is_killed_while_it_waits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("synch", [True, False])
 def test_a_trial_that_takes_anothers_checkpoint_is_restored(synch: bool, tmp_path: Path) -> None:
-    """Also where its own result is what it is exploited upon. docs/bugs.md, 718"""
+    """Also where its own result is what it is exploited upon. Seen: it kept its own state and configuration."""
     scheduler = PopulationBasedTraining(
         time_attr="training_iteration",
         perturbation_interval=3,

@@ -135,7 +135,7 @@ def test_a_trial_over_several_gpus_waits_until_it_is_known_which_these_are(desk:
 
 
 def test_a_device_that_is_taken_away_while_it_is_asked_which_gpu_it_is(desk: Desk) -> None:
-    # docs/bugs.md, 338
+    # Seen: the search ended with Ray's exception, and its driver stood still meanwhile.
     desk.pool.serves, desk.pool.unknown = True, [1]
     desk.request(0, others=(1,))
     desk.news = ({}, [1])
@@ -175,7 +175,7 @@ def unloaded(desk: Desk, answer: object) -> None:
 
 
 def test_after_a_process_whose_trial_cannot_end_in_a_fork_no_more_are_forked(desk: Desk) -> None:
-    # docs/bugs.md, 677
+    # Seen: with Ray 2.44 a trial whose `stop` imported torch ended its process without a word of why.
     named = "fluidtune.cluster.forks.plain_process.NeedsPlainProcess"
     unloaded(desk, RuntimeError(f"{named}: torch was imported\nof it, the rest"))
     assert desk.pool.plain == "torch was imported" and not desk.pool.workers and not desk.log.lines
@@ -235,6 +235,6 @@ def test_a_pass_starts_so_many_processes_and_the_next_ones_the_others_in_order(d
 
 
 def test_a_worker_that_is_dead_when_it_is_to_unload_its_trial_is_lost_and_not_replaced(desk: Desk) -> None:
-    # docs/bugs.md, 498: the followers of a killed leader say first that their group broke
+    # The followers of a killed leader say first that their group broke. Seen: `worker_lost` was not logged.
     unloaded(desk, RayActorError(error_msg="killed"))
     assert desk.log.lines == ["worker_lost old killed"] and desk.got == ["unloaded"] and not desk.pool.workers

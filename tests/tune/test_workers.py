@@ -64,7 +64,7 @@ def test_a_process_serves_further_trials_only_where_the_script_says_so(tmp_path:
     assert seen == [("torch.float32", "none"), *[("torch.float64", "here") if reuse else ("torch.float32", "none")] * 2]
     for key in ("python", "drawn", "cwd"):  # Tune gives each trial a directory of its own
         assert len({each[key] for each in found}) == 3, key
-    assert {each["gpus"] for each in found} == {""}  # docs/bugs.md, 353: Ray 2.60 lets a worker without a GPU see all
+    assert {each["gpus"] for each in found} == {""}  # Seen: with Ray 2.60, a worker without a GPU saw all of them
     assert not events_of(tmp_path, "worker_replaced", "worker_lost")
 
 
@@ -76,7 +76,7 @@ def fails_at_first(config: dict[str, Any]) -> None:
 
 @pytest.mark.newest
 def test_a_run_that_is_restored_uses_its_processes_again_if_its_script_says_so(tmp_path: Path) -> None:
-    """docs/bugs.md, 346"""
+    """Seen: it had a new process for each trial."""
     repaired = tmp_path / "repaired"
     space, executor = {"x": tune.grid_search([1, 2]), "repaired": str(repaired)}, FluidExecutor(devices="cpu:1")
     assert fit("fluid", fails_at_first, space, tmp_path, executor=executor, reuse_actors=True).num_errors == 2
@@ -96,7 +96,7 @@ def leaves_a_note(config: dict[str, Any]) -> None:
 
 
 def test_exit_handlers_run_whatever_becomes_of_the_process(tmp_path: Path) -> None:
-    # docs/bugs.md, 120
+    # Seen: exit handlers of a trial never ran, and an unclosed log writer lost its records.
     notes = tmp_path / "notes"
     notes.mkdir()
     space = {"x": tune.grid_search(list(range(4))), "notes": str(notes)}
@@ -121,7 +121,6 @@ class Lingering(tune.Trainable):
 
 
 def test_a_trainable_that_cleans_up_for_seven_seconds_comes_to_its_end(tmp_path: Path) -> None:
-    # docs/bugs.md, 300
     note = tmp_path / "note"
     run = {"checkpoint_config": CheckpointConfig(checkpoint_at_end=False)}
     results = fit("fluid", Lingering, {"x": 0, "note": str(note)}, tmp_path, run=run)

@@ -176,7 +176,7 @@ def test_the_share_that_a_script_asked_for_is_read_off_a_log():
 
 
 def test_a_trial_of_more_devices_than_a_common_node_has_is_planned():
-    """Cores of one large machine, beside a first trial of one core. docs/bugs.md, 649"""
+    """16 cores of one machine, beside a first trial of one core. Seen: `fluidtune plan` said "trials never ended"."""
     stage = Stage("all", 2, 2.0, share=16.0)
     two = RecordedTrial("a", (stage,)), RecordedTrial("b", (stage,))
     job = RecordedJob(two, DEFAULT, {"all": True}, kind="plain", growable=False)

@@ -114,7 +114,7 @@ def test_a_live_run(page: Any, served: Any, tmp_path: Path) -> None:
 
 
 def test_apps_are_not_asked_for_twice_at_a_time(page: Any, served: Any, tmp_path: Path) -> None:
-    """Each question that waits holds one of the browser's few connections. docs/bugs.md, 601."""
+    """Each question that waits holds one of the browser's few connections. Seen: the page hung."""
     asked: list[Any] = []
     page.route("**/api/cluster", lambda route: asked.append(route))  # which is never answered
     page.clock.install()
@@ -132,7 +132,7 @@ HIDE = """hidden => {
 
 
 def test_a_hidden_tab_holds_no_connection(page: Any, served: Any, tmp_path: Path) -> None:
-    """A browser has six for one address. What came meanwhile is shown when the tab is seen. docs/bugs.md, 603."""
+    """What came meanwhile is shown when the tab is seen. Seen: a seventh tab never opened, as a browser has six."""
     log = written(tmp_path / "run", [begin(time.time(), 1), named("t_0")])
     url = served(log.parent)
     with page.context.browser.new_context() as context:
@@ -150,7 +150,7 @@ def test_a_hidden_tab_holds_no_connection(page: Any, served: Any, tmp_path: Path
 
 
 def test_a_filter_knows_every_parameter_and_takes_it_for_no_column(page: Any, served: Any, tmp_path: Path) -> None:
-    """The table has no more than 12 of them. docs/bugs.md, 602."""
+    """The table has no more than 12 of them. Seen: `lr<0.01` showed no trial where lr was the 13th."""
     columns = {"width": 512, "state": "solid", "kind": "resnet", "id": 7, "group": "norm", "constructor": "he"}
     many = {**{f"p{number}": number for number in range(9)}, **columns, "LR": 0.001}
     wide, bare = named("t_0", **many), named("t_1", width=64, LR=0.1)
@@ -172,7 +172,7 @@ def test_a_filter_knows_every_parameter_and_takes_it_for_no_column(page: Any, se
 
 @pytest.mark.parametrize("ahead", [300, -300])
 def test_a_browser_whose_clock_is_wrong(ahead: int, page: Any, served: Any, tmp_path: Path) -> None:
-    """Whether a run is silent is for the clock of the page's server to say. docs/bugs.md, 607."""
+    """Whether a run is silent is for the clock of the page's server to say. Seen: each run was shown as silent."""
     page.add_init_script(f"const real = Date.now; Date.now = () => real() + {1000 * ahead};")
     for name, silent in {"alive": 0, "dead": 150}.items():
         last = time.time() - silent

@@ -35,7 +35,7 @@ APPS = [
 def test_the_text_format() -> None:
     assert apps_of(TEXT) == APPS
     assert apps_of("") == apps_of("ray_themis_rho 1\n<html>") == []
-    odd = 'ray_themis_rho{app="a"} abc\n'  # docs/bugs.md, 601
+    odd = 'ray_themis_rho{app="a"} abc\n'  # Seen: a traceback at each look
     assert apps_of(odd) == [] and apps_of(odd + TEXT) == APPS
 
 
@@ -76,7 +76,7 @@ def test_a_file_that_says_nothing(text: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_http_server_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's file outlives its cluster, and another server may have got the port. docs/bugs.md, 540."""
+    """Ray's file outlives its cluster, and another server may have got the port. Seen: a traceback at each look."""
     monkeypatch.setattr(cluster_gauges, "FRESH_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as other, HTTPServer(("127.0.0.1", 0), Metrics) as server:
 
@@ -97,7 +97,7 @@ def test_what_is_no_http_server_is_passed_over(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nServer", b""])
 def test_an_answer_that_never_ends_is_given_up(head: bytes, tmp_path: Path) -> None:
-    """Whether it stops in its head or in its body. docs/bugs.md, 601."""
+    """Whether it stops in its head or in its body. Seen: `fluidtune view` hung."""
     ended = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as other:
 

@@ -172,7 +172,7 @@ def test_the_service_of_a_run(tmp_path: Path) -> None:
 
 
 def test_the_service_is_that_of_the_run_that_is_there(tmp_path: Path) -> None:
-    """Another run of that name has none at first. docs/bugs.md, 604."""
+    """Another run of that name has none at first. Seen: the page never showed the new one's."""
     log = written(tmp_path / "run", by_hand())
     written(tmp_path / "run" / "serving", served(8))
     run = FollowedRun(log)

@@ -70,7 +70,7 @@ def test_what_is_not_there_is_said(path: str, tmp_path: Path) -> None:
     "path", ["/api/keys", "/api/runs", "/api/curve?trial=c", "/api/story?trial=c", "/api/stream?run=y", "/api/steer"]
 )
 def test_a_storage_that_is_slow_stops_no_stream(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The directory is looked through by no thread that streams wait for. docs/bugs.md, 606."""
+    """The directory is looked through by no thread that streams wait for. Seen: every page's stream stopped."""
     runs, threads = RunList(written(tmp_path / "run", by_hand()).parent), set[int]()
     looked = runs.logs
     monkeypatch.setattr(runs, "logs", lambda: threads.add(threading.get_ident()) or looked())
@@ -130,7 +130,7 @@ def test_a_page_of_another_address_may_not_steer(origin: str, status: int, tmp_p
 
 
 def test_a_run_that_was_deleted_cannot_be_steered(tmp_path: Path) -> None:
-    """The page still shows it. docs/bugs.md, 605."""
+    """The page still shows it. Seen: the answer had status 500."""
     runs = RunList(written(tmp_path / "run", by_hand()).parent.parent)
     (curve,) = ask(runs, "GET", "/api/curve?run=run&trial=c")
     shutil.rmtree(tmp_path / "run")

@@ -51,7 +51,7 @@ def test_the_runs_of_a_storage_beside_each_other(tmp_path: Path, monkeypatch: py
 
 
 def test_runs_that_go_on_are_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many they are, they are not read anew whenever they grow. docs/bugs.md, 606."""
+    """However many they are, they are not read anew whenever they grow. Seen: of more than four, each was."""
     read: list[int] = []
 
     class Counted(LogTail):

@@ -146,7 +146,7 @@ print("seeded", random.random(), numpy.random.rand(), torch.rand(1).item())
 
 
 def test_temporary_files_are_made_where_the_process_own_environment_says(packages, serve, tmp_path):
-    # docs/bugs.md, 445: a package that asked for the place at its import had decided it for all processes.
+    # Seen: a package that asked for the place at its import had decided it for all processes.
     served = serve(packages(lib="import tempfile\ntempfile.gettempdir()\n"), "lib")
     (tmp_path / "other").mkdir()
     found = served.run("import tempfile\nprint(tempfile.gettempdir())", tmp_path, TMPDIR=str(tmp_path / "other"))
@@ -154,7 +154,7 @@ def test_temporary_files_are_made_where_the_process_own_environment_says(package
 
 
 def test_ids_of_ray_differ_between_forks_whose_server_has_imported_actors(packages, serve, tmp_path):
-    # docs/bugs.md, 407: one trial got the object that another had put.
+    # Seen: one trial got the object that another had put.
     actors = "import ray\n@ray.remote\nclass Actor:\n    pass\n"
     served = serve(packages(lib=actors), "ray", "ray.data", "lib")
     program = """
@@ -195,7 +195,7 @@ def test_without_a_server_a_plain_process_is_started(packages, serve, tmp_path):
 
 
 def test_a_command_for_all_nodes_finds_this_python_where_no_server_is(tmp_path):
-    # docs/bugs.md, 349
+    # Seen: where this Python is not the first on `PATH`, the first process waited for 60 s.
     command = shlex.split(with_server_in(str(tmp_path))["py_executable"])
     says = [*command, "-c", "import sys; print(sys.executable)"]
     done = subprocess.run(says, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=60)
@@ -362,7 +362,7 @@ def test_the_process_ends_with_its_launcher_and_the_launcher_with_its_process(pa
 
 
 def test_a_client_of_mps_is_ended_under_its_daemon_before_the_server_kills_it(packages, serve, tmp_path):
-    # docs/bugs.md, 392
+    # Found by reading: by NVIDIA's manual, killing a client that computes may hang the other trials of its GPU.
     gpu = f"GPU-{os.getpid()}"
     (tmp_path / "calls").touch()
     with mps_server(tmp_path) as mps:

@@ -29,7 +29,7 @@ class Actor:
 
 
 def test_every_call_hands_on_that_a_plain_process_is_needed():
-    # docs/bugs.md, 674 and 677
+    # Seen: with Ray 2.44 a trial that needs one failed with "the actor died unexpectedly".
     actor = Actor(False)
     assert actor.load("x", twice=True) == "xx"
     for call in (lambda: Actor(True), lambda: actor.load("torch")):

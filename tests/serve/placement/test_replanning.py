@@ -37,7 +37,7 @@ def test_the_model_that_is_asked_most_stands_on_both_and_what_stands_well_stays(
 
 
 def test_a_model_that_is_missing_moves_no_other_one_for_a_gain_below_a_point():
-    """docs/bugs.md, 537."""
+    """Seen: each search for a place for a model that does not load moved healthy models for a small gain."""
     rates = {"a": 1.0, "b": 1.0, "c": 1.2}
     for held, found in ((["a", "b"], ["ac", "b"]), (["b", "a"], ["bc", "a"]), (["ab", ""], ["ab", "c"])):
         assert placed(THREE, rates, held, 2.5)[0] == found
