@@ -250,9 +250,9 @@ def test_a_seat_that_cannot_be_had_costs_the_turns_and_not_the_trial(
         monkeypatch.setattr(seat_table, "open_own", lambda *_: os.open("/dev/full/none", os.O_RDONLY))
     member = LaneMember("a", settings, "cpu")
     for _ in range(2):
-        assert member.settle(LaneTicket(0, (0.1, 0.1), 10.0, 0)) is None
+        assert member.settle(LaneTicket(0, (0.3, 0.1), 10.0, 0)) is None
         turns(member)
     with pytest.raises(MemoryError), member.iteration():
-        bytearray(1400 * MB)
+        bytearray(2400 * MB)
     assert sum("without a lane" in record.message for record in caplog.records) == 1
     member.leave()

@@ -183,7 +183,7 @@ def cluster(monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 2.0})
     monkeypatch.setattr(control, "find", lambda: found.unit)
     monkeypatch.setattr(control, "status", lambda: {"unit": found.unit})
-    monkeypatch.setattr(service, "job_metadata", lambda: {"user": "anna", "team": "x"})
+    monkeypatch.setattr(service, "user_of_job", lambda: "anna")
     return found
 
 

@@ -381,15 +381,15 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     assert progress.valuation(1.0, 8).finish([gpu(k) for k in range(8)]) == pytest.approx(8.0)
 
 
-def test_a_job_is_one_of_the_user_in_the_metadata_of_its_ray_job(monkeypatch):
+def test_a_job_is_one_of_the_user_that_it_or_its_metadata_names(monkeypatch):
     from fluidtune.tune import device_setup
 
     monkeypatch.setattr(leased_devices, "Tenant", FakeTenant)
     plan = layout(DeviceSpec("gpu"), {"GPU": 1.0}, CLUSTER, max_packing=1, leased=True)
     setup = SimpleNamespace(layout=plan, most_devices=None, on_demand=False)
-    settings = SimpleNamespace(on_demand=False, arbiter="auto", max_workers=None)
-    for metadata, user in (({"user": "anna", "team": "x"}, "anna"), ({}, "")):
-        monkeypatch.setattr(device_setup, "job_metadata", lambda metadata=metadata: metadata)
+    monkeypatch.setattr(device_setup, "user_of_job", lambda named: named or "anna")
+    for named, user in ((None, "anna"), ("bert", "bert")):
+        settings = SimpleNamespace(on_demand=False, arbiter="auto", max_workers=None, user=named)
         job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs_after=lambda group: ()))
         found = device_setup.hold_devices(job, settings, "app", 1)
         assert found._source._tenant.user == user
