@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fluidtune.serving.inference_protocol import JSON_SIZE, Asked, Interface, server_metadata
+from fluidtune.serving.loaded_model import as_json
 from symphony_serve.errors import ServeError
 
 MOST = 1000
@@ -149,6 +150,52 @@ def test_a_bad_request_is_refused_with_its_field(body, binary, said):
     with pytest.raises(ServeError, match=said) as found:
         decode(IMAGES, body, binary)
     assert len(str(found.value)) < 400
+
+
+def of_arrays(dtype):
+    return Interface.of([np.zeros((2, 2), dtype)], [np.zeros(2, dtype)])
+
+
+def in_binary(datatype, data):
+    return request(tensor(datatype=datatype, parameters={"binary_data_size": len(data)})), data
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8", "int64"])
+def test_of_samples_that_are_arrays_an_input_has_the_bytes_that_came(dtype):
+    interface, sent = of_arrays(dtype), np.array([[1, 2], [3, 0]], dtype)
+    if sent.dtype.kind == "f":
+        sent[0] = np.nan, np.inf
+    named = interface.metadata("best", [])
+    datatype = named["inputs"][0]["datatype"]
+    body, data = in_binary(datatype, sent.tobytes())
+    (found,) = interface.decode({JSON_SIZE.lower(): str(len(body))}, body + data, MOST).inputs
+    assert found.dtype == dtype and found.tobytes() == data and not found.flags.owndata
+    outputs = [[1, None if sent.dtype.kind == "f" else 5]]
+    answer, headers = interface.encode(Asked(None, [], {}, True), "best", "1", outputs)
+    (told,) = np.frombuffer(answer[int(headers[JSON_SIZE]) :], dtype).reshape(1, 2)
+    np.testing.assert_array_equal(told, np.array(outputs[0], dtype))
+    assert named["outputs"] == [{"name": "output", "datatype": datatype, "shape": [-1, 2]}]
+
+
+@pytest.mark.parametrize(
+    ("body", "data", "found"),
+    [
+        (*in_binary("BF16", b"\x80\x3f\xc0\x7f\0\0\0\xbf"), [[1, None], [0, -0.5]]),
+        (request(tensor(data=[1, None, math.nan, 2])), b"", [[1, None], [None, 2]]),
+        (request(tensor(datatype="INT8", data=[1, 2, 3, -4])), b"", [[1, 2], [3, -4]]),
+        (request(tensor(shape=[1, 2, 2, 1, 1], data=[[[[[1]], [[2]]], [[[3]], [[4]]]]])), b"", [[1, 2], [3, 4]]),
+    ],
+)
+def test_other_datatypes_and_axes_of_1_become_an_array_of_the_samples_type(body, data, found):
+    (got,) = decode(of_arrays("float32"), body, data).inputs
+    assert got.dtype == "float32" and as_json(got) == found
+
+
+@pytest.mark.parametrize("data", [[0, 0, 0, 256], [0, 0, 0, -1], [0, 0, 0, 0.5], [0, 0, 0, math.nan]])
+def test_what_an_array_of_integers_cannot_hold_is_refused(data):
+    datatype = "INT64" if isinstance(data[-1], int) else "FP64"
+    with pytest.raises(ServeError, match="a value that uint8, the type of the samples, cannot hold"):
+        decode(of_arrays("uint8"), request(tensor(datatype=datatype, data=data)))
 
 
 def test_a_length_that_python_does_not_write_is_refused():
