@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import math
-import threading
 
 import numpy as np
 import pytest
@@ -412,59 +410,3 @@ def test_tritonclient_sends_and_reads_texts_and_truth_values(binary):
     answer, headers = interface.encode(asked, "best", "1", [["a", "é"], ["", "b"]])
     found = InferenceServerClient.parse_response_body(answer, header_length=headers.get(JSON_SIZE))
     assert found.as_numpy("output").tolist() == [[b"a", "é".encode()], [b"", b"b"]]
-
-
-class Service(http.server.BaseHTTPRequestHandler):
-    """Answers with `IMAGES`, as a front would."""
-
-    protocol_version = "HTTP/1.1"
-
-    def _answer(self):
-        from fluidtune.serving.answers import Said, inference
-
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        try:
-            found = inference(self.command, self.path, {"best": ["1"]})
-            status, headers, answer = 200, {}, b"{}"
-            if found.what == "infer":
-                asked = IMAGES.decode(self.headers, body, MOST)
-                outputs = [{"label": "é", "odds": [float(np.sum(one)), 0.0]} for one in asked.inputs]
-                answer, headers = IMAGES.encode(asked, found.model, "1", outputs)
-            elif found.what in ("server", "model"):
-                said = server_metadata() if found.what == "server" else IMAGES.metadata("best", ["1"])
-                answer = json.dumps(said).encode()
-        except Said as error:
-            status, headers, answer = error.status, error.headers, json.dumps({"error": str(error)}).encode()
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(answer))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(answer)
-
-    do_GET = do_POST = _answer
-
-    def log_message(self, *said):
-        pass
-
-
-@pytest.mark.serve
-def test_tritonclient_asks_a_server_for_all_that_the_protocol_has():
-    from tritonclient.http import InferenceServerClient, InferenceServerException, InferInput
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        with InferenceServerClient(f"127.0.0.1:{server.server_port}") as client:
-            assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("best", "1")
-            assert not client.is_model_ready("worst")
-            assert client.get_server_metadata()["name"] == "fluidtune"
-            about = client.get_model_metadata("best")["inputs"][0]
-            sent = np.array([[[0, 0.5], [1, 0]]] * 3)
-            given = InferInput(about["name"], [3, *about["shape"][1:]], about["datatype"]).set_data_from_numpy(sent)
-            found = client.infer("best", [given], request_id="7")
-            assert found.as_numpy("odds").tolist() == [[1.5, 0.0]] * 3
-            assert found.as_numpy("label").tolist() == ["é".encode()] * 3
-            with pytest.raises(InferenceServerException, match="no model 'worst' is served; there are best"):
-                client.infer("worst", [given])
-        server.shutdown()
-        thread.join()
