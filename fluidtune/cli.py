@@ -546,7 +546,7 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')
 @click.option("--batching", default="auto", show_default=True, help='Or "window"; "orloj": times vary by the input.')
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
-@click.option("--max-body", type=int, default=None, help="Bytes of a request's body.  [64 times the longest sample]")
+@click.option("--max-body", type=int, default=None, help="Bytes of a request's body.  [64 samples, 1 MiB at least]")
 @click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
 @click.option("--follow", type=float, default=None, metavar="SECONDS", help="Deploy what a running search finds.  [no]")

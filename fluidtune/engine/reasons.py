@@ -120,8 +120,8 @@ class Reason(Enum):
     )
     LEAVING_DEVICE = (
         ("Resize", "Suspend"),
-        "Devices of the trial will be lost soon, as at the end of a lease, on a node that Ray drains, or when the driver "
-        "is to end.",
+        "Devices of the trial will be lost soon, as at the end of a lease, on a node that Ray drains, or when the "
+        "driver is to end.",
         "{leaving} of its {width:device} will be lost soon",
         ("width", "leaving"),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import resource
 from http import HTTPStatus
 from typing import Any
@@ -36,7 +35,7 @@ WRITE_S = 60.0
 MOST_UNREAD = 512 << 20
 #: In a head, the wish to speak something else. It is not granted, and so the parser must not see it: it would take the
 #: body for what is spoken then. (llhttp has no switch for that.)
-_UPGRADE = re.compile(rb"(?im)^upgrade(?=:)")
+_UPGRADE = b"upgrade:"
 #: The answer to a connection too many.
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -55,8 +54,8 @@ class Connection(HttpToolsProtocol):
     _slow: asyncio.TimerHandle | None = None
     #: Bytes of a head that is not complete, or since the last part of a body; and whether the latest body is complete.
     _fresh, _whole = 0, True
-    #: Bytes that the names and values of a head have, and how many hosts it names.
-    _head = _hosts = 0
+    #: Bytes that the names and values of a head have, how many hosts it names, and the bytes that the body still has.
+    _head = _hosts = _left = 0
     #: What may be the begin of a line that asks for an upgrade, and whether what is fed next begins a line.
     _held, _new_line = b"", True
     #: What is said of a request that is none: the status, a code, a text.
@@ -78,17 +77,22 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if len(data) < self._left:  # All of it is body.
+            self._feed(data)
+            self._new_line = data.endswith(b"\n")
+            return
         data, self._held = self._held + data, b""
         line = data.rfind(b"\n") + 1
         tail = data[line:] if line or self._new_line else b""
-        held = len(tail) if b"upgrade:".startswith(tail.lower()) else 0
-        whole = data[: len(data) - held]
-        parts = whole.splitlines(keepends=True) if _UPGRADE.search(whole) else [whole]
+        held = len(tail) if _UPGRADE.startswith(tail.lower()) else 0
+        whole = data[: len(data) - held] if held else data
+        parts = whole.splitlines(keepends=True) if _UPGRADE in whole.lower() else [whole]
         for part in [*parts, tail[:held]]:
             if self._whole and held and part == tail:
                 self._held = tail
             elif part and not self.transport.is_closing():
-                self._feed(_UPGRADE.sub(b"X-Asked", part) if self._whole and self._new_line else part)
+                asks = self._whole and self._new_line and part[: len(_UPGRADE)].lower() == _UPGRADE
+                self._feed(b"X-Asked" + part[7:] if asks else part)
                 self._new_line = part.endswith(b"\n")
 
     def _feed(self, data: bytes) -> None:
@@ -112,7 +116,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head = self._hosts = 0
+        self._head = self._hosts = self._left = 0
         self._wait()
 
     def on_url(self, url: bytes) -> None:
@@ -124,6 +128,8 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
             self._head += len(name) + len(value)
             self._hosts += name.lower() == b"host"
+            if name.lower() == b"content-length" and value.isdigit():
+                self._left = int(value[:20])
 
     def on_headers_complete(self) -> None:
         self._wait_no_more()
@@ -138,6 +144,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._fresh = 0
+        self._left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -149,9 +149,10 @@ def serve(
     Args:
         results: what `Tuner.fit` returned, or the run's directory.
         load: ``load(checkpoint_directory, config)`` returns a trial's model: a function from a list of inputs to as
-            many outputs. Inputs and outputs are JSON values. Its attribute ``samples`` is a list of inputs. They are
-            what is measured at the start; a request whose input has another form than they is answered with 400. The
-            directory may be gone when ``load`` has returned.
+            many outputs. Inputs and outputs are JSON values or arrays, as its attribute ``samples``, which has inputs.
+            They are what is measured at the start; a request whose input has another form than they is answered with
+            400. An output may be an exception, such as `fluidtune.BadInput`. The directory may be gone when ``load``
+            has returned.
         slo: seconds from a request to its answer. Requests that cannot be answered in time get 503 before that.
         models: in place of ``results``, ``load`` and ``slo``: a TOML file, or a list of tables with its keys, as
             docs/placement.md has them; ``load`` of a table may be a function.
@@ -164,7 +165,7 @@ def serve(
         starts: when a batch starts: "eager", as soon as a device is idle, or "deferred", as late as it may.
         max_batch: no larger batch is formed.
         max_body: bytes of a request's body. A larger one gets 413, and most of it is not read. Default: 64 times the
-            longest of the samples of its model, as JSON.
+            longest of the samples of its model, as JSON, and 1 MiB at least.
         beside: the models take turns on one core of this machine with the trials of a search whose executor has
             ``beside`` as well. A batch waits for one iteration of a trial at most, and counts that against the SLO.
         arbiter: "auto": the service leases as many devices as its load wants from the cluster's arbiter, which is

@@ -2,69 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.placement import configurations as made
 from benchmarks.placement.bin_classes import FULL, BinClass, Replicas, entries, place
-from benchmarks.placement.configurations import NeedyModel, pairs_in_rounds, plan_needs
+from benchmarks.placement.configurations import NeedyModel, plan_needs
 from benchmarks.placement.model_groups import groups, pair_up
-from benchmarks.placement.needs import Kernel, Need, interpolated, need_of_kernels, whole
-from benchmarks.usher import drawn
+from benchmarks.placement.needs import Need, whole
 from symphony_serve.errors import ServeError
-
-#: ms to s, MB, percent. Source: the estimator's example of ../spec/usher.md.
-GRAPH = [
-    Kernel("i0", 5e-6, 10, 0.10),
-    Kernel("a1", 10e-6, 30, 0.40, ("i0",)),
-    Kernel("b1", 10.5e-6, 20, 0.30, ("i0",)),
-    Kernel("a2", 20e-6, 25, 0.60, ("a1",)),
-    Kernel("b2", 10e-6, 15, 0.25, ("b1",)),
-    Kernel("c1", 4e-6, 40, 0.20, ("a2", "b2")),
-]
-
-
-def test_the_need_of_a_graph_by_hand():
-    found = need_of_kernels(8, 0.0, GRAPH, 100)
-    assert (found.compute, found.memory) == pytest.approx((0.90, 0.50)) and found.seconds == pytest.approx(39e-6)
-    assert need_of_kernels(8, 30.0, GRAPH, 100).memory == pytest.approx(0.80)
-    with pytest.raises(ServeError, match="kernel a1 reads i0, which does not stand before it"):
-        need_of_kernels(8, 0.0, GRAPH[1:], 100)
-    with pytest.raises(ServeError, match="two kernels are named i0"):
-        need_of_kernels(8, 0.0, [GRAPH[0], GRAPH[0]], 100)
-
-
-def test_a_chain_needs_what_its_largest_kernel_needs():
-    chain = [Kernel(str(at), 0.1, 10.0 * at, 0.1 * at, (str(at - 1),) if at else ()) for at in range(5)]
-    assert need_of_kernels(1, 0.0, chain, 100)[1:4] == pytest.approx((0.4, 0.4, 0.5))
-
-
-def test_between_two_needs():
-    """C = c b / (b + h) with c = .8 and h = 8; memory and seconds are linear."""
-    known = [Need(8, 0.4, 0.2, 0.04, 0.1), Need(56, 0.7, 0.68, 0.136, 0.34)]
-    found = {one.batch: one for one in interpolated(reversed(known))}
-    assert list(found) == [8, 16, 32, 56] and found[56] == known[1]
-    assert found[16] == pytest.approx((16, 0.8 * 16 / 24, 0.28, 0.056, 0.14))
-    assert interpolated(known[:1]) == (known[0],)
-
-
-@pytest.mark.parametrize(
-    "needs, said",
-    [
-        ([Need(8, 1.2, 0.1, 1)], "it needs compute 1.2 at batch 8, expected a part of a GPU, 0 to 1"),
-        ([Need(8, 0.5, 0.0, 1)], "it needs memory 0 at batch 8"),
-        ([Need(8, 0.5, 0.5, 1, 2.0)], "it needs bandwidth 2 at batch 8"),
-        ([Need(8, 0.5, 0.5, 1), Need(8, 0.5, 0.5, 2)], "there are two needs at batch 8; give one"),
-        ([Need(8, 0.5, 0.5, 2), Need(16, 0.5, 0.5, 1)], "a batch of 16 takes 1 s and one of 8 2 s"),
-    ],
-)
-def test_needs_that_cannot_be(needs, said):
-    with pytest.raises(ServeError, match=said):
-        interpolated(needs)
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=7))
@@ -130,12 +78,6 @@ def test_figure_7():
     assert together.total() == 3
 
 
-@given(st.integers(0, 9))
-def test_every_two_meet_once(count):
-    met = [pair for pair in pairs_in_rounds(count) if len(pair) == 2]
-    assert sorted(met) == sorted(itertools.combinations(range(count), 2))
-
-
 @st.composite
 def needy(draw):
     models = []
@@ -146,7 +88,7 @@ def needy(draw):
             compute, memory = (draw(st.integers(round(100 * part), 100)) / 100 for part in known[0][1:3])
             known.append(Need(64, compute, memory, draw(st.sampled_from([0.1, 0.2])), known[0].bandwidth))
         slo = draw(st.sampled_from([0.1, 0.2, 1.0]))
-        models.append(NeedyModel(str(number), draw(st.integers(1, 2000)), slo, interpolated(known)))
+        models.append(NeedyModel(str(number), draw(st.integers(1, 2000)), slo, tuple(known)))
     return models
 
 
@@ -174,47 +116,3 @@ def test_every_plan_keeps_the_rules(models, gpus):
         return
     check(models, fewer)
     assert len(fewer.gpus) <= gpus and (fewer.part == 1.0 or len(plan.gpus) > gpus)
-
-
-def test_splitting_a_load_saves_a_gpu():
-    """A batch of 32 needs 90 % of the compute, two of 8 at 45 % stand beside two memory-heavy replicas."""
-    split = NeedyModel("a", 150, 1.0, (Need(8, 0.45, 0.1, 0.1), Need(32, 0.9, 0.4, 0.2)))
-    beside = NeedyModel("b", 20, 1.0, (Need(8, 0.3, 0.8, 0.5),))
-    plan = plan_needs([split, beside], None, 1.0)
-    assert plan.gpus == ((0, 1), (0, 1)) and plan.chosen[0] == (2, split.needs[0])
-
-
-def test_the_combination_that_opens_the_fewest_gpus_is_taken():
-    """Three small replicas of a model use less than two large ones, but stand on three GPUs."""
-    model = NeedyModel("a", 150, 1.0, (Need(8, 0.34, 0.34, 0.16), Need(32, 0.9, 0.9, 0.4)))
-    assert plan_needs([model], None, 1.0).gpus == ((0,), (0,))
-
-
-def test_placing_models_anew_never_costs_a_gpu(monkeypatch):
-    """And it saves one in a quarter of these draws at least."""
-    saved = 0
-    for seed in range(12):
-        models = drawn(12, 12, seed)
-        monkeypatch.setattr(made, "ENOUGH_PLACEMENTS", 2000)
-        found = len(plan_needs(models, None, 1.0).gpus)
-        monkeypatch.setattr(made, "ENOUGH_PLACEMENTS", 0)
-        saved += (once := len(plan_needs(models, None, 1.0).gpus)) > found
-        assert found <= once
-    assert saved >= 3, saved
-
-
-def test_bins_are_counted_by_content():
-    """6,000 GPUs cost as many placements as 6, and a plan of 20 models ends."""
-    needs = (Need(8, 0.3, 0.2, 0.1), Need(32, 0.5, 0.45, 0.3))
-    few, many = (
-        plan_needs([NeedyModel(str(at), rate * (at + 1), 1.0, needs) for at in range(20)], None, 1.0)
-        for rate in (10, 5000)
-    )
-    assert len(many.gpus) > 300 * len(few.gpus) / 2 and many.placements <= made.ENOUGH_PLACEMENTS + 200
-
-
-def test_an_slo_that_no_batch_allows():
-    with pytest.raises(ServeError, match=r"model a has an SLO of 0.1 s, but .* that takes 0.2 s at batch 8"):
-        plan_needs([NeedyModel("a", 1, 0.1, (Need(8, 0.5, 0.5, 0.1),))], None, 1.0)
-    with pytest.raises(ServeError, match="1 GPUs do not suffice for a hundredth of the rates"):
-        plan_needs([NeedyModel("a", 1e6, 1.0, (Need(8, 0.5, 0.5, 0.1),))], 1, 1.0)

@@ -65,16 +65,6 @@ def test_requests_that_would_be_late_are_refused():
     assert usher.answered(model, [1.0] * 2, [1.0], 300, 1) == pytest.approx(1 / 3, abs=0.05)
 
 
-def test_every_filling_is_full_and_fits():
-    options = [
-        (0, Need(8, 0.5, 0.1, 1)),
-        (0, Need(16, 0.7, 0.1, 1)),
-        (1, Need(8, 0.5, 0.9, 1)),
-        (2, Need(8, 0.3, 0.1, 1)),
-    ]
-    assert sorted(usher.fillings(options)) == [(0, 2), (0, 3), (1, 3), (2, 3)]
-
-
 def test_made_up_models_are_as_busy_as_asked():
     models = usher.drawn(20, 16, 3)
     busy = sum(

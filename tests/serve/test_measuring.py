@@ -146,10 +146,6 @@ def test_a_measurement_that_failed_on_one_device_goes_on_on_none(short):
     asyncio.run(run())
 
 
-def test_sizes_between_measured_ones_are_interpolated():
-    assert measuring._interpolated({1: 1.0, 2: 3.0, 4: 2.0, 7: 6.0}) == pytest.approx([1, 3, 3, 3, 4, 5, 6])
-
-
 def test_an_slo_that_a_batch_of_1_cannot_meet_is_refused_with_both_numbers(short):
     def slow(values):
         time.sleep(0.01)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import math
-import threading
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fluidtune.serving.inference_protocol import JSON_SIZE, Asked, Interface, server_metadata
+from fluidtune.serving.loaded_model import as_json
 from symphony_serve.errors import ServeError
 
 MOST = 1000
@@ -149,6 +148,52 @@ def test_a_bad_request_is_refused_with_its_field(body, binary, said):
     with pytest.raises(ServeError, match=said) as found:
         decode(IMAGES, body, binary)
     assert len(str(found.value)) < 400
+
+
+def of_arrays(dtype):
+    return Interface.of([np.zeros((2, 2), dtype)], [np.zeros(2, dtype)])
+
+
+def in_binary(datatype, data):
+    return request(tensor(datatype=datatype, parameters={"binary_data_size": len(data)})), data
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8", "int64"])
+def test_of_samples_that_are_arrays_an_input_has_the_bytes_that_came(dtype):
+    interface, sent = of_arrays(dtype), np.array([[1, 2], [3, 0]], dtype)
+    if sent.dtype.kind == "f":
+        sent[0] = np.nan, np.inf
+    named = interface.metadata("best", [])
+    datatype = named["inputs"][0]["datatype"]
+    body, data = in_binary(datatype, sent.tobytes())
+    (found,) = interface.decode({JSON_SIZE.lower(): str(len(body))}, body + data, MOST).inputs
+    assert found.dtype == dtype and found.tobytes() == data and not found.flags.owndata
+    outputs = [[1, None if sent.dtype.kind == "f" else 5]]
+    answer, headers = interface.encode(Asked(None, [], {}, True), "best", "1", outputs)
+    (told,) = np.frombuffer(answer[int(headers[JSON_SIZE]) :], dtype).reshape(1, 2)
+    np.testing.assert_array_equal(told, np.array(outputs[0], dtype))
+    assert named["outputs"] == [{"name": "output", "datatype": datatype, "shape": [-1, 2]}]
+
+
+@pytest.mark.parametrize(
+    ("body", "data", "found"),
+    [
+        (*in_binary("BF16", b"\x80\x3f\xc0\x7f\0\0\0\xbf"), [[1, None], [0, -0.5]]),
+        (request(tensor(data=[1, None, math.nan, 2])), b"", [[1, None], [None, 2]]),
+        (request(tensor(datatype="INT8", data=[1, 2, 3, -4])), b"", [[1, 2], [3, -4]]),
+        (request(tensor(shape=[1, 2, 2, 1, 1], data=[[[[[1]], [[2]]], [[[3]], [[4]]]]])), b"", [[1, 2], [3, 4]]),
+    ],
+)
+def test_other_datatypes_and_axes_of_1_become_an_array_of_the_samples_type(body, data, found):
+    (got,) = decode(of_arrays("float32"), body, data).inputs
+    assert got.dtype == "float32" and as_json(got) == found
+
+
+@pytest.mark.parametrize("data", [[0, 0, 0, 256], [0, 0, 0, -1], [0, 0, 0, 0.5], [0, 0, 0, math.nan]])
+def test_what_an_array_of_integers_cannot_hold_is_refused(data):
+    datatype = "INT64" if isinstance(data[-1], int) else "FP64"
+    with pytest.raises(ServeError, match="a value that uint8, the type of the samples, cannot hold"):
+        decode(of_arrays("uint8"), request(tensor(datatype=datatype, data=data)))
 
 
 def test_a_length_that_python_does_not_write_is_refused():
@@ -363,59 +408,3 @@ def test_tritonclient_sends_and_reads_texts_and_truth_values(binary):
     answer, headers = interface.encode(asked, "best", "1", [["a", "é"], ["", "b"]])
     found = InferenceServerClient.parse_response_body(answer, header_length=headers.get(JSON_SIZE))
     assert found.as_numpy("output").tolist() == [[b"a", "é".encode()], [b"", b"b"]]
-
-
-class Service(http.server.BaseHTTPRequestHandler):
-    """Answers with `IMAGES`, as a front would."""
-
-    protocol_version = "HTTP/1.1"
-
-    def _answer(self):
-        from fluidtune.serving.answers import Said, inference
-
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        try:
-            found = inference(self.command, self.path, {"best": ["1"]})
-            status, headers, answer = 200, {}, b"{}"
-            if found.what == "infer":
-                asked = IMAGES.decode(self.headers, body, MOST)
-                outputs = [{"label": "é", "odds": [float(np.sum(one)), 0.0]} for one in asked.inputs]
-                answer, headers = IMAGES.encode(asked, found.model, "1", outputs)
-            elif found.what in ("server", "model"):
-                said = server_metadata() if found.what == "server" else IMAGES.metadata("best", ["1"])
-                answer = json.dumps(said).encode()
-        except Said as error:
-            status, headers, answer = error.status, error.headers, json.dumps({"error": str(error)}).encode()
-        self.send_response(status)
-        for name, value in {**headers, "Content-Length": str(len(answer))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(answer)
-
-    do_GET = do_POST = _answer
-
-    def log_message(self, *said):
-        pass
-
-
-@pytest.mark.serve
-def test_tritonclient_asks_a_server_for_all_that_the_protocol_has():
-    from tritonclient.http import InferenceServerClient, InferenceServerException, InferInput
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Service) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        with InferenceServerClient(f"127.0.0.1:{server.server_port}") as client:
-            assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("best", "1")
-            assert not client.is_model_ready("worst")
-            assert client.get_server_metadata()["name"] == "fluidtune"
-            about = client.get_model_metadata("best")["inputs"][0]
-            sent = np.array([[[0, 0.5], [1, 0]]] * 3)
-            given = InferInput(about["name"], [3, *about["shape"][1:]], about["datatype"]).set_data_from_numpy(sent)
-            found = client.infer("best", [given], request_id="7")
-            assert found.as_numpy("odds").tolist() == [[1.5, 0.0]] * 3
-            assert found.as_numpy("label").tolist() == ["é".encode()] * 3
-            with pytest.raises(InferenceServerException, match="no model 'worst' is served; there are best"):
-                client.infer("worst", [given])
-        server.shutdown()
-        thread.join()

@@ -43,11 +43,6 @@ def test_a_batch_is_answered(winner):
     assert outcomes(load, winner, [1, 2]) == [(200, 3), (200, 6)]
 
 
-def test_an_input_that_the_model_fails_with_does_not_reach_its_neighbours(winner):
-    said = (500, {"error": "the model failed: ValueError('a negative number')", "code": "model_failed"})
-    assert outcomes(load, winner, [1, FAILS, 2]) == [(200, 3), said, (200, 6)]
-
-
 def test_a_measurement_fails_where_the_model_fails(winner):
     with pytest.raises(ValueError, match="a negative number"):
         ModelProcess(Loading.of(load, [winner])).measure("t", list(map(Packed.of, [1, FAILS])))

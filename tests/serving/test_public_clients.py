@@ -1,11 +1,13 @@
-"""Public clients ask a real service: tritonclient, `fluidtune.Client`, a reader of OpenAPI documents, a browser."""
+"""Public clients ask a real service: Triton's, KServe's, MLServer's, ours, a reader of OpenAPI documents, a browser."""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from urllib.parse import urlsplit
 
+import httpx
 import numpy as np
 import pytest
 from openapi_spec_validator import validate
@@ -36,7 +38,7 @@ def test_tritonclient_reads_what_there_is_and_infers(served):
 
     with triton.InferenceServerClient(urlsplit(served.url).netloc) as client:
         assert client.is_server_live() and client.is_server_ready()
-        assert client.is_model_ready(best, **asked())
+        assert client.is_model_ready(best, **asked()) and not client.is_model_ready("worst", **asked())
         assert client.get_server_metadata(**asked())["name"] == "fluidtune"
         (tensor,) = client.get_model_metadata(other, "1", **asked())["inputs"]
         assert (tensor["datatype"], tensor["shape"]) == ("FP64", [-1])
@@ -47,6 +49,32 @@ def test_tritonclient_reads_what_there_is_and_infers(served):
             answer = client.infer(other, [given], outputs=[wanted], request_id="7", **asked())
             assert answer.as_numpy("output").tolist() == [2, 5, 8]
             assert answer.get_response()["id"] == "7"
+
+
+def test_kserves_client_finds_it_live_and_ready_and_infers(served):
+    kserve = pytest.importorskip("kserve")
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    given = kserve.InferInput("input", [2], "FP32")
+    given.set_data_from_numpy(np.array([1, 2.5], np.float32))
+
+    async def ask():
+        client, trial = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2")), served.trials[1]
+        assert await client.is_server_live(served.url) and await client.is_server_ready(served.url)
+        assert await client.is_model_ready(served.url, trial, headers)
+        asked = kserve.InferRequest(trial, [given])
+        return await client.infer(served.url, asked, headers=headers, model_name=trial)
+
+    assert asyncio.run(ask()).outputs[0].as_numpy().tolist() == [2, 5]
+
+
+def test_what_mlservers_codecs_send_is_answered(served):
+    codecs = pytest.importorskip("mlserver.codecs")
+    body = codecs.NumpyRequestCodec.encode_request(np.array([1, 2.5])).model_dump(exclude_none=True)
+    assert body["inputs"][0]["shape"] == [2, 1]
+    body["inputs"][0]["name"] = "input"
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    answer = httpx.post(f"{served.url.rstrip('/')}/v2/models/{served.trials[1]}/infer", json=body, headers=headers)
+    assert answer.json()["outputs"][0]["data"] == [2, 5]
 
 
 def test_our_own_client_asks(served):
