@@ -60,7 +60,7 @@ def test_the_best_trial_answers_and_the_next_one_by_its_name(served):
         ("[1]", "", "POST", 400, "the input is a list, expected number"),
         ("1", "nobody", "POST", 404, "no trial 'nobody' is served"),
         ("1", "", "PUT", 405, "PUT / is not served"),
-        (" " * 64 * len("2.5") + "1", "", "POST", 413, "the body has more than 192 bytes; send less, or serve with"),
+        (" " * (1 << 20) + "1", "", "POST", 413, "the body has more than 1048576 bytes; send less, or serve with"),
         (str(FAILS), "", "POST", 500, "the model failed: ValueError('a negative number')"),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_process_that_dies_while_it_is_idle_is_replaced_though_nobody_asks(ser
 
 
 def test_ready_follows_the_model_process_while_nobody_asks(served):
-    assert ask(served, "", "readyz", "GET") == (200, {"state": "serving"})
+    assert ask(served, "", "readyz", "GET") == (200, {"ready": True, "state": "serving"})
     (pid,) = served.status()["device_pids"]
     os.kill(pid, signal.SIGSTOP)
     try:
