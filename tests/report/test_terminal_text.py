@@ -73,7 +73,7 @@ def test_names_of_models_in_a_plan_are_shown_as_they_are() -> None:
     model["capacity"] = 1.0
     group = {"configuration": "1x1", "gpus": [0], "bytes_per_gpu": 1, "models": [NAME]}
     placed = model_placement.render({**whole, "groups": [group], "models": [model]}, True)
-    share = {"model": NAME, "compute": 0.5, "memory": 0.5, "batch": 1}
+    share = {"model": NAME, "percent": 50, "batch": 1, "processes": 1}
     shared = shared_gpu_plan.render({**whole, "shared": [[share]], "models": [model]})
     assert text_of(placed, width=300).count(SHOWN) == text_of(shared, width=300).count(SHOWN) == 2
 
