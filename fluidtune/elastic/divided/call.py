@@ -274,6 +274,12 @@ class Call:
         return merge(table)
 
     def _request(self, part: int, kind: str, value: Any, tensors: Sequence[torch.Tensor]) -> None:
+        peer = self._peers[part]
+        try:
+            if peer is not None:
+                self._followers.wait_for_check(peer, patience(self.own_s))
+        except Lost as error:
+            self._gone(part, str(error))
         self._owing.add(part)
         self._send(part, kind, value, tensors)
 
@@ -292,7 +298,7 @@ class Call:
         if peer is None:
             return None
         try:
-            message = peer.link.receive(patience(self.own_s))
+            message = self._followers.answer(peer, patience(self.own_s))
         except Lost as error:
             self._gone(part, str(error))
             return None

@@ -239,18 +239,38 @@ class Followers:
             left = _REPLICA_S if peer.deadline is None else peer.deadline - time.monotonic()
             if not (self.patient or left < 0 or peer.link.has_message()):
                 return
-            message = peer.link.receive(max(left, 1.0))
-            if message.kind == "ready":
-                key, _, why = message.value
-                peer.pending.discard(key)
-                if why is not None:
-                    failed.append(why)
-                    peer.replicas[key] = []
-            elif peer.answered is not None:
-                answered, peer.answered, peer.deadline = peer.answered, None, None
-                answered(message)
-            else:
+            message = self._hear(peer, max(left, 1.0), failed)
+            if message is not None:
                 raise Lost(f"it has said {message.kind} where nothing was asked")
+
+    def _hear(self, peer: Follower, timeout: float, failed: list[str]) -> Message | None:
+        """Receive one message. What is not an answer to a part of a call is taken in here; then None."""
+        message = peer.link.receive(timeout)
+        if message.kind == "ready":
+            key, _, why = message.value
+            peer.pending.discard(key)
+            if why is not None:
+                failed.append(why)
+                peer.replicas[key] = []
+            return None
+        if peer.answered is None:
+            return message
+        answered, peer.answered, peer.deadline = peer.answered, None, None
+        answered(message)
+        return None
+
+    def answer(self, peer: Follower, timeout: float) -> Message:
+        """The answer to a part of a call; what the follower owed before comes first. Raises Lost."""
+        while True:
+            message = self._hear(peer, timeout, [])  # a replica that cannot be made is asked for again
+            if message is not None:
+                return message
+
+    def wait_for_check(self, peer: Follower, timeout: float) -> None:
+        """Wait until a follower that makes a check has answered: before that it must be sent no tensors. Raises Lost."""
+        while peer.answered is not None:
+            left = timeout if peer.deadline is None else max(1.0, peer.deadline - time.monotonic())
+            self._hear(peer, left, [])
 
     def sizes(self, samples: int, peers: Sequence[Follower]) -> list[int]:
         """How many samples each part has: the leader's first. Parts are in proportion to the devices' speeds."""

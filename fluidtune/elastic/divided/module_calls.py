@@ -70,7 +70,7 @@ class _Check:
     def take(self, result: Any) -> None:
         """The call has returned this here."""
         self.drawn = Streams(self.asked.described.device).digest
-        with suppress(Odd):  # the follower says so
+        with suppress(Exception):  # the follower says what is odd; for a copy there may be no memory
             found = tree_of(result, "output", self.asked.given.classes)
             # The loop may change its tensors.
             self.output = replace(found, tensors=tuple(tensor.detach().clone() for tensor in found.tensors))
@@ -296,7 +296,8 @@ class ModuleCalls(Nothing):
             if len(self._followers.classes) != classes:  # followers do not know a class of the output
                 self._described = check.output = None
         finally:
-            check.peer.deadline = time.monotonic() + patience(time.perf_counter() - began)
+            if check.peer.answered is not None:
+                check.peer.deadline = time.monotonic() + patience(time.perf_counter() - began)
         if self._followers.patient:
             with self._followers.free_turn() as mine:
                 if mine:

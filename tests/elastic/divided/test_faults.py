@@ -156,6 +156,29 @@ def test_the_loop_does_not_wait_for_a_check(monkeypatch: pytest.MonkeyPatch) -> 
     assert loop.result() == pytest.approx(alone(True, len(loop.losses)), rel=1e-9)
 
 
+def test_a_backward_beside_checks() -> None:
+    """Seen: a backward took the answer to another call's check for its gradients, and StopIteration left the loop."""
+    torch.manual_seed(0)
+    net, beside, size = nn.Linear(300, 300).double(), 0, 1
+    with grown(2, patient=False) as trial:
+        followers = trial.division.followers
+        for _ in range(400):
+            trial.division.begin_iteration()
+            x = torch.randn(200, 300).double()
+            loss, expected = net(x).sum(), x.sum(0)
+            if followers.divided:
+                net(x)  # and again, so that checks are few
+                size += 1
+                loss, expected = loss + net(x[:size]).sum(), expected + x[:size].sum(0)  # another number of samples
+                beside += followers.undecided
+            net.zero_grad()
+            loss.backward()
+            assert torch.allclose(net.weight.grad, expected.expand(300, 300), rtol=1e-9, atol=1e-9)
+            if beside == 5:
+                break
+        assert beside == 5 and len(followers.present) == 1
+
+
 def test_a_lost_follower_costs_no_more_than_its_part() -> None:
     """No other call, and nothing of the loop, is run again."""
     loop, calls = Loop(), []
