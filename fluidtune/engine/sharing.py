@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import islice
 from statistics import median
 
 from fluidtune.engine.speed import TRIALS_REMEMBERED
@@ -47,7 +48,7 @@ class Sharing:
         if compute is None and before is not None:
             need = replace(need, compute=before.compute)
         self._needs[trial.name] = need.at_least(self._least.get(trial.name, need))
-        recent = list(self._needs.values())[-TRIALS_REMEMBERED:]
+        recent = list(islice(reversed(self._needs.values()), TRIALS_REMEMBERED))
         recent.sort(key=lambda need: need.persistent + need.ephemeral)
         middle = recent[(len(recent) - 1) // 2]
         measured = [need.compute for need in recent if need.compute is not None]

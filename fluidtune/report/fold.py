@@ -327,10 +327,10 @@ class Fold(Holdings):
         """Take in the next event. Returns its note, if it has one."""
         name = event["event"]
         trial: Any = event.get("trial")
+        self.origin = self.origin if self.heard else float(event["t"])
         if name not in SCHEMA:
             self.heard, self.unknown = self.heard + 1, self.unknown + 1
             return None
-        self.origin = self.origin if self.heard else float(event["t"])
         its = self._trial(trial, float(event["t"])) if isinstance(trial, str) else None
         held = self.of(trial) if its is not None else NOTHING
         super().step(event)

@@ -121,6 +121,9 @@ class SteeredRun:
 
     def trial_ended(self, trial: Trial) -> None:
         for note in self._steering.ended(trial.trial_id):
+            # A run that is continued has it no more.
+            others = [kept for kept in getattr(trial.run_metadata, ACTS, ()) if kept["act"]["id"] != note.act.id]
+            setattr(trial.run_metadata, ACTS, others)
             self._note(note)
 
     def serve(self, handed: Any) -> None:

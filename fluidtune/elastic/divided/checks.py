@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fluidtune.error_lines import failure
 
 from .batch_statistics import Gather, Recorded, SeenStatistics, WholeStatistics
 from .computation import Computation, Modes, Streams, cut_of, other_streams, part_modes
-from .description import Classes, Watch, dumped, rebuilt
+from .description import Classes, Watch, dumped, rebuilt, statistics_of
 from .flags import Flags, under
 from .parts import (
     Odd,
@@ -88,8 +87,7 @@ class _Copy:
 
     def statistics(self) -> list[torch.Tensor]:
         """What a forward may write: the running statistics of batch normalisation."""
-        layers = (each for each in self.module.modules() if isinstance(each, _BatchNorm))
-        return [buffer for layer in layers for buffer in layer.buffers(recurse=False)]
+        return [buffer for layer in self.module.modules() for buffer in statistics_of(layer)]
 
 
 class Check:

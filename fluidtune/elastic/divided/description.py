@@ -271,13 +271,19 @@ def _refuse_module(module: nn.Module) -> None:
         raise CannotBeSent("its tensors are on several GPUs")
 
 
+def statistics_of(layer: nn.Module) -> list[torch.Tensor]:
+    """The running statistics of a batch normalisation, but no buffer that a class of the script has added to it."""
+    names = ("running_mean", "running_var", "num_batches_tracked") if isinstance(layer, _BatchNorm) else ()
+    return [buffer for name in names if (buffer := tables_of(layer)[2].get(name)) is not None]
+
+
 class Marks:
     """By what one sees, after a call of a replica, that the call has left something behind in it."""
 
     def __init__(self, module: nn.Module) -> None:
         modules = modules_of(module)
         self._tables = [(t, dict(t)) for each in modules for t in tables_of(each)]
-        held = (b for m in modules if not isinstance(m, _BatchNorm) for b in tables_of(m)[2].values())
+        held = (b for m in modules for b in tables_of(m)[2].values() if all(b is not each for each in statistics_of(m)))
         self._buffers = [buffer for buffer in held if buffer is not None]
         self._versions = self._versions_now()
 

@@ -133,7 +133,9 @@ class Follower:
             except _Stopped:
                 answer = "raised", "stopped", []
             except Exception as error:
-                answer = "raised", failure(error), []
+                # For a check there may be no memory now, while there is for the parts.
+                short = kind == "check" and isinstance(error, (MemoryError, torch.OutOfMemoryError))
+                answer = ("unknown", None, []) if short else ("raised", failure(error), [])
             link.send(*answer)
             if self._device.type == "cuda" and "CUDA error" in str(answer[1]):
                 raise RuntimeError(str(answer[1]))  # no later call on this GPU succeeds in this process

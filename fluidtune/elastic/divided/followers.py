@@ -267,7 +267,7 @@ class Followers:
                 return message
 
     def wait_for_check(self, peer: Follower, timeout: float) -> None:
-        """Wait until a follower that makes a check has answered: before that it must be sent no tensors. Raises Lost."""
+        """Wait until a follower that makes a check has answered: before, it must be sent no tensors. Raises Lost."""
         while peer.answered is not None:
             left = timeout if peer.deadline is None else max(1.0, peer.deadline - time.monotonic())
             self._hear(peer, left, [])

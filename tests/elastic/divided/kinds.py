@@ -609,6 +609,21 @@ def a_buffer_changed_in_forward() -> Any:
     return m, lambda m, x, y, i: F.cross_entropy(m(x)[:, :5], y)
 
 
+class _LargestSeen(nn.BatchNorm1d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest.copy_(torch.maximum(self.largest, x.detach().amax(0)))
+        return super().forward(x)
+
+
+@whole("changes 0.largest")
+def a_batch_normalisation_with_a_buffer_of_its_own() -> Any:
+    """Found by reading: each process had the largest of its own part."""
+    norm = _LargestSeen(12)
+    norm.register_buffer("largest", torch.zeros(12))
+    m = nn.Sequential(norm, nn.Linear(12, 5))
+    return m, lambda m, x, y, i: F.cross_entropy(m(x), y) + m[0].largest.sum()
+
+
 @whole("leaves something behind")
 def a_buffer_changed_in_some_calls() -> Any:
     def run(self: Any, x: Any) -> Any:
