@@ -102,7 +102,8 @@ def go_on(run_dir: str, samples: int | None, until: tuple[str, ...], resume_erro
     from fluidtune.tune.kept_trainable import kept_in
 
     tuner = Tuner.extend(run_dir, num_samples=samples, until=limits, resume_errored=resume_errored)
-    sys.argv[0] = kept_in(os.path.abspath(run_dir), None)[0]  # workers look for modules in this script's folder
+    where = run_dir if "://" in run_dir else os.path.abspath(os.path.expanduser(run_dir))
+    sys.argv[0] = kept_in(where, None)[0]  # workers look for modules in this script's folder
     tuner.fit()
 
 

@@ -18,6 +18,13 @@ def as_searched(space: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def has_objects(space: Mapping[str, Any]) -> bool:
+    """Whether a search space has objects for which Tune puts something else, numbered within this space alone."""
+    resolvers = create_resolvers_map()
+    inject_placeholders(copy.deepcopy(dict(space)), resolvers)
+    return bool(resolvers)
+
+
 def go_on(search: Any, samples: int, stop: Mapping[str, float], space: Mapping[str, Any] | None) -> None:
     """Have the algorithm make ``samples`` more than it was to make. ``stop``: further criteria of all that it makes.
 

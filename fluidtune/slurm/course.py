@@ -42,9 +42,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class Noticed:
-    """The job is to end soon. ``all_told``: Slurm has sent the signal to each process of the first node."""
-
-    all_told: bool
+    """The job is to end soon. The driver may have been told by Slurm as well: to it that is one notice."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,9 @@ class Course:
                 return [said, *self._search_if_all()]
             case _, DriverEnded(status):
                 return self._end(status if status >= 0 else 128 - status)
-            case "searching", Noticed(all_told):
+            case "searching", Noticed():
                 told, self._told = self._told, True
-                return [] if told or all_told else [TellDriver()]
+                return [] if told else [TellDriver()]
             case _, Noticed():
                 return [Say(f"job {self.job} ends before its search has begun: give it a longer --time"), *self._end(1)]
             case "starting", Ready(node, address) if node == self.head:

@@ -43,7 +43,7 @@ def run_here(words: Sequence[str]) -> int:
         raise FluidTuneError(f"job {found.job}: srun starts this search {found.tasks} times; {once}")
     if not found.here:  # salloc has left us where it was typed
         srun = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1", *_RUN, *words]
-        return subprocess.call(srun, env=srun_variables(os.environ))
+        os.execvpe("srun", srun, srun_variables(os.environ))
     one = found.hosts == found.here
     return _Job(found, [] if one else _asked("scontrol", "show", "hostnames", found.hosts).split(), words).run()
 
@@ -92,8 +92,10 @@ class _Job:
 
     def _signals(self, heard: int) -> None:
         came = os.read(heard, 4096)
-        for number in {*came} & {signal.SIGUSR1, signal.SIGTERM}:
-            self._take(course.Noticed(all_told=number == signal.SIGTERM))
+        if {*came} & {signal.SIGUSR1, signal.SIGTERM}:
+            self._take(course.Noticed())
+        if signal.SIGINT in came and self._driver is None:
+            self._take(course.DriverEnded(-signal.SIGINT))
         if signal.SIGALRM in came:
             self._take(course.Late())
         for pid, status in ended().items():
@@ -134,7 +136,7 @@ class _Job:
             line = stdout.readline()
             if line:
                 node, what, text = json.loads(line)
-                lost = course.Lost(node, text) if what == "lost" else course.Noticed(node == self._course.head)
+                lost = course.Lost(node, text) if what == "lost" else course.Noticed()
                 self._take(course.Ready(node, text) if what == "ready" else lost)
                 return
             self._selector.unregister(stdout)
@@ -153,8 +155,12 @@ class _Job:
                 host.wait(_PATIENCE_S)
         end_all(0.0)
         try:
-            if status == course.AGAIN and _asked("squeue", "-h", "-j", self._job, "-o", "%T").strip() in _OURS:
-                _asked("scontrol", "requeue", self._job)
+            if status == course.AGAIN:
+                state = _asked("squeue", "-h", "-j", self._job, "-o", "%T").strip()
+                if state in _OURS:
+                    _asked("scontrol", "requeue", self._job)
+                else:
+                    _say(f"job {self._job} is not requeued from here: its state is {state or 'unknown'}")
         except FluidTuneError as error:
             _say(f"job {self._job} is not requeued: {error}; submit it again, and the search goes on from its state")
         self._status = status

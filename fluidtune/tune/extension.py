@@ -120,21 +120,23 @@ def extension_of(
     """
     if samples is not None and (isinstance(samples, bool) or not isinstance(samples, int) or samples < 1):
         raise FluidTuneError(f"num_samples={samples!r} is the number of further samples; give a whole number above 0")
-    if samples is None and (space is not None or not until):
-        raise FluidTuneError("say how the run goes on: num_samples (--samples), until (--until), or both")
     trials, saved, own = trials_in(where, files), search_of(where, files), config.search_alg
+    if samples is None and (space is not None or not (until or any(not trial.is_finished() for trial in trials))):
+        raise FluidTuneError("say how the run goes on: num_samples (--samples), until (--until), or both")
     if saved is None:
         logger.warning("FluidTune: the run's scheduler kept no results, and begins without, as under stock Ray Tune")
     elif why := unreadable(saved):
         raise FluidTuneError(f"{where} cannot go on with earlier results: {why}; use those, or begin a new run")
     trained = _trained_on(trials, config.scheduler.base_scheduler, saved, until) if until else frozenset()
-    if not trained and not samples:
+    if until and not trained and not samples:
         raise FluidTuneError(f"until={dict(until)}: no trial that came to its limit has a checkpoint to train on from")
     own = create_searcher(own) if isinstance(own, str) else own
     if not isinstance(own, (BasicVariantGenerator, Searcher, type(None))):
         raise FluidTuneError(f"search_alg={type(own).__name__} cannot go on: it is no Searcher; begin a new run")
     searcher = None
     if space is not None:
+        if searches.has_objects(space):
+            raise FluidTuneError("param_space: it has objects, which Ray numbers as those of the run; begin a new run")
         space = searches.as_searched(space)
         within = [trial for trial in trials if lies_within(trial.config, space)]
         said = f"{len(within)} of {len(trials)} trials lie within the new space; the scheduler compares with all"
@@ -196,7 +198,8 @@ def _trained_on(
             raise FluidTuneError(f"until {name}={value!r}: no trial has a limit of {name!r}; each ends by itself")
         if not isinstance(value, (int, float)) or not before < value < float("inf"):
             raise FluidTuneError(
-                f"until {name}={value!r} is no number above the limit of before, {before:g}; give more"
+                f"until {name}={value!r} is no number above the limit of before, {before:g}; give more, or nothing "
+                "where that was interrupted"
             )
     ended = [trial for trial in trials if trial.status == Trial.TERMINATED]
     came = [trial for trial in ended if come_to_limit(trial.last_result, limits[trial.trial_id], until)]

@@ -6,6 +6,7 @@ Tune itself keeps the trainable's name, and of the search space what is a number
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pickle
 import sys
@@ -18,6 +19,8 @@ from ray import cloudpickle
 from fluidtune.error_lines import failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat.run_state import content_of
+
+logger = logging.getLogger(__name__)
 
 #: What has more bytes is not kept. Judgement: a script's function has some kilobytes, unless it holds data.
 MOST_BYTES = 64 * 2**20
@@ -52,6 +55,11 @@ def kept_in(where: str, files: pyarrow.fs.FileSystem | None) -> tuple[str, Any, 
         state = pickle.loads(content_of(where, files, "tuner.pkl"))
         script, content, why = getattr(state["_tune_config"].scheduler, "kept", None) or ("", b"", "no fluidtune.Tuner")
         sys.path.append(os.path.dirname(script))
+        state_file = os.path.join(where, "tuner.pkl")
+        if os.path.isfile(script) and os.path.isfile(state_file):
+            if os.path.getmtime(script) > os.path.getmtime(state_file):
+                said = "FluidTune: %s has changed since the run began; the trainable is the one of then, unless it is given"
+                logger.warning(said, script)
         if content:
             return script, *pickle.loads(content)
     except Exception as error:  # bytes of another Python may raise anything

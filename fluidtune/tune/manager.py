@@ -11,6 +11,7 @@ The manager decides nothing but the order in which messages are carried. A trial
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +30,7 @@ from fluidtune.ray_compat.controller import (
     replace_actor_manager,
 )
 from fluidtune.trials import messages as life
-from fluidtune.tune.notice import AGAIN, Notice
+from fluidtune.tune.notice import AGAIN, Notice, why_not_again
 from fluidtune.tune.ray_calls import IDLE_WAIT_S, RayCalls
 from fluidtune.tune.search_memory import SearchMemory
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, place_of, task_of
@@ -44,6 +45,8 @@ FIRST_DEVICE_WAIT_S = 5.0
 
 #: The status line is made anew after this many seconds.
 STATUS_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory) -> FluidActorManager | None:
@@ -70,12 +73,16 @@ def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory)
         # Tune has saved its final state by now, unless it cleans up because of an exception.
         saved = sys.exc_info()[0] is None
         manager.run_ended(saved)
-        memory.run_ended(saved)
+        memory.run_ended(saved and job.state_stored)
 
     def cleaned_up() -> None:
         manager.notice.close()
-        if manager.notice.given and sys.exc_info()[0] is None:
-            raise SystemExit(AGAIN)
+        if manager.notice.state != "over" or sys.exc_info()[0] is not None:
+            return
+        why = why_not_again(job.restored, job.reported)
+        if why:
+            logger.error("FluidTune: Slurm has begun this job again, and %s. It does not ask to be begun again", why)
+        raise SystemExit(1 if why else AGAIN)
 
     extend_controller(
         controller,

@@ -7,8 +7,8 @@
 - *over*: Tune's loop ends. Tune saves its state, processes end, devices and leases are given back. Then the driver ends
   with status `AGAIN`.
 
-A second SIGTERM, and the end of ``notice_s``, do what SIGTERM does without FluidTune: they end the driver at once. The
-run can be restored in any case, as after a SIGKILL.
+A second SIGTERM, later than `SAME_S`, and the end of ``notice_s`` do what SIGTERM does without FluidTune: they end the
+driver at once. The run can be restored in any case, as after a SIGKILL.
 
 The boundary: from a run's first trial to its end, in a driver whose run is in the main thread. A script that handles or
 ignores SIGTERM itself keeps its own way. SIGINT and SIGUSR1 are Tune's: the run ends in order, and ``fit`` returns.
@@ -28,8 +28,23 @@ logger = logging.getLogger(__name__)
 
 #: The driver's exit status: "try again later", in BSD's sysexits.h. No shell, and not Python, ends with it by itself.
 AGAIN = os.EX_TEMPFAIL
+#: Seconds in which a second SIGTERM is the first one, by another way: Slurm may tell a job's processes, and so does the
+#: program that started this one. Judgement: both come at once.
+SAME_S = 1.0
 #: The part of ``notice_s`` in which trials are saved. Judgement: the last snapshot and the end of processes take less.
 COMMITS_PART = 2 / 3
+
+
+def why_not_again(restored: bool, reported: bool) -> str:
+    """Why a job that Slurm has begun again would get nowhere if it was begun once more; "": it goes on.
+
+    ``restored``: its run was. ``reported``: a trial has reported since.
+    """
+    if not int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+        return ""
+    if not restored:
+        return "its script began a new run in place of restoring the one before (docs/how-to/restore.md)"
+    return "" if reported else "no trial has reported since; it needs a longer time limit"
 
 
 class Notice:
@@ -85,7 +100,11 @@ class Notice:
             signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self._stop_listening()  # the next one ends the driver at once
+        if self.given:
+            if self.seconds >= min(SAME_S, self.notice_s / 2):
+                self._stop_listening()
+                os.kill(os.getpid(), signal.SIGTERM)
+            return
         self.give()
         self._timer = threading.Timer(self.notice_s, os.kill, (os.getpid(), signal.SIGTERM))
         self._timer.daemon = True

@@ -126,7 +126,10 @@ class TuningJob:
         #: Called when Tune has written its state.
         self._on_state = [self._snapshot_pace.state_written]
         store_whole_files(controller, self._state_written)
-        self._folder = ExperimentFolder(storage(controller), was_restored(controller))
+        #: Whether the run goes on from an earlier driver's, whether a trial has reported to this one, and whether
+        #: Tune's latest state is in the run's storage.
+        self.restored, self.reported, self.state_stored = was_restored(controller), False, True
+        self._folder = ExperimentFolder(storage(controller), self.restored)
         if (seed := self._folder.hash_seed()) is not None:
             hash_seed.go_on_with(seed)
         self.pool = WorkerPool(
@@ -273,6 +276,7 @@ class TuningJob:
 
     def iteration_reported(self, run: TrialRun, reply: IterationReply) -> None:
         """Write down an iteration that Tune has not seen before. (The engine gets it as `messages.Result`.)"""
+        self.reported = True
         self.stall_detector.iteration_done(run.id, reply.seconds)
         if self._has_commits(run.trial):
             self._snapshot_pace.result_reported(run.id)
@@ -297,6 +301,7 @@ class TuningJob:
         told = [on_state() for on_state in self._on_state]
 
         def stored(done: bool) -> None:
+            self.state_stored = done
             for tell in told:
                 tell(done)
 

@@ -23,7 +23,7 @@ from fluidtune.slurm.course import (
 )
 
 HEAD, N2, N3 = Ready("n1", "h:1"), Ready("n2", "h:1"), Ready("n3", "h:1")
-NOTICE, ALL_TOLD, DIED = Noticed(False), Noticed(True), Lost("n1", "has ended (gcs_server)")
+NOTICE, DIED = Noticed(), Lost("n1", "has ended (gcs_server)")
 MEMBERS, DRIVER = Start("members", "h:1"), Start("driver", "h:1")
 
 
@@ -37,7 +37,6 @@ def taken(events: list[Event]) -> list[Instruction]:
     "events, done",
     [
         ([HEAD, N2, N3, NOTICE, NOTICE], [MEMBERS, DRIVER, TellDriver()]),
-        ([HEAD, N2, N3, ALL_TOLD, NOTICE], [MEMBERS, DRIVER]),
         ([HEAD, N2, N3, NOTICE, DriverEnded(AGAIN)], [MEMBERS, DRIVER, TellDriver(), End(AGAIN)]),
         ([HEAD, N2, N3, DriverEnded(-9)], [MEMBERS, DRIVER, End(137)]),
         (
@@ -60,7 +59,7 @@ events = st.one_of(
     st.builds(Ready, st.sampled_from(["n1", "n2", "n3"]), st.just("h:1")),
     st.builds(Lost, st.sampled_from(["n1", "n2", "n3"]), st.just("has ended")),
     st.builds(DriverEnded, st.sampled_from([0, 1, AGAIN, -9])),
-    st.sampled_from([NOTICE, ALL_TOLD, Late()]),
+    st.sampled_from([NOTICE, Late()]),
 )
 
 

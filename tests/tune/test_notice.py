@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from fluidtune.tune.notice import COMMITS_PART, Notice
+from fluidtune.tune.notice import COMMITS_PART, Notice, why_not_again
 
 
 @pytest.fixture(autouse=True)
@@ -33,17 +34,42 @@ def test_trials_are_saved_first_and_then_the_run_ends(in_time: bool) -> None:
     notice.close()
 
 
-def test_a_second_signal_and_the_end_of_the_time_do_what_the_script_had() -> None:
-    notice = Notice(0.05)
+@pytest.mark.parametrize("later", [True, False])
+def test_a_second_signal_and_the_end_of_the_time_do_what_the_script_had(
+    later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, killed = [5.0], list[tuple[int, int]]()
+    monkeypatch.setattr(os, "kill", lambda *those: killed.append(those))
+    notice = Notice(30.0 if later else 0.05, lambda: now[0])
     notice.listen()
-    signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    heard: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    while not heard:
+    for _ in range(2):  # as from Slurm, and from the program that started this one
+        signal.raise_signal(signal.SIGTERM)
+    now[0] += 2.0
+    if later:
+        assert not killed
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    while not killed:
         time.sleep(0.01)
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+    notice.close()
+
+
+def test_a_scripts_own_way_holds() -> None:
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    notice = Notice(30.0)
     own = signal.getsignal(signal.SIGTERM)
     for other in (notice, Notice(30.0)):
         other.listen()
         assert signal.getsignal(signal.SIGTERM) is own
         other.close()
+
+
+@pytest.mark.parametrize("count", [None, "0", "1"])
+def test_a_job_that_gets_nowhere_is_not_begun_again(count: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found by reading: a script without `Tuner.restore` was requeued for ever."""
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if count is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+    whys = [why_not_again(restored, reported) for restored, reported in [(True, True), (False, True), (True, False)]]
+    assert [bool(why) for why in whys] == [False, count == "1", count == "1"]
