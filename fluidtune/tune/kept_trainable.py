@@ -58,7 +58,7 @@ def kept_in(where: str, files: pyarrow.fs.FileSystem | None) -> tuple[str, Any, 
         state_file = os.path.join(where, "tuner.pkl")
         if os.path.isfile(script) and os.path.isfile(state_file):
             if os.path.getmtime(script) > os.path.getmtime(state_file):
-                said = "FluidTune: %s has changed since the run began; the trainable of then is used, unless it is given"
+                said = "FluidTune: %s has changed since the run began; its trainable of then is used"
                 logger.warning(said, script)
         if content:
             return script, *pickle.loads(content)
