@@ -56,10 +56,9 @@ def kept_in(where: str, files: pyarrow.fs.FileSystem | None) -> tuple[str, Any, 
         script, content, why = getattr(state["_tune_config"].scheduler, "kept", None) or ("", b"", "no fluidtune.Tuner")
         sys.path.append(os.path.dirname(script))
         state_file = os.path.join(where, "tuner.pkl")
-        if os.path.isfile(script) and os.path.isfile(state_file):
-            if os.path.getmtime(script) > os.path.getmtime(state_file):
-                said = "FluidTune: %s has changed since the run began; its trainable of then is used"
-                logger.warning(said, script)
+        here = os.path.isfile(script) and os.path.isfile(state_file)
+        if here and os.path.getmtime(script) > os.path.getmtime(state_file):
+            logger.warning("FluidTune: %s has changed since the run began; its trainable of then is used", script)
         if content:
             return script, *pickle.loads(content)
     except Exception as error:  # bytes of another Python may raise anything
