@@ -330,7 +330,7 @@ def test_memory_that_an_allocator_gets_back_has_no_data_under_it(files, kind):
 
 #: A trial with 64 MiB of memory beside data of 512 MiB, of which it changes 32 MiB.
 WITHIN = """
-import numpy
+import numpy, ray
 import fluidtune
 from fluidtune.cluster.data.node_files import NAME
 from salus_share.memory import ResidentMeter
