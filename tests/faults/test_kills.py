@@ -49,6 +49,8 @@ def check_reports(kind: str, storage: Path, trials: int, iterations: int, tmp: P
     found = reported(storage)
     assert sorted(found) == [float(i + 1) for i in range(trials)]
     for x, lines in found.items():
+        if kind == "elastic" and [line["training_iteration"] for line in lines[:2]] == [1, 1]:
+            del lines[0]  # it left its device before there was a second commit, which proves the first, and began anew
         assert [line["training_iteration"] for line in lines] == list(range(1, iterations + 1)), x
         expected = undisturbed(kind, x, iterations, tmp / "undisturbed")
         assert [line["value"] for line in lines] == pytest.approx(expected, rel=1e-4), x
