@@ -127,7 +127,7 @@ def test_losses_do_not_depend_on_when_a_trial_is_resized(
     events = events_of(tmp_path)
     assert not [e for e in events if e["event"] == "worker_lost"]
     replaced = [e for e in events if e["event"] == "worker_replaced"]
-    assert {e["reason"] for e in replaced} == {"its trial has fewer devices now"}
+    assert {e["reason"] for e in replaced} - {"a resize was called off"} == {"its trial has fewer devices now"}
     widths = [len(e["devices"]) for e in events if e["event"] == "resized"]
     assert widths.count(2) >= 3 and widths.count(1) >= 3, widths
 
