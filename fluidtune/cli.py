@@ -99,11 +99,9 @@ def go_on(run_dir: str, samples: int | None, until: tuple[str, ...], resume_erro
     except ValueError:
         raise FluidTuneError(f"--until {' --until '.join(until)}: expected NAME=NUMBER, as training_iteration=200")
     from fluidtune.tune.api import Tuner
-    from fluidtune.tune.kept_trainable import kept_in
 
     tuner = Tuner.extend(run_dir, num_samples=samples, until=limits, resume_errored=resume_errored)
-    where = run_dir if "://" in run_dir else os.path.abspath(os.path.expanduser(run_dir))
-    sys.argv[0] = kept_in(where, None)[0]  # workers look for modules in this script's folder
+    sys.argv[0] = tuner.script  # workers look for modules in this script's folder
     tuner.fit()
 
 

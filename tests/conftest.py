@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psutil
@@ -83,17 +84,17 @@ def _labels() -> str | None:
     return None if selects else "this Ray selects no nodes by labels"
 
 
-def _serve() -> str | None:
+def _lacking(*modules: str, remedy: str) -> str | None:
     # Found and not imported, which takes seconds.
-    needed = ("starlette", "uvicorn", "httptools", "prometheus_client")
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(missing)} not installed: fluidtune[serve]" if missing else None
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    return f"{' and '.join(missing)} not installed: {remedy}" if missing else None
 
 
-def _trackers() -> str | None:
-    needed = ("wandb", "mlflow", "sqlalchemy", "tensorboard", "tensorboardX")
-    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(lacking)} not installed: make test-frameworks" if lacking else None
+_serve = partial(_lacking, "starlette", "uvicorn", "httptools", "prometheus_client", remedy="fluidtune[serve]")
+_trackers = partial(
+    _lacking, "wandb", "mlflow", "sqlalchemy", "tensorboard", "tensorboardX", remedy="make test-frameworks"
+)
+_clients = partial(_lacking, "kserve", "mlserver", remedy="pip install kserve mlserver")
 
 
 #: Programs that playwright can drive; it needs no browser of its own then.
@@ -116,7 +117,7 @@ def _slurm() -> str | None:
 #: marker -> why its tests cannot run here, None when they can.
 _NEEDS = {
     **{"gpu": _gpu, "mps": _mps, "pb2": _pb2, "serve": _serve},
-    **{"trackers": _trackers, "browser": _browser, "labels": _labels, "slurm": _slurm},
+    **{"trackers": _trackers, "browser": _browser, "labels": _labels, "slurm": _slurm, "clients": _clients},
 }
 #: (marker, why) -> how many tests were left out.
 _left_out: Counter[tuple[str, str]] = Counter()

@@ -12,12 +12,6 @@ from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
 from ray.tune.search import BasicVariantGenerator
 
 
-def as_searched(space: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a search space as Tune hands it to a search algorithm: without the objects that only the driver has."""
-    found: dict[str, Any] = inject_placeholders(copy.deepcopy(dict(space)), create_resolvers_map())
-    return found
-
-
 def has_objects(space: Mapping[str, Any]) -> bool:
     """Whether a search space has objects for which Tune puts something else, numbered within this space alone."""
     resolvers = create_resolvers_map()
@@ -28,8 +22,8 @@ def has_objects(space: Mapping[str, Any]) -> bool:
 def go_on(search: Any, samples: int, stop: Mapping[str, float], space: Mapping[str, Any] | None) -> None:
     """Have the algorithm make ``samples`` more than it was to make. ``stop``: further criteria of all that it makes.
 
-    ``space``: another one, as `as_searched` returns it. Of a search without limit (``num_samples=-1``) these samples
-    are all that follow. Raises IndexError or AttributeError if the algorithm has nothing to go on from.
+    ``space``: another one, without objects (`has_objects`). Of a search without limit (``num_samples=-1``) these
+    samples are all that follow. Raises IndexError or AttributeError if the algorithm has nothing to go on from.
     """
     plain = isinstance(search, BasicVariantGenerator)
     specs = [each.unresolved_spec for each in search._iterators] if plain else [search._experiment.spec]

@@ -129,9 +129,9 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
         """
         where = path if "://" in path else os.path.abspath(os.path.expanduser(path))
         name = extension.trials_in(where, storage_filesystem)[0].trainable_name
-        space = param_space
+        script, space = "", param_space
         if trainable is None:
-            _, trainable, space = kept_in(where, storage_filesystem)
+            script, trainable, space = kept_in(where, storage_filesystem)
             space = param_space or space
         if (given := Experiment.get_trainable_name(trainable)) != name:
             raise FluidTuneError(f"trainable={given}: the run's trials run {name}; give that one, or leave it out")
@@ -140,6 +140,8 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
         config = tune_config(tuner)
         if config is None:
             raise FluidTuneError(f"{path} cannot be continued over Ray Client; do it in a process on the cluster")
+        #: Of the command: where the kept trainable comes from.
+        tuner.script = script
         config.scheduler.extension = extension.extension_of(
             where, storage_filesystem, config, num_samples, until or {}, param_space
         )

@@ -137,7 +137,6 @@ def extension_of(
     if space is not None:
         if searches.has_objects(space):
             raise FluidTuneError("param_space: it has objects, which Ray numbers as those of the run; begin a new run")
-        space = searches.as_searched(space)
         within = [trial for trial in trials if lies_within(trial.config, space)]
         said = f"{len(within)} of {len(trials)} trials lie within the new space; the scheduler compares with all"
         if isinstance(own, Searcher):

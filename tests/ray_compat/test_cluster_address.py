@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -60,5 +59,5 @@ def test_one_that_has_ended_or_hangs(
 def test_one_that_answers() -> None:
     address = ray.get_runtime_context().gcs_address
     code = "import sys; from fluidtune.ray_compat.cluster_address import *; print(cluster_of_jobs(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", code, address], env=os.environ, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True)
     assert done.stdout.strip() == address, done.stderr

@@ -20,6 +20,7 @@ from tests.serving.runs import FAILS, load
 pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 
 TOKEN = "a-token-of-the-test"
+HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_tritonclient_reads_what_there_is_and_infers(served):
     best, other = served.trials
 
     def asked():  # (The client writes into the headers that it gets.)
-        return {"headers": {"Authorization": f"Bearer {TOKEN}"}}
+        return {"headers": dict(HEADERS)}
 
     with triton.InferenceServerClient(urlsplit(served.url).netloc) as client:
         assert client.is_server_live() and client.is_server_ready()
@@ -51,29 +52,30 @@ def test_tritonclient_reads_what_there_is_and_infers(served):
             assert answer.get_response()["id"] == "7"
 
 
+@pytest.mark.clients
 def test_kserves_client_finds_it_live_and_ready_and_infers(served):
-    kserve = pytest.importorskip("kserve")
-    headers = {"Authorization": f"Bearer {TOKEN}"}
+    import kserve
+
     given = kserve.InferInput("input", [2], "FP32")
     given.set_data_from_numpy(np.array([1, 2.5], np.float32))
 
     async def ask():
         client, trial = kserve.InferenceRESTClient(kserve.RESTConfig(protocol="v2")), served.trials[1]
         assert await client.is_server_live(served.url) and await client.is_server_ready(served.url)
-        assert await client.is_model_ready(served.url, trial, headers)
-        asked = kserve.InferRequest(trial, [given])
-        return await client.infer(served.url, asked, headers=headers, model_name=trial)
+        assert await client.is_model_ready(served.url, trial, HEADERS)
+        return await client.infer(served.url, kserve.InferRequest(trial, [given]), headers=HEADERS, model_name=trial)
 
     assert asyncio.run(ask()).outputs[0].as_numpy().tolist() == [2, 5]
 
 
+@pytest.mark.clients
 def test_what_mlservers_codecs_send_is_answered(served):
-    codecs = pytest.importorskip("mlserver.codecs")
+    from mlserver import codecs
+
     body = codecs.NumpyRequestCodec.encode_request(np.array([1, 2.5])).model_dump(exclude_none=True)
     assert body["inputs"][0]["shape"] == [2, 1]
     body["inputs"][0]["name"] = "input"
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    answer = httpx.post(f"{served.url.rstrip('/')}/v2/models/{served.trials[1]}/infer", json=body, headers=headers)
+    answer = httpx.post(f"{served.url.rstrip('/')}/v2/models/{served.trials[1]}/infer", json=body, headers=HEADERS)
     assert answer.json()["outputs"][0]["data"] == [2, 5]
 
 
@@ -94,7 +96,7 @@ def test_the_document_is_valid_and_its_page_has_every_path(served):
 
     def get(path):
         connection = http.client.HTTPConnection(url.netloc)
-        connection.request("GET", path, headers={"Authorization": f"Bearer {TOKEN}"})
+        connection.request("GET", path, headers=HEADERS)
         return connection.getresponse().read().decode()
 
     document = json.loads(get("/openapi.json"))
@@ -105,7 +107,7 @@ def test_the_document_is_valid_and_its_page_has_every_path(served):
 
 @pytest.mark.browser
 def test_the_page_shows_every_path_in_a_browser(served):
-    url, headers = served.url.rstrip("/"), {"Authorization": f"Bearer {TOKEN}"}
+    url, headers = served.url.rstrip("/"), HEADERS
     with watched_page(lambda asked: asked.startswith(url), extra_http_headers=headers) as page:
         page.goto(f"{url}/docs")
         paths = page.request.get(f"{url}/openapi.json").json()["paths"]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
+from ray.tune.search.optuna import OptunaSearch
 
 import fluidtune
 from fluidtune.cli import cli
@@ -107,16 +108,14 @@ def test_the_command_trains_finished_trials_on_and_refuses_what_cannot_be(
     driver = json.loads(log.read_text().splitlines()[0])
     for pid, machine in ((os.getppid(), driver["machine"]), (1, "elsewhere")):
         with log.open("a") as lines:
-            lines.write(json.dumps({**driver, "time": time.time(), "pid": pid, "machine": machine}) + "\n")
+            lines.write(json.dumps({**driver, "t": time.time(), "pid": pid, "machine": machine}) + "\n")
         refused(extend(path, num_samples=1), f"process {pid} on {machine}", "wait for its end")
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray2")
 def test_a_searcher_is_told_of_the_trials_within_a_new_space(tmp_path: Path, caplog: Any) -> None:
-    optuna = pytest.importorskip("ray.tune.search.optuna")
-    pytest.importorskip("optuna")
-    searcher, space = optuna.OptunaSearch(seed=4), {"x": tune.uniform(0, 1), "n": 2, "pause": 0.0}
+    searcher, space = OptunaSearch(seed=4), {"x": tune.uniform(0, 1), "n": 2, "pause": 0.0}
     first = fit("fluid", with_checkpoints, space, tmp_path, executor=ONE, num_samples=4, search_alg=searcher)
     within = sum(one.config["x"] <= 0.9 for one in first)
     path, other = str(tmp_path / "fluid"), {**space, "x": tune.uniform(0, 0.9)}

@@ -169,7 +169,6 @@ def new_trial(name: str, config: dict[str, Any]) -> Trial:
 
 
 def pb2() -> Any:
-    pytest.importorskip("sklearn")
     from ray.tune.schedulers.pb2 import PB2
 
     return PB2(**COUNTED, perturbation_interval=3, hyperparam_bounds={"lr": [1, 3]}, log_config=False)
