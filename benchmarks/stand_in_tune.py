@@ -76,4 +76,6 @@ def standing_alone(
             stack.enter_context(patch.object(target, name, stand_in))
         stack.enter_context(patch("ray.put", lambda value: value))
         stack.enter_context(patch("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env={})))
-        yield FluidActorManager(TuningJob(controller, scheduler, {"GPU": 1.0}))
+        job = TuningJob(controller, scheduler, {"GPU": 1.0})
+        stack.callback(job.log.close)
+        yield FluidActorManager(job)
