@@ -1,8 +1,9 @@
 """What the driver grows by in a search of very many trials that report once, or of two trials that report very often.
 
 ``python -m benchmarks.driver_growth --json [--trials N | --results N] [--limit SECONDS] [--quick]``. The search is
-driver_growth_job.py on two cores. It runs under FluidTune (`fluid`), and then under stock Ray Tune that keeps actors
-(`stock_reuse`). A side that is ended after ``--limit`` has the figures of the trials, or results, that it got to.
+driver_growth_job.py on two cores, with ``reuse_actors=True``. It runs under FluidTune (`fluid`), and then under stock
+Ray Tune (`stock_reuse`). A side that is ended after ``--limit`` has the figures of the trials, or results, that it got
+to.
 
 A side has ``done`` (trials that ended, or results), ``per_second``, ``kib_each`` (growth of the driver's resident
 memory for each of them after the first tenth of the side's), and ``mib_after_1000`` (growth from number 1,000 to 4,000,
@@ -24,7 +25,7 @@ from benchmarks.sides import OURS, under_fluidtune
 
 JOB = str(Path(__file__).with_name("driver_growth_job.py"))
 #: Side -> the command before the script's options.
-COMMANDS = {OURS: under_fluidtune("cpu:2", JOB), "stock_reuse": [sys.executable, JOB, "--reuse"]}
+COMMANDS = {OURS: under_fluidtune("cpu:2", JOB), "stock_reuse": [sys.executable, JOB]}
 #: ray#64231 has 4,000 trials. Issue J wants the driver flat after the first 1,000 of them.
 FIRST, LAST = 1_000, 4_000
 

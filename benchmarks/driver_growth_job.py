@@ -71,7 +71,6 @@ if __name__ == "__main__":
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument("--trials", type=int)
     size.add_argument("--results", type=int)
-    parser.add_argument("--reuse", action="store_true", help="set Tune's reuse_actors")
     parser.add_argument("--storage", required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -86,6 +85,5 @@ if __name__ == "__main__":
         storage_path=args.storage,
         name="job",
         verbose=0,
-        # FluidTune decides by itself where the script says nothing.
-        **({"reuse_actors": True} if args.reuse else {}),
+        reuse_actors=True,
     )

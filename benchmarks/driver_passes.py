@@ -219,6 +219,7 @@ def _add(manager: FluidActorManager, name: str) -> None:
         checkpoint=None,
         latest_checkpoint_result=None,
         num_failures=0,
+        checkpoint_freq=0,
         set_ray_actor=lambda actor: None,
     )
     manager.note_trial(trial)

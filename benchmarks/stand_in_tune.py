@@ -75,7 +75,8 @@ def standing_alone(
         ):
             stack.enter_context(patch.object(target, name, stand_in))
         stack.enter_context(patch("ray.put", lambda value: value))
-        stack.enter_context(patch("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env={})))
+        context = SimpleNamespace(runtime_env={}, get_node_id=lambda: "here", get_job_id=lambda: "job")
+        stack.enter_context(patch("ray.get_runtime_context", lambda: context))
         job = TuningJob(controller, scheduler, {"GPU": 1.0})
         stack.callback(job.log.close)
         yield FluidActorManager(job)

@@ -259,7 +259,8 @@ def not_run(rehearsal: bool, gpus: int) -> list[str]:
     found = [
         "A client of MPS that is killed while it computes: ask by `python -m benchmarks.gpu.probes mps_killed`."
         " Nobody knows what becomes of this user's other programs on that GPU.",
-        "A kernel that fails under MPS: it ends every program of this user on that GPU.",
+        "A kernel that fails under MPS: ask by `python -m benchmarks.gpu.probes mps_fault`. It ends every program of"
+        " this user on that GPU.",
         "A GPU that falls off the bus, errors of its memory, and MIG: nothing here can bring them about.",
     ]
     if gpus < 2:

@@ -1,9 +1,9 @@
 """Questions that one GPU answers and no stand-in: ``python -m benchmarks.gpu.probes NAME`` prints the answer as JSON.
 
 Each is asked by `benchmarks.gpu` in a process of its own with an end, so that one that hangs costs its limit only. What
-is expected of an answer stands in `PROBES`. ``mps_killed`` is asked only by its name: it kills a client of MPS while
-that computes, and nobody knows what becomes of the user's other programs on that GPU. ``--rehearse``: on a core, where
-the question can be asked there.
+is expected of an answer stands in `PROBES`. Two questions are asked only by their names, as they may end the user's
+other programs on that GPU: ``mps_killed`` kills a client of MPS while that computes; in ``mps_fault`` a kernel of one
+fails. ``--rehearse``: on a core, where the question can be asked there.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fluidtune.cluster.sharing.gpu_probe import cuda_failure
+from fluidtune.group_facts import GroupFacts
 from salus_share.memory import CONTEXT, is_out_of_memory
 from salus_share.mps import Mps, apply, is_fault
 from salus_share.telemetry import Telemetry
@@ -34,6 +39,10 @@ MB = 1 << 20
 _spawn = multiprocessing.get_context("spawn")
 #: How long a process that a question starts may take to answer, seconds. To import torch and start CUDA.
 CHILD_S = 20.0
+PROBE_SECRET = b"benchmarks.gpu" * 3
+#: Steps of the divided network, and how far its losses may be from those of one process. Judgement: float16 has eleven
+#: bits, and a batch of another size takes other kernels.
+DIVIDED_STEPS, LOSS_APART = 30, 0.02
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,163 @@ def pair(device: str) -> Answer:
     finally:
         for _, process in (leader, follower):
             process.kill()
+
+
+class _Transfer:
+    """A transfer through the host's memory; ``into``: the tensor that gets what has come."""
+
+    def __init__(self, work: Any, host: Any, into: Any = None) -> None:
+        self._work, self._host, self._into = work, host, into
+
+    def is_completed(self) -> bool:
+        self._work.wait()
+        if self._into is not None:
+            self._into.copy_(self._host)
+        return True
+
+    def wait(self) -> None:
+        """It has been waited for."""
+
+
+class _ThroughHost:
+    """What stands in for NCCL where leader and follower have one GPU, which NCCL refuses: gloo, on copies."""
+
+    def __init__(self, store: Any, rank: int) -> None:
+        import torch.distributed as dist
+
+        self._group = dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=CHILD_S))
+
+    def send(self, tensors: list[Any], to: int, tag: int) -> _Transfer:
+        host = tensors[0].cpu().contiguous()
+        return _Transfer(self._group.send([host], to, tag), host)
+
+    def recv(self, tensors: list[Any], source: int, tag: int) -> _Transfer:
+        import torch
+
+        host = torch.empty(tensors[0].shape, dtype=tensors[0].dtype)
+        return _Transfer(self._group.recv([host], source, tag), host, tensors[0])
+
+    def abort(self) -> None:
+        """Its threads end with the process."""
+
+
+def _follow(pipe: Connection, address: Any, device: str) -> None:
+    import torch
+
+    from fluidtune.elastic.divided import pair
+    from fluidtune.elastic.divided.follower import Follower
+
+    pair.Pair = partial(pair.Pair, group=_ThroughHost)  # type: ignore[assignment, misc]
+    follower = Follower("probe", "follower", PROBE_SECRET, device.partition(":")[0])
+    follower.attach(address)
+    torch.set_num_threads(1)
+    pipe.send("attached")
+    follower.run()
+
+
+def _steps(device: str, before: Callable[[], Any], after: Callable[[], Any]) -> tuple[list[float], list[float]]:
+    """Train a network in channels-last layout under mixed precision: milliseconds of each step, and its losses."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # two processes' threads would wait for each other's cores in a rehearsal
+    kind, width, batch = device.partition(":")[0], *((64, 128) if device != "cpu" else (4, 8))
+    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1)]
+    for _ in range(8):
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    model = model.to(device, memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    scaler = torch.amp.GradScaler(kind, enabled=kind == "cuda")
+    x = torch.randn(batch, 3, 32, 32).to(device, memory_format=torch.channels_last)
+    y = torch.randint(10, (batch,)).to(device)
+    took, losses = [], []
+    for _ in range(DIVIDED_STEPS):
+        before()
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        with torch.autocast(kind, torch.float16, enabled=kind == "cuda"):
+            loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+        took.append(1e3 * (time.perf_counter() - began))
+        after()
+    return took, losses
+
+
+def divided(device: str) -> Answer:
+    from fluidtune.elastic.divided import pair
+    from fluidtune.elastic.divided.leader import Division
+
+    pair.Pair = partial(pair.Pair, group=_ThroughHost)  # type: ignore[assignment, misc]
+    alone_ms, alone = _steps(device, int, int)
+    division = Division("probe", PROBE_SECRET, None, device, pays=False, patient=True)
+    follower, counts = start(_follow, division.address, device), []
+    try:
+        attached = answer_of(*follower)
+        found = _steps(device, division.begin_iteration, lambda: counts.append(division.divided))
+        facts = division.facts(GroupFacts())
+    finally:
+        division.close()
+        follower[1].join(5)
+        follower[1].kill()
+    return {
+        "follower": attached,
+        "divided_calls": sum(counts),
+        "ungrowable": facts.ungrowable,
+        "loss_apart": max(abs(a - b) for a, b in zip(alone, found[1], strict=True)),
+        "alone_ms": round(median(alone_ms), 2),
+        "divided_ms": round(median(found[0]), 2),
+    }
+
+
+def lost_context(device: str) -> Answer:
+    import torch
+
+    table = torch.ones(10, 4, device=device)
+    found: Answer = {"before": cuda_failure()}
+    try:
+        table[torch.tensor([99], device=device)].sum().item()
+    except RuntimeError as error:
+        found["raised"] = str(error).splitlines()[0]
+    return found | {"after": cuda_failure()}
+
+
+def ray_parts(device: str) -> Answer:
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    class Worker:
+        def sees(self) -> Any:
+            import torch
+
+            return os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.is_available()
+
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, num_cpus=8, num_gpus=1)
+    actor, found = ray.remote(Worker), {}
+    for parts in (4, 6, 7):
+        group = placement_group([{"GPU": 1.0}])
+        ray.get(group.ready(), timeout=CHILD_S)
+        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        workers = [
+            actor.options(num_cpus=0, num_gpus=1 / parts, scheduling_strategy=where).remote() for _ in range(parts)
+        ]
+        there, _ = ray.wait([each.sees.remote() for each in workers], num_returns=parts, timeout=2 * CHILD_S)
+        found[f"of_{parts}"] = len(there)
+        for worker in workers:
+            ray.kill(worker)
+        remove_placement_group(group)
+    found["without_a_gpu"] = ray.get(actor.options(num_cpus=1).remote().sees.remote(), timeout=2 * CHILD_S)
+    ray.shutdown()
+    return found
+
+
+def ray_parts_are_right(answer: Answer) -> bool:
+    return all(answer[f"of_{parts}"] == parts for parts in (4, 6, 7)) and not answer["without_a_gpu"][1]
 
 
 def visible(device: str) -> Answer:
@@ -196,6 +362,70 @@ def _client(pipe: Connection, environment: dict[str, str], seconds: float) -> No
         pipe.send({"raised": str(error).splitlines()[0], "fault": is_fault(error)})
 
 
+def _failing_client(pipe: Connection, environment: dict[str, str]) -> None:
+    """A client of MPS whose kernel fails."""
+    apply(environment)
+    import torch
+
+    x = torch.ones(8, device="cuda")
+    torch.cuda.synchronize()
+    pipe.send("computes")
+    try:
+        x[torch.tensor([1 << 20], device="cuda")].sum().item()
+        pipe.send("nothing failed")
+    except RuntimeError as error:
+        pipe.send({"raised": str(error).splitlines()[0], "fault": is_fault(error)})
+
+
+def mps_memory(device: str) -> Answer:
+    telemetry = Telemetry()
+    gpu = telemetry.sample()[0]
+    with TemporaryDirectory() as directory:
+        daemon = Mps(gpu.uuid, Path(directory, "mps"))
+        if not daemon.acquire():
+            return {"had": False, "why": daemon.why}
+        clients = [start(_client, daemon.environment(), 2.0) for _ in range(2)]
+        found: Answer = {"had": True, "up": [answer_of(*each) for each in clients]}
+        held = [telemetry.process_memory(gpu.uuid, process.pid or 0) for _, process in clients]
+        found["nvml_mb"] = [None if size is None else size // MB for size in held]
+        found["became"] = [answer_of(*each) for each in clients]
+        for _, process in clients:
+            process.kill()
+        daemon.release()
+        return found
+
+
+def mps_memory_is_right(answer: Answer) -> bool | None:
+    if not answer["had"]:
+        return None
+    return all(answer["nvml_mb"]) and all("mean_times_2048" in one for one in answer["became"])
+
+
+def mps_fault(device: str) -> Answer:
+    with TemporaryDirectory() as directory:
+        daemon = Mps(Telemetry().sample()[0].uuid, Path(directory, "mps"))
+        if not daemon.acquire():
+            return {"had": False, "why": daemon.why}
+        environment = daemon.environment()
+        beside, fails = start(_client, environment, 6.0), start(_failing_client, environment)
+        found: Answer = {"had": True, "up": [answer_of(*each) for each in (beside, fails)]}
+        found["became"] = [answer_of(*each) for each in (fails, beside)]
+        for _, process in (beside, fails):
+            process.kill()
+        after = start(_client, environment, 1.0)
+        found["after"] = [answer_of(*after) for _ in range(2)]
+        after[1].kill()
+        daemon.release()
+        return found
+
+
+def mps_fault_is_right(answer: Answer) -> bool | None:
+    if not answer["had"]:
+        return None
+    faults = [isinstance(one, dict) and one.get("fault") is True for one in answer["became"]]
+    return all(faults) and "mean_times_2048" in answer["after"][1]
+
+
 def mps_killed(device: str) -> Answer:
     with TemporaryDirectory() as directory:
         daemon = Mps(Telemetry().sample()[0].uuid, Path(directory, "mps"))
@@ -260,6 +490,33 @@ PROBES: dict[str, Probe] = {
         clock,
         "a clock that does not wait for the GPU measures launches",
         lambda answer: answer["launched_s"] < answer["done_s"] / 2,
+    ),
+    "divided": Probe(
+        divided,
+        "calls of a channels-last network under mixed precision are divided, and its losses stay within .02",
+        lambda answer: answer["divided_calls"] > 0 and answer["loss_apart"] <= LOSS_APART,
+        limit=60.0,
+        cores=True,
+    ),
+    "lost_context": Probe(
+        lost_context,
+        "after a kernel that failed, CUDA says so when asked, and before it says nothing",
+        lambda answer: answer["before"] is None and answer["after"] is not None,
+    ),
+    "ray_parts": Probe(
+        ray_parts,
+        "a GPU's 4, 6 and 7 equal parts all have a worker, and a worker without a GPU sees none",
+        ray_parts_are_right,
+        limit=90.0,
+        cores=True,
+    ),
+    "mps_memory": Probe(mps_memory, "NVML says what each client of MPS holds", mps_memory_is_right, limit=60.0),
+    "mps_fault": Probe(
+        mps_fault,
+        "a kernel that fails under MPS ends the client beside it with a known fault, and a new client computes",
+        mps_fault_is_right,
+        limit=90.0,
+        named=True,
     ),
     "mps_killed": Probe(
         mps_killed, "a client of MPS that is killed disturbs no other", mps_is_right, limit=90.0, named=True
