@@ -101,6 +101,11 @@ class FluidScheduler(TrialScheduler):
         return schedulers.mode(self.base_scheduler) or self._mode
 
     @property
+    def no_keep(self) -> str:
+        """Why no trial can go on that the algorithm stops; "" if one can."""
+        return self._adapter.no_keep
+
+    @property
     def synchronous(self) -> bool:
         """Whether the algorithm's groups are batches whose makespan counts."""
         return self._adapter.synchronous

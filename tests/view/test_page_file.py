@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from fluidtune.cli import cli
+from fluidtune.report.json_text import plain_json
 from fluidtune.view import page_file
-from fluidtune.view.page_file import plain_json, whole_page
+from fluidtune.view.page_file import whole_page
 from tests.report.makers import added, begin, ended, random_run, result, started, written
 from tests.report.test_summary import by_hand
 

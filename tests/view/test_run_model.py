@@ -24,7 +24,7 @@ def test_a_run_by_hand() -> None:
     assert page.trials["a"] == {
         **{"number": 0, "name": "", "id": "a", "group": "g", "kind": "elastic", "parameters": {}},
         **{"state": "stopped", "since": 6, "iteration": 1, "target": 10, "metric": 0.9, "best": 0.9, "seconds": 3.0},
-        **{"why": "", "waits": "", "iterations": 1, "added": 0},
+        **{"why": "", "waits": "", "iterations": 1, "added": 0, "colour": "#0072B2"},
     }
     assert page.trials["c"]["metric"] == page.trials["c"]["best"] == 0.5
     assert (page.parts["over"], page.parts["now"], page.parts["best"]) == (True, 12, ("c", 0.5))
