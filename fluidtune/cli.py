@@ -549,7 +549,7 @@ def status(address: str, as_json: bool) -> None:
 
 def _app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:
     """One app of the arbiter's status; ``unit``: what is leased."""
-    rho = "no rho" if app["rho"] is None else f"rho {app['rho']:.2f} at the last report"
+    rho = "no rho" if app["rho"] is None else f"rho {app['rho']:.2f} with {app['rho_gpus']} at its last report"
     hosts = ", ".join(f"{count} on {host}" for host, count in app["hosts"].items())
     at_once = f", {app['together']} at once" if app["together"] > 1 else ""
     line = (
