@@ -160,15 +160,3 @@ def test_no_hash_seed_is_read_of_what_is_no_file_or_of_another_runs_log(storage:
     state.write_text('{"hash_seed": "7"}')
     assert ExperimentFolder(storage, restored=True).hash_seed() == "7"
     assert ExperimentFolder(storage, restored=False).hash_seed() is None
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray2")
-def test_two_experiments_of_one_name_that_begin_in_one_second_share_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seen: each had the other's trials in its storage."""
-    monkeypatch.setattr("ray.tune.utils.date_str", lambda: "2026-11-29_10-00-00")
-    for x in (1, 2):
-        fit("fluid", reports, {"x": x}, tmp_path / str(x))
-    assert [len(list((tmp_path / name / "fluid").glob("*/result.json"))) for name in "12"] == [1, 1]
