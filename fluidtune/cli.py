@@ -43,7 +43,7 @@ def _refuse_unread(*forms: str) -> None:
         if isinstance(option, _OptionOf) and option.form not in forms:
             name = str(option.name)
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                value = "" if option.is_flag else f" {context.params[name]}"
+                value = "" if option.is_flag or option.multiple else f" {context.params[name]}"
                 raise FluidTuneError(f"{option.opts[0]}{value} is for {option.form}; leave it out")
 
 
@@ -51,6 +51,7 @@ def _refuse_unread(*forms: str) -> None:
 _MODELS, _SOURCE = "--models FILE", "SOURCE"
 _models_option = partial(click.option, cls=_OptionOf, form=_MODELS)
 _run_option = partial(click.option, cls=_OptionOf, form=_SOURCE)
+_clone_option = partial(click.option, cls=_OptionOf, form="clone")
 
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object (docs/agents.md).")
@@ -206,56 +207,32 @@ def view(run_dir: str | None, port: int, steer: bool) -> None:
     )
 
 
-@cli.group()
-def trial() -> None:
-    """Steer a trial of a search that was started with --steer, while it runs (docs/how-to/steer.md).
+@cli.command()
+@click.argument("act", type=click.Choice(["stop", "keep", "clone"]))
+@click.argument("run_dir")
+@click.argument("trial")
+@_clone_option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="clone: another value, as JSON.")
+@_clone_option("--from-checkpoint", is_flag=True, help="clone: go on from TRIAL's last checkpoint.  [from the start]")
+@_json_option
+def trial(act: Any, run_dir: str, trial: str, pairs: tuple[str, ...], from_checkpoint: bool, as_json: bool) -> None:
+    """Steer TRIAL of a search that was started with --steer, while it runs (docs/how-to/steer.md).
 
-    RUN_DIR is the directory of its run. TRIAL is its id, the beginning or the end of its id, such as 8, or its name.
+    stop: end it at its next result. keep: let it go on when the algorithm wants to stop it. clone: add a trial with its
+    parameters, but for those that are set. RUN_DIR is the directory of its run. TRIAL is its id, the beginning or the
+    end of its id, such as 8, or its name.
     """
-
-
-@trial.command("stop")
-@click.argument("run_dir")
-@click.argument("trial")
-@_json_option
-def trial_stop(run_dir: str, trial: str, as_json: bool) -> None:
-    """End TRIAL at its next result."""
-    _steer(as_json, run_dir, "stop", trial)
-
-
-@trial.command("keep")
-@click.argument("run_dir")
-@click.argument("trial")
-@_json_option
-def trial_keep(run_dir: str, trial: str, as_json: bool) -> None:
-    """Let TRIAL go on when the algorithm wants to stop it."""
-    _steer(as_json, run_dir, "keep", trial)
-
-
-@trial.command("clone")
-@click.argument("run_dir")
-@click.argument("trial")
-@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="Another value of a parameter, as JSON.")
-@click.option("--from-checkpoint", is_flag=True, help="Go on from TRIAL's last checkpoint.  [from the start]")
-@_json_option
-def trial_clone(run_dir: str, trial: str, pairs: tuple[str, ...], from_checkpoint: bool, as_json: bool) -> None:
-    """Add a trial with TRIAL's parameters, but for those that are set."""
-    _steer(as_json, run_dir, "clone", trial, pairs, from_checkpoint)
-
-
-def _steer(as_json: bool, *asked: Any) -> None:
-    """Ask for an act, and print the answer. A refusal is an answer, too, with exit status 2."""
     from fluidtune.report.json_text import versioned
     from fluidtune.steering.asking import ask
-    from fluidtune.steering.steering_files import SteeringRefused
 
+    _refuse_unread(act)
     try:
-        said = ask(*asked)
+        said = ask(run_dir, act, trial, pairs, from_checkpoint)
         click.echo(versioned({"done": True, "text": said}) if as_json else said)
     except FluidTuneError as error:
         if not as_json:
             raise
-        click.echo(versioned({"done": False if isinstance(error, SteeringRefused) else None, "text": str(error)}))
+        # Any other kind of error says that nothing was done.
+        click.echo(versioned({"done": None if type(error) is FluidTuneError else False, "text": str(error)}))
         sys.exit(2)
 
 
@@ -593,11 +570,11 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--batching", default="auto", show_default=True, help='Or "window"; "orloj": times vary by the input.')
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
 @click.option("--max-body", type=int, default=None, help="Bytes of a request's body.  [64 samples, 1 MiB at least]")
-@click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
+@click.option("--beside", is_flag=True, help="Take turns on one core with a search. May change.")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
-@click.option("--follow", type=float, default=None, metavar="SECONDS", help="Deploy what a running search finds.  [no]")
-@click.option("--stages", type=int, default=1, show_default=True, help="Processes over which the model is cut.")
-@click.option("--stage-memory", type=float, default=None, metavar="GIB", help="Weights of a stage at most.  [any]")
+@click.option("--follow", type=float, metavar="SECONDS", help="Deploy what a running search finds. May change.  [no]")
+@click.option("--stages", type=int, default=1, show_default=True, help="Processes of a model that is cut. May change.")
+@click.option("--stage-memory", type=float, metavar="GIB", help="Weights of a stage at most. May change.  [any]")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
 @click.option("--port", type=int, default=8000, show_default=True)

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 from fluidtune.report.events import EventDict, Events, find_log, read_events
 from fluidtune.report.schema import SCHEMA
 
-#: Events that come often. They are rows of the tables of iterations and of samples, and no notes.
-OFTEN = ("trial_result", "device_sample")
 #: Events that take devices from trials, whichever trial they name.
 BREAKS = ("run_started", "worker_lost", "device_lost", "device_returned")
 #: How many colours pictures have for trials: that many differ for everybody who sees colours.

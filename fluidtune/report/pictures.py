@@ -146,8 +146,7 @@ def timeline_figure(run: Run) -> Figure:
         )
     colours = {interval.trial: COLOURS[fold.trials[interval.trial].colour] for interval in use.intervals}
     boxes = _boxes(use, rows)
-    begun = _begun(fold, use)
-    _draw_boxes(axes, boxes, colours, at, begun)
+    _draw_boxes(axes, boxes, colours, at, _begun(fold, use))
     reasons = draw_marks(axes, fold, use, rows, at)
     for start, _ in use.drivers[1:]:
         axes.axvline(at(start), color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
@@ -159,7 +158,7 @@ def timeline_figure(run: Run) -> Figure:
     axes.set_title(f"{_title(fold.head, use)}, {_use_in_words(fold, use)}", loc="left", fontsize=12, color=INK, pad=10)
     names = short_names(list(colours))
     _draw_labels(figure, axes, boxes, names, colours, at)
-    _draw_legend(figure, names, colours, axes, len(use.drivers) > 1, reasons, bool(begun))
+    _draw_legend(figure, names, colours, axes, len(use.drivers) > 1, reasons)
     return figure
 
 
@@ -269,20 +268,19 @@ def _draw_legend(
     axes: Axes,
     restored: bool,
     reasons: Mapping[str, Counter[str]],
-    starts: bool,
 ) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     entries: list[Any] = []
+    drawn = {collection.get_gid() for collection in axes.collections if len(collection.get_paths())}
     if len(colours) <= LEGEND_TRIALS:
         entries += [Patch(color=colour, label=f"trial {names[trial]}"[:28]) for trial, colour in colours.items()]
     else:
         entries.append(Patch(color=PALETTE[0], label="a trial"))
-    if starts:
+    if "starts" in drawn:
         entries.append(Patch(color=PALETTE[0], alpha=1 - LIGHTER, label="it starts"))
     entries.append(Patch(color=IDLE, label="idle"))
-    drawn = {collection.get_gid() for collection in axes.collections}
     for name, mark in MARKS.items():
         if name in drawn:
             found = reasons.get(name, Counter()).most_common(LEGEND_REASONS)

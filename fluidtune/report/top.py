@@ -130,19 +130,15 @@ class RunScreen:
     def __init__(self) -> None:
         self.run = Fold()
         self._last = 0.0
-        #: The driver is gone without a word. Another one may go on with the run.
-        self.died = False
-
-    @property
-    def over(self) -> bool:
-        """Nothing will change any more."""
-        return self.run.over
+        #: The run has ended. Or its driver is gone without a word, and another one may go on.
+        self.over = self.died = False
 
     def hear(self, events: list[EventDict]) -> None:
         for event in events:
             self.run.step(event)
             self._last = float(event["t"])
-        self.died = not self.run.over and driver_died(self.run.head)
+        self.over = self.run.over
+        self.died = not self.over and driver_died(self.run.head)
 
     def draw(self, now: float, height: int) -> RenderableType:
         now = self._last if self.over or self.died else max(now, self._last)
