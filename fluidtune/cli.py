@@ -136,11 +136,7 @@ def report(run_dir: str, html: str | None, as_json: bool) -> None:
         _write(lambda: [serving_png(events, log.parent / "serving.png")])
         return
     summary = summarise(events)
-    if as_json:
-        click.echo(plain_json(summary.as_dict()))
-    else:
-        console.print(render(summary))
-
+    click.echo(plain_json(summary.as_dict())) if as_json else console.print(render(summary))
     _write(lambda: write_report(log)[:2], apart=as_json)
     if html is not None:
         from fluidtune.view.page_file import write_page

@@ -41,9 +41,8 @@ def told(words: tuple[str, ...]) -> str:
 
 def _page(name: str) -> str:
     """The page. A link to another page is that one's name, which this command takes."""
-    folder = os.path.dirname(name)
     text = (PAGES / f"{name}.md").read_text()
-    return re.sub(r"(?<=\]\()([\w./-]+)\.md", lambda found: os.path.normpath(os.path.join(folder, found[1])), text)
+    return re.sub(r"(?<=\]\()([\w./-]+)\.md", lambda found: os.path.normpath(f"{name}/../{found[1]}"), text)
 
 
 def _contents() -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fluidtune.report.events import (
     EVENT_LOG_NAME,
@@ -25,8 +25,6 @@ from fluidtune.report.events import (
     this_machine,
 )
 
-#: What is looked for.
-Found = TypeVar("Found")
 #: Seconds between two looks.
 LOOK_S = 1.0
 
@@ -89,11 +87,11 @@ def driver_died(head: EventDict) -> bool:
         return float(psutil.Process(pid).create_time()) > head["t"] + 60
     except psutil.NoSuchProcess:
         return True
-    except (psutil.Error, OverflowError):
+    except (psutil.Error, OverflowError, ValueError):
         return False
 
 
-def awaited(find: Callable[[], Found], tell: Callable[[str], None], patient: bool) -> Found:
+def awaited(find: Callable[[], Any], tell: Callable[[str], None], patient: bool) -> Any:
     """What ``find`` finds. Where there is no event log yet and somebody is ``patient``, it is waited for.
 
     ``tell`` gets one line that says so.

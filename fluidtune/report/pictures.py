@@ -339,7 +339,15 @@ def utilisation_figure(run: Run, compare: Run | None = None) -> Figure:
             _draw_use(below, x, *parts, rows - 1 - row, UTILISATION_ROW, colour, number == 0, None)
     _draw_samples(below, fold, uses[0], unit)
     names = list(max(uses, key=lambda use: len(use.available)).available)
-    _finish_above(above, f"{_title(fold.head, uses[0])}: devices held by trials")
+    above.set_ylim(0, 104)
+    above.set_yticks([0, 25, 50, 75, 100])
+    above.set_ylabel("all devices, held (%)", color=INK)
+    above.grid(axis="y", color=GRID, linewidth=0.6)
+    title = f"{_title(fold.head, uses[0])}: devices held by trials"
+    above.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
+    if above.get_legend_handles_labels()[0]:
+        above.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
+    polish_axes(above)
     _device_ticks(below, names, 0.0)
     # Device 0 is on top, as in the timeline. Row r is drawn between y = r and y = r + UTILISATION_ROW.
     below.set_yticks(
@@ -375,17 +383,6 @@ def _draw_samples(axes: Axes, fold: Fold, use: Occupancy, unit: float) -> None:
         axes.plot(*zip(*points, strict=True), color=INK, linewidth=0.9, linestyle=style, label=label, zorder=5)
     if found:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=8.5, frameon=False, borderaxespad=0.2)
-
-
-def _finish_above(axes: Axes, title: str) -> None:
-    axes.set_ylim(0, 104)
-    axes.set_yticks([0, 25, 50, 75, 100])
-    axes.set_ylabel("all devices, held (%)", color=INK)
-    axes.grid(axis="y", color=GRID, linewidth=0.6)
-    axes.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
-    polish_axes(axes)
 
 
 def _draw_use(
