@@ -39,7 +39,7 @@ HEAD = ("run", "algorithm", "kind", "metric", "mode", "machine", "fluidtune", "r
 #: The columns of the table's rows.
 ROW = (
     *("number", "name", "id", "group", "kind", "parameters", "state", "since", "iteration", "target"),
-    *("metric", "best", "seconds", "why", "waits", "iterations", "added", "colour"),
+    *("metric", "record", "seconds", "why", "waits", "iterations", "added", "colour"),
 )
 
 

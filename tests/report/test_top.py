@@ -21,6 +21,8 @@ from fluidtune.report.log_tail import newest_log
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
 from fluidtune.report.summary import best_of, summarise
+from fluidtune.view.followed_run import FollowedRun
+from fluidtune.view.run_list import RunList
 from tests.report.makers import (
     added,
     begin,
@@ -200,6 +202,7 @@ def test_a_driver_that_was_killed_is_named_at_once(tmp_path: Path) -> None:
         top.watch(log, Console(file=out))
         driver.kill()
     top.watch(log, Console(file=out))
+    assert FollowedRun(log).as_dict()["state"] == "died" and RunList(tmp_path).glances()[0]["died"]
     assert "\x1b" not in out.getvalue()
     assert re.findall(r"^test: (?:running|its driver, process \d+, died after)", out.getvalue(), re.MULTILINE) == [
         "test: running",

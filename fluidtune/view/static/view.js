@@ -394,7 +394,7 @@ function columns() {
     { key: "name", title: "trial", text: true, value: label, show: narrow.matches ? short : label },
     { key: "state", title: "state", text: true, value: (trial) => STATES.indexOf(state(trial)), show: state },
     { key: "metric", title: model.head.metric || "metric", value: (trial) => trial.metric },
-    { key: "best", title: farthest || "", value: (trial) => (farthest ? trial.best : null) },
+    { key: "record", title: farthest || "", value: (trial) => (farthest ? trial.record : null) },
     { key: "iteration", title: "iteration", value: (trial) => trial.iteration,
       show: (trial) => (trial.target === null ? `${trial.iteration}` : `${trial.iteration} / ${number(trial.target)}`) },
     { key: "width", title: "on devices", value: width, show: devicesOf },
