@@ -135,7 +135,9 @@ class AppRecord:
         new.rho_gpus = len(held)
         vars(self).update(vars(new))
 
-    def _note_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
+    def _note_report(
+        self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float
+    ) -> None:
         """See `take_report`."""
         self.endless, self.wanted = report.endless, min(report.useful, max(1, gpus))
         if report.endless:

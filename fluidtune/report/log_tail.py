@@ -79,12 +79,11 @@ def driver_died(head: EventDict) -> bool:
     """Whether the process that wrote this `run_started` is gone. False: it lives, or that cannot be seen from here."""
     import psutil
 
-    pid = head.get("pid")
-    if pid is None or head.get("machine") != this_machine():
+    if head.get("pid") is None or head.get("machine") != this_machine():
         return False
     try:
         # Otherwise the number is another process' by now. Both times are of a clock that is set now and then.
-        return float(psutil.Process(pid).create_time()) > head["t"] + 60
+        return float(psutil.Process(head["pid"]).create_time()) > head["t"] + 60
     except psutil.NoSuchProcess:
         return True
     except (psutil.Error, OverflowError, ValueError):
@@ -96,17 +95,16 @@ def awaited(find: Callable[[], Any], tell: Callable[[str], None], patient: bool)
 
     ``tell`` gets one line that says so.
     """
-    said = False
+    try:
+        return find()
+    except NoEventLogError as error:
+        if not patient:
+            raise
+        tell(f"{error}; it is waited for, until Ctrl-C")
     while True:
-        try:
+        time.sleep(LOOK_S)
+        with suppress(NoEventLogError):
             return find()
-        except NoEventLogError as error:
-            if not patient:
-                raise
-            if not said:
-                tell(f"{error}; it is waited for, until Ctrl-C")
-            said = True
-            time.sleep(LOOK_S)
 
 
 def newest_log(run_dir: str | None) -> Path:

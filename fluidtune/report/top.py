@@ -191,13 +191,12 @@ class RunScreen:
         rows = rows if len(devices) <= rows else rows - 1
         sampled = bool(run.samples)
         columns = ("device", "node", "busy", *(["GPU", "memory"] if sampled else []), "trials")
-        table, short = _Rows(columns, "trials", ("node",)), short_names(list(run.trials))
+        table, short = _Rows(columns, "trials", ("node",), len(devices) - rows), short_names(list(run.trials))
         for device in devices[:rows]:
             names = ", ".join(f"{short[trial]} ({run.of(trial).share:.2g})" for trial in run.holders(device))
             part = float(recent[device][0]) if device in recent else float("nan")
             row = [str(device), run.nodes.get(device, "")[:NODE_LENGTH], "" if part != part else f"{part:.0%}"]
             table.rows.append((None, [*row, *(_gpu(run.samples.get(device, [])) if sampled else ()), names]))
-        table.hidden = len(devices) - rows
         return table
 
     def _trials(self, rows: int, now: float) -> _Rows:
@@ -207,12 +206,11 @@ class RunScreen:
         )
         metric = _end_of(str(self.run.head.get("metric") or "metric"), METRIC_WIDTH)
         columns = ("trial", "state", "width", "devices", "iteration", "s each", metric, "last event", "why")
-        table, short = _Rows(columns, "trial", SPARE), short_names(list(self.run.trials))
         rows = rows if len(shown) <= rows else rows - 1
+        table, short = _Rows(columns, "trial", SPARE, len(shown) - rows), short_names(list(self.run.trials))
         for trial in shown[:rows]:
             style = "yellow" if trial.state in ("silent", "failed") else None
             table.rows.append((style, [short[trial.trial], *self._row(trial, now)]))
-        table.hidden = len(shown) - rows
         return table
 
     def _row(self, trial: Trial, now: float) -> list[str]:
@@ -236,29 +234,29 @@ class _Rows:
     column ``long`` lose their beginnings, because ids differ at their ends.
     """
 
-    def __init__(self, columns: tuple[str, ...], long: str, spare: tuple[str, ...]) -> None:
-        self._columns, self._long, self._spare = columns, long, list(spare)
+    def __init__(self, columns: tuple[str, ...], long: str, spare: tuple[str, ...], hidden: int) -> None:
+        self._columns, self._hidden = columns, hidden
+        self._long, self._spare = columns.index(long), [columns.index(name) for name in spare]
         self.rows: list[tuple[str | None, list[str]]] = []
-        self.hidden = 0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = {
-            name: [printable(text) for text in (name, *(row[place] for _, row in self.rows))]
-            for place, name in enumerate(self._columns)
-        }
-        wide = {name: max(map(cell_len, texts)) for name, texts in columns.items()}
+        columns = [
+            [printable(text) for text in texts]
+            for texts in zip(self._columns, *(row for _, row in self.rows), strict=True)
+        ]
+        wide = {place: max(map(cell_len, texts)) for place, texts in enumerate(columns)}
         while self._spare and sum(wide.values()) + 2 * (len(wide) - 1) > options.max_width:
             del wide[self._spare.pop(0)]
         table = Table(box=None, pad_edge=False, header_style="cyan")
-        room = options.max_width - sum(width + 2 for name, width in wide.items() if name != self._long)
-        wide[self._long] = max(min(wide[self._long], room), len(self._long))
-        for name, width in wide.items():
-            table.add_column(Text(columns[name][0]), no_wrap=True, overflow="ellipsis", min_width=width)
-        for place, (style, _) in enumerate(self.rows, start=1):
-            table.add_row(*(Text(_end_of(columns[name][place], width)) for name, width in wide.items()), style=style)
+        room = options.max_width - sum(width + 2 for place, width in wide.items() if place != self._long)
+        wide[self._long] = max(min(wide[self._long], room), len(self._columns[self._long]))
+        for place, width in wide.items():
+            table.add_column(Text(columns[place][0]), no_wrap=True, overflow="ellipsis", min_width=width)
+        for line, (style, _) in enumerate(self.rows, start=1):
+            table.add_row(*(Text(_end_of(columns[place][line], width)) for place, width in wide.items()), style=style)
         yield table
-        if self.hidden > 0:
-            yield Text(f"and {self.hidden} more")
+        if self._hidden > 0:
+            yield Text(f"and {self._hidden} more")
 
 
 def _end_of(text: str, width: int) -> str:

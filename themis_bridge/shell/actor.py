@@ -167,7 +167,9 @@ class ArbiterActor:
                 "tick_ms": self._tick_ms(),
                 "ticks": self._ticked,
                 "waiting": len(self._write_ahead.waiting) + self._tasks.owed(),
-                "trouble": [each for each in (self._books.trouble(), self._tasks.trouble(), *self._left_out) if each],
+                "trouble": [
+                    each for each in (self._books.trouble(), self._tasks.trouble(), *self._left_out) if each
+                ],
                 "tally": asdict(auctioneer.tally),
                 "apps": arbiter_view.view(state),
                 "away": arbiter_view.away(state),
