@@ -17,7 +17,7 @@ AGAIN := $(MAKE)
 STAMP := $(VENV)/.installed
 EXTRAS := $(VENV)/.extras
 
-.PHONY: demo test test-all fast core lint hooks oldest oldest-installed frameworks-installed test-frameworks rivals-installed gpu ray-suite docs release-check soak clean
+.PHONY: demo test test-all fast core lint hooks oldest oldest-installed frameworks-installed test-frameworks rivals-installed gpu ray-suite docs release release-check soak clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -105,6 +105,10 @@ docs: $(EXTRAS)
 # The sdist and the wheel in dist/, and the README's commands with the wheel alone. TAG: that of the release.
 release-check: $(EXTRAS)
 	$(BIN)/python -m tools.release $(if $(TAG),--tag $(TAG))
+
+# A release of the changelog's unreleased changes: make release VERSION=0.2.0. Nothing is committed or published.
+release: $(EXTRAS)
+	$(BIN)/python -m tools.release --cut $(VERSION)
 
 # Four tenants and a service for an hour, while everything is killed.
 soak: $(STAMP)

@@ -57,6 +57,7 @@ def standing_alone(
         synchronous=True,
         waits_for_checkpoints=False,
         base_scheduler=None,
+        no_keep="",
         metric="score",
         mode="max",
         membership=lambda trial: Membership("g", True, 10.0),

@@ -43,7 +43,7 @@ def _refuse_unread(*forms: str) -> None:
         if isinstance(option, _OptionOf) and option.form not in forms:
             name = str(option.name)
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                value = "" if option.is_flag else f" {context.params[name]}"
+                value = "" if option.is_flag or option.multiple else f" {context.params[name]}"
                 raise FluidTuneError(f"{option.opts[0]}{value} is for {option.form}; leave it out")
 
 
@@ -51,6 +51,10 @@ def _refuse_unread(*forms: str) -> None:
 _MODELS, _SOURCE = "--models FILE", "SOURCE"
 _models_option = partial(click.option, cls=_OptionOf, form=_MODELS)
 _run_option = partial(click.option, cls=_OptionOf, form=_SOURCE)
+_clone_option = partial(click.option, cls=_OptionOf, form="clone")
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object (docs/agents.md).")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -108,11 +112,13 @@ def go_on(run_dir: str, samples: int | None, until: tuple[str, ...], resume_erro
 @cli.command()
 @click.argument("run_dir")
 @click.option("--html", default=None, metavar="FILE", help="Also write the page of `fluidtune view` as one file.")
-def report(run_dir: str, html: str | None) -> None:
+@_json_option
+def report(run_dir: str, html: str | None, as_json: bool) -> None:
     """Summarise the run, or the service, whose event log is in RUN_DIR and draw its pictures."""
     from rich.console import Console
 
     from fluidtune.report import find_log, read_events, render, summarise, write_report
+    from fluidtune.report.json_text import plain_json
     from fluidtune.report.serving_report import is_serving, render_serving, serving_png, summarise_serving
     from fluidtune.report.summary import left_out
 
@@ -122,18 +128,20 @@ def report(run_dir: str, html: str | None) -> None:
     if is_serving(events):
         if html is not None:
             raise FluidTuneError(f"--html {html}: {run_dir} is the log of a service; give the run that it serves")
+        if as_json:
+            raise FluidTuneError(f"{run_dir} is the log of a service; type: fluidtune serve status --json")
         console.print(render_serving(summarise_serving(events)))
         if events.dropped:
             console.print(f"event log: {left_out(events.dropped)}")
         _write(lambda: [serving_png(events, log.parent / "serving.png")])
         return
-    console.print(render(summarise(events)))
-
-    _write(lambda: write_report(log)[:2])
+    summary = summarise(events)
+    click.echo(plain_json(summary.as_dict())) if as_json else console.print(render(summary))
+    _write(lambda: write_report(log)[:2], apart=as_json)
     if html is not None:
         from fluidtune.view.page_file import write_page
 
-        _write(lambda: [write_page(log, html)])
+        _write(lambda: [write_page(log, html)], apart=as_json)
 
 
 def _write(files: Callable[[], Iterable[Path]], apart: bool = False) -> None:
@@ -151,17 +159,24 @@ def _write(files: Callable[[], Iterable[Path]], apart: bool = False) -> None:
 
 @cli.command()
 @click.argument("run_dir", required=False)
-def top(run_dir: str | None) -> None:
+@_json_option
+def top(run_dir: str | None, as_json: bool) -> None:
     """Watch a run, or a service, while it goes on: its devices, its trials, and what went wrong.
 
-    RUN_DIR is its directory, or the one above, whose newest run is shown. Without it: the newest in ~/ray_results.
+    RUN_DIR is its directory, or the one above, whose newest run is shown. Without it: the newest in ~/ray_results. In a
+    terminal, a run that has not begun is waited for.
     """
     from rich.console import Console
 
-    from fluidtune.report.log_tail import newest_log
+    from fluidtune.report.json_text import versioned
+    from fluidtune.report.log_tail import awaited, newest_log
     from fluidtune.report.top import watch
+    from fluidtune.view.followed_run import FollowedRun
 
-    watch(newest_log(run_dir), Console())
+    if as_json:
+        click.echo(versioned(FollowedRun(newest_log(run_dir)).as_dict()))
+    else:
+        watch(awaited(lambda: newest_log(run_dir), click.echo, sys.stdout.isatty()), Console())
 
 
 @cli.command()
@@ -171,12 +186,14 @@ def top(run_dir: str | None) -> None:
 def view(run_dir: str | None, port: int, steer: bool) -> None:
     """Show a run, or all runs directly in a directory, on a page in the browser, while they go on and afterwards.
 
-    Without a directory: the runs in ~/ray_results. The page is served on this machine alone, until Ctrl-C.
+    Without a directory: the runs in ~/ray_results. The page is served on this machine alone, until Ctrl-C. In a
+    terminal, a run that has not begun is waited for.
     """
+    from fluidtune.report.log_tail import awaited
     from fluidtune.report.summary import plural
     from fluidtune.view.run_list import RunList
 
-    runs = RunList(run_dir)
+    runs = awaited(lambda: RunList(run_dir), click.echo, sys.stdout.isatty())
     try:
         from fluidtune.view.page_server import serve_page
     except ModuleNotFoundError as error:
@@ -186,62 +203,57 @@ def view(run_dir: str | None, port: int, steer: bool) -> None:
     )
 
 
-@cli.group()
-def trial() -> None:
-    """Steer a trial of a search that was started with --steer, while it runs (docs/how-to/steer.md).
+@cli.command()
+@click.argument("act", type=click.Choice(["stop", "keep", "clone"]))
+@click.argument("run_dir")
+@click.argument("trial")
+@_clone_option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="clone: another value, as JSON.")
+@_clone_option("--from-checkpoint", is_flag=True, help="clone: go on from TRIAL's last checkpoint.  [from the start]")
+@_json_option
+def trial(act: Any, run_dir: str, trial: str, pairs: tuple[str, ...], from_checkpoint: bool, as_json: bool) -> None:
+    """Steer TRIAL of a search that was started with --steer, while it runs (docs/how-to/steer.md).
 
-    RUN_DIR is the directory of its run. TRIAL is its id, the beginning of its id, or its name.
+    stop: end it at its next result. keep: let it go on when the algorithm wants to stop it. clone: add a trial with its
+    parameters, but for those that are set. RUN_DIR is the directory of its run. TRIAL is its id, the beginning or the
+    end of its id, such as 8, or its name.
     """
-
-
-@trial.command("stop")
-@click.argument("run_dir")
-@click.argument("trial")
-def trial_stop(run_dir: str, trial: str) -> None:
-    """End TRIAL at its next result."""
+    from fluidtune.report.json_text import versioned
     from fluidtune.steering.asking import ask
 
-    click.echo(ask(run_dir, "stop", trial))
-
-
-@trial.command("keep")
-@click.argument("run_dir")
-@click.argument("trial")
-def trial_keep(run_dir: str, trial: str) -> None:
-    """Let TRIAL go on when the algorithm wants to stop it."""
-    from fluidtune.steering.asking import ask
-
-    click.echo(ask(run_dir, "keep", trial))
-
-
-@trial.command("clone")
-@click.argument("run_dir")
-@click.argument("trial")
-@click.option("--set", "pairs", multiple=True, metavar="NAME=VALUE", help="Another value of a parameter, as JSON.")
-@click.option("--from-checkpoint", is_flag=True, help="Go on from TRIAL's last checkpoint.  [from the start]")
-def trial_clone(run_dir: str, trial: str, pairs: tuple[str, ...], from_checkpoint: bool) -> None:
-    """Add a trial with TRIAL's parameters, but for those that are set."""
-    from fluidtune.steering.asking import ask
-
-    click.echo(ask(run_dir, "clone", trial, pairs, from_checkpoint))
+    _refuse_unread(act)
+    try:
+        said = ask(run_dir, act, trial, pairs, from_checkpoint)
+        click.echo(versioned({"done": True, "text": said}) if as_json else said)
+    except FluidTuneError as error:
+        if not as_json:
+            raise
+        # Any other kind of error says that nothing was done.
+        click.echo(versioned({"done": None if type(error) is FluidTuneError else False, "text": str(error)}))
+        sys.exit(2)
 
 
 @cli.command()
 @click.argument("run_dir")
 @click.argument("trial")
-def why(run_dir: str, trial: str) -> None:
+@_json_option
+def why(run_dir: str, trial: str, as_json: bool) -> None:
     """Tell the story of TRIAL: where it ran, each change of its width and why, what went wrong, and its end.
 
-    RUN_DIR is the directory of its run. TRIAL is its id, the beginning of its id, or its name.
+    RUN_DIR is the directory of its run. TRIAL is its id, the beginning or the end of its id, such as 8, or its name.
     """
     from fluidtune.report.fold import fold_of
+    from fluidtune.report.json_text import versioned
     from fluidtune.report.story import story_of
     from fluidtune.report.summary import left_out
     from fluidtune.report.terminal_text import printable
     from fluidtune.report.trial_lookup import find_trial, log_of_run
 
     fold = fold_of(log_of_run(run_dir))
-    click.echo("\n".join(map(printable, story_of(fold, find_trial(fold, trial)).lines())))
+    found = find_trial(fold, trial)
+    story = story_of(fold, found)
+    if as_json:
+        return click.echo(versioned({"trial": found, **story.as_dict(), "dropped_lines": fold.dropped}))
+    click.echo("\n".join(map(printable, story.lines())))
     if fold.dropped:
         click.echo(f"event log: {left_out(fold.dropped)}")
 
@@ -252,21 +264,30 @@ def why(run_dir: str, trial: str) -> None:
 @click.option("--trials", type=int, default=None, help="With a profile: number of equal trials (27).")
 @click.option("--iterations", type=int, default=None, help="With a profile: iterations of each trial (27).")
 @click.option("--out", default="plan.png", help="Path of the picture.")
-def plan(source: str, sizes: str, trials: int | None, iterations: int | None, out: str) -> None:
+@_json_option
+def plan(source: str, sizes: str, trials: int | None, iterations: int | None, out: str, as_json: bool) -> None:
     """Predict a job at other numbers of devices. SOURCE is the directory of a run, or a profile's file."""
     from rich.console import Console
 
     from fluidtune.plan_command import counts_held, job_of, plan_png, render_plan
+    from fluidtune.report.json_text import versioned
     from fluidtune.twin import forecast
 
     counts = sorted(set(_counts(sizes)))
     job = job_of(source, trials, iterations)
     held = counts_held(job, counts)
     found = [forecast(job, count) for count in held]
-    Console().print(render_plan(job, found))
-    if held != counts:
-        click.echo(f"left out, as a trial needs more: {', '.join(str(each) for each in counts if each not in held)}")
-    _write(lambda: [plan_png(job, found, out)])
+    left_out = [each for each in counts if each not in held]
+    if as_json:
+        forecasts = [vars(each) for each in found]
+        click.echo(
+            versioned({"trials": len(job.trials), "of": job.profile.name, "forecasts": forecasts, "left_out": left_out})
+        )
+    else:
+        Console().print(render_plan(job, found))
+        if left_out:
+            click.echo(f"left out, as a trial needs more: {', '.join(map(str, left_out))}")
+    _write(lambda: [plan_png(job, found, out)], apart=as_json)
 
 
 def _counts(sizes: str) -> list[int]:
@@ -282,16 +303,15 @@ def _counts(sizes: str) -> list[int]:
 
 
 @cli.command()
-@click.option("--json", "as_json", is_flag=True, help="A list of checks: name, found (true, false, null), text.")
+@_json_option
 def doctor(as_json: bool) -> None:
     """Say which of the things that FluidTune needs or can use are there, and what to type if one is missing.
 
     "ok": it is there. "--": it is not, and jobs run without it. "MISS": something is to be done, and the exit status
     is 1.
     """
-    import json
-
     from fluidtune.doctor import checks
+    from fluidtune.report.json_text import versioned
 
     found = []
     for name, good, text in checks():
@@ -299,7 +319,7 @@ def doctor(as_json: bool) -> None:
         if not as_json:
             click.echo(f"{'--  ' if good is None else 'ok  ' if good else 'MISS'}  {name}: {text}")
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(versioned({"checks": found}))
     sys.exit(1 if any(check["found"] is False for check in found) else 0)
 
 
@@ -502,7 +522,7 @@ def status(address: str, as_json: bool) -> None:
 
 def _app_lines(name: str, app: dict[str, Any], unit: str) -> list[str]:
     """One app of the arbiter's status; ``unit``: what is leased."""
-    rho = "no rho" if app["rho"] is None else f"rho {app['rho']:.2f} at the last report"
+    rho = "no rho" if app["rho"] is None else f"rho {app['rho']:.2f} with {app['rho_gpus']} at its last report"
     hosts = ", ".join(f"{count} on {host}" for host, count in app["hosts"].items())
     at_once = f", {app['together']} at once" if app["together"] > 1 else ""
     line = (
@@ -546,11 +566,11 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--batching", default="auto", show_default=True, help='Or "window"; "orloj": times vary by the input.')
 @click.option("--max-batch", type=int, default=64, show_default=True, help="No larger batch is formed.")
 @click.option("--max-body", type=int, default=None, help="Bytes of a request's body.  [64 samples, 1 MiB at least]")
-@click.option("--beside", is_flag=True, help="Take turns on one core with a search (`fluidtune run --beside`).")
+@click.option("--beside", is_flag=True, help="Take turns on one core with a search. May change.")
 @click.option("--shared", is_flag=True, help="Lease devices from the cluster's arbiter, beside other jobs.")
-@click.option("--follow", type=float, default=None, metavar="SECONDS", help="Deploy what a running search finds.  [no]")
-@click.option("--stages", type=int, default=1, show_default=True, help="Processes over which the model is cut.")
-@click.option("--stage-memory", type=float, default=None, metavar="GIB", help="Weights of a stage at most.  [any]")
+@click.option("--follow", type=float, metavar="SECONDS", help="Deploy what a running search finds. May change.  [no]")
+@click.option("--stages", type=int, default=1, show_default=True, help="Processes of a model that is cut. May change.")
+@click.option("--stage-memory", type=float, metavar="GIB", help="Weights of a stage at most. May change.  [any]")
 @click.option("--fork-server/--no-fork-server", default=True, help="Fork new processes from one with the packages.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
 @click.option("--port", type=int, default=8000, show_default=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +23,9 @@ def told(words: tuple[str, ...]) -> str:
         return _contents()
     # A message, or a link of another page, names docs/how-to/serve.md#3-ask.
     page = re.sub(r"^docs/|(\.md)?(#.*)?$", "", words[0])
-    if len(words) == 1 and page in _names():
-        return (PAGES / f"{page}.md").read_text()
+    named = [name for name in _names() if page in (name, name.rpartition("/")[2])]
+    if len(words) == 1 and named:
+        return _page(page if page in named else named[0])
     wanted = [word.lower() for word in " ".join(words).split()]
     found = [
         (-sum(word in heading.lower() for word in wanted), -sum(map(text.lower().count, wanted)), name, heading)
@@ -35,6 +37,12 @@ def told(words: tuple[str, ...]) -> str:
         raise FluidTuneError(f"no page has {' '.join(words)!r}; `fluidtune docs` lists the pages")
     lines = [f"- `fluidtune docs {name}`: {heading}" for *_, name, heading in sorted(found)[:MOST]]
     return "\n".join([*lines, *([f"\n{len(found) - MOST} more"] if len(found) > MOST else [])])
+
+
+def _page(name: str) -> str:
+    """The page. A link to another page is that one's name, which this command takes."""
+    text = (PAGES / f"{name}.md").read_text()
+    return re.sub(r"(?<=\]\()([\w./-]+)\.md", lambda found: os.path.normpath(f"{name}/../{found[1]}"), text)
 
 
 def _contents() -> str:

@@ -12,7 +12,7 @@ from fluidtune.profiles import Profile
 from fluidtune.report import find_log
 from fluidtune.report.drawing import OTHER, OURS, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.recorded import read_job
-from fluidtune.report.summary import duration
+from fluidtune.report.summary import duration, plural
 from fluidtune.report.terminal_text import cell
 from fluidtune.twin import Forecast, RecordedJob, grid
 
@@ -56,12 +56,15 @@ def counts_held(job: RecordedJob, counts: Sequence[int]) -> list[int]:
     return held
 
 
+def _title(job: RecordedJob) -> str:
+    return f"{plural(len(job.trials), 'trial')} of {job.profile.name!r}, predicted by the twin"
+
+
 def render_plan(job: RecordedJob, found: Sequence[Forecast]) -> RenderableType:
     """The forecasts as a table for `rich`, one row per number of devices."""
     from rich.table import Table
 
-    title = f"{len(job.trials)} trials of {job.profile.name!r}, predicted by the twin"
-    table = Table(title=cell(title), title_justify="left")
+    table = Table(title=cell(_title(job)), title_justify="left")
     for name in ("devices", "time", "device-hours", "held", "resizes", "packed"):
         table.add_column(name, justify="right")
     for one in found:
@@ -84,7 +87,7 @@ def plan_png(job: RecordedJob, found: Sequence[Forecast], out: str | os.PathLike
     counts = [one.devices for one in found]
     ideal = [found[0].makespan * counts[0] / count / unit for count in counts]
     left.plot(counts, [one.makespan / unit for one in found], "o-", color=OURS, label="predicted")
-    left.plot(counts, ideal, ":", color=OTHER, label=f"{counts[0]} devices' work, divided")
+    left.plot(counts, ideal, ":", color=OTHER, label=f"the work on {plural(counts[0], 'device')}, divided")
     left.set_ylim(bottom=0)
     left.set_ylabel(f"time ({name})")
     left.legend(frameon=False)
@@ -96,5 +99,5 @@ def plan_png(job: RecordedJob, found: Sequence[Forecast], out: str | os.PathLike
         axes.set_xticks(counts, [str(count) for count in counts])
         axes.set_xlabel("devices")
         polish_axes(axes)
-    figure.suptitle(f"{len(job.trials)} trials of {job.profile.name!r}, predicted by the twin")
+    figure.suptitle(_title(job))
     return save_png(figure, out)

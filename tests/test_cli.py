@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from fluidtune import __version__
 from fluidtune.cli import _counts, cli
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import cluster_address
@@ -38,7 +42,7 @@ def refused(*args: str, mentions: str, cwd: Path = ROOT) -> None:
 
 
 def test_version_and_help() -> None:
-    assert "0.1.0" in fluidtune("--version").stdout
+    assert __version__ in fluidtune("--version").stdout
     text = fluidtune("run", "--help").stdout
     assert "--devices" in text and "--max-packing" in text and "--max-workers" in text
 
@@ -56,7 +60,6 @@ def test_version_and_help() -> None:
         ("report served --html page.html", "served is the log of a service; give the run that it serves"),
         ("plan no_event_log", "is not a FluidTune event log: line 1"),
         ("view no_event_log", "is not a FluidTune event log: line 1"),
-        ("view nowhere", "there is no directory 'nowhere'; there are runs in "),
         ("view run --port 70000", "port 70000 cannot be had: it is no port; give another --port"),
     ],
 )
@@ -88,6 +91,33 @@ def test_an_event_that_lacks_something_and_half_a_character_are_no_traceback(tmp
         assert "1 line left out: broken, or of another version" in told[command].stdout, command
     assert "half \\ud83d" in told["why"].stdout
     assert "unreadable" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("words", ["top .", "why . 1", "plan . --devices 1", "trial stop . 1"])
+def test_an_answer_for_a_program_has_the_keys_of_the_page_for_agents(words: str, tmp_path: Path) -> None:
+    def keys(row: str) -> set[str]:
+        said = re.search(rf"^\| {row}.*?` \| (.*) \|$", (ROOT / "docs/agents.md").read_text(), re.MULTILINE)
+        assert said is not None
+        return set(re.findall(r"`(\w+)`", re.split("[;:]", re.sub(r"\(.*?\)", "", said[1]))[0]))
+
+    written(tmp_path, random_run(1, devices=1, trials=3))
+    found = json.loads(fluidtune(*words.split(), "--json", cwd=tmp_path).stdout)
+    assert found.keys() == keys(f"`{words.split()[0]} ") | {"version"} and found["version"] == 1
+    assert words != "top ." or found["trials"][0].keys() == keys("its `trials")
+
+
+def test_a_terminal_waits_for_a_run_that_begins(tmp_path: Path) -> None:
+    """Seen: a second terminal right after the start of a search ended with "there is no event log"."""
+    here, there = pty.openpty()
+    command = [sys.executable, "-m", "fluidtune", "top", str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=there, stderr=there, env={**os.environ, "PYTHONPATH": str(ROOT)}) as shown:
+        said = b""
+        while b"it is waited for" not in said.replace(b"\r\n", b" "):
+            said += os.read(here, 10_000)
+        written(tmp_path / "run", random_run(1, devices=1, trials=3))
+        while b"3 stopped" not in said:
+            said += os.read(here, 10_000)
+        assert shown.wait(60) == 0
 
 
 @pytest.mark.parametrize("command", ["report", "top", "view", "why"])
@@ -145,19 +175,6 @@ def test_an_arbiter_that_does_not_answer(command: str, monkeypatch: pytest.Monke
     assert str(raised) == "the arbiter does not answer (GetTimeoutError: not ready after 30 s); try again"
     monkeypatch.setattr(control, "stop", lambda: (_ for _ in ()).throw(ThemisError("1 reservation is left")))
     assert command != "stop" or str(_invoke(monkeypatch, command)) == "1 reservation is left"
-
-
-def test_a_picture_of_a_service_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fluidtune.serving import service
-
-    def cannot(path: str) -> Any:
-        raise PermissionError(13, "Permission denied", path)
-
-    monkeypatch.setattr(cluster_address, "join", lambda address: True)
-    monkeypatch.setattr(service, "status", dict)
-    monkeypatch.setattr(service, "picture", cannot)
-    done = CliRunner().invoke(cli, ["serve", "status", "--json", "--picture", "/x.png"])
-    assert done.exit_code == 1 and "could be written: [Errno 13] Permission denied: '/x.png'" in done.output
 
 
 @pytest.mark.parametrize("group, command", [("arbiter", "start"), ("arbiter", "status"), ("serve", "status")])

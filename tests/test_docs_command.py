@@ -17,7 +17,7 @@ def pages(tmp_path, monkeypatch):
     (tmp_path / "how-to").mkdir()
     toctree = ":caption: First\n:maxdepth: 1\n\nhow-to/a\nleft-out\n"
     (tmp_path / "index.md").write_text(f"# Us\n\n```{{toctree}}\n{toctree}```\n")
-    page = ["# To cook\n\nWater.", "## Eggs\n\n```\n# hot water\n```", "## Salt\n\nEggs.\n"]
+    page = ["# To cook\n\n[Water](../b.md#x), [oil](c.md).", "## Eggs\n\n```\n# hot water\n```", "## Salt\n\nEggs.\n"]
     (tmp_path / "how-to" / "a.md").write_text("\n\n".join(page))
 
 
@@ -25,9 +25,9 @@ def test_the_list_has_the_pages_of_the_package_under_their_captions(pages):
     assert docs_command.told(()).splitlines()[1:] == ["", "## First", "", "- `how-to/a`: To cook"]
 
 
-@pytest.mark.parametrize("name", ["how-to/a", "how-to/a.md", "docs/how-to/a.md", "docs/how-to/a.md#eggs"])
+@pytest.mark.parametrize("name", ["a", "how-to/a", "how-to/a.md", "docs/how-to/a.md", "docs/how-to/a.md#eggs"])
 def test_a_page_has_the_name_that_messages_give_it(pages, name):
-    assert docs_command.told((name,)).startswith("# To cook")
+    assert docs_command.told((name,)).startswith("# To cook\n\n[Water](b#x), [oil](how-to/c).")
 
 
 def test_a_search_finds_the_sections_with_all_words_and_the_best_heading_first(pages):

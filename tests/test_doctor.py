@@ -82,7 +82,10 @@ def test_what_is_not_there_is_neither_well_nor_missing(monkeypatch: pytest.Monke
     done = CliRunner().invoke(cli, ["doctor"])
     assert (done.output, done.exit_code) == ("MISS  c: z\n", 1)
     done = CliRunner().invoke(cli, ["doctor", "--json"])
-    assert (json.loads(done.output), done.exit_code) == ([{"name": "c", "found": False, "text": "z"}], 1)
+    assert (json.loads(done.output), done.exit_code) == (
+        {"version": 1, "checks": [{"name": "c", "found": False, "text": "z"}]},
+        1,
+    )
 
 
 def test_no_mps_is_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,8 @@ class AppRecord:
     crowd: float = 0.0
     #: Its rho at its last report, by the arbiter's own count; None before its first report.
     rho: float | None = None
+    #: How many GPUs it held then.
+    rho_gpus: int = 0
     #: The same if it had all GPUs that it could use from then on.
     best: float = 0.0
     #: GPU seconds of its leases, from now on, that are the change to GPUs that it gained, and no work.
@@ -130,6 +132,7 @@ class AppRecord:
         """
         new = replace(self)
         new._note_report(report, held, gpus, elapsed, contention)
+        new.rho_gpus = len(held)
         vars(self).update(vars(new))
 
     def _note_report(

@@ -17,7 +17,8 @@ from themis_bridge.policy import TieBreak, behind, tie_break
 
 
 def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
-    """App -> plain data. ``rho`` is None while the app holds no GPU: it is then practically infinite and says nothing.
+    """App -> plain data. ``rho``: at its last report, with the ``rho_gpus`` GPUs that it held then. None if these were
+    none: it is then practically infinite and says nothing.
 
     The other keys: ``best`` (rho if it had all GPUs that it could use from now on), ``age``, ``contention`` (N_avg),
     ``demand`` (the most GPUs that it could use now), ``together`` (how many of one machine it needs at once),
@@ -28,7 +29,8 @@ def view(state: ArbiterState) -> dict[str, dict[str, Any]]:
     weights = state.weights()
     return {
         name: {
-            "rho": shown_rho(state, name) if state.leases.of(name) else None,
+            "rho": shown_rho(state, name) if app.rho_gpus else None,
+            "rho_gpus": app.rho_gpus,
             "best": app.best,
             "age": state.clock - app.joined,
             "contention": state.contention(name),
@@ -57,12 +59,12 @@ def away(state: ArbiterState) -> dict[str, dict[str, float]]:
 
 
 def shown_rho(state: ArbiterState, name: str) -> float | None:
-    """rho of an app, or, if it holds no GPU, the rho that it would have if it got all that it could use now.
+    """rho of an app at its last report, or, if it held no GPU then, the rho if it had got all that it could use.
 
     None before its first report, and for one that has no bound: that of an app without an end and without a GPU.
     """
     app = state.apps[name]
-    rho = app.rho if app.rho is None or state.leases.of(name) else app.best
+    rho = app.rho if app.rho is None or app.rho_gpus else app.best
     return None if rho is None or rho >= UNSERVED else rho
 
 

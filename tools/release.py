@@ -1,14 +1,19 @@
-"""`make release-check`: build the release's files, look into them, and use the wheel alone, outside the checkout.
+"""`make release` cuts a version. `make release-check` builds its files, and uses the wheel alone, outside the checkout.
+
+``--cut 0.2.0`` gives the changelog's section of unreleased changes this version and today's date, and sets
+``fluidtune.__version__``. Then, as ``make release-check`` does:
 
 1. ``python -m build`` makes the sdist from the files that git tracks and the wheel from the sdist, in ``dist/``.
 2. ``twine check --strict`` reads what the registry will read.
 3. The wheel must have each module, stub and static file that git tracks in the packages, the pages that `fluidtune
    docs` shows, and nothing else.
-4. A new virtual environment gets the wheel with ``[serve,view,client]`` and nothing of the checkout. In an empty
-   directory the commands of the README are tried: doctor, docs, a job by ``fluidtune run`` (the script of
-   docs/start.md), report, why, view, and a service that answers a request.
+4. For each Python from 3.10 to 3.13 that is here, a new virtual environment gets the wheel and nothing of the
+   checkout; and one more the oldest Ray. In an empty directory the commands of the README are tried: doctor, docs, a
+   job by ``fluidtune run`` (the script of docs/start.md), report, why. View and serve say what to install; it is, and
+   a page is shown, and a service answers a request.
 
-``--tag v0.1.0`` also compares a tag with the version. The last line says what it took.
+Nothing is committed, tagged or published. ``--tag v0.1.0`` also compares a tag with the version. The last line says
+what it took.
 """
 
 from __future__ import annotations
@@ -115,23 +120,50 @@ def misplaced(wheel: Path) -> list[str]:
     return [*(f"lacks {name}" for name in lacking), *(f"should not have {name}" for name in there - pages - wanted)]
 
 
-def use(wheel: Path, folder: Path) -> None:
+def cut(version: str, root: Path, day: str) -> None:
+    """Make the unreleased changes those of ``version``, or end with a line that says why not. ``day``: 2026-11-29."""
+    log, package = root / "CHANGELOG.md", root / "fluidtune/__init__.py"
+    sections = re.findall(r"^## (\S+) - (\S+)$", log.read_text(), re.MULTILINE)
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        sys.exit(f"{version!r} is no version; give one such as 0.2.0")
+    if not sections or sections[0][1] != "unreleased":
+        sys.exit(f"the first section of {log} is not `## X.Y.Z - unreleased`; there is nothing to release")
+    if any(_numbers(version) <= _numbers(name) for name, date in sections if date != "unreleased"):
+        sys.exit(f"{version} is not above the releases of {log}")
+    heading = f"## {sections[0][0]} - unreleased"
+    log.write_text(log.read_text().replace(heading, f"## {version} - {day}", 1))
+    text = re.sub(r'^__version__ = ".*"$', f'__version__ = "{version}"', package.read_text(), flags=re.MULTILINE)
+    package.write_text(text)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def environments() -> list[tuple[str, str]]:
+    """The Pythons of pyproject.toml that are here, and the file of the versions that each gets."""
+    found = [path for minor in range(10, 14) if (path := shutil.which(f"python3.{minor}"))] or [sys.executable]
+    # Ray 2.44 has no wheel for Python 3.13.
+    return [*((path, "constraints.txt") for path in found), (found[0], "constraints-oldest.txt")]
+
+
+def use(wheel: Path, folder: Path, version: str, python: str, constraints: str) -> None:
     """Try the README's commands with the wheel alone. ``folder``: an empty one outside the checkout."""
-    said([sys.executable, "-m", "venv", folder / "venv"])
-    pip = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt"]
+    said([python, "-m", "venv", folder / "venv"])
+    pip = [folder / "venv/bin/python", "-m", "pip", "install", "-q", "-c", ROOT / constraints]
     said([*pip, "torch"])
-    said([*pip, f"{wheel}[serve,view,client]"])
+    said([*pip, wheel])
     work = folder / "work"
     work.mkdir()
     bare = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "RAY_", "VIRTUAL_ENV"))}
     bare |= {"PATH": f"{folder}/venv/bin:{bare['PATH']}", "HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
     inside = {"cwd": work, "env": bare}
-    where = "import fluidtune, themis_bridge, salus_share, symphony_serve; print(fluidtune.__file__)"
+    where = (
+        "from fluidtune import *; import fluidtune, themis_bridge, salus_share, symphony_serve as s; print(s.__file__)"
+    )
     said([folder / "venv/bin/python", "-c", where], str(folder), **inside)
-    said(["fluidtune", "--version"], fluidtune.__version__, **inside)
-    doctor = subprocess.run(["fluidtune", "doctor"], capture_output=True, text=True, **inside)  # type: ignore[call-overload]
-    if "ok    ray" not in doctor.stdout:
-        sys.exit(f"fluidtune doctor: {doctor.stdout}{doctor.stderr}")
+    said(["fluidtune", "--version"], version, **inside)
+    said(["fluidtune", "doctor"], "ok    ray", **inside)
     for words in ([], ["start"], ["why", "grow"]):
         said(["fluidtune", "docs", *words], **inside)
     page = (ROOT / "docs/start.md").read_text()
@@ -141,6 +173,11 @@ def use(wheel: Path, folder: Path) -> None:
     said(["fluidtune", "report", run, "--html", work / "page.html"], "iterations", **inside)
     trial = json.loads((run / "summary.json").read_text())["best_trial"]
     said(["fluidtune", "why", run, trial], trial, **inside)
+    for extra, command in (("view", ["view", run]), ("serve", ["serve", "start", run, "--load", "a:b", "--slo", "1"])):
+        lacking = subprocess.run(["fluidtune", *command], capture_output=True, text=True, **inside)  # type: ignore[call-overload]
+        if f'type: pip install "fluidtune[{extra}]"' not in lacking.stderr or lacking.returncode != 2:
+            sys.exit(f"fluidtune {command[0]}: {lacking.stdout}{lacking.stderr}")
+    said([*pip, f"{wheel}[serve,view,client]"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         (work / "served.py").write_text(SERVED.replace("PORT", str(free.getsockname()[1])))
@@ -159,16 +196,24 @@ def use(wheel: Path, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tag", help="as v0.1.0; must be that of the version")
-    tag = parser.parse_args().tag
-    if tag not in (None, f"v{fluidtune.__version__}"):
-        sys.exit(f"the tag is {tag}, and fluidtune.__version__ is {fluidtune.__version__}")
+    parser.add_argument("--cut", metavar="VERSION", help="release the unreleased changes as this version")
+    args = parser.parse_args()
+    if args.cut:
+        cut(args.cut, ROOT, time.strftime("%Y-%m-%d"))
+    version = args.cut or fluidtune.__version__
+    if args.tag not in (None, f"v{version}"):
+        sys.exit(f"the tag is {args.tag}, and fluidtune.__version__ is {version}")
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ft-") as folder:
         wheel = build(Path(folder, "source"))
         if wrong := misplaced(wheel):
             sys.exit("\n".join(wrong))
-        use(wheel, Path(folder))
+        for number, (python, constraints) in enumerate(environments()):
+            print(f"{python}, {constraints}", flush=True)
+            use(wheel, Path(folder, str(number)), version, python, constraints)
     print(f"{wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB) works alone; {time.perf_counter() - began:.0f} s")
+    if args.cut:
+        print(f"commit CHANGELOG.md and fluidtune/__init__.py; to publish, push the tag v{version}")
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@
 `accelerators`: a process' GPUs, cores. `worker_program`: what Ray runs as a worker. `worker_start`: by what it starts
 one. `ownership`: what this process has created in Ray. `descent`: what an actor has, and that in turn. `train_runs`:
 where workers of Ray Train start. `cluster_address`: the cluster that a job joins.
-`job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `whole_files`: how a run's files get into
-its storage. `run_state`: what a run's storage has of it. This package decides nothing and imports no other room but
+`job_metadata`: what a job says of itself. `kept_state`: what an actor keeps. `own_staging` and `whole_files`: how a
+run's files get into its storage. `run_state`: what that has of it. This package decides nothing and imports no room but
 `errors`. ``python -m tools.ray_boundary`` fails when code elsewhere reaches past Ray's public API; what Ray
 marks as PublicAPI or DeveloperAPI counts as public.
 
@@ -27,6 +27,7 @@ Tune's controller (`controller`):
   scheduler says (``debug_string``) is shown in a notebook and in Tune's old output only.
 - ``TuneController._iteration``: how many turns Tune's loop has made, above 0 where the first trial is a restored one.
 - ``TuneController._storage``: the experiment's name and directory, and how its files get there.
+- ``StorageContext``, ``StorageContext._timestamp``: names the folder in which a run stages its files.
 - ``_FilesystemSyncer``, ``_FilesystemSyncer._sync_up_command``: what brings the run's files into its storage
   (`whole_files`). It calls this as soon as Tune has written its state, and carries out what that returns in a thread.
 - ``TuneController._stopper``: the run's stopper object, which may end every trial at one iteration.

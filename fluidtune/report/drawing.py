@@ -7,21 +7,37 @@ when a picture is drawn, and never pyplot: no global state, no display, and any 
 from __future__ import annotations
 
 import os
+from colorsys import hls_to_rgb
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from fluidtune.report.fold import COLOUR_COUNT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Our run and the run that it is compared with. Okabe and Ito's blue and orange, see `pictures.PALETTE`.
-OURS, OTHER = "#0072B2", "#E69F00"
+#: The first six are Okabe and Ito's (Color Universal Design, 2008), which people with any common kind of colour
+#: blindness can tell apart; their black is left out, and their vermillion is `marks.LOSS`.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31")
+#: Our run and the run that it is compared with.
+OURS, OTHER = PALETTE[:2]
 #: Text and markers.
 INK = "#263238"
 #: Lines behind the data.
 GRID = "#CFD8DC"
 #: Pixels per inch: a figure 12 inches wide is 1,440 pixels, which fits a usual screen.
 DPI = 120
+
+
+def _colour(number: int) -> str:
+    """Hues a golden section apart in five lightnesses: any two of the first 60 differ by 7 in CIE 1976 L*a*b*."""
+    lightness = (0.3, 0.42, 0.54, 0.66, 0.78)[number % 5]
+    return "#" + "".join(f"{round(255 * part):02X}" for part in hls_to_rgb(number * 0.618034 % 1, lightness, 0.6))
+
+
+#: The colours of trials, by `Trial.colour`.
+COLOURS = (*PALETTE, *map(_colour, range(len(PALETTE), COLOUR_COUNT)))
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from fluidtune.report.events import EventDict, Events, find_log, read_events
 from fluidtune.report.schema import SCHEMA
 
-#: Events that come often. They are rows of the tables of iterations and of samples, and no notes.
-OFTEN = ("trial_result", "device_sample")
 #: Events that take devices from trials, whichever trial they name.
 BREAKS = ("run_started", "worker_lost", "device_lost", "device_returned")
+#: How many colours pictures have for trials: that many differ for everybody who sees colours.
+COLOUR_COUNT = 60
 #: Event -> the state of its trial after it. After `trial_ended` it is the event's ending.
 STATES = {
     **dict.fromkeys(("trial_added", "trial_suspended", "worker_lost", "room_lacking"), "waiting"),
@@ -122,6 +122,10 @@ class Trial:
     name: str = ""
     group: str = ""
     kind: str = ""
+    #: The number of its colour: no trial that held devices when it first did has that one.
+    colour: int = 0
+    #: Whether it can have several workers. None: the log, of an older version, does not say.
+    growable: bool | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
     #: Its last iteration, the last one of its budget (None: unknown), and how many it has reported.
     iteration: int = 0
@@ -138,6 +142,16 @@ class Trial:
     spans: list[Span] = field(default_factory=list)
     #: The rows of `lines`, one after the other.
     rows: array[float] = field(default_factory=lambda: array("d"))
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether it can have several workers. In logs of older versions exactly elastic trials can."""
+        return self.kind == "elastic" if self.growable is None else self.growable
+
+    @property
+    def sort(self) -> str:
+        """Its kind, for people: one that keeps nothing and can grow is more than "plain"."""
+        return "growable" if self.kind == "plain" and self.can_grow else self.kind
 
     @property
     def line_count(self) -> int:
@@ -364,7 +378,9 @@ class Fold(Holdings):
         return note
 
     def _trial(self, trial: str, at: float) -> Trial:
-        return self.trials.get(trial) or self.trials.setdefault(trial, Trial(trial, len(self.trials), at, at))
+        place = len(self.trials)
+        new = Trial(trial, place, at, at, colour=place % COLOUR_COUNT)
+        return self.trials.get(trial) or self.trials.setdefault(trial, new)
 
     def _ended(self, span: Span) -> None:
         super()._ended(span)
@@ -385,6 +401,8 @@ class Fold(Holdings):
         trial.since, trial.state = at, "running"
         trial.iteration, trial.seconds, trial.metric = int(event["iteration"]), event["seconds"], metric
         trial.iterations += times
+        if trial.target is not None and trial.iteration > trial.target:
+            trial.target = None  # Tune has raised it, and does not say how far
         began = float(event.get("began", at - event["seconds"] * times))
         value = math.nan if metric is None else float(metric)
         row = (self.heard, at, event["iteration"], event["seconds"], event["width"], value, times, began)
@@ -406,9 +424,16 @@ class Fold(Holdings):
             trial.name, trial.group, trial.kind = str(event.get("name") or ""), event["group"], event["kind"]
             found = event.get("parameters")
             trial.parameters = found if isinstance(found, dict) else trial.parameters
+            trial.growable = trial.growable or event.get("growable")
             trial.target = None if event["iterations"] is None else trial.iteration + int(event["iterations"])
         elif name == "kind_found":
             trial.kind = event["kind"]
+        elif name == "can_grow":
+            trial.growable = True
+        elif name == "trial_started" and not trial.spans:
+            taken = {self.trials[other].colour for other in self.held if other != trial.trial}
+            numbers = range(trial.place, trial.place + COLOUR_COUNT)
+            trial.colour = next((n % COLOUR_COUNT for n in numbers if n % COLOUR_COUNT not in taken), trial.colour)
         elif name == "trial_ended":
             trial.since, trial.state = float(event["t"]), event["ending"]
         if name == "resize_started":

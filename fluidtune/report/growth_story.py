@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
 from fluidtune.report.causes import NO_REASON, words_of
-from fluidtune.report.fold import Fold, Note, Trial
+from fluidtune.report.fold import Fold, Trial
 from fluidtune.report.summary import duration, plural
 
 #: Notes with which a resize of the trial begins, or ends without being done.
@@ -32,7 +31,7 @@ def _why(fold: Fold, trial: Trial) -> str:
         return f"several workers do not help it: {words_of(note.event) or NO_REASON}"
     if (fold.head.get("settings") or {}).get("max_workers") == 1:
         return "max_workers=1"
-    if not _growable(trial.noted("trial_added", "kind_found", "can_grow")):
+    if not trial.can_grow:
         return "no call of a torch module with parameters was seen in it"
     failed = [words for note in trial.noted("resize_failed") if (words := words_of(note.event))]
     if failed:
@@ -53,19 +52,6 @@ def _why(fold: Fold, trial: Trial) -> str:
         f"devices were idle for {duration(unused)} while it ran and no trial waited, but a trial grows only"
         " after a result, with two iterations or more to do, and where that is expected to end it sooner"
     )
-
-
-def _growable(notes: Iterable[Note]) -> bool:
-    """Whether it can have several workers. In logs of older versions exactly elastic trials can."""
-    older = False
-    for note in notes:
-        if note.name == "trial_added":
-            older = "growable" not in note.event
-        if note.name == "can_grow" or note.event.get("growable") is True:
-            return True
-        if older and note.event.get("kind") == "elastic":
-            return True
-    return False
 
 
 def _seconds_beside_idle(fold: Fold, trial: Trial) -> tuple[float, float]:

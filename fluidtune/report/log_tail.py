@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,11 @@ from fluidtune.report.events import (
     not_a_log,
     reading,
     record_of,
+    this_machine,
 )
+
+#: Seconds between two looks.
+LOOK_S = 1.0
 
 
 class LogTail:
@@ -68,6 +73,38 @@ class LogTail:
 
     def close(self) -> None:
         self._file.close()
+
+
+def driver_died(head: EventDict) -> bool:
+    """Whether the process that wrote this `run_started` is gone. False: it lives, or that cannot be seen from here."""
+    import psutil
+
+    if head.get("pid") is None or head.get("machine") != this_machine():
+        return False
+    try:
+        # Otherwise the number is another process' by now. Both times are of a clock that is set now and then.
+        return float(psutil.Process(head["pid"]).create_time()) > head["t"] + 60
+    except psutil.NoSuchProcess:
+        return True
+    except (psutil.Error, OverflowError, ValueError):
+        return False
+
+
+def awaited(find: Callable[[], Any], tell: Callable[[str], None], patient: bool) -> Any:
+    """What ``find`` finds. Where there is no event log yet and somebody is ``patient``, it is waited for.
+
+    ``tell`` gets one line that says so.
+    """
+    try:
+        return find()
+    except NoEventLogError as error:
+        if not patient:
+            raise
+        tell(f"{error}; it is waited for, until Ctrl-C")
+    while True:
+        time.sleep(LOOK_S)
+        with suppress(NoEventLogError):
+            return find()
 
 
 def newest_log(run_dir: str | None) -> Path:

@@ -8,30 +8,49 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fluidtune.report.drawing import GRID, INK, OTHER, OURS, as_written, new_figure, polish_axes, save_png, time_unit
+from fluidtune.report.drawing import (
+    COLOURS,
+    GRID,
+    INK,
+    OTHER,
+    OURS,
+    PALETTE,
+    as_written,
+    new_figure,
+    polish_axes,
+    save_png,
+    time_unit,
+)
 from fluidtune.report.events import EventDict, find_log
 from fluidtune.report.fold import Fold, Run, fold_of
 from fluidtune.report.marks import MARKS, TimeAxis, draw_marks
-from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, held_part, occupancy_of
+from fluidtune.report.occupancy import (
+    Interval,
+    Occupancy,
+    available_seconds,
+    busy_over_time,
+    held_part,
+    occupancy_of,
+)
 from fluidtune.report.summary import plural, summarise
 from fluidtune.report.terminal_text import printable
+from fluidtune.report.time_use import starting, time_use
+from fluidtune.report.trial_lookup import short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Colours of trials. The first six are Okabe and Ito's (Color Universal Design, 2008), which people with any common
-#: kind of colour blindness can tell apart; their black is left out, and their vermillion is `marks.LOSS`. The
-#: last two delay the first repetition.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31")
+#: How much lighter than a trial that iterates one that starts is.
+LIGHTER = 0.6
 #: A device that no trial holds.
 IDLE = "#ECEFF1"
 #: With more trials than this the legend does not list them: twelve entries fill two rows.
@@ -71,20 +90,6 @@ def _title(head: EventDict, use: Occupancy) -> str:
     return f"{run}, {plural(trials, 'trial')} on {plural(len(use.available), noun)}"
 
 
-def _short_names(trials: Sequence[str]) -> dict[str, str]:
-    """Names without the prefix that all trials share: 'train_4f2e1_00007' becomes '7' beside 'train_4f2e1_00008'."""
-    # The prefix that the first and the last name in sorted order share is shared by all names between them.
-    pairs = zip(min(trials, default=""), max(trials, default=""), strict=False)
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    # Cut after an underscore, so that 17 and 18 do not become 7 and 8, and a single trial keeps a name.
-    prefix = trials[0][: trials[0].rfind("_", 0, common) + 1] if trials else ""
-    names = {}
-    for trial in trials:
-        rest = trial[len(prefix) :]
-        names[trial] = printable(rest.lstrip("0") or "0" if rest.isdigit() else rest)
-    return names
-
-
 def _slots(intervals: Sequence[Interval]) -> list[float]:
     """Where each interval of one device begins in the device's row: 0 is the row's top edge, 1 its bottom edge.
 
@@ -116,8 +121,8 @@ def _slots(intervals: Sequence[Interval]) -> list[float]:
 def timeline_figure(run: Run) -> Figure:
     """The timeline: one row per device, and in it one bar per trial that holds it, as tall as the trial's share.
 
-    A trial has one colour; colours repeat when there are many trials. A device is grey while it is idle and white
-    while the job does not have it.
+    A trial has one colour, which is lighter while it starts. Colours repeat when there are more than `COLOURS`. A
+    device is grey while it is idle and white while the job does not have it.
     """
     fold = fold_of(run)
     use = occupancy_of(fold)
@@ -139,9 +144,9 @@ def timeline_figure(run: Run) -> Figure:
             linewidth=0,
             zorder=1,
         )
-    colours = _colours(use)
+    colours = {interval.trial: COLOURS[fold.trials[interval.trial].colour] for interval in use.intervals}
     boxes = _boxes(use, rows)
-    _draw_boxes(axes, boxes, colours, at)
+    _draw_boxes(axes, boxes, colours, at, _begun(fold, use))
     reasons = draw_marks(axes, fold, use, rows, at)
     for start, _ in use.drivers[1:]:
         axes.axvline(at(start), color=INK, linestyle=(0, (4, 3)), linewidth=1, zorder=4)
@@ -150,26 +155,11 @@ def timeline_figure(run: Run) -> Figure:
     _device_ticks(axes, devices, 0.5)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time since start ({unit_name})", color=INK)
-    axes.set_title(f"{_title(fold.head, use)}, {held_part(use):.0%} held", loc="left", fontsize=12, color=INK, pad=10)
-    names = _short_names(list(colours))
+    axes.set_title(f"{_title(fold.head, use)}, {_use_in_words(fold, use)}", loc="left", fontsize=12, color=INK, pad=10)
+    names = short_names(list(colours))
     _draw_labels(figure, axes, boxes, names, colours, at)
     _draw_legend(figure, names, colours, axes, len(use.drivers) > 1, reasons)
     return figure
-
-
-def _colours(use: Occupancy) -> dict[str, str]:
-    """Each trial's colour, in order of first start: the next of the palette that no recent neighbour has."""
-    colours: dict[str, str] = {}
-    recent: dict[int, list[str]] = defaultdict(list)  # device -> its last few trials
-    for interval in use.intervals:
-        trials = recent[interval.device]
-        if interval.trial not in colours:
-            taken = {colours[trial] for trial in trials}
-            first = len(colours)
-            turns = [PALETTE[(first + step) % len(PALETTE)] for step in range(len(PALETTE))]
-            colours[interval.trial] = next((colour for colour in turns if colour not in taken), turns[0])
-        recent[interval.device] = [*(trial for trial in trials if trial != interval.trial), interval.trial][-4:]
-    return colours
 
 
 #: An interval, and the two y values between which it is drawn.
@@ -185,7 +175,22 @@ def _boxes(use: Occupancy, rows: Mapping[int, int]) -> list[_Box]:
     return boxes
 
 
-def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: TimeAxis) -> None:
+def _begun(fold: Fold, use: Occupancy) -> list[Interval]:
+    """The intervals' parts in which trials start; none in a log without iterations, which does not say."""
+    return starting(fold, use) if fold.counts["trial_result"] else []
+
+
+def _use_in_words(fold: Fold, use: Occupancy) -> str:
+    """How much of the devices was of use, as the summary has it."""
+    if not fold.counts["trial_result"]:
+        return f"{held_part(use):.0%} held"
+    spent, available = time_use(fold, use), available_seconds(use) or 1.0
+    return f"{spent.iterating / available:.0%} in iterations, {spent.starting / available:.0%} in starts"
+
+
+def _draw_boxes(
+    axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], at: TimeAxis, begun: Sequence[Interval]
+) -> None:
     # One collection for all bars: 10,000 separate rectangles would take minutes.
     from matplotlib.collections import PolyCollection
 
@@ -196,6 +201,16 @@ def _draw_boxes(axes: Axes, boxes: Sequence[_Box], colours: Mapping[str, str], a
     bars = PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=seam, zorder=2)
     bars.set_gid("trials")
     axes.add_collection(bars, autolim=False)
+    until = {(each.trial, each.device, each.start): each.end for each in begun}
+    ends = [
+        (at(i.start), at(until[i[0], i[1], i.start]), low, high)
+        for i, low, high in boxes
+        if (i[0], i[1], i.start) in until
+    ]
+    light = [[(left, low), (right, low), (right, high), (left, high)] for left, right, low, high in ends]
+    veils = PolyCollection(light, facecolors="white", alpha=LIGHTER, linewidths=0, zorder=2.5)
+    veils.set_gid("starts")
+    axes.add_collection(veils, autolim=False)
 
 
 def _readable_on(colour: str) -> str:
@@ -258,12 +273,14 @@ def _draw_legend(
     from matplotlib.patches import Patch
 
     entries: list[Any] = []
+    drawn = {collection.get_gid() for collection in axes.collections if len(collection.get_paths())}
     if len(colours) <= LEGEND_TRIALS:
         entries += [Patch(color=colour, label=f"trial {names[trial]}"[:28]) for trial, colour in colours.items()]
     else:
-        entries.append(Patch(color=PALETTE[0], label="a trial (colours repeat)"))
+        entries.append(Patch(color=PALETTE[0], label="a trial"))
+    if "starts" in drawn:
+        entries.append(Patch(color=PALETTE[0], alpha=1 - LIGHTER, label="it starts"))
     entries.append(Patch(color=IDLE, label="idle"))
-    drawn = {collection.get_gid() for collection in axes.collections}
     for name, mark in MARKS.items():
         if name in drawn:
             found = reasons.get(name, Counter()).most_common(LEGEND_REASONS)
@@ -290,14 +307,16 @@ def _window(seconds: float) -> float:
 def utilisation_figure(run: Run, compare: Run | None = None) -> Figure:
     """The held part of all devices (above) and of each device (below) over time, as in figures 3.2 and 3.6.
 
+    While trials start, their part is lighter.
+
     ``compare``: the events of a run under stock Ray Tune. They are drawn as lines on the same axes, with time counted
     from that run's own start. That run's devices are matched with ours in ascending order.
     """
     fold = fold_of(run)
-    runs = [(occupancy_of(fold), "FluidTune", OURS)]
+    runs = [(fold, "FluidTune", OURS)]
     if compare is not None:
-        runs.append((occupancy_of(compare), "stock Ray Tune", OTHER))
-    uses = [use for use, _, _ in runs]
+        runs.append((fold_of(compare), "stock Ray Tune", OTHER))
+    uses = [occupancy_of(each) for each, _, _ in runs]
     longest = max(use.end - use.start for use in uses)
     window = _window(longest)
     unit, unit_name = time_unit(longest)
@@ -305,21 +324,30 @@ def utilisation_figure(run: Run, compare: Run | None = None) -> Figure:
     low = _row_height(rows) * rows
     figure = new_figure(12, 4.2 + low)
     above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2.6, max(low, 0.6)]})
-    for number, (use, name, colour) in enumerate(runs):
+    for number, (use, (each, name, colour)) in enumerate(zip(uses, runs, strict=True)):
         length = use.end - use.start
         if length <= 0:
             continue
         inside = np.arange(1, np.ceil(length / window - 1e-9)) * window
         edges = use.start + np.concatenate([[0.0], inside, [length]])
-        busy = busy_over_time(use, edges)
+        busy, starts = (busy_over_time(of, edges) for of in (use, replace(use, intervals=_begun(each, use))))
         x = (edges - use.start) / unit
-        text = f"{name}: {held_part(use):.0%} held, {length / unit:.3g} {unit_name}"
-        _draw_use(above, x, busy.total, 0.0, 100.0, colour, number == 0, text)
+        text = f"{name}: {_use_in_words(each, use)}, {length / unit:.3g} {unit_name}"
+        _draw_use(above, x, busy.total, starts.total, 0.0, 100.0, colour, number == 0, text)
         for row, device in enumerate(busy.devices):
-            _draw_use(below, x, busy.devices[device], rows - 1 - row, UTILISATION_ROW, colour, number == 0, None)
+            parts = busy.devices[device], starts.devices[device]
+            _draw_use(below, x, *parts, rows - 1 - row, UTILISATION_ROW, colour, number == 0, None)
     _draw_samples(below, fold, uses[0], unit)
     names = list(max(uses, key=lambda use: len(use.available)).available)
-    _finish_above(above, f"{_title(fold.head, uses[0])}: devices held by trials")
+    above.set_ylim(0, 104)
+    above.set_yticks([0, 25, 50, 75, 100])
+    above.set_ylabel("all devices, held (%)", color=INK)
+    above.grid(axis="y", color=GRID, linewidth=0.6)
+    title = f"{_title(fold.head, uses[0])}: devices held by trials"
+    above.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
+    if above.get_legend_handles_labels()[0]:
+        above.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
+    polish_axes(above)
     _device_ticks(below, names, 0.0)
     # Device 0 is on top, as in the timeline. Row r is drawn between y = r and y = r + UTILISATION_ROW.
     below.set_yticks(
@@ -357,31 +385,26 @@ def _draw_samples(axes: Axes, fold: Fold, use: Occupancy, unit: float) -> None:
         axes.legend(loc="lower right", bbox_to_anchor=(1, 1.0), fontsize=8.5, frameon=False, borderaxespad=0.2)
 
 
-def _finish_above(axes: Axes, title: str) -> None:
-    axes.set_ylim(0, 104)
-    axes.set_yticks([0, 25, 50, 75, 100])
-    axes.set_ylabel("all devices, held (%)", color=INK)
-    axes.grid(axis="y", color=GRID, linewidth=0.6)
-    axes.set_title(title, loc="left", fontsize=12, color=INK, pad=28)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9.5, frameon=False, borderaxespad=0.2)
-    polish_axes(axes)
-
-
 def _draw_use(
     axes: Axes,
     edges: np.ndarray,
     part: np.ndarray,
+    starts: np.ndarray,
     base: float,
     height: float,
     colour: str,
     area: bool,
     label: str | None,
 ) -> None:
-    """One step curve: ``part`` of a device (0 to 1; NaN while it is not there) in the windows between ``edges``."""
+    """One step curve: ``part`` of a device (0 to 1; NaN while it is not there) in the windows between ``edges``.
+
+    The area below it is lighter where trials start, in ``starts`` of the device.
+    """
     values = base + height * part
     if area:
-        axes.stairs(values, edges, baseline=base, fill=True, color=colour, alpha=0.35, linewidth=0, zorder=2)
+        of_use = base + height * np.maximum(part - starts, 0.0)
+        axes.stairs(values, edges, baseline=base, fill=True, color=colour, alpha=0.15, linewidth=0, zorder=2)
+        axes.stairs(of_use, edges, baseline=base, fill=True, color=colour, alpha=0.45, linewidth=0, zorder=2)
     line = 1.6 if label else 0.8
     axes.stairs(values, edges, baseline=base, color=colour, linewidth=line, label=label, zorder=3 if area else 4)
 

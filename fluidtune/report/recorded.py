@@ -28,7 +28,7 @@ def read_job(run: Run) -> RecordedJob:
     a trial is missing.
     """
     fold = fold_of(run)
-    measured = measure(fold)
+    measured = measure(fold, str(fold.head.get("run") or "run"))
     groups = {note.event["group"]: note.event for note in fold.noted("group_announced")}
     synchronous = {name: bool(event["synchronous"]) for name, event in groups.items()}
     stages = {name: _stages(trial) for name, trial in fold.trials.items() if trial.notes or trial.line_count}

@@ -90,7 +90,7 @@ SCHEMA = {
     name: EventSchema.of(fields)
     for name, fields in {
         "run_started": "run ray fluidtune python machine kind:given devices:devices settings:table algorithm metric"
-        " mode pid?:whole?",
+        " mode pid?:whole? no_keep?",
         "device_gained": "device:whole node:given",
         "device_lost": "device:whole reason?",
         "device_returned": "device:whole",

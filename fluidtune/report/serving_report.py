@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fluidtune.report.drawing import INK, new_figure, polish_axes, save_png, time_unit
+from fluidtune.report.drawing import INK, PALETTE, new_figure, polish_axes, save_png, time_unit
 from fluidtune.report.events import EventDict
 from fluidtune.report.marks import LOSS
-from fluidtune.report.pictures import PALETTE
 from fluidtune.report.terminal_text import cell, printable
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def render_serving(found: ServingSummary) -> RenderableType:
     from rich.table import Table
 
     table = Table(title=title_of_serving(found), title_justify="left")
-    table.add_column(COLUMNS[0])
+    table.add_column(COLUMNS[0], overflow="fold")  # the ends of ids differ
     for name in COLUMNS[1:]:
         table.add_column(name, justify="right")
     for row in rows_of_serving(found):

@@ -10,7 +10,8 @@ import json
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from fluidtune.report.causes import NO_REASON, label_of, words_of
 from fluidtune.report.events import EventDict
@@ -26,7 +27,7 @@ TOLD_FIRST = 3
 #: Event -> its kind, and its sentence. ``reason``: a colon and the event's reason in words, if it has one; ``because``:
 #: the same, or that the log has none.
 SENTENCES = {
-    "can_grow": ("can grow", "turned out to be able to have several workers"),
+    "can_grow": ("can grow", "can have several workers, as a trial of its trainable has shown"),
     "not_committed": ("not committed", "its last iteration has no commit{reason}"),
     "growth_ended": ("growth ended", "must have one worker from now on{reason}"),
     "trial_suspended": ("left", "left its devices, to go on later{because}"),
@@ -83,6 +84,11 @@ class Story:
             told.append((first.at, first.iteration, text))
         return told
 
+    def as_dict(self) -> dict[str, Any]:
+        """All of it for a program: times in seconds since ``began``, unix seconds."""
+        entries = [{**asdict(each), "at": round(each.at - self.began, 3)} for each in self.entries]
+        return {"began": self.began, "head": self.head, "entries": entries, "end": list(self.end)}
+
     def lines(self) -> list[str]:
         """The story for a terminal: `told` between its two sentences about the whole."""
         told = self.told()
@@ -131,7 +137,7 @@ def story_of(run: Run, trial: str) -> Story:
     entries = _Teller(fold, its).entries()
     named = f" ({its.name})" if its.name and its.name != trial else ""
     of = f" of {fold.head['run']}" if fold.head.get("run") else ""
-    kind = f"{its.kind}, " if its.kind else ""
+    kind = f"{its.sort}, " if its.sort else ""
     count = plural(its.iterations, "iteration") + " reported"
     states = [state for note in its.notes if (state := STATES.get(note.name, note.event.get("ending")))]
     state = states[-1] if states else "never ran"
@@ -267,7 +273,8 @@ class _Teller:
         self._tell("waits", f"{again} with {todo} to do")
 
     def _on_kind_found(self, event: EventDict) -> None:
-        self._tell("kind found", f"turned out to be {event['kind']}")
+        here = "turned out to be" if self._note.before.devices else "is, as another trial of its trainable has shown,"
+        self._tell("kind found", f"{here} {event['kind']}")
 
     def _on_trial_started(self, event: EventDict) -> None:
         devices, share = tuple(event["devices"]), float(event["share"])

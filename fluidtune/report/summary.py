@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fluidtune.report.causes import label_of
 from fluidtune.report.distance import Bound, bound_of
 from fluidtune.report.fold import Fold, Run, fold_of
+from fluidtune.report.json_text import VERSION
 from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
 from fluidtune.report.terminal_text import cell
 from fluidtune.report.time_use import TimeUse, time_use
@@ -77,6 +78,7 @@ class Summary:
         """The content of summary.json: the same names; keys that are numbers become strings, as JSON requires."""
         result = asdict(self)
         result["widths"] = {f"{width:g}": figures for width, figures in result["widths"].items()}
+        result = {"version": VERSION, **result}
         result["packing_levels"] = {str(level): seconds for level, seconds in self.packing_levels.items()}
         return result
 

@@ -6,10 +6,11 @@ use yet. Which trial holds which device is decided in fold.py. Pure.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from fluidtune.report.fold import Fold, Trial
-from fluidtune.report.occupancy import Occupancy, available_seconds, held_seconds
+from fluidtune.report.occupancy import Interval, Occupancy, available_seconds, held_seconds
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class TimeUse:
     idle: float
 
 
-def _starting(fold: Fold, trial: Trial) -> float:
-    """Device-seconds in which the trial held devices and its first iteration there had not begun."""
-    spans, lines, found = fold.spans_of(trial.trial), trial.lines(), 0.0
+def starts_of(fold: Fold, trial: Trial) -> list[tuple[float, float]]:
+    """From when until when the trial held devices and its first iteration there had not begun, unix seconds."""
+    spans, lines, found = fold.spans_of(trial.trial), trial.lines(), []
     starts = {note.number for note in trial.noted("trial_started")}
     line = next(lines, None)
     for place, span in enumerate(spans):
@@ -45,7 +46,18 @@ def _starting(fold: Fold, trial: Trial) -> float:
             line = next(lines, None)
         if line is not None and (number < 0 or line.number < number):
             end = line.began
-        found += max(0.0, min(end, fold.now) - span.start) * span.width
+        found.append((span.start, max(span.start, min(end, fold.now))))
+    return found
+
+
+def starting(fold: Fold, use: Occupancy) -> list[Interval]:
+    """Those parts of the intervals in which trials start."""
+    starts = {name: starts_of(fold, trial) for name, trial in fold.trials.items()}
+    found = []
+    for each in use.intervals:
+        place = bisect_right(starts[each.trial], each.start, key=lambda window: window[0])
+        if place and each.start < (until := starts[each.trial][place - 1][1]):
+            found.append(each._replace(end=min(each.end, until)))
     return found
 
 
@@ -61,7 +73,8 @@ def time_use(fold: Fold, use: Occupancy) -> TimeUse:
     # counted.
     held = min(available, max(held_seconds(use), counted))
     iterating = min(counted, held)
-    starting = min(sum(_starting(fold, trial) for trial in fold.trials.values()), held - iterating)
+    begun = sum((each.end - each.start) * each.share for each in starting(fold, use))
+    starts = min(begun, held - iterating)
     paused = sum(note.resize.seconds * note.resize.before.width for note in fold.notes if note.resize)
-    moving = min(paused, held - iterating - starting)
-    return TimeUse(iterating, starting, moving, held - iterating - starting - moving, available - held)
+    moving = min(paused, held - iterating - starts)
+    return TimeUse(iterating, starts, moving, held - iterating - starts - moving, available - held)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -21,21 +22,22 @@ from rich.text import Text
 from fluidtune.report.causes import why_of
 from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.fold import Fold, Trial
-from fluidtune.report.log_tail import LogTail, seconds_since, wall_clock
+from fluidtune.report.log_tail import LOOK_S, LogTail, driver_died, seconds_since, wall_clock
 from fluidtune.report.news import ended_since, news_of, states_of
 from fluidtune.report.occupancy import busy_over_time, latest
 from fluidtune.report.serving_report import ServingSummary, is_serving, render_serving, summarise_serving
 from fluidtune.report.summary import best_of, duration, left_out, plural
 from fluidtune.report.terminal_text import cell, printable
+from fluidtune.report.trial_lookup import short_names
 
 #: Devices are busy, and iterations are counted, over this many seconds: several iterations of most trials.
 RECENT_S = 60.0
-#: Seconds between two looks at the log.
-LOOK_S = 1.0
 #: How many news are shown, and the least rows of each table on a small terminal.
 NEWS_SHOWN, LEAST_ROWS = 5, 3
 #: Characters of a node's name that are shown. Ray's are 56 hexadecimal digits.
 NODE_LENGTH = 12
+#: How much of a metric's name is shown, its end. Columns that a narrow terminal does not show, the first one first.
+METRIC_WIDTH, SPARE = 16, ("devices", "last event", "s each", "why")
 #: Trials in these states come first, in this order.
 ORDER = ("silent", "resizing", "running", "waiting", "failed", "paused", "stopped")
 #: Trials in these states have no row.
@@ -128,19 +130,18 @@ class RunScreen:
     def __init__(self) -> None:
         self.run = Fold()
         self._last = 0.0
-
-    @property
-    def over(self) -> bool:
-        """Nothing will change any more."""
-        return self.run.over
+        #: The run has ended. Or its driver is gone without a word, and another one may go on.
+        self.over = self.died = False
 
     def hear(self, events: list[EventDict]) -> None:
         for event in events:
             self.run.step(event)
             self._last = float(event["t"])
+        self.over = self.run.over
+        self.died = not self.over and driver_died(self.run.head)
 
     def draw(self, now: float, height: int) -> RenderableType:
-        now = self._last if self.over else max(now, self._last)
+        now = self._last if self.over or self.died else max(now, self._last)
         news = news_of(self.run, NEWS_SHOWN)
         # Five lines of head, one above each table, and one is kept for the cursor.
         left = max(2 * LEAST_ROWS, height - 5 - 2 - 1 - len(news))
@@ -149,7 +150,7 @@ class RunScreen:
         tables = [self._devices(devices, rows, now), self._trials(max(LEAST_ROWS, left - rows), now)]
         parts = [
             *self._head(now),
-            *(table for table in tables if table.row_count),
+            *(table for table in tables if table.rows),
             *(cell(f"{wall_clock(at)} {line}", style="yellow", no_wrap=True, overflow="ellipsis") for at, line in news),
         ]
         return Group(*parts)
@@ -159,16 +160,20 @@ class RunScreen:
         kind = "emulated devices" if head.get("kind") == "emulated" else f"{head.get('kind', '')} devices"
         since = seconds_since(now, head.get("t", now))
         state = f"ended after {duration(since)}" if self.over else f"running for {duration(since)}"
+        if self.died:
+            state = f"its driver, process {head['pid']}, died after {duration(since)}"
         silence = seconds_since(now, self._last)
         if not self.over and silence > RECENT_S:
             state += f", nothing was written for {duration(silence)}"
         states = states_of(run)
         trials = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state]) or "none"
         rate = ended_since(run, now - RECENT_S)
+        busy = f"{len(run.busy)} of {plural(len(run.there), 'device')} busy"
         lines = [
-            f"{head.get('run', 'run')}: {head.get('algorithm', '')}, {kind}, {state}",
-            f"{len(run.busy)} of {plural(len(run.there), 'device')} busy, "
-            f"{plural(rate, 'iteration')} in the last minute",
+            f"{head.get('run', 'run')}: {state}, {head.get('algorithm', '')}, {kind}",
+            plural(len(run.available), "device") + " in all"
+            if self.over
+            else f"{busy}, {plural(rate, 'iteration')} in the last minute",
             f"trials: {trials}",
         ]
         if best := best_of(run):
@@ -180,37 +185,37 @@ class RunScreen:
         style = {"no_wrap": True, "overflow": "ellipsis"}
         return [cell(line, style="" if place else "bold", **style) for place, line in enumerate(lines)]
 
-    def _devices(self, devices: list[int], rows: int, now: float) -> Table:
+    def _devices(self, devices: list[int], rows: int, now: float) -> _Rows:
         run = self.run
         recent = busy_over_time(latest(run, now, RECENT_S), [now - RECENT_S, now]).devices
         rows = rows if len(devices) <= rows else rows - 1
         sampled = bool(run.samples)
-        table = _table("device", "node", "busy", *(["GPU", "memory"] if sampled else []), "trials", long="trials")
+        columns = ("device", "node", "busy", *(["GPU", "memory"] if sampled else []), "trials")
+        table, short = _Rows(columns, "trials", ("node",), len(devices) - rows), short_names(list(run.trials))
         for device in devices[:rows]:
-            names = ", ".join(f"{trial} ({run.of(trial).share:.2g})" for trial in run.holders(device))
+            names = ", ".join(f"{short[trial]} ({run.of(trial).share:.2g})" for trial in run.holders(device))
             part = float(recent[device][0]) if device in recent else float("nan")
             row = [str(device), run.nodes.get(device, "")[:NODE_LENGTH], "" if part != part else f"{part:.0%}"]
-            table.add_row(*map(cell, (*row, *(_gpu(run.samples.get(device, [])) if sampled else ()), names)))
-        return _and_more(table, len(devices) - rows)
+            table.rows.append((None, [*row, *(_gpu(run.samples.get(device, [])) if sampled else ()), names]))
+        return table
 
-    def _trials(self, rows: int, now: float) -> Table:
+    def _trials(self, rows: int, now: float) -> _Rows:
         shown = sorted(
             (trial for trial in self.run.trials.values() if trial.state not in _DONE),
             key=lambda trial: (ORDER.index(trial.state) if trial.state in ORDER else len(ORDER), trial.trial),
         )
-        metric = str(self.run.head.get("metric") or "metric")
+        metric = _end_of(str(self.run.head.get("metric") or "metric"), METRIC_WIDTH)
         columns = ("trial", "state", "width", "devices", "iteration", "s each", metric, "last event", "why")
-        table = _table(*columns, long="trial")
         rows = rows if len(shown) <= rows else rows - 1
+        table, short = _Rows(columns, "trial", SPARE, len(shown) - rows), short_names(list(self.run.trials))
         for trial in shown[:rows]:
             style = "yellow" if trial.state in ("silent", "failed") else None
-            table.add_row(*map(cell, self._row(trial, now)), style=style)
-        return _and_more(table, len(shown) - rows)
+            table.rows.append((style, [short[trial.trial], *self._row(trial, now)]))
+        return table
 
     def _row(self, trial: Trial, now: float) -> list[str]:
         held = self.run.of(trial.trial)
         return [
-            trial.trial,
             trial.state,
             f"{held.width:.2g}" if held.devices else "",
             _ranges(held.devices),
@@ -222,20 +227,45 @@ class RunScreen:
         ]
 
 
-def _table(*columns: str, long: str) -> Table:
-    """A table whose column ``long`` is cut first where the terminal is narrow."""
-    table = Table(box=None, pad_edge=False, header_style="cyan")
-    for column in map(printable, columns):
-        table.add_column(
-            Text(column), no_wrap=True, overflow="ellipsis", min_width=None if column == long else len(column)
-        )
-    return table
+class _Rows:
+    """A table that fits the terminal, and a line that counts the ``hidden`` rows.
+
+    Where the terminal is narrow, the columns of ``spare`` are left out, the first one first; then the texts of the
+    column ``long`` lose their beginnings, because ids differ at their ends.
+    """
+
+    def __init__(self, columns: tuple[str, ...], long: str, spare: tuple[str, ...], hidden: int) -> None:
+        self._columns, self._hidden = columns, hidden
+        self._long, self._spare = columns.index(long), [columns.index(name) for name in spare]
+        self.rows: list[tuple[str | None, list[str]]] = []
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = [
+            [printable(text) for text in texts]
+            for texts in zip(self._columns, *(row for _, row in self.rows), strict=True)
+        ]
+        wide = {place: max(map(cell_len, texts)) for place, texts in enumerate(columns)}
+        while self._spare and sum(wide.values()) + 2 * (len(wide) - 1) > options.max_width:
+            del wide[self._spare.pop(0)]
+        table = Table(box=None, pad_edge=False, header_style="cyan")
+        room = options.max_width - sum(width + 2 for place, width in wide.items() if place != self._long)
+        wide[self._long] = max(min(wide[self._long], room), len(self._columns[self._long]))
+        for place, width in wide.items():
+            table.add_column(Text(columns[place][0]), no_wrap=True, overflow="ellipsis", min_width=width)
+        for line, (style, _) in enumerate(self.rows, start=1):
+            table.add_row(*(Text(_end_of(columns[place][line], width)) for place, width in wide.items()), style=style)
+        yield table
+        if self._hidden > 0:
+            yield Text(f"and {self._hidden} more")
 
 
-def _and_more(table: Table, hidden: int) -> Table:
-    if hidden > 0:
-        table.add_row(f"and {hidden} more")
-    return table
+def _end_of(text: str, width: int) -> str:
+    """The end of ``text`` that fits ``width`` columns of a terminal."""
+    shown = text
+    while cell_len(shown) > width:
+        text = text[1:]
+        shown = f"…{text}"
+    return shown
 
 
 def _gpu(samples: list[tuple[float, float | None, float, float]]) -> tuple[str, str]:

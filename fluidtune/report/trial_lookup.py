@@ -1,9 +1,10 @@
-"""Which run and which trial a user means, by a directory and by an id, the beginning of an id, or a name."""
+"""Which run and which trial a user means, by a directory and by an id, the beginning or end of an id, or a name."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from fluidtune.errors import FluidTuneError
@@ -36,7 +37,7 @@ def log_of_run(run_dir: str | os.PathLike[str]) -> Path:
 
 
 def find_trial(run: Run, wanted: str) -> str:
-    """The id of the trial that ``wanted`` names: its id, its name, or the beginning of the id.
+    """The id of the trial that ``wanted`` names, see `trial_called`.
 
     Raises `UnknownTrialError` if there is no such trial or if there are several.
     """
@@ -50,20 +51,42 @@ def find_trial(run: Run, wanted: str) -> str:
 
 
 def trial_called(wanted: str, names: Mapping[str, str]) -> str:
-    """The id of the trial that ``wanted`` names, as `find_trial`. ``names``: of each trial, by its id; "": not known.
+    """The id of the trial that ``wanted`` names. ``names``: the name of each trial by its id; "": not known.
+
+    The first of these that a trial has: its id; its name, or a folder's name with its id in it; the number at the end
+    of its id, as pictures have it; the beginning or the end of its id.
 
     Raises `UnknownTrialError` if there is no such trial or if there are several.
     """
     if wanted in names:
         return wanted
-    # In a log without names: Tune calls a trial by its trainable and its id, unless the script gives another name.
-    named = [trial for trial, name in names.items() if (wanted == name if name else wanted.endswith(f"_{trial}"))]
-    found = named or [trial for trial in names if wanted and trial.startswith(wanted)]
+    # Tune calls a trial and its folder by the trainable and the id, unless the script gives other names.
+    tests: tuple[Callable[[str, str], bool], ...] = (
+        lambda trial, name: wanted == name or f"_{trial}_" in f"_{wanted}_",
+        lambda trial, name: wanted.isdecimal() and trial.rpartition("_")[2].zfill(99) == wanted.zfill(99),
+        lambda trial, name: trial.startswith(wanted) or trial.endswith(wanted),
+    )
+    meant = ([trial for trial in names if wanted and test(trial, names[trial])] for test in tests)
+    found = next(filter(None, meant), [])
     if len(found) == 1:
         return found[0]
     if found:
         raise UnknownTrialError(f"{wanted!r} may be any of {len(found)} trials: {_listed(found)}")
     raise UnknownTrialError(f"there is no trial {wanted!r}; the run has {len(names)}: {_listed(list(names))}")
+
+
+def short_names(trials: Sequence[str]) -> dict[str, str]:
+    """Names without the prefix that all trials share: 'train_4f2e1_00007' becomes '7' beside 'train_4f2e1_00008'."""
+    # The prefix that the first and the last name in sorted order share is shared by all names between them.
+    pairs = zip(min(trials, default=""), max(trials, default=""), strict=False)
+    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    # Cut after an underscore, so that 17 and 18 do not become 7 and 8, and a single trial keeps a name.
+    prefix = trials[0][: trials[0].rfind("_", 0, common) + 1] if trials else ""
+    names = {}
+    for trial in trials:
+        rest = trial[len(prefix) :]
+        names[trial] = printable(rest.lstrip("0") or "0" if rest.isdigit() else rest)
+    return names
 
 
 def _listed(what: Sequence[str]) -> str:

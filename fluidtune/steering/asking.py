@@ -47,8 +47,8 @@ def ask(
 ) -> str:
     """Steer a trial of the run in ``run_dir`` from the command line.
 
-    ``trial``: its id, its name, or the beginning of its id; the driver finds it, also before it is in the log. Returns
-    what was done, in words.
+    ``trial``: see `fluidtune.report.trial_lookup.trial_called`; the driver finds it, also before it is in the log.
+    Returns what was done, in words.
 
     Raises:
         SteeringRefused: nothing was done.

@@ -140,12 +140,12 @@ def ask_driver(log: Path, act: Act) -> str:
 
     Raises:
         SteeringRefused: nothing was done.
-        FluidTuneError: the act is too long, or no answer came, and it is not known whether anything was done.
+        FluidTuneError: no answer came, and it is not known whether anything was done.
     """
     folder = log.parent / FOLDER
     ask, taken, answer = (folder / f"{act.id}.{what}" for what in ("ask", "taken", "answer"))
     if (length := len(json.dumps(asdict(act)))) > LONGEST:
-        raise FluidTuneError(f"the act is too long: it has {length} bytes, of at most {LONGEST}")
+        raise SteeringRefused(f"the act is too long: it has {length} bytes, of at most {LONGEST}")
     try:
         _write(ask, act)
     except (FileNotFoundError, NotADirectoryError):

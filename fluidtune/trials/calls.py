@@ -179,10 +179,10 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
     crew.facts = crew.facts if final else facts
     life.streams = facts.streams or life.streams
     if reply.kind != life.kind:
-        life.kind = reply.kind
+        _is_of(life, reply.kind)
         life.order(m.SpreadKind(reply.kind))
     if facts.calls_modules and not life.growable:
-        life.growable = True
+        _can_grow(life)
         life.order(m.SpreadGrowth())
     for module, verdict, why in facts.checked:
         life.order(m.Write("growth_checked", {"module": module, "verdict": verdict}, why))
@@ -200,16 +200,25 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
         life.order(m.Tell(engine.Result(life.trial, reply.seconds, crew.ran_at, *needs)), m.WriteIteration(reply))
 
 
+def _is_of(life: TrialLife, kind: m.Kind) -> None:
+    """The kind of a trial is in the log whoever has shown it, the trial itself or another one."""
+    life.kind = kind
+    life.order(m.Write("kind_found", {"kind": kind}), m.Tell(engine.KindFound(life.trial, kind)))
+
+
+def _can_grow(life: TrialLife) -> None:
+    life.growable = True
+    life.order(m.Write("can_grow"), m.Tell(engine.CanGrow(life.trial)))
+
+
 @on_event.register
 def _on_kind_learned(event: m.KindLearned, life: TrialLife) -> None:
-    life.kind = event.kind
-    life.order(m.Tell(engine.KindFound(life.trial, event.kind)))
+    _is_of(life, event.kind)
 
 
 @on_event.register
 def _on_growth_learned(event: m.GrowthLearned, life: TrialLife) -> None:
-    life.growable = True
-    life.order(m.Tell(engine.CanGrow(life.trial)))
+    _can_grow(life)
 
 
 @on_event.register

@@ -94,6 +94,7 @@ class JobLog:
             algorithm=type(scheduler.base_scheduler).__name__,
             metric=scheduler.metric,
             mode=scheduler.mode,
+            no_keep=scheduler.no_keep,
         )
 
     def run_ended(self, trials: Sequence[Trial], metric: str | None, mode: str | None) -> None:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 #: Its names, of a pair the one that says no last; the type of its value; and its help. Each is a setting of
-#: `FluidExecutor`, but for --shared and -m.
+#: `FluidExecutor`, but for --shared and -m. "May change": without notice in any release (CONTRIBUTING.md).
 OPTIONS: list[tuple[str, type, str]] = [
     ("--devices", str, 'What to run on: "gpu:N", "cpu:N" or "emulated:N".'),
     ("--max-packing", int, "Limit of trials that share one device."),
     ("--max-workers", int, "Limit of devices that one trial trains on."),
-    ("--lanes", str, 'Share devices by lanes under a policy: "HPT", "FAIR", "PACK", ...'),
-    ("--device-memory", int, "With lanes: bytes that a device's trials may use."),
+    ("--lanes", str, 'Share devices by lanes under a policy: "HPT", "FAIR", "PACK", ... May change.'),
+    ("--device-memory", int, "With lanes: bytes that a device's trials may use. May change."),
     ("--shared", bool, "Lease devices from the cluster's arbiter, beside other jobs."),
     ("--user", str, "With --shared: whose job it is.  [the Unix user]"),
     ("--reserve", bool, "Hold all devices from start to end, not only while trials use them."),
     ("--profile", str, "With emulated devices: the file with the durations of iterations."),
     ("--fork-server/--no-fork-server", bool, "Fork new processes from one with the packages."),
-    ("--parked-memory", float, "Part of a node's memory that processes of paused trials may hold."),
+    ("--parked-memory", float, "Part of a node's memory that processes of paused trials may hold. May change."),
     ("--trial-timeout-s", float, "Seconds for which a trial may hold devices; past it, it fails."),
     ("--stall-timeout-s", float, "Seconds that one iteration may take; past it, the trial fails."),
     ("--notice-s", float, "Seconds that SIGTERM leaves the driver to save trials and its state."),
-    ("--beside", bool, "With --devices cpu:1: take turns with a service on this machine."),
+    ("--beside", bool, "With --devices cpu:1: take turns with a service on this machine. May change."),
     ("--steer", bool, "Let `fluidtune trial` stop, keep and clone trials while it runs."),
     ("-m", bool, "SCRIPT is the name of a module, as in `python -m`."),
 ]

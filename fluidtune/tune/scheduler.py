@@ -17,6 +17,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import controller, schedulers, searches
+from fluidtune.ray_compat.own_staging import stage_apart
 from fluidtune.ray_compat.versions import check_ray_version
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.extension import Extension
@@ -41,6 +42,7 @@ class FluidScheduler(TrialScheduler):
     def __init__(self, base_scheduler: TrialScheduler | None = None, executor: FluidExecutor | None = None):
         super().__init__()
         check_ray_version()
+        stage_apart()
         if isinstance(base_scheduler, str):
             from ray.tune.schedulers import SCHEDULER_IMPORT, create_scheduler
 
@@ -99,6 +101,11 @@ class FluidScheduler(TrialScheduler):
     def mode(self) -> str | None:
         """The script's "min" or "max"; None: the script gives neither."""
         return schedulers.mode(self.base_scheduler) or self._mode
+
+    @property
+    def no_keep(self) -> str:
+        """Why no trial can go on that the algorithm stops; "" if one can."""
+        return self._adapter.no_keep
 
     @property
     def synchronous(self) -> bool:

@@ -117,16 +117,12 @@ class TrialShell:
 
     def _spread_kind(self, run: TrialRun, found: m.SpreadKind) -> None:
         self._job.trials.kind_found(run.trial, found.kind)
-        self._job.log.write("kind_found", trial=run.id, kind=found.kind)
-        self._emit(engine.KindFound(run.id, found.kind))
         for alike in self._runs.waiting_alike(run):
             if alike.life.kind == "plain":
                 self.tell(alike, m.KindLearned(found.kind))
 
     def _spread_growth(self, run: TrialRun, found: m.SpreadGrowth) -> None:
         self._job.trials.growth_found(run.trial)
-        self._job.log.write("can_grow", trial=run.id)
-        self._emit(engine.CanGrow(run.id))
         for alike in self._runs.waiting_alike(run):
             if not alike.life.growable:
                 self.tell(alike, m.GrowthLearned())

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.report.events import EventLogError
-from fluidtune.report.log_tail import LogTail
+from fluidtune.report.log_tail import LogTail, driver_died
 from fluidtune.report.story import story_of
-from fluidtune.view.run_model import RunModel
+from fluidtune.view.run_model import ROW, RunModel
 from fluidtune.view.service_figures import ServiceFigures
 
 #: Bytes that are read at once: a thousand lines, which take some 10 ms.
@@ -44,8 +44,8 @@ class FollowedRun:
         """Read on for about ``seconds``, and say what has changed since ``cursor`` ("": all there is).
 
         Beside what `RunModel.changes` says: "cursor", for the next call; "left", bytes of the log that are not read
-        yet; "trouble", why nothing more will come, in words; "service", the figures of the run's service, if it has
-        been served.
+        yet; "trouble", why nothing more will come, in words; "died", whether the driver is gone; "service", the figures
+        of the run's service, if it has been served.
         """
         with self._lock:
             self._read(seconds)
@@ -54,7 +54,29 @@ class FollowedRun:
             found = self.model.changes(int(heard) if known else 0)
             found["unreadable"] = self._tail.dropped if self._tail is not None else 0
             found |= {"cursor": f"{self._epoch}.{self.model.fold.heard}", "left": self._left, "trouble": self._trouble}
-            return {**found, "service": self._service.figures()}
+            return {**found, "died": self.died(), "service": self._service.figures()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run at this moment for a program. Times are seconds since its first event."""
+        glance, shown = self.glance(), self.look()
+        held = {number: devices for number, devices, *_ in shown.get("held", [])}
+        best = dict(zip(("trial", "metric"), glance["best"] or (), strict=False))
+        return {
+            **{name: glance[name] for name in ("run", "algorithm", "kind", "metric", "mode", "seconds", "devices")},
+            "state": "ended" if glance["over"] else "died" if shown["died"] else "running",
+            "silence": time.time() - glance["origin"] - glance["seconds"],
+            **{"best": best or None, "states": glance["states"], "iterations": glance["iterations"]},
+            "trials": [
+                {**dict(zip(ROW[1:-1], row[1:-1], strict=True)), "devices": held.get(row[0], [])}
+                for row in shown["trials"]
+            ],
+            "news": [{"at": at, "text": text} for at, text in shown.get("news", [])],
+            **{"trouble": glance["trouble"], "dropped_lines": shown["unreadable"]},
+        }
+
+    def died(self) -> bool:
+        """Whether the driver is gone without a word, as far as the log was read."""
+        return not self.model.fold.over and driver_died(self.model.fold.head)
 
     def _read(self, seconds: float) -> None:
         until = time.monotonic() + seconds

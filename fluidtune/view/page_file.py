@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from fluidtune.report.events import find_log
+from fluidtune.report.json_text import plain_json
 from fluidtune.view.followed_run import FollowedRun
 
 #: The page's files.
@@ -21,15 +20,6 @@ POLICY = (
 STORIES = 1000
 #: Where a file's data stands in the page.
 _PLACE = "<!-- snapshot -->"
-
-
-def plain_json(found: Any) -> str:
-    """``found`` as JSON on one line. A number that is not finite, which JSON has not, is null."""
-    try:
-        return json.dumps(found, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        plain = json.loads(json.dumps(found), parse_constant=lambda name: None)
-        return json.dumps(plain, separators=(",", ":"))
 
 
 def page_text() -> str:

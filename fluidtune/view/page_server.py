@@ -28,12 +28,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fluidtune.errors import FluidTuneError
+from fluidtune.report.json_text import plain_json
 from fluidtune.steering.asking import parameters_from
 from fluidtune.steering.json_values import LONGEST, read_json
 from fluidtune.steering.steering_files import act_from, ask_driver, own_name
-from fluidtune.view.cluster_gauges import ClusterGauges
 from fluidtune.view.followed_run import FollowedRun
-from fluidtune.view.page_file import STATIC, page_text, plain_json
+from fluidtune.view.page_file import STATIC, page_text
 from fluidtune.view.run_list import RunList
 
 #: Only programs of this machine reach it.
@@ -67,7 +67,6 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
 
     What looks at a file does so in the threadpool: a slow storage stops no other answer.
     """
-    gauges = ClusterGauges()
 
     async def run_of(key: str) -> FollowedRun | None:
         return await run_in_threadpool(runs.run, key)
@@ -80,9 +79,6 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
 
     async def keys(request: Request) -> Response:
         return _json(list(await run_in_threadpool(runs.logs)))
-
-    async def cluster(request: Request) -> Response:
-        return _json(await run_in_threadpool(gauges.apps))
 
     async def stream(request: Request) -> Response:
         run = await run_of(request.query_params.get("run", ""))
@@ -131,7 +127,6 @@ def page_app(runs: RunList, token: str = "") -> Starlette:
         Route("/api/steer", steer, methods=["POST"]),
         Route("/api/keys", keys),
         Route("/api/runs", all_runs),
-        Route("/api/cluster", cluster),
         Route("/api/stream", stream),
         Route("/api/curve", about_a_trial(FollowedRun.curve)),
         Route("/api/story", about_a_trial(FollowedRun.story)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ class RunList:
         self._root = root.absolute()
         self._lock = threading.Lock()
         self._kept: dict[str, FollowedRun] = {}
-        #: Key -> the file that was read, and what was said of it.
-        self._glances: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+        #: Key -> the file that was read, what was said of it, and whether its driver is gone.
+        self._glances: dict[str, tuple[tuple[int, int, int], dict[str, Any], Callable[[], bool]]] = {}
         logs = list(self.logs().values())
         if not logs:
             log_of_run(root)  # whose error says what there is instead
@@ -82,8 +83,8 @@ class RunList:
                 run = self._run(key, log)
                 if run is None:
                     continue
-                known = self._glances[key] = (stamp, run.glance())
+                known = self._glances[key] = (stamp, run.glance(), run.died)
             glance = known[1]
             silence = seconds_since(time.time(), glance["origin"] + glance["seconds"])
-            found.append({"key": key, **glance, "silence": silence})
+            found.append({"key": key, **glance, "silence": silence, "died": known[2]()})
         return found

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fluidtune.report.causes import why_of, words_of
+from fluidtune.report.drawing import COLOURS
 from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Fold, Note, Trial
 from fluidtune.report.marks import mark_of
@@ -34,11 +35,11 @@ WAITS = {
     "room_lacking": "its device had no room for it",
 }
 #: What is sent of `run_started`.
-HEAD = ("run", "algorithm", "kind", "metric", "mode", "machine", "fluidtune", "ray", "python", "settings")
+HEAD = ("run", "algorithm", "kind", "metric", "mode", "machine", "fluidtune", "ray", "python", "settings", "no_keep")
 #: The columns of the table's rows.
 ROW = (
     *("number", "name", "id", "group", "kind", "parameters", "state", "since", "iteration", "target"),
-    *("metric", "best", "seconds", "why", "waits", "iterations", "added"),
+    *("metric", "record", "seconds", "why", "waits", "iterations", "added", "colour"),
 )
 
 
@@ -125,9 +126,10 @@ class RunModel:
 
     def _row(self, trial: Trial) -> list[Any]:
         return [
-            *(trial.place, trial.name, trial.trial, trial.group, trial.kind, trial.parameters, trial.state),
+            *(trial.place, trial.name, trial.trial, trial.group, trial.sort, trial.parameters, trial.state),
             *(self._seconds(trial.since), trial.iteration, trial.target, trial.metric, trial.best, trial.seconds),
             *(why_of(trial), self._waits(trial), trial.iterations, self._seconds(trial.added)),
+            COLOURS[trial.colour],
         ]
 
     def _waits(self, trial: Trial) -> str:

@@ -22,7 +22,7 @@ from ray.autoscaler.v2 import sdk
 from ray.core.generated import core_worker_pb2, gcs_pb2
 from ray.remote_function import RemoteFunction
 from ray.train._internal import checkpoint_manager, session
-from ray.train._internal.storage import _FilesystemSyncer, get_fs_and_path
+from ray.train._internal.storage import StorageContext, _FilesystemSyncer, get_fs_and_path
 from ray.train.v2._internal.execution.callback import WorkerGroupCallback
 from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.worker_group import worker_group
@@ -72,6 +72,7 @@ CLASSES: dict[str, type] = {
         RemoteFunction,
         ScalingConfig,
         SearchGenerator,
+        StorageContext,
         Thread,
         TrackedActor,
         TrainController,
@@ -106,6 +107,7 @@ MODULES: dict[str, Any] = {
 NAMES: dict[str, Any] = {
     "GcsClient": _raylet.GcsClient,
     "GlobalStateAccessor": GlobalStateAccessor,
+    "StorageContext": StorageContext,
     "TrackedActor": TrackedActor,
     "_FilesystemSyncer": _FilesystemSyncer,
     "_find_newest_experiment_checkpoint": experiment_state._find_newest_experiment_checkpoint,

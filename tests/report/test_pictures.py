@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fluidtune.report.drawing import save_png
+from fluidtune.report.drawing import COLOURS, save_png
+from fluidtune.report.fold import fold_of
 from fluidtune.report.occupancy import held_part, occupancy_of
 from fluidtune.report.pictures import (
     timeline_figure,
@@ -19,7 +20,8 @@ from fluidtune.report.pictures import (
     utilisation_png,
     write_report,
 )
-from tests.report.makers import begin, ended, ev, over, random_run, resized, resizing, started, written
+from fluidtune.report.summary import summarise
+from tests.report.makers import begin, ended, ev, over, random_run, resized, resizing, result, started, written
 
 REPO = Path(__file__).parents[2]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -82,6 +84,27 @@ def test_marks_title_labels_and_legend():
     assert {"trial 0", "trial 1", "trial 2", "idle", "worker or device lost"} <= texts
 
 
+def test_a_trial_that_starts_is_lighter_and_the_title_has_the_summarys_figures():
+    """Seen: "99% held" above a picture of which 44 % was start-up, and 53.4 % in the summary."""
+    events = [begin(0, 1), started(0, "a", 0), result(10, "a", 1, 6.0, 1.0), ended(10, "a"), over(10)]
+    (axes,) = timeline_figure(events).axes
+    (veil,) = collection(axes, "starts").get_paths()
+    assert (veil.vertices[:, 0].min(), veil.vertices[:, 0].max()) == (0, 4)
+    assert axes.get_title(loc="left").endswith(f", {summarise(events).utilisation:.0%} in iterations, 40% in starts")
+    held, of_use, line = utilisation_figure(events).axes[0].patches
+    assert [np.average(area.get_data().values) for area in (held, of_use)] == pytest.approx([100, 60])
+    assert line.get_label() == "FluidTune: 60% in iterations, 40% in starts, 10 s"
+
+
+def test_no_two_trials_that_run_at_one_time_have_one_colour():
+    """Seen: eight colours in turn, for trials beside each other, too."""
+    fold = fold_of(random_run(1, devices=16, trials=150, iterations=6))
+    spans = [(span, fold.trials[span.trial].colour) for span in fold.spans]
+    for (one, colour), (other, its) in combinations(spans, 2):
+        assert colour != its or one.trial == other.trial or one.end <= other.start or other.end <= one.start
+    assert len({colour for _, colour in spans}) == len(set(COLOURS)) == 60
+
+
 def with_reasons() -> list:
     events = small()
     places = [place for place, event in enumerate(events) if event["event"] == "resized"]
@@ -129,14 +152,14 @@ def test_labels_stay_inside_their_bars(devices):
 def test_utilisation_has_all_devices_above_and_each_below():
     events = small()
     above, below = utilisation_figure(events).axes
-    (area, line) = above.patches
+    (area, _, line) = above.patches
     # Every change is at a multiple of the window, so averaging hides nothing.
     values, edges, _ = line.get_data()
     assert np.average(values, weights=np.diff(edges) * (np.where(edges[:-1] < 9 - 1e-9, 2, 1))) == pytest.approx(
         100 * held_part(occupancy_of(events))
     )
     assert area.get_fill() and not line.get_fill()
-    assert len(below.patches) == 2 * 2
+    assert len(below.patches) == 2 * 3
     assert above.get_ylim()[1] > 100
     assert [label.get_text() for label in below.get_yticklabels()] == ["0", "1"]
     assert below.get_xlabel() == "time since start (s), averaged over 0.1 s"

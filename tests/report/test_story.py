@@ -291,23 +291,25 @@ def test_the_story_of_each_trial_of_a_run_is_short_and_says_how_it_ended(seed: i
 # Which trial, and which run
 
 
-def test_a_trial_is_found_by_its_id_the_beginning_of_it_or_its_name() -> None:
+def test_which_trial_is_meant() -> None:
+    """Seen: `why` refused the numbers that all pictures show."""
     named = {**added(1, "4f2e1_00010"), "name": "mine"}
-    events = [begin(0, 2), added(1, "4f2e1_00001"), named, added(1, "4f2e1_0001"), added(1, "77")]
-    assert find_trial(events, "4f2e1_0001") == "4f2e1_0001", "an id goes before the beginning of others"
-    assert find_trial(events, "mine") == "4f2e1_00010"
-    assert find_trial(events, "7") == "77"
-    assert find_trial(events, "train_4f2e1_00001") == "4f2e1_00001", "Tune's name of it, in a log without names"
-    with pytest.raises(
-        UnknownTrialError, match="'4f2e1_0' may be any of 3 trials: 4f2e1_00001, 4f2e1_00010, 4f2e1_0001"
-    ):
-        find_trial(events, "4f2e1_0")
-    with pytest.raises(
-        UnknownTrialError, match="no trial 'x'; the run has 4: 4f2e1_00001, 4f2e1_00010, 4f2e1_0001, 77"
-    ):
-        find_trial(events, "x")
-    with pytest.raises(UnknownTrialError, match="no trial ''; the run has 4"):
-        find_trial(events, "")
+    events = [begin(0, 2), added(1, "4f2e1_00002"), named, *(added(1, name) for name in ("4f2e1_0001", "77a", "c8_2"))]
+    found = {
+        **{"4f2e1_0001": "4f2e1_0001", "mine": "4f2e1_00010", "train_4f2e1_00002": "4f2e1_00002"},
+        **{"train_4f2e1_00002_1_lr=0.1_2026": "4f2e1_00002", "1": "4f2e1_0001", "00010": "4f2e1_00010"},
+        **{"77": "77a", "7a": "77a", "8_2": "c8_2"},
+    }
+    assert {wanted: find_trial(events, wanted) for wanted in found} == found
+    refusals = {
+        "2": "'2' may be any of 2 trials: 4f2e1_00002, c8_2",
+        "4f2e1_0": "'4f2e1_0' may be any of 3 trials: 4f2e1_00002, 4f2e1_00010, 4f2e1_0001",
+        "x": "no trial 'x'; the run has 5: 4f2e1_00002, 4f2e1_00010, 4f2e1_0001, 77a, c8_2",
+        "": "no trial ''; the run has 5",
+    }
+    for wanted, said in refusals.items():
+        with pytest.raises(UnknownTrialError, match=said):
+            find_trial(events, wanted)
     with pytest.raises(UnknownTrialError, match=r"the run has 50: .* and 30 more"):
         find_trial([added(1, f"t{number}") for number in range(50)], "x")
     with pytest.raises(UnknownTrialError, match="no trial 'x': the log has no trials"):

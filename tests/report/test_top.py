@@ -6,6 +6,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fluidtune.report import top
-from fluidtune.report.events import EventDict, EventLogError, NoEventLogError
+from fluidtune.report.events import EventDict, EventLogError, NoEventLogError, this_machine
 from fluidtune.report.log_tail import newest_log
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
 from fluidtune.report.summary import best_of, summarise
+from fluidtune.view.followed_run import FollowedRun
+from fluidtune.view.run_list import RunList
 from tests.report.makers import (
     added,
     begin,
@@ -65,7 +69,7 @@ def screen_of(events: list[EventDict]) -> top.RunScreen:
 def test_what_is_said_in_the_middle_of_a_run() -> None:
     """At 108 s trials a and b have ended, and c has two devices."""
     lines = text_of(screen_of(by_hand()[:18]).draw(109.0, 40)).splitlines()
-    assert lines[0] == "test: grid, cpu devices, running for 9 s"
+    assert lines[0] == "test: running for 9 s, grid, cpu devices"
     assert lines[1] == "2 of 2 devices busy, 5 iterations in the last minute"
     assert lines[2] == "trials: 1 running, 1 failed, 1 stopped"
     assert lines[3] == "best: c, loss 0.5"
@@ -91,21 +95,14 @@ def test_the_reason_of_a_trials_last_change_is_shown() -> None:
     def last(events: list[EventDict]) -> str:
         return text_of(screen_of(events).draw(100.0, 40)).rstrip().splitlines()[-1].partition("ago")[2].strip()
 
-    def change(t: float, why: str, *devices: int) -> EventDict:
-        return resizing(t, "a", [0], devices, why=why)
-
     events = [begin(0, 2), group(0), added(0, "a"), {**started(1, "a", 0), "why": "free_device"}]
     assert last(events) == "free device"
-    events.append(change(2, "idle_devices", 0, 1))
+    events.append(resizing(2, "a", [0], (0, 1), why="idle_devices"))
     assert last(events) == "idle devices"
     events += [resized(3, "a", 0, 1), result(4, "a", 1, 1.0, 2.0)]
     assert last(events) == "idle devices"
-    events += [change(5, "waiting_trials", 0), ev(6, "resize_failed", trial="a", devices=[0, 1], reason="x")]
+    events += [resizing(5, "a", [0, 1], (0,)), ev(6, "resize_failed", trial="a", devices=[0, 1], reason="x")]
     assert "resize failed" in text_of(screen_of(events).draw(100.0, 40))
-    events += [{**resized(7, "a", 0), "reason": "a worker was lost", "why": "worker_lost"}, added(8, "b")]
-    assert "worker lost" in text_of(screen_of(events).draw(100.0, 40))
-    events.append(ev(9, "suspend_asked", trial="a", reason="words", why="own_device", numbers={}))
-    assert "own device" in text_of(screen_of(events).draw(100.0, 40))
     old = [begin(0, 2), group(0), added(0, "a"), started(1, "a", 0), resized(3, "a", 0, 1)]
     assert last(old) == ""
 
@@ -183,6 +180,36 @@ def test_devices_and_trials_that_have_no_room_are_counted() -> None:
     assert devices > 3 < trials and hidden == [50 - devices, 90 - trials]
 
 
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_a_narrow_terminal_shows_states_whole_and_ids_at_their_end(width: int) -> None:
+    """Seen: 24 trials with one name, "5bb21_000…", in the state "runni…"."""
+    names = [f"5bb21_{number:05d}" for number in range(3)] + ["f" * 70 + "42"]
+    events = [begin(0, 2, metric="eval/mean_accuracy"), *(added(0, name) for name in names)]
+    events += [started(1, names[0], 0), result(2, names[0], 14, 1.25, 1.0, 0.98765)]
+    shown = text_of(screen_of(events).draw(99.0, 40), width)
+    assert {"0", "1", "2"} <= {
+        line.split()[0] for line in text_of(screen_of(events[:4] + events[5:]).draw(9.0, 40), width).splitlines()[7:]
+    }
+    assert "42 " in shown and shown.count("waiting ") == 3 and "running " in shown and "accuracy" in shown
+    assert all(len(line) <= width for line in shown.splitlines())
+
+
+def test_a_driver_that_was_killed_is_named_at_once(tmp_path: Path) -> None:
+    """Seen: "running for 64.4 s" of a run whose driver had been killed a minute before."""
+    with subprocess.Popen(["sleep", "100"]) as driver:
+        events = [begin(time.time(), 1, pid=driver.pid, machine=this_machine()), added(time.time(), "a")]
+        log, out = written(tmp_path, events), io.StringIO()
+        top.watch(log, Console(file=out))
+        driver.kill()
+    top.watch(log, Console(file=out))
+    assert FollowedRun(log).as_dict()["state"] == "died" and RunList(tmp_path).glances()[0]["died"]
+    assert "\x1b" not in out.getvalue()
+    assert re.findall(r"^test: (?:running|its driver, process \d+, died after)", out.getvalue(), re.MULTILINE) == [
+        "test: running",
+        f"test: its driver, process {driver.pid}, died after",
+    ]
+
+
 def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for age, name in enumerate(("new", "old")):
         log = written(tmp_path / "ray_results" / name, by_hand())
@@ -239,7 +266,7 @@ def test_a_log_that_is_replaced_is_followed_anew(
     out = io.StringIO()
     top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), now=lambda: 208.0)
     last = out.getvalue().rpartition("\x1b[?1049l")[2]
-    assert len(looks) == 3 and "anew: grid" in last and "ended after 5 s" in last and "dead" not in last
+    assert len(looks) == 3 and "anew: ended after 5 s" in last and "dead" not in last
 
 
 def test_a_service_that_goes_on_for_long_is_summed_up_once() -> None:
@@ -276,12 +303,6 @@ def test_ctrl_c_leaves_the_last_picture(tmp_path: Path, monkeypatch: pytest.Monk
     out = io.StringIO()
     top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), now=lambda: 103.0)
     assert "3 running" in out.getvalue().rpartition("\x1b[?1049l")[2]
-
-
-def test_without_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
-    out = io.StringIO()
-    top.watch(written(tmp_path, by_hand()[:10]), Console(file=out, width=100), now=lambda: 103.0)
-    assert "3 running" in out.getvalue() and "\x1b" not in out.getvalue()
 
 
 def test_a_service(tmp_path: Path) -> None:

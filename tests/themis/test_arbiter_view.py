@@ -48,6 +48,19 @@ def test_a_job_that_could_use_no_gpu_waits_for_none() -> None:
     assert len(cluster.holds("a")) == view(cluster.arbiter.state)["a"]["demand"] == 1
 
 
+def test_rho_is_told_with_the_devices_that_it_is_of() -> None:
+    """Seen: "rho 97.94" of a job that held its fair share: at its last report it had held nothing."""
+    cluster = Cluster(2)
+    cluster.join("a", Job(2, 1e5))
+    seen = []
+    for _ in range(60):
+        cluster.wait(10)
+        (app,) = view(cluster.arbiter.state).values()
+        seen.append((len(app["leases"]), app["rho_gpus"], app["rho"] and round(app["rho"])))
+    assert seen[0] == (2, 0, None) and seen[-1] == (2, 2, 1)
+    assert "rho 1.00 with 2 at its last report" in _app_lines("a", app, "GPU")[0]
+
+
 def test_a_gpu_that_ray_cannot_reserve_is_a_reason() -> None:
     cluster = Cluster(2)
     cluster.impossible = {("g0", "a")}

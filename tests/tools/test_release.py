@@ -7,8 +7,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tools.house_rules import PACKAGES
-from tools.release import PAGES, ROOT, misplaced, tracked
+from tools.release import PAGES, ROOT, cut, misplaced, tracked
 
 #: What users have who install fluidtune alone: the packages of pyproject.toml's dependencies, as they are imported, and
 #: the last two, which `ray[tune]` asks for.
@@ -57,3 +59,17 @@ def test_a_wheel_has_what_git_tracks_and_the_pages_and_nothing_else(tmp_path: Pa
     for lost in ("fluidtune/view/static/view.js", "fluidtune/py.typed", "fluidtune/docs/questions.md"):
         assert misplaced(wheel(tmp_path / "lacks", without=lost)) == [f"lacks {lost}"]
     assert misplaced(wheel(tmp_path / "more", extra="tests/test_cli.py")) == ["should not have tests/test_cli.py"]
+
+
+def test_a_release_is_cut_from_the_changelog(tmp_path: Path):
+    (tmp_path / "fluidtune").mkdir()
+    log, package = tmp_path / "CHANGELOG.md", tmp_path / "fluidtune/__init__.py"
+    log.write_text("# Changelog\n\n## 0.2.0 - unreleased\n\n- new\n\n## 0.1.0 - 2026-01-01\n")
+    package.write_text('"""x"""\n__version__ = "0.1.0"\n')
+    for version, said in (("0.1.0", "not above"), ("2", "is no version")):
+        with pytest.raises(SystemExit, match=said):
+            cut(version, tmp_path, "2026-11-29")
+    cut("0.3.0", tmp_path, "2026-11-29")
+    assert "\n## 0.3.0 - 2026-11-29\n\n- new\n" in log.read_text() and '__version__ = "0.3.0"' in package.read_text()
+    with pytest.raises(SystemExit, match="nothing to release"):
+        cut("0.4.0", tmp_path, "2026-11-29")

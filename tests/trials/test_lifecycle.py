@@ -594,9 +594,12 @@ def test_a_trial_that_calls_a_module_can_grow_and_says_so_once() -> None:
     assert "SpreadGrowth" not in kinds(driver.trained(3, calls_modules=True))
 
 
-def test_a_trial_that_others_have_shown_to_be_able_to_grow_does_not_say_so_again() -> None:
+def test_what_others_have_shown_of_a_trial_is_logged_and_not_spread_again() -> None:
+    """Seen: a trial with checkpoints was "plain" in `fluidtune why`, as it had learned its kind from another one."""
     driver = Driver()
-    assert told(driver.hears(m.GrowthLearned())) == [engine.CanGrow("a")]
+    assert driver.hears(m.GrowthLearned()) == [m.Write("can_grow"), m.Tell(engine.CanGrow("a"))]
+    learned = driver.hears(m.KindLearned("elastic"))
+    assert learned == [m.Write("kind_found", {"kind": "elastic"}), m.Tell(engine.KindFound("a", "elastic"))]
     assert "SpreadGrowth" not in kinds(driver.live().trained(1, calls_modules=True))
 
 
@@ -609,7 +612,7 @@ def test_the_engine_hears_at_which_width_an_iteration_ran_if_it_ran_at_one(facts
     driver.hears(m.Placed((0,), 0.5, STARTS))
     driver.found()
     driver.loaded()
-    assert told(driver.trained(1, **facts))[0] == engine.Result("a", 1.0, width)
+    assert told(driver.trained(1, **facts))[-1] == engine.Result("a", 1.0, width)
 
 
 def test_an_iteration_that_began_before_the_growth_ran_on_one_device() -> None:
@@ -620,7 +623,7 @@ def test_an_iteration_that_began_before_the_growth_ran_on_one_device() -> None:
 def test_what_was_checked_is_written_down() -> None:
     driver = Driver().live()
     out = driver.trained(1, calls_modules=True, checked=(("Net", "divided", ""), ("Head", "whole", "it mixes samples")))
-    assert [(each.fields, each.reason) for each in out if isinstance(each, m.Write)] == [
+    assert [(each.fields, each.reason) for each in out if isinstance(each, m.Write)][1:] == [
         ({"module": "Net", "verdict": "divided"}, ""),
         ({"module": "Head", "verdict": "whole"}, "it mixes samples"),
     ]
@@ -648,7 +651,7 @@ def test_a_growth_under_way_is_called_off_when_growth_ends() -> None:
     driver.joins(1)
     out = driver.trained(1, calls_modules=True, ungrowable="it mixes samples")
     assert kinds([each for each in out if isinstance(each, m.Discard)]) == ["Discard"]
-    assert told(out)[:2] == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
+    assert told(out)[1:3] == [engine.ResizeFailed("a", (0,)), engine.GrowthEnded("a")]
 
 
 @pytest.mark.parametrize("elastic", [True, False])

@@ -23,10 +23,10 @@ def test_a_run_by_hand() -> None:
     assert list(page.trials) == ["c", "b", "a"]  # what changed last comes first
     assert page.trials["a"] == {
         **{"number": 0, "name": "", "id": "a", "group": "g", "kind": "elastic", "parameters": {}},
-        **{"state": "stopped", "since": 6, "iteration": 1, "target": 10, "metric": 0.9, "best": 0.9, "seconds": 3.0},
-        **{"why": "", "waits": "", "iterations": 1, "added": 0},
+        **{"state": "stopped", "since": 6, "iteration": 1, "target": 10, "metric": 0.9, "record": 0.9, "seconds": 3.0},
+        **{"why": "", "waits": "", "iterations": 1, "added": 0, "colour": "#0072B2"},
     }
-    assert page.trials["c"]["metric"] == page.trials["c"]["best"] == 0.5
+    assert page.trials["c"]["metric"] == page.trials["c"]["record"] == 0.5
     assert (page.parts["over"], page.parts["now"], page.parts["best"]) == (True, 12, ("c", 0.5))
     # As the summary has it by hand: trial, device, share, start, end.
     of_c = {(2, 1, 1.0, 2, 7), (2, 0, 1.0, 7, 9), (2, 1, 1.0, 7, 9), (2, 1, 1.0, 10, 12)}

@@ -1,10 +1,9 @@
 // The page of a run. It takes in increments (docs/view.md) and draws them. All text that comes from trials becomes
 // textContent or is drawn on a canvas: it is never markup.
 
-// The colours of the timeline's trials: PALETTE and LOSS in fluidtune/report.
+// The colours of runs beside each other, and of losses: PALETTE and LOSS in fluidtune/report. Trials have their own.
 const PALETTE = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#F0E442", "#7A5195", "#8C6D31"];
 const LOSS = "#D55E00";
-const DARK_TEXT = new Set(["#E69F00", "#CC79A7", "#56B4E9", "#F0E442"]);
 const STATES = ["silent", "resizing", "running", "waiting", "failed", "paused", "stopped", "unfinished"];
 const SPANS = [["all", Infinity], ["1 h", 3600], ["10 min", 600], ["1 min", 60]];
 const ROW_HEIGHT = 28, TABLE_HEIGHT = 600; // px, as in view.css; the height is the most
@@ -12,7 +11,7 @@ const MOST_PARAMETERS = 12; // columns of the table; the others are in the trial
 const LISTED = 50; // trials that wait, one line each
 const MARKS_DRAWN = 300; // with more in view, triangles would cover the bars
 const SILENCE = 60; // s without a line, after which the page says so, as `fluidtune top`
-const ANEW = 5000; // ms between two questions for all runs, or for the cluster's apps
+const ANEW = 5000; // ms between two questions for all runs
 const REFRESH = 2000; // ms between two questions for the curve of the trial that is open
 
 const $ = (id) => document.getElementById(id);
@@ -49,9 +48,9 @@ function number(value) {
 }
 
 const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
-const colour = (trial) => PALETTE[trial.number % PALETTE.length];
+const colour = (trial) => trial.colour;
 const label = (trial) => trial.name || trial.id;
-const live = () => !model.over && !snapshot && !model.trouble;
+const live = () => !model.over && !model.died && !snapshot && !model.trouble;
 // Seconds since the last event. Where nothing is written for long the driver may have died: time stands still there.
 const silence = () => (live() ? Math.max(0, Date.now() / 1000 - ahead - model.origin - model.now) : 0);
 const now = () => model.now + (silence() <= SILENCE ? silence() : 0);
@@ -67,6 +66,12 @@ function state(trial) {
   return model.over && ["running", "resizing", "waiting", "silent"].includes(trial.state) ? "unfinished" : trial.state;
 }
 
+// The colour of text that is read on this one: as `_readable_on` in fluidtune/report/pictures.py.
+function textOn(colour) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16) / 255);
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 ? "#1d2733" : "#ffffff";
+}
+
 function width(trial) {
   const held = model.heldBy.get(trial.number);
   return held ? held.devices.length * held.share : 0;
@@ -77,7 +82,7 @@ function width(trial) {
 function begin() {
   model = {
     head: {}, trials: [], names: new Set(), heldBy: new Map(), devices: [], drivers: [], marks: [], news: [],
-    samples: [], now: 0, origin: 0, over: false, best: null, rate: 0, left: 0, trouble: "", unknown: 0, unreadable: 0,
+    samples: [], now: 0, origin: 0, over: false, best: null, rate: 0, left: 0, trouble: "", unknown: 0, unreadable: 0, died: false,
     service: null, opened: false,
   };
   lanes = new Map();
@@ -95,7 +100,7 @@ function take(change) {
     model.trials[trial.number] = trial;
     if (open === trial.id && before) refresh(before.state !== trial.state || before.why !== trial.why);
   }
-  for (const name of ["now", "origin", "over", "best", "rate", "left", "trouble", "unknown", "unreadable", "service"]) {
+  for (const name of ["now", "origin", "over", "best", "rate", "left", "trouble", "unknown", "unreadable", "died", "service"]) {
     model[name] = change[name];
   }
   for (const name of ["head", "devices", "drivers", "news", "samples"]) if (change[name]) model[name] = change[name];
@@ -115,7 +120,7 @@ function take(change) {
   }
   model.opened = true;
   stale = "";
-  if (sort === null && model.head.mode) sort = { key: "best", up: model.head.mode === "min" };
+  if (sort === null && model.head.mode) sort = { key: "metric", up: model.head.mode === "min" };
   draw();
 }
 
@@ -161,24 +166,28 @@ function draw() {
 
 function drawHead() {
   const head = model.head;
-  document.title = `${head.run || key || "FluidTune"} - FluidTune`;
-  put($("name"), head.run || key || "FluidTune");
+  const name = comparing ? "All runs" : head.run || key || "FluidTune";
+  document.title = `${name} - FluidTune`;
+  put($("name"), name);
+  $("state").hidden = comparing;
   const quiet = live() && model.opened && !model.left && model.now > 0 && silence() > SILENCE;
   let text = "opening";
   if (stale) text = "not connected";
   else if (model.trouble) text = "ended here";
   else if (model.left) text = `reading the log, ${(model.left / 1e6).toFixed(1)} MB to go`;
+  else if (model.died) text = `its driver has died, after ${duration(model.now)}`;
   else if (model.over) text = `ended after ${duration(model.now)}`;
   else if (quiet) text = `nothing was written for ${duration(silence())}`;
   else if (model.opened && !model.now && !model.head.run) text = "nothing is written yet";
   else if (model.opened) text = `${snapshot ? "written until" : "running for"} ${duration(now())}`;
   put($("state"), text);
-  $("state").className = `pill ${stale || model.trouble || quiet ? "bad" : live() && !model.left ? "live" : ""}`;
+  $("state").className = `pill ${stale || model.trouble || model.died || quiet ? "bad" : live() && !model.left ? "live" : ""}`;
   const kind = { gpu: "GPUs", cpu: "CPU cores", emulated: "emulated devices" }[head.kind] || "";
   const began = model.origin ? `began ${new Date(1000 * model.origin).toLocaleString()}` : "";
   const metric = head.metric ? `${head.mode || ""} ${head.metric}`.trim() : "";
-  put($("about"), [head.algorithm, metric, kind, head.machine, began].filter(Boolean).join(" · "));
+  put($("about"), comparing ? "" : [head.algorithm, metric, kind, head.machine, began].filter(Boolean).join(" · "));
   const troubles = [stale, model.trouble];
+  if (model.died) troubles.push("Its driver was killed, or its machine has started anew. Tuner.restore goes on with the run.");
   if (model.unknown) {
     troubles.push(`FluidTune ${head.fluidtune || ""} wrote ${plural(model.unknown, "event")} that this version does not`
       + " know. They are left out: install the version that wrote the log.");
@@ -199,7 +208,7 @@ function drawFigures() {
   const mean = used.reduce((sum, [, part]) => sum + part, 0) / (used.length || 1);
   const figures = [
     ["trials", model.trials.length.toLocaleString("en"), order],
-    [`best ${model.head.metric || ""}`, model.best ? number(model.best[1]) : "-", best ? label(best) : "no result yet"],
+    [`best ${model.head.metric || ""}, by last results`, model.best ? number(model.best[1]) : "-", best ? label(best) : "no result yet"],
     model.over
       ? ["devices", String(model.devices.length), "in all"]
       : ["devices busy", `${busy} of ${there.length}`, used.length ? `GPUs compute ${Math.round(100 * mean)} %` : ""],
@@ -299,7 +308,7 @@ function drawLanes() {
       boxes.push({ ...box, device, node, x: from, reach, y, height });
       const text = short(trial);
       if (height >= 10 && reach > 8 + 6.5 * text.length) {
-        pen.fillStyle = DARK_TEXT.has(colour(trial)) ? "#1d2733" : "#ffffff";
+        pen.fillStyle = textOn(colour(trial));
         pen.textAlign = "center";
         pen.fillText(text, from + reach / 2, y + height / 2 + 0.5);
       }
@@ -376,23 +385,29 @@ const parameter = (name) => ({
 });
 
 function columns() {
-  const parameters = [...model.names].slice(0, MOST_PARAMETERS).map(parameter);
-  return [
+  const parameters = [...model.names].slice(0, MOST_PARAMETERS).map((name) => ({ ...parameter(name), chosen: true }));
+  const has = (column) => model.trials.some((trial) => trial && ![null, "", 0].includes(column.value(trial)));
+  const farthest = { min: "lowest", max: "highest" }[model.head.mode];
+  // What FluidTune knows of a trial, then what the search has chosen. A column without a value would be empty.
+  return [...[
     // On a narrow screen the end of a name says more than its beginning.
     { key: "name", title: "trial", text: true, value: label, show: narrow.matches ? short : label },
     { key: "state", title: "state", text: true, value: (trial) => STATES.indexOf(state(trial)), show: state },
     { key: "metric", title: model.head.metric || "metric", value: (trial) => trial.metric },
-    { key: "best", title: "best", value: (trial) => trial.best },
-    ...parameters,
+    { key: "record", title: farthest || "", value: (trial) => (farthest ? trial.record : null) },
     { key: "iteration", title: "iteration", value: (trial) => trial.iteration,
       show: (trial) => (trial.target === null ? `${trial.iteration}` : `${trial.iteration} / ${number(trial.target)}`) },
-    { key: "width", title: "width", value: width, show: (trial) => (width(trial) ? number(+width(trial).toFixed(3)) : "") },
-    { key: "devices", title: "devices", value: (trial) => model.heldBy.get(trial.number)?.devices[0] ?? null,
-      show: (trial) => (model.heldBy.get(trial.number)?.devices || []).join(" ") },
+    { key: "width", title: "on devices", value: width, show: devicesOf },
     { key: "seconds", title: "s / iteration", value: (trial) => trial.seconds,
       show: (trial) => (trial.seconds === null ? "" : number(+trial.seconds.toPrecision(3))) },
     { key: "why", title: "last change", text: true, value: (trial) => trial.why },
-  ];
+  ].filter((column) => column.key === "name" || column.key === "state" || has(column)), ...parameters];
+}
+
+// The devices that it holds, with its share of them if that is a part: "0 1", "0 (0.5)".
+function devicesOf(trial) {
+  const held = model.heldBy.get(trial.number);
+  return held ? held.devices.join(" ") + (held.share < 1 ? ` (${number(+held.share.toPrecision(3))})` : "") : "";
 }
 
 // The column that a filter means by this name. A parameter goes before the table's own columns.
@@ -441,10 +456,11 @@ function drawTable() {
   const all = columns(), titles = $("rows").tHead.rows[0];
   if ([...titles.cells].map((cell) => cell.dataset.key + cell.dataset.title).join() !== all.map((each) => each.key + each.title).join()) {
     titles.replaceChildren(...all.map((column, place) => {
-      const cell = make("th", "", `${column.text ? "text" : ""} ${place ? "" : "first"}`);
+      const cell = make("th", "", `${column.text ? "text" : ""} ${place ? "" : "first"} ${column.chosen ? "chosen" : ""}`);
       Object.assign(cell.dataset, { key: column.key, title: column.title });
       cell.scope = "col";
       const button = cell.appendChild(make("button", column.title));
+      if (column.chosen) button.title = `${column.title}: a parameter`;
       button.type = "button";
       button.onclick = () => {
         sort = { key: column.key, up: sort?.key === column.key ? !sort.up : true };
@@ -458,6 +474,7 @@ function drawTable() {
     else cell.removeAttribute("aria-sort");
   }
   listed = order(all);
+  if (open !== null && find(open)) allow(find(open));
   put($("shown"), `${listed.length.toLocaleString("en")} of ${plural(model.trials.length, "trial")}.`);
   drawRows(all);
 }
@@ -485,10 +502,10 @@ function drawRows(all = columns()) {
     while (row.cells.length < all.length) row.append(make("td"));
     row.dataset.trial = trial.id;
     row.setAttribute("aria-rowindex", String(first + place + 2));
-    row.className = trial.id === open ? "chosen" : "";
+    row.className = trial.id === open ? "open" : "";
     all.forEach((column, which) => {
       const cell = row.cells[which], text = column.show ? column.show(trial) : number(column.value(trial));
-      cell.className = `${column.text ? "text" : ""} ${which ? "" : "first"} ${column.key === "state" ? text : ""}`;
+      cell.className = `${column.text ? "text" : ""} ${which ? "" : "first"} ${column.key === "state" ? text : ""} ${column.chosen ? "chosen" : ""}`;
       if (which) return put(cell, text);
       if (!cell.firstElementChild) cell.append(make("span", "", "swatch"), make("button"));
       const [swatch, button] = cell.children;
@@ -552,18 +569,33 @@ function drawTrial() {
   const facts = Object.entries(trial.parameters);
   if (trial.name && trial.name !== trial.id) facts.push(["id", trial.id]);
   facts.push(["state", state(trial) + (trial.waits ? `: ${trial.waits}` : "")], ["kind", trial.kind], ["group", trial.group]);
+  allow(trial);
   $("parameters").replaceChildren(...facts.flatMap(([name, value]) => [make("dt", name), make("dd", number(value))]));
+}
+
+// A button that could do nothing is off, and says why.
+function allow(trial) {
+  const ended = !live() ? "the run has ended" : "";
+  const its = ended || (["stopped", "failed"].includes(trial.state) ? "the trial has ended" : "");
+  const why = { stop: its, keep: its || model.head.no_keep || "", clone: ended };
+  const what = { stop: "it ends at its next result", keep: "it goes on when the algorithm wants to stop it", clone: "a new trial with these parameters" };
+  for (const [kind, reason] of Object.entries(why)) {
+    $(kind).disabled = asking || reason !== "";
+    $(kind).title = reason || what[kind];
+  }
 }
 
 // Ask the driver to stop, keep or clone the trial that is open. Buttons wait for the answer; what comes twice has one id.
 async function steer(kind) {
-  const trial = open, buttons = [...$("steer").querySelectorAll("button")];
+  const trial = open;
+  if (kind === "stop" && !confirm(`Stop ${label(find(trial))} at its next result? It cannot be started again.`)) return;
   const body = { id: crypto.randomUUID(), run: key, trial, kind };
   if (kind === "clone") {
     body.parameters = $("clone-set").value.split(/[\s,]+(?=[^\s,=]+=)/).map((text) => text.trim()).filter(Boolean);
     body.from_checkpoint = $("clone-from").checked;
   }
-  for (const button of buttons) button.disabled = true;
+  asking = true;
+  allow(find(trial));
   put($("steered"), `asked: ${kind}`);
   let found;
   try {
@@ -572,14 +604,15 @@ async function steer(kind) {
   } catch {
     found = { trouble: "The page's server does not answer." };
   }
-  for (const button of buttons) button.disabled = false;
+  asking = false;
+  if (open !== null) allow(find(open));
   if (open === trial) {
     put($("steered"), found.said ?? `not done: ${found.trouble}`);
     refresh(true);
   }
 }
 
-let timer = 0, told = false;
+let timer = 0, told = false, asking = false;
 function refresh(story) {
   told ||= story;
   if (timer) return;
@@ -624,11 +657,12 @@ function plot(id, data, series, axis) {
   }
   const axes = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { stroke: css("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
   const text = (plot, values) => values.map((value) => (axis === "time" ? duration(value) : number(value)));
+  const said = (value) => (value === null ? "–" : axis === "time" ? duration(value) : number(value));
   box.replaceChildren();
   plots[id] = new uPlot({
     width: wide, height: id === "widths" ? 150 : 210, scales: { x: { time: false } },
     legend: { show: id !== "widths" }, cursor: { drag: { x: true, y: false } },
-    series: [{ label: axis, value: (plot, value) => (axis === "time" && value !== null ? duration(value) : number(value)) }, ...series],
+    series: [{ label: axis, value: (plot, value) => said(value) }, ...series],
     axes: [{ ...axes, values: text, space: 70 }, { ...axes, size: 58, values: (plot, values) => values.map(number) }],
   }, data, box);
   return plots[id];
@@ -637,7 +671,7 @@ function plot(id, data, series, axis) {
 function drawCurves(curve) {
   const trial = find(open), stroke = css("--accent");
   put($("curve-title"), model.head.metric || "Metric");
-  const value = (plot, found) => number(found);
+  const value = (plot, found) => (found === null || found === undefined ? "–" : number(found));
   plot("curve", [curve.iterations, curve.metric], [{ label: model.head.metric || "metric", stroke, width: 1.6, value }], "iteration");
   const steps = [...curve.widths];
   if (steps.length) steps.push([Math.max(now(), steps.at(-1)[0]), steps.at(-1)[1]]);
@@ -688,14 +722,6 @@ async function once(ask) {
   }
 }
 
-// Which app of the arbiter has how many leases, and its rho.
-async function drawCluster() {
-  const apps = await (await fetch("api/cluster")).json().catch(() => []);
-  $("cluster").hidden = !apps.length;
-  table($("cluster-table"), ["app", "leases", "rho"], apps.map((each) =>
-    [each.app, number(each.leases), each.rho === null ? "none yet" : number(+each.rho.toPrecision(3))]));
-}
-
 // Cells stay, and with them what has the keyboard's focus.
 function table(element, titles, rows, pick) {
   const head = element.tHead.rows[0], body = element.tBodies[0];
@@ -726,7 +752,7 @@ async function drawOverview() {
   }
   if (!comparing) return;
   const share = (part) => `${Math.round(100 * part)} %`;
-  const how = (run) => run.trouble || (run.over ? "ended" : run.silence > SILENCE ? "silent" : "running");
+  const how = (run) => run.trouble || (run.over ? "ended" : run.died ? "its driver has died" : run.silence > SILENCE ? "silent" : "running");
   table($("overview-table"), ["run", "state", "algorithm", "trials", "iterations", "metric", "best", "time", "devices", "devices held", "began"],
     runs.map((run) => [run.key, how(run), run.algorithm || "", String(run.trials), String(run.iterations), run.metric || "",
       run.best ? number(run.best[1]) : "", duration(run.seconds), String(run.devices), share(run.use),
@@ -734,7 +760,8 @@ async function drawOverview() {
   // The best value so far over the time since each run's start, of the runs with the newest run's metric.
   const metric = runs.find((run) => run.records.length)?.metric;
   const drawn = runs.filter((run) => run.metric === metric && run.records.length).slice(0, PALETTE.length);
-  put($("overview-title"), metric ? `All runs: best ${metric} so far` : "All runs");
+  const farthest = { min: "lowest", max: "highest" }[runs.find((run) => run.metric === metric)?.mode] || "";
+  put($("overview-title"), metric ? `All runs: ${farthest} ${metric} so far` : "All runs");
   const times = [...new Set(drawn.flatMap((run) => [...run.records.map(([at]) => at), run.seconds]))].sort((one, other) => one - other);
   const values = drawn.map((run) => {
     let place = -1;
@@ -748,7 +775,7 @@ async function drawOverview() {
   if (!drawn.length) return;
   const paths = uPlot.paths.stepped({ align: 1 });
   plot("overview-plot", [times, ...values], drawn.map((run, place) => ({
-    label: run.key, stroke: PALETTE[place], width: 1.8, paths, points: { show: false }, value: (plot, found) => number(found),
+    label: run.key, stroke: PALETTE[place], width: 1.8, paths, points: { show: false }, value: (plot, found) => (found === null || found === undefined ? "–" : number(found)),
   })), "time");
 }
 
@@ -816,13 +843,7 @@ function listen() {
   point({ clientX: -1, clientY: -1 });
   // Clocks go on between two increments; the table of all runs is asked for again.
   setInterval(() => { if (!document.hidden && model.opened && live()) draw(); }, 1000);
-  const often = () => {
-    if (document.hidden || snapshot) return;
-    if (comparing) once(drawOverview);
-    else if (live()) once(drawCluster).catch(() => {});
-  };
-  setInterval(often, ANEW);
-  often();
+  setInterval(() => { if (comparing && !document.hidden) once(drawOverview); }, ANEW);
 }
 
 async function start() {
