@@ -1,27 +1,23 @@
-"""All that goes into the arbiter and comes out of it, as plain frozen dataclasses. All times are seconds.
+"""All that goes into the arbiter, and what it answers, as plain frozen dataclasses. All times are seconds.
 
-Events say what happened, instructions what the shell must do. A `Leases` message has all leases of an app instead of a
-change to them, so that a lost, repeated or overtaken message does no harm: an agent's next heartbeat has the version of
-the last one that it has received.
+Events say what happened. An app says five times a second how things are with it
+(`Heard`), and is told all its leases (`Leases`) if it does not know them. Each of the two has a state and no change of
+one, so that a lost or repeated message does no harm, and a late one is only an older report.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from themis_bridge.auction import Bid
 from themis_bridge.errors import ThemisError
-from themis_bridge.locality import Gpu, check_together
-from themis_bridge.plain import plain, shown
+from themis_bridge.fairness import JobKind
+from themis_bridge.locality import GUESSES, Gpu, check_together
+from themis_bridge.plain import MOST_NUMBER, number, plain, shown, text, whole
 
 
 class Event:
     """Something that happened."""
-
-
-class Instruction:
-    """Something that the shell must do, after it has stored the arbiter's books."""
 
 
 @dataclass(frozen=True)
@@ -67,94 +63,104 @@ class AppLeft(AppEvent):
 
 
 @dataclass(frozen=True)
-class Heard(AppEvent):
-    """An app is alive. Every other event of the app says so, too.
-
-    version: of the newest `Leases` that its agent knows; None: it does not say. The arbiter answers if it has others.
-    """
-
-    version: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
 class Report:
-    """An app's answer to `AskRho`. The arbiter computes rho and ``best`` itself, see `AppRecord.take_report`.
+    """What an app still has to do, and what places cost it. The arbiter makes rho and bids of it, see `app_record`.
 
-    rho: its finish-time fairness if it keeps the GPUs that it holds.
-    useful: the most GPUs that it could use now, including those that it holds.
-    gang: how many of its GPUs should be on one machine.
-    best: its rho if it had all GPUs that it could use from now on.
-    left: seconds until it would end with all those GPUs.
-    whole: T_cluster, seconds that all its work, done and left, takes with all those GPUs.
-    fair: T_id, seconds that all its work takes on its own share of the cluster; 0: ``whole`` times the contention.
-    ends: seconds until it ends with the GPUs for which ``rho`` was computed; None: by ``rho`` and ``fair``.
-    demand: the most GPUs that any part of its work left could use; at least ``useful``.
-    leases: tokens of the leases that ``rho`` was computed for; empty if ``rho`` is that of an earlier bid.
-    endless: it never ends, as a service. Then only ``useful`` counts, the GPUs that its load wants now.
+    phases: the work left by kinds of jobs, the running phase first; a phase begins when the one before it has ended.
+    done: work done so far, GPU seconds.
+    peak: the most GPUs that the app could ever use.
+    most: how many GPUs it wants at most; None: all that its jobs can use.
+    across: its S on GPUs of several machines, and on GPUs of several racks, see `locality`.
+    endless: it never ends, as a service, and its load wants so many GPUs now. Then nothing else counts. 0: it ends.
     """
 
-    rho: float
-    useful: int
-    gang: int = 1
-    best: float = 0.0
-    left: float = 0.0
-    whole: float = 0.0
-    leases: tuple[int, ...] = ()
-    fair: float = 0.0
-    ends: float | None = None
-    demand: int = 0
-    endless: bool = False
+    phases: tuple[tuple[JobKind, ...], ...] = ()
+    done: float = 0.0
+    peak: int = 1
+    most: int | None = None
+    across: tuple[float, float] = (GUESSES["rack"], GUESSES["cluster"])
+    endless: int = 0
 
 
 @dataclass(frozen=True)
-class RhoAnswer(AppEvent):
-    """An app's answer to `AskRho` in the round of that number."""
+class Heard(AppEvent):
+    """How things are with an app.
 
-    round: int
+    number: grows with each message of the session; one with a smaller number than another says nothing any more.
+    report: what it still has to do.
+    known: the digest of the newest `Leases` that it knows; "": it knows none.
+    left: GPU and token of each lease in these `Leases` that it has given up.
+    """
+
+    number: int
     report: Report
+    known: str = ""
+    left: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class BidAnswer(AppEvent):
-    """An app's answer to `Offer` in the round of that number."""
-
-    round: int
-    bid: Bid
-
-
-@dataclass(frozen=True)
-class Release(AppEvent):
-    """The app has left a GPU before its lease ended."""
-
-    gpu: str
-    token: int
+#: An app cannot give up more leases at once. Judgement: more than any cluster has GPUs.
+MOST_LEFT = 100_000
+#: A report cannot have more kinds of jobs in all its phases. Judgement: a search has a dozen rungs, and its trials a
+#: few widths.
+MOST_KINDS = 1000
+#: GPUs that a job can use. Judgement: more than any cluster has.
+MOST_GPUS = 100_000
 
 
-#: All that an app can send.
-APP_EVENTS = (AppJoined, AppLeft, Heard, RhoAnswer, BidAnswer, Release)
-#: An app cannot send more than this number of messages at once. Judgement: it gives back each of its GPUs in one of
-#: them, if not twice, and has few others.
-MOST_MESSAGES = 10_000
+def plain_joined(joined: AppJoined) -> AppJoined:
+    """The same with plain values. Raises ThemisError if they cannot be true."""
+    joined = plain(joined)
+    check_together(joined.together)
+    return joined
 
 
-def plain_events(events: object) -> list[AppEvent]:
-    """What an app sent, with plain values. Raises ThemisError for messages that no app can send.
+def plain_heard(heard: object) -> Heard:
+    """What an app sent, with plain values. Raises ThemisError for what cannot be true."""
+    if type(heard) is not Heard or type(heard.left) is not tuple or type(heard.report) is not Report:
+        raise ThemisError(f"{shown(heard)} is no message of an app; see themis_bridge.messages")
+    if len(heard.left) > MOST_LEFT or any(type(pair) is not tuple or len(pair) != 2 for pair in heard.left):
+        raise ThemisError(f"left of a Heard is {shown(heard.left)}: expected at most {MOST_LEFT} GPUs with tokens")
+    heard = plain(heard, but=("report", "left"))
+    return replace(
+        heard, left=tuple((text(gpu), whole(token)) for gpu, token in heard.left), report=plain_report(heard.report)
+    )
 
-    Reports and bids are made plain when a round takes them, see `rounds.Round`.
-    """
-    if not isinstance(events, list) or len(events) > MOST_MESSAGES:
-        raise ThemisError(f"{shown(events)}: expected a list of at most {MOST_MESSAGES} messages")
-    return [plain_event(event) for event in events]
+
+def plain_report(report: Report) -> Report:
+    """A report with plain values. Raises ThemisError for values that cannot be true."""
+    if type(report.phases) is not tuple or any(type(phase) is not tuple for phase in report.phases):
+        raise ThemisError(f"phases={shown(report.phases)}: expected a tuple of tuples of JobKind")
+    if sum(map(len, report.phases)) + len(report.phases) > MOST_KINDS:
+        raise ThemisError(f"{len(report.phases)} phases in a report: expected at most {MOST_KINDS} kinds of jobs")
+    if type(report.across) is not tuple or len(report.across) != 2:
+        raise ThemisError(f"across={shown(report.across)}: expected two numbers >= 1")
+    report = plain(report, but=("phases", "across"))
+    _within("done", report.done, 0)
+    _within("peak", report.peak, 1, MOST_GPUS)
+    _within("endless", report.endless, 0, MOST_GPUS)
+    if report.most is not None:
+        _within("most", report.most, 0)
+    for cost in map(number, report.across):
+        _within("across", cost, 1)
+    phases = tuple(tuple(map(_plain_kind, phase)) for phase in report.phases)
+    return replace(report, phases=phases, across=tuple(map(number, report.across)))
 
 
-def plain_event(event: object) -> AppEvent:
-    """One message of an app, see `plain_events`."""
-    if not isinstance(event, AppEvent) or type(event) not in APP_EVENTS:
-        raise ThemisError(f"{shown(event)} is no message of an app; see themis_bridge.messages")
-    event = plain(event, type(event), but=("report", "bid"))
-    if isinstance(event, AppJoined):
-        check_together(event.together)
-    return event
+def _plain_kind(kind: object) -> JobKind:
+    if type(kind) is not JobKind:
+        raise ThemisError(f"{shown(kind)} in a report: expected a JobKind")
+    kind = plain(kind)
+    _within("max_gpus", kind.max_gpus, 1, MOST_GPUS)
+    _within("sensitivity", kind.sensitivity, 0, 1)
+    _within("number", kind.number, 1)
+    _within("work", kind.work, 0)
+    _within("longest", kind.longest, 0, kind.work)
+    return kind
+
+
+def _within(name: str, value: float, least: float, most: float = MOST_NUMBER) -> None:
+    if not least <= value <= most:
+        raise ThemisError(f"{name}={value!r} in a report: expected a number from {least:g} to {most:g}")
 
 
 @dataclass(frozen=True)
@@ -175,10 +181,11 @@ class Removed(Event):
 
 @dataclass(frozen=True)
 class Reserved(Event):
-    """Ray has reserved the GPU under that token."""
+    """Ray has reserved the GPU under that token. ``group``: id of the placement group, in hexadecimal digits."""
 
     gpu: str
     token: int
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,107 +218,45 @@ class Tick(Event):
 
 
 @dataclass(frozen=True)
-class AppInstruction(Instruction):
-    """Something to send to the agent of an app. ``session``: the run of the app's driver that it is for."""
-
-    app: str
-    session: str
-
-
-@dataclass(frozen=True)
-class AskRho(AppInstruction):
-    """Ask an app for its `Report` (step 1 of section 4.2.2).
-
-    contention: N_avg over the app's life.
-    gpus: R_C, GPUs in the cluster.
-    """
-
-    round: int
-    contention: float
-    gpus: int
-
-
-@dataclass(frozen=True)
-class Offer(AppInstruction):
-    """Offer GPUs to an app and ask for a bid (steps 2 and 3 of section 4.2.2).
-
-    contention, gpus: as of `AskRho`.
-    held: the GPUs that the app keeps or was promised, whatever comes of this round.
-    most: its quota; None if it has none.
-    """
-
-    round: int
-    offered: tuple[Gpu, ...]
-    contention: float
-    gpus: int
-    held: tuple[Gpu, ...]
-    most: int | None
-
-
-@dataclass(frozen=True)
 class LeaseView:
     """One lease, as a message to its holder has it.
 
-    remaining: seconds until its end when the message was made.
-    expires: its end on the arbiter's clock, which grows when the lease is renewed.
+    group: id of the placement group that is reserved for it, in hexadecimal digits.
     ending: it will not be renewed.
-    leftover: the app was given the GPU and did not win it.
-    group: id of the placement group that is reserved for it, in hexadecimal digits, filled in by the shell; "" while
-        Ray has not reserved it.
+    remaining: seconds until its end when the message was made.
     """
 
     gpu: Gpu
     token: int
-    remaining: float
-    ending: bool = False
-    leftover: bool = False
     group: str = ""
-    expires: float = 0.0
+    ending: bool = False
+    remaining: float = 0.0
 
 
 @dataclass(frozen=True)
-class Leases(AppInstruction):
-    """Tell an app all leases that it holds.
+class Leases:
+    """All leases of an app that Ray has reserved: the answer to a `Heard` that knows others.
 
-    ``version`` grows with each change of an app's leases: a message with another one that is not larger is out of date.
-    ``promised``: GPUs that others hold and that the app gets next; 0 for apps that need no gangs. Apps that do wait for
-    the rest of a gang only while something is promised.
+    session: the run of the app's driver that it is for.
+    digest: of the leases, but for the time that remains.
+    promised: GPUs that are on their way to the app; 0 for apps that need no gangs. Apps that do wait for the rest of a
+        gang only while something is promised.
     """
 
-    version: tuple[int, int]
+    session: str
+    digest: str
     leases: tuple[LeaseView, ...]
     promised: int = 0
 
 
 @dataclass(frozen=True)
-class Refused(AppInstruction):
-    """Tell an app that it, or an answer of it, is not accepted.
+class Refused:
+    """The answer to an app whose message the arbiter does not take.
 
     why: the reason, for people.
-    final: the app must not go on.
-    unknown: the arbiter does not know the app, which has to join again.
-    waits: the app has not joined, and may try again later.
+    then: "end": the app must not go on; "wait": it has not joined, and may try again later; "join": the arbiter does
+        not know it.
     """
 
     why: str
-    final: bool = False
-    unknown: bool = False
-    waits: bool = False
-
-
-@dataclass(frozen=True)
-class Reserve(Instruction):
-    """Reserve the GPU for the app under this token. The shell answers with `Reserved` or `ReserveFailed`."""
-
-    gpu: str
-    app: str
-    token: int
-
-
-@dataclass(frozen=True)
-class Remove(Instruction):
-    """Kill what runs on the GPU under this token and free it. The shell answers with `Removed`."""
-
-    gpu: str
-    app: str
-    token: int
+    then: str

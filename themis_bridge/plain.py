@@ -1,8 +1,8 @@
 """Makes plain, bounded values of what a tenant sent, so that nothing behind it has to think of any others.
 
 A message comes as a Python object of whatever types its sender chose. A number may be a Fraction, which JSON does not
-have, or it may have a million digits. Here each field becomes an exact int, float, str, bool or None, or a tuple of
-ints, or the message is refused. What the values mean is checked by whoever takes the message.
+have, or it may have a million digits. Here each field becomes an exact int, float, str or None, or the message is
+refused. What the values mean is checked in `messages`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ Message = TypeVar("Message")
 
 #: Characters of a text. Judgement: names of jobs are names of folders, which have at most 255 bytes.
 MOST_CHARACTERS = 1000
-#: Bits of a whole number without its sign. Epochs, versions and tokens are counted, some from the milliseconds of the
-#: time of day, and never need more.
+#: Bits of a whole number without its sign. Tokens are counted, some from the milliseconds of the time of day, and
+#: never need more.
 BITS = 63
 #: The largest number, of seconds, of a rho or of a resource. Judgement: a million years have 3e13 seconds, and no
 #: product of a few such numbers is infinite. Ray counts ten-thousandths of a resource in 63 bits.
 MOST_NUMBER = 1e14
-#: Numbers in a tuple. Judgement: more than any cluster has GPUs.
-MOST_IN_TUPLE = 100_000
 
 
 def shown(value: Any) -> str:
@@ -62,51 +60,26 @@ def number(value: Any) -> float:
     return float(value)
 
 
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ThemisError(f"{shown(value)}: expected True or False")
-    return value
-
-
-def _whole_numbers(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple) or len(value) > MOST_IN_TUPLE:
-        raise ThemisError(f"{shown(value)}: expected a tuple of at most {MOST_IN_TUPLE} numbers")
-    return tuple(map(whole, value))
-
-
-def _version(value: Any) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    numbers = _whole_numbers(value)
-    if len(numbers) != 2 or min(numbers) < 0:
-        raise ThemisError(f"{shown(value)}: expected two numbers >= 0, as of a Leases message")
-    return numbers[0], numbers[1]
-
-
 #: Annotation of a field -> what makes a plain value of it.
 _KINDS: Mapping[str, Callable[[Any], Any]] = {
     "str": text,
     "int": whole,
+    "int | None": lambda value: None if value is None else whole(value),
     "float": number,
-    "float | None": lambda value: None if value is None else number(value),
-    "bool": _truth,
-    "tuple[int, ...]": _whole_numbers,
-    "tuple[int, int] | None": _version,
 }
 
 
-def plain(message: Message, of: type[Message], but: Container[str] = ()) -> Message:
-    """The same message with plain, bounded values in the fields of ``of``.
+def plain(message: Message, but: Container[str] = ()) -> Message:
+    """The same message with plain, bounded values in its fields.
 
-    ``message``: a dataclass. ``of``: its class, or one from which that is derived: what it adds stays as it is.
-    ``but``: fields that stay as they are, too. Raises ThemisError for a value that cannot be made plain, and
-    AttributeError for a field that is not there.
+    ``message``: a dataclass. ``but``: fields that stay as they are. Raises ThemisError for a value that cannot be made
+    plain, and AttributeError for a field that is not there.
     """
     values: dict[str, Any] = {}
-    for each in fields(of):  # type: ignore[arg-type]
+    for each in fields(message):  # type: ignore[arg-type]
         if each.name not in but:
             try:
                 values[each.name] = _KINDS[str(each.type)](getattr(message, each.name))
             except ThemisError as error:
-                raise ThemisError(f"{each.name} of a {of.__name__} is {error}") from None
+                raise ThemisError(f"{each.name} of a {type(message).__name__} is {error}") from None
     return replace(message, **values)  # type: ignore[type-var]
