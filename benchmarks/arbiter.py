@@ -234,7 +234,7 @@ def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
             began = time.process_time()
             arbiter.handle(event, now)
             if isinstance(event, m.Tick):
-                # As the shell does when it has written the books.
+                # As the shell does when it has written the books: after each tick at most.
                 told = {name: leases_of(arbiter.state, name) for name in arbiter.state.apps}
             spent[type(event).__name__] += time.process_time() - began
             count[type(event).__name__] += 1

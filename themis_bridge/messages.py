@@ -7,13 +7,13 @@ one, so that a lost or repeated message does no harm, and a late one is only an 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from themis_bridge.errors import ThemisError
 from themis_bridge.fairness import JobKind
 from themis_bridge.locality import GUESSES, Gpu, check_together
-from themis_bridge.plain import MOST_NUMBER, number, plain, shown, text, whole
+from themis_bridge.plain import number, shown, text, whole
 
 
 class Event:
@@ -109,58 +109,60 @@ MOST_GPUS = 100_000
 
 def plain_joined(joined: AppJoined) -> AppJoined:
     """The same with plain values. Raises ThemisError if they cannot be true."""
-    joined = plain(joined)
-    check_together(joined.together)
-    return joined
+    names = [text(getattr(joined, name), name) for name in ("app", "session", "user", "life")]
+    together = whole(joined.together, "together")
+    check_together(together)
+    return AppJoined(*names, together)
 
 
 def plain_heard(heard: object) -> Heard:
     """What an app sent, with plain values. Raises ThemisError for what cannot be true."""
-    if type(heard) is not Heard or type(heard.left) is not tuple or type(heard.report) is not Report:
+    if type(heard) is not Heard or type(heard.report) is not Report:
         raise ThemisError(f"{shown(heard)} is no message of an app; see themis_bridge.messages")
-    if len(heard.left) > MOST_LEFT or any(type(pair) is not tuple or len(pair) != 2 for pair in heard.left):
-        raise ThemisError(f"left of a Heard is {shown(heard.left)}: expected at most {MOST_LEFT} GPUs with tokens")
-    heard = plain(heard, but=("report", "left"))
-    return replace(
-        heard, left=tuple((text(gpu), whole(token)) for gpu, token in heard.left), report=plain_report(heard.report)
+    left = _tuple(heard.left, "left", MOST_LEFT)
+    pairs = [_tuple(pair, "one of left", 2, 2) for pair in left]
+    return Heard(
+        text(heard.app, "app"),
+        text(heard.session, "session"),
+        whole(heard.number, "number"),
+        _plain_report(heard.report),
+        text(heard.known, "known"),
+        tuple((text(gpu, "a GPU of left"), whole(token, "a token of left")) for gpu, token in pairs),
     )
 
 
-def plain_report(report: Report) -> Report:
-    """A report with plain values. Raises ThemisError for values that cannot be true."""
-    if type(report.phases) is not tuple or any(type(phase) is not tuple for phase in report.phases):
-        raise ThemisError(f"phases={shown(report.phases)}: expected a tuple of tuples of JobKind")
-    if sum(map(len, report.phases)) + len(report.phases) > MOST_KINDS:
-        raise ThemisError(f"{len(report.phases)} phases in a report: expected at most {MOST_KINDS} kinds of jobs")
-    if type(report.across) is not tuple or len(report.across) != 2:
-        raise ThemisError(f"across={shown(report.across)}: expected two numbers >= 1")
-    report = plain(report, but=("phases", "across"))
-    _within("done", report.done, 0)
-    _within("peak", report.peak, 1, MOST_GPUS)
-    _within("endless", report.endless, 0, MOST_GPUS)
-    if report.most is not None:
-        _within("most", report.most, 0)
-    for cost in map(number, report.across):
-        _within("across", cost, 1)
-    phases = tuple(tuple(map(_plain_kind, phase)) for phase in report.phases)
-    return replace(report, phases=phases, across=tuple(map(number, report.across)))
+def _tuple(value: Any, name: str, most: int, least: int = 0) -> tuple[Any, ...]:
+    if type(value) is not tuple or not least <= len(value) <= most:
+        raise ThemisError(f"{name} is {shown(value)}: expected a tuple of at most {most}")
+    return value
+
+
+def _plain_report(report: Report) -> Report:
+    phases = [_tuple(phase, "a phase", MOST_KINDS) for phase in _tuple(report.phases, "phases", MOST_KINDS)]
+    if sum(map(len, phases)) > MOST_KINDS:
+        raise ThemisError(f"phases of a report: expected at most {MOST_KINDS} kinds of jobs in all")
+    machines, racks = _tuple(report.across, "across", 2, 2)
+    return Report(
+        tuple(tuple(map(_plain_kind, phase)) for phase in phases),
+        number(report.done, "done", 0),
+        whole(report.peak, "peak", 1, MOST_GPUS),
+        None if report.most is None else whole(report.most, "most", 0),
+        (number(machines, "across", 1), number(racks, "across", 1)),
+        whole(report.endless, "endless", 0, MOST_GPUS),
+    )
 
 
 def _plain_kind(kind: object) -> JobKind:
     if type(kind) is not JobKind:
         raise ThemisError(f"{shown(kind)} in a report: expected a JobKind")
-    kind = plain(kind)
-    _within("max_gpus", kind.max_gpus, 1, MOST_GPUS)
-    _within("sensitivity", kind.sensitivity, 0, 1)
-    _within("number", kind.number, 1)
-    _within("work", kind.work, 0)
-    _within("longest", kind.longest, 0, kind.work)
-    return kind
-
-
-def _within(name: str, value: float, least: float, most: float = MOST_NUMBER) -> None:
-    if not least <= value <= most:
-        raise ThemisError(f"{name}={value!r} in a report: expected a number from {least:g} to {most:g}")
+    work = number(kind.work, "work", 0)
+    return JobKind(
+        whole(kind.max_gpus, "max_gpus", 1, MOST_GPUS),
+        number(kind.sensitivity, "sensitivity", 0, 1),
+        whole(kind.number, "number", 1),
+        work,
+        number(kind.longest, "longest", 0, work),
+    )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from themis_bridge.errors import ThemisError
 from themis_bridge.lease_manager import leases_of
 from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu
-from themis_bridge.plain import plain
+from themis_bridge.plain import text
 from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
 from themis_bridge.shell.books_file import Books, books_path
@@ -131,7 +131,7 @@ class ArbiterActor:
 
     def leave(self, app: str, session: str) -> None:
         """An app is done."""
-        left = plain(m.AppLeft(app, session))
+        left = m.AppLeft(text(app, "app"), text(session, "session"))
         with self._lock:
             self._handle(left)
 
