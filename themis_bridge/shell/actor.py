@@ -194,7 +194,7 @@ class ArbiterActor:
     def _handle(self, event: m.Event) -> m.Refused | None:
         """Let the state machine handle an event. Returns its answer to whoever sent it, if it refuses the event."""
         refused = self._arbiter.handle(event, time.monotonic())
-        # Without one of these, only the clock in the books has changed.
+        # What these two change is seen at the end of a tick, if it is more than the clock in the books.
         self._unwritten |= refused is None and not isinstance(event, m.Heard | m.Tick)
         return refused
 
@@ -270,6 +270,7 @@ class ArbiterActor:
             if self._arbiter.state.rounds != rounds:
                 self._round_seconds = time.monotonic() - began
                 self._unwritten = True
+            self._unwritten |= self._unwritten_leases() > 0
             self._flush()
 
     def _keep_house(self) -> None:
