@@ -109,10 +109,10 @@ MOST_GPUS = 100_000
 
 def plain_joined(joined: AppJoined) -> AppJoined:
     """The same with plain values. Raises ThemisError if they cannot be true."""
-    names = [text(getattr(joined, name), name) for name in ("app", "session", "user", "life")]
     together = whole(joined.together, "together")
     check_together(together)
-    return AppJoined(*names, together)
+    app, session = text(joined.app, "app"), text(joined.session, "session")
+    return AppJoined(app, session, text(joined.user, "user"), text(joined.life, "life"), together)
 
 
 def plain_heard(heard: object) -> Heard:

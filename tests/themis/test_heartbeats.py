@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.themis.cluster import Cluster, Job
+from tests.themis.cluster import Cluster, Job, claim
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
@@ -58,6 +58,27 @@ def test_a_late_message_is_only_an_older_report() -> None:
     # It comes again, and says of a GPU that was leased to the app once more that it has left it.
     cluster.send(late, replace(late, left=tuple((gpu, view.token) for gpu, view in agent.leases.items())))
     assert cluster.holds("a") == held and cluster.arbiter.state.reports["a"].report == report != late.report
+
+
+class Runs:
+    """The `Work` of a job of two GPUs that runs on them for 200 s."""
+
+    left = 400.0
+
+    def report(self) -> m.Report:
+        return claim(self.left, 400.0 - self.left)
+
+
+def test_an_app_that_stands_still_is_not_doubted_for_what_its_leases_do_meanwhile() -> None:
+    cluster, work = Cluster(2), Runs()
+    cluster.join("a", work)
+    for second in range(160):
+        cluster.silent = {"a"} if second > 100 else set()
+        work.left -= 2.0
+        cluster.wait(1)
+    app = cluster.arbiter.state.apps["a"]
+    assert len(cluster.holds("a")) == 2 and app.spent > 0, "leases were renewed by its last word"
+    assert app.distrust == 1.0
 
 
 def test_gpus_wait_for_the_first_report_of_each_app_but_not_for_long() -> None:
