@@ -40,7 +40,8 @@ from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.bids import Valuation
+from themis_bridge.fairness import kinds_of
+from themis_bridge.lease_manager import leases_of
 from themis_bridge.locality import Gpu
 from themis_bridge.shell.actor import TICK_S, TICKS
 
@@ -56,10 +57,10 @@ class Work:
     """Jobs that never end, enough for all GPUs."""
 
     def __init__(self, gpus: int):
-        self._jobs = [JobInfo(1.0, 1000.0)] * gpus
+        self._report = m.Report((kinds_of([JobInfo(1.0, 1000.0)] * gpus),), peak=gpus)
 
-    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        return Valuation([self._jobs], 10.0, 1000.0 * contention)
+    def report(self) -> m.Report:
+        return self._report
 
 
 class App:
@@ -68,9 +69,6 @@ class App:
     def __init__(self, name: str, arbiter: Any, gpus: int, user: str = "", gives_back: bool = True):
         self._agent, self._arbiter = Agent(name, f"{name}/1", Work(gpus), user), arbiter
         self._gives_back = gives_back
-        self._outbox: list[m.AppEvent] = []
-        #: GPUs that it was given and Ray has not reserved yet -> their tokens.
-        self._coming: dict[str, int] = {}
         self.changes = 0
 
     def join(self) -> None:
@@ -81,24 +79,13 @@ class App:
     def exchange(self) -> None:
         import ray
 
-        agent, outbox, self._outbox = self._agent, self._outbox, []
-        for instruction in ray.get(
-            self._arbiter.exchange.remote(agent.app, agent.session, [*outbox, agent.heartbeat()])
-        ):
-            events, notices = agent.handle(instruction)
-            if any(isinstance(event, m.AppJoined) for event in events):
-                self.join()
-            self._outbox += events
-            self._coming.update({each.gpu.id: each.token for each in notices if isinstance(each, Gained)})
-            for notice in notices:
-                if isinstance(notice, Leave):
-                    self._outbox += agent.vacated(notice.gpu.id)
-            if isinstance(instruction, m.Leases) and self._gives_back:
-                for view in instruction.leases:
-                    if view.group and self._coming.get(view.gpu.id) == view.token:
-                        del self._coming[view.gpu.id]
-                        self._outbox += agent.vacated(view.gpu.id)
-                        self.changes += 1
+        agent = self._agent
+        for notice in agent.take(ray.get(self._arbiter.report.remote(agent.heartbeat()))):
+            if isinstance(notice, Leave) or (self._gives_back and isinstance(notice, Gained)):
+                agent.vacated(notice.gpu.id, notice.token)
+                self.changes += isinstance(notice, Gained)
+        if agent.unknown:
+            self.join()
 
 
 def megabytes(process: psutil.Process) -> float:
@@ -238,22 +225,29 @@ def machine_alone(apps: int, gpus: int, seconds: float) -> dict[str, Any]:
     arbiter, agents, now = Arbiter(ArbiterState()), {}, 0.0
     spent: Counter[str] = Counter()
     count: Counter[str] = Counter()
+    known: dict[str, str] = {}
 
     def send(*events: m.Event) -> None:
         queue = deque(events)
         while queue:
             event = queue.popleft()
             began = time.process_time()
-            out = arbiter.handle(event, now)
+            arbiter.handle(event, now)
+            if isinstance(event, m.Tick):
+                # As the shell does when it has written the books: after each tick at most.
+                told = {name: leases_of(arbiter.state, name) for name in arbiter.state.apps}
             spent[type(event).__name__] += time.process_time() - began
             count[type(event).__name__] += 1
-            for each in out:
-                if isinstance(each, m.Reserve):
-                    queue.append(m.Reserved(each.gpu, each.token))
-                elif isinstance(each, m.Remove):
-                    queue.append(m.Removed(each.gpu, each.token))
-                elif isinstance(each, m.AppInstruction):
-                    queue.extend(agents[each.app].handle(each)[0])
+            if isinstance(event, m.Tick):
+                for lease in arbiter.state.leases:
+                    if lease.closing:
+                        queue.append(m.Removed(lease.gpu, lease.token))
+                    elif not lease.group:
+                        queue.append(m.Reserved(lease.gpu, lease.token, "group"))
+                for name, each in told.items():
+                    if known.get(name) != each.digest:
+                        known[name] = each.digest
+                        agents[name].take(each)
 
     send(*(m.GpuJoined(Gpu(f"g{i:05}", f"m{i // 8:04}")) for i in range(gpus)))
     for number in range(apps):

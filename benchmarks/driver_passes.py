@@ -29,6 +29,7 @@ from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
+from themis_bridge.app_record import valued
 from themis_bridge.locality import Gpu
 
 
@@ -150,10 +151,11 @@ def progress(trials: int, devices: int) -> dict[str, float]:
             clock.now += 1.0
             updates.append(_timed(lambda: told.update(where)))
             job.run(len(job.calls) + devices // 2, 1e9)
-        value = told.valuation(1.0, devices)
         gpus = list(where.values())
-        asked = max(_timed(lambda held=held: told.valuation(1.0, devices).rho(held)) for held in ([], gpus[:1], gpus))
-        assert value.useful == told.useful
+        asked = max(
+            _timed(lambda held=held: valued(told.report(), 1.0, 1.0).rho(held)) for held in ([], gpus[:1], gpus)
+        )
+        assert valued(told.report(), 1.0, 1.0).useful == told.useful
     return {"first_update_ms": updates[0], "update_ms": max(updates[1:]), "valuation_ms": asked}
 
 

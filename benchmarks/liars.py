@@ -77,9 +77,9 @@ def gangs(number: int) -> Callable[[Spec], list[Spec]]:
 PLACEBOS = {f"{seconds} s later": Way({}, later(seconds)) for seconds in range(1, 7)}
 LIES = {
     "work * 0.99": Way({"claim": 0.99}),
-    "rho * 3": Way({"false": Lie(behind=3.0)}),
-    "T_id / 4": Way({"false": Lie(shorter=4.0)}),
-    "ends in 1e9 s": Way({"false": Lie(ends=1e9)}),
+    "work left * 3": Way({"false": Lie(behind=3.0)}),
+    "work done / 4": Way({"false": Lie(done=0.25)}),
+    "1e9 s left": Way({"false": Lie(always=1e9)}),
     "work * 0.5": Way({"claim": 0.5}),
     "work * 0.75": Way({"claim": 0.75}),
     "work * 0.9": Way({"claim": 0.9}),

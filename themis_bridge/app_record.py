@@ -1,22 +1,20 @@
 """What the arbiter knows of one app: its last report, the work that its leases have done, and how far to trust its rho.
 
-An app reports its own rho, so it could lie to be further behind. Two checks need nothing but the app's reports and the
-arbiter's clock; where one of them fails, the app's rho is divided by `AppRecord.distrust`. A record is plain data and
-is stored in the arbiter's books as JSON: a field's name and meaning are part of that format.
+An app says itself what it still has to do, so it could lie to be further behind. Two checks need nothing but the app's
+reports and the arbiter's clock; where one of them fails, the app's rho is divided by `AppRecord.distrust`. A record is
+plain data and is stored in the arbiter's books as JSON: a field's name and meaning are part of that format.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from themis_bridge.auction import Bid
-from themis_bridge.errors import ThemisError
-from themis_bridge.fairness import NOTHING, endless_rho
+from themis_bridge.bids import Endless, Valuation
+from themis_bridge.locality import Gpu, Phase, Slowdowns, whole_gangs
 from themis_bridge.messages import Report
-from themis_bridge.winner_determination import EQUAL
 
 #: An app's work may turn out larger than it said by this factor before its rho counts for less. Source:
 #: `benchmarks.fairness --trace FILE --sweeps`: at 1.1, with WORK_POWER 2, an app that claims 0.9 or 0.75 of its work
@@ -37,6 +35,8 @@ SAME_WORK = 0.01
 #: No placement is taken to make an app slower by more than this factor. The largest that is published is 1.66, for
 #: VGG16 across racks.
 MOST_SLOWDOWN = 2.0
+#: No T_id and no T_cluster is taken to be shorter, s: rho stays finite.
+LEAST_S = 1e-3
 #: Seconds for which a GPU that an app gains counts as idle. Source: a change takes 35 to 50 s (section 6.2.3).
 SWITCH_S = 50.0
 #: An app whose report implies less than this fraction of full speed says that its placement holds it up. By the paper's
@@ -57,7 +57,7 @@ class AppRecord:
     #: Integral over time, since it joined, of its `crowding`; divided by its age it is N_avg. While it is silent for so
     #: long that it has lost its leases, this is N_avg itself.
     crowd: float = 0.0
-    #: Its rho at its last report, by the arbiter's own count; None before its first report.
+    #: Its rho at the last report that was taken; None before that.
     rho: float | None = None
     #: How many GPUs it held then.
     rho_gpus: int = 0
@@ -81,7 +81,7 @@ class AppRecord:
     doubt: float = 1.0
     #: The doubt about its user when it joined, see `ArbiterState.remember_user`.
     former: float = 1.0
-    #: Of the last report: the tokens of its leases if the report was made with exactly the leases that it has, else [].
+    #: Of the last report: the tokens of its leases; [] if it has gained one since.
     tokens: list[int] = field(default_factory=list)
     #: Of the last report: seconds since it joined.
     at: float = 0.0
@@ -102,85 +102,85 @@ class AppRecord:
     life: str = ""
     together: int = 1
 
-    def take_report(self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float) -> None:
+    def take_report(
+        self,
+        report: Report,
+        held: Mapping[int, Gpu],
+        gpus: int,
+        elapsed: float,
+        contention: float,
+        new: bool = True,
+    ) -> None:
         """Note a report, check it against the earlier ones, and compute the app's rho.
 
-        Of the report only the seconds until its end count, with the GPUs that it holds (``ends``) and with all that it
-        can use (``left``). T_id is what the arbiter saw its leases do plus ``left``, on its share. If its end has come
-        closer by more seconds than have passed, ``ends`` is divided by that factor; and no placement is believed to
-        cost more than `MOST_SLOWDOWN`.
+        The report says how many seconds the app still needs with any GPUs; all else is the arbiter's own. If on the
+        same GPUs its end has come closer by more seconds than have passed, those seconds are divided by that factor.
 
         First check: an app that claims less work than it has always seems nearly done. Work done (the arbiter's own
         count) plus work left (the app's word) then grows beyond the work claimed, which is taken from the same report.
 
-        Second check: an app that overstates what a bad placement costs runs faster there than it says, so its estimated
-        finish approaches faster than time passes. On a good placement it does not; an app that errs about its work
-        shows the same ratio on both. Work that vanished because trials stopped early is no progress: pairs of reports
-        between which the claimed work changed are not compared.
+        Second check: an app that overstates what a bad placement costs runs faster there than it says, so its end
+        approaches faster than time passes. On a good placement it does not; an app that errs about its work shows the
+        same ratio on both. Work that vanished because trials stopped early is no progress: pairs of reports between
+        which the claimed work changed are not compared.
 
-        An app that never ends claims no work. Of its report only the GPUs count that it wants, see `endless_rho`. Any
-        other report without work is of an app that could use no GPU (`Round.check` refuses the others).
+        An app that never ends claims no work, see `endless_rho`.
 
         Args:
-            report: the app's answer.
-            held: tokens of the leases that the arbiter knows it to hold now.
-            gpus: GPUs in the cluster.
+            held: token -> GPU of the leases that it holds now.
+            gpus: GPUs in the cluster, >= 1.
             elapsed: seconds since the app joined.
             contention: N_avg over its life.
-
-        Raises ThemisError if what follows from its figures is not finite. A report is noted whole or not at all.
+            new: whether it is checked; if not, only rho is computed again.
         """
-        new = replace(self)
-        new._note_report(report, held, gpus, elapsed, contention)
-        new.rho_gpus = len(held)
-        vars(self).update(vars(new))
-
-    def _note_report(
-        self, report: Report, held: Sequence[int], gpus: int, elapsed: float, contention: float
-    ) -> None:
-        """See `take_report`."""
-        self.endless, self.wanted = report.endless, min(report.useful, max(1, gpus))
-        if report.endless:
+        told = valued(report, 0.0, 1.0, self.together)
+        self.rho_gpus = len(held)
+        self.endless, self.wanted = report.endless > 0, min(report.endless or told.useful, gpus)
+        if self.endless:
             # It may have claimed work before, and do so again.
             self._count_served(self.speed)
             self.useful, self.tokens = self.wanted, []
-            share = gpus / contention
-            self.rho = endless_rho(self.useful, share, len(held))
-            self.best = endless_rho(self.useful, share, self.useful)
-            return
-        self.rho, self.best = report.rho, min(report.best, report.rho)
-        if not (report.whole and report.useful and gpus):
-            return
-        useful = min(report.useful, gpus)
-        ends = report.ends
-        if ends is None:
-            ends = report.rho * (report.fair or report.whole * contention) - elapsed
-        tokens = list(held) if tuple(held) == tuple(report.leases) else []
-        if tokens and tokens == self.tokens and abs(report.whole / self.whole - 1) < SAME_WORK:
+        elif self.wanted and new:
+            whole = max(LEAST_S, (report.done + told.work) / min(gpus, report.peak))
+            self._check(told, whole, held, elapsed)
+        worth = self.worth(report, len(held), gpus, elapsed, contention)
+        self.rho = worth.rho(held.values())
+        self.best = min(worth.rho((), {self.wanted: 1} if self.wanted else {}), self.rho)
+
+    def _check(self, told: Valuation, whole: float, held: Mapping[int, Gpu], elapsed: float) -> None:
+        """The two checks of `take_report`. ``whole``: T_cluster by the app's word, s."""
+        useful = self.wanted
+        ends, left = told.finish(held.values()), told.finish((), {useful: 1})
+        tokens = sorted(held)
+        if tokens and tokens == self.tokens and abs(whole / self.whole - 1) < SAME_WORK:
             self._note_progress(self.ends - ends, elapsed - self.at)
-        self.tokens, self.at, self.ends, self.whole = tokens, elapsed, ends, report.whole
-        speed, number = self.speed, len(held) - len(held) % self.together
+        self.tokens, self.at, self.ends, self.whole = tokens, elapsed, ends, whole
+        speed, number = self.speed, whole_gangs(held.values(), self.together)
         if number and ends > 0:
-            self.speed = min(1.0, report.left / ends * useful / number)
+            self.speed = min(1.0, left / ends * useful / number)
         # Its leases may have changed since the last report, so its speed was one of these two; the smaller one counts.
         self._count_served(min(speed or self.speed, self.speed))
         self.useful = useful
-        grown = (self.served + report.left) / report.whole
+        grown = (self.served + left) / whole
         self.least = min(self.least, grown)
         self.doubt = self._work_doubt(grown) * self._placement_overstatement() ** PLACEMENT_POWER
-        fair = self._fair(report, number, gpus, contention)
-        if fair:
-            self.rho = (elapsed + self._believed(ends, report.left, number)) / fair
-            self.best = (elapsed + report.left) / fair
-        _check_finite(ends, grown, self.served, self.rho, self.best, self.doubt, *self.held_up, *self.free)
+
+    def worth(self, report: Report, held: int, gpus: int, elapsed: float, contention: float) -> Valuation | Endless:
+        """What any GPUs are worth to the app, as far as its report is believed.
+
+        ``held``: how many GPUs it holds. The others: as of `take_report`, which has taken this report.
+        """
+        if report.endless:
+            return Endless(self.wanted, gpus / contention)
+        told = valued(report, 0.0, 1.0, self.together)
+        left = told.finish((), {self.wanted: 1}) if self.wanted else 0.0
+        demand = min(gpus, max(told.demand, self.useful, held))
+        fair = max(LEAST_S, (self.served + left) * demand / min(gpus / contention, demand))
+        return valued(report, elapsed, fair, self.together, self._haste())
 
     def _work(self, speed: float) -> float:
-        """The work that its leases since its last report have done at this ``speed``.
-
-        No placement is taken to be slower than MOST_SLOWDOWN, here as in `_believed`. An app that always said that its
-        end is far would else have done no work: its T_id would shrink with the work left, and its rho grow with that.
-        """
-        return self.spent / self.useful * max(speed, 1 / MOST_SLOWDOWN)
+        """The work that its leases since its last report have done at this ``speed``."""
+        return self.spent / self.useful * speed
 
     def _count_served(self, speed: float) -> None:
         """Its leases since its last report have worked at this ``speed``."""
@@ -225,45 +225,6 @@ class AppRecord:
         self.spent += max(0.0, spent - self.idle)
         self.idle = max(0.0, self.idle - spent)
 
-    def _fair(self, report: Report, held: int, gpus: int, contention: float) -> float:
-        """T_id by the arbiter's own count, s; 0 if the app has no work."""
-        demand = min(gpus, max(report.demand, self.useful, held))
-        return (self.served + report.left) * demand / min(gpus / contention, demand)
-
-    def _believed(self, ends: float, left: float, held: int) -> float:
-        """The seconds until its end on ``held`` GPUs that are believed if it says ``ends``, or ``left`` on all."""
-        return min(ends / self._haste(), MOST_SLOWDOWN * left * max(1.0, self.useful / (held or NOTHING)))
-
-    def own_bid(self, bid: Bid, report: Report, kept: int, gpus: int, elapsed: float, contention: float) -> Bid:
-        """The bid with each row's rho as `take_report` would compute it.
-
-        A row says in how many seconds the app would end with those GPUs. Of that as much is believed as of the same
-        word in a report, and the rest of its rho is the arbiter's own.
-
-        Args:
-            bid: the app's bid.
-            report: its report in the same round.
-            kept: how many GPUs it keeps whatever it wins.
-            gpus, elapsed, contention: as of `take_report`.
-
-        Raises ThemisError if a row's rho is not finite.
-        """
-        if report.endless:
-            share = gpus / contention
-            return replace(bid, rho={row: endless_rho(self.useful, share, kept + len(row)) for row in bid.rho})
-        fair = self._fair(report, kept, gpus, contention) if report.whole and report.useful and gpus else 0.0
-        if not fair:
-            return bid
-        told = report.fair or report.whole * contention
-        # How long it says that it has been there.
-        been = elapsed if report.ends is None else report.rho * told - report.ends
-        rows = {}
-        for row, rho in bid.rho.items():
-            ends = max(0.0, rho * told - been)
-            rows[row] = max(EQUAL, (elapsed + self._believed(ends, report.left, kept + len(row))) / fair)
-        _check_finite(*rows.values())
-        return replace(bid, rho=rows)
-
     def _haste(self) -> float:
         """By which factor its end has come closer faster than time has passed, on the same GPUs; 1 if it has not."""
         approached, passed = self.held_up[0] + self.free[0], self.held_up[1] + self.free[1]
@@ -286,10 +247,17 @@ class AppRecord:
         return min(factor, MOST_WRONG) if factor > PLACEMENT_SLACK else 1.0
 
 
-def _check_finite(*computed: float) -> None:
-    """Raise ThemisError if a number is infinite, or none: later reports could then not be compared with it."""
-    if not all(map(math.isfinite, computed)):
-        raise ThemisError(f"its figures are too large or too small: from them follows {computed}; expected numbers")
+def valued(report: Report, elapsed: float, fair: float, together: int, haste: float = 1.0) -> Valuation:
+    """What GPUs are worth to an app by its report.
+
+    fair: T_id, s. together: as of `messages.AppJoined`. haste: the work left, by its word, is divided by this factor.
+    """
+    machines, racks = (min(cost, MOST_SLOWDOWN) for cost in report.across)
+    slowdowns = Slowdowns({"slot": 1.0, "machine": 1.0, "rack": machines, "cluster": racks})
+    phases = [Phase(kinds) for kinds in report.phases]
+    if haste != 1.0:
+        phases = [phase.part(1 / haste) for phase in phases]
+    return Valuation(phases, elapsed, fair, slowdowns, report.most, together)
 
 
 def crowding(apps: Mapping[str, AppRecord]) -> dict[str, int]:

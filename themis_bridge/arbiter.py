@@ -1,11 +1,13 @@
-"""The arbiter: leases the cluster's GPUs to apps, in rounds (Themis, section 4.2.2).
+"""The arbiter: leases the cluster's GPUs to apps (Themis, section 4.2.2).
 
-It is a state machine: an event goes in, instructions come out. It neither imports Ray nor reads a clock; the time is
-handed in with each event. A round begins when a GPU is free, or its lease ends within the notice or is recalled.
-The parts are `arbiter_state` (what is known), `auctioneer` (rounds) and `lease_manager` (leases); here is what each
-event means, which apps are known, and how time passes.
+It is a state machine that neither imports Ray nor reads a clock; the time is handed in with each event. It is
+level-triggered: events only change what is known, and at each tick it compares that with the leases. Leases that are
+over end, and GPUs are auctioned that are free, recalled, or near the end of a lease. The shell stores
+`ArbiterState.saved`, and then makes Ray's reservations agree with the leases and tells each app its own
+(`lease_manager.leases_of`). So nothing that the arbiter says can be lost. `restored` is the next arbiter.
 
-The shell must store `ArbiterState.saved` before it carries instructions out. `restored` is the next arbiter.
+The parts are `arbiter_state` (what is known), `auctioneer` (who gets what) and `lease_manager` (leases); here is what
+each event means, which apps are known, and how time passes.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ class Arbiter:
 
     def __init__(self, state: ArbiterState, policy: Policy | None = None):
         self.state = state
-        #: Instructions of the event that is being handled.
-        self._out: list[m.Instruction] = []
-        self._leases = LeaseManager(state, self._out)
-        self.auctioneer = Auctioneer(state, self._leases, self._out, policy)
+        #: The answer to the event that is being handled, if that is refused.
+        self._refused: m.Refused | None = None
+        self._leases = LeaseManager(state)
+        self.auctioneer = Auctioneer(state, self._leases, policy)
         #: What the shell's clock said last; None before the first event.
         self._shell_time: float | None = None
         #: What is done for each event.
@@ -40,16 +42,13 @@ class Arbiter:
             m.AppJoined: self._app_joined,
             m.AppLeft: self._forget_app,
             m.DriverDied: self._driver_died,
-            m.Heard: self._leases.remind_app,
-            m.RhoAnswer: self.auctioneer.take_answer,
-            m.BidAnswer: self.auctioneer.take_answer,
-            m.Release: self._leases.release,
+            m.Heard: self._heard,
             m.Removed: self._removed,
             m.Reserved: self._leases.note_reserved,
             m.ReserveFailed: lambda failed: self._leases.take_failure(failed, self.auctioneer.retry_s),
             m.Freed: self._freed,
             m.Configured: self._configured,
-            m.Tick: lambda tick: None,
+            m.Tick: self._tick,
         }
 
     # --- restart
@@ -62,8 +61,8 @@ class Arbiter:
         gpus: Iterable[Gpu],
         wall: float,
         newest: int = 0,
-    ) -> tuple[Arbiter, list[m.Instruction]]:
-        """The successor of a dead arbiter, and the instructions that make reservations and books agree.
+    ) -> Arbiter:
+        """The successor of a dead arbiter.
 
         Args:
             data: what `ArbiterState.saved` of the dead one returned; empty if the books are lost.
@@ -76,33 +75,28 @@ class Arbiter:
         tokens = [newest, *(token for _, token in reserved.values())]
         arbiter = cls(ArbiterState.loaded(data, gpus, tokens, wall))
         arbiter._leases.reconcile(reserved, adopt=not data)
-        return arbiter, arbiter._instructions()
+        return arbiter
 
     # --- one event
 
-    def handle(self, event: m.Event, now: float) -> list[m.Instruction]:
-        """Handle one event. ``now``: seconds on any clock of the shell; it may jump.
+    def handle(self, event: m.Event, now: float) -> m.Refused | None:
+        """Handle one event. Returns the answer to whoever sent it, if it is refused.
+
+        ``now``: seconds on any clock of the shell; it may jump.
 
         Raises ThemisError for settings that are not allowed, and for an event of an unknown type.
         """
+        handler = self._handlers.get(type(event))
+        if handler is None:
+            raise ThemisError(f"{event!r} is not an event that the arbiter knows; see themis_bridge.messages")
         self._pass_time(now)
-        if isinstance(event, m.Heard):
-            # Five of these come from every app each second. What time alone changes waits for the next tick.
-            if self._is_from_known_app(event):
-                self._on_event(event)
-            return self._instructions()
-        self.state.account()
         if not isinstance(event, m.AppEvent) or self._is_from_known_app(event):
-            self._on_event(event)
-            self._forget_silent_apps()
-            self._leases.close_expired()
-            self.auctioneer.advance()
-        return self._instructions()
-
-    def _instructions(self) -> list[m.Instruction]:
-        out = list(self._out)
-        self._out.clear()
-        return out
+            # Five heartbeats come from every app each second, so that each looks at nothing but its app.
+            if not isinstance(event, m.Heard) or event.left:
+                self.state.account()
+            handler(event)
+        refused, self._refused = self._refused, None
+        return refused
 
     def _pass_time(self, now: float) -> None:
         passed = 0.0 if self._shell_time is None else now - self._shell_time
@@ -111,25 +105,29 @@ class Arbiter:
         # that a jump does not make live apps look silent.
         self.state.elapse(min(max(0.0, passed), max(self.state.settings.patience_s / 2, 1.0)))
 
+    def _tick(self, event: m.Tick) -> None:
+        self._forget_silent_apps()
+        self._leases.close_expired()
+        self.auctioneer.advance()
+
+    # --- which apps are known
+
     def _is_from_known_app(self, event: m.AppEvent) -> bool:
         """Whether the app is known under the event's session, or joins with it; any other sender is refused."""
-        app = self.state.apps.get(event.app)
+        app, away = self.state.apps.get(event.app), self.state.away.get(event.app)
         if app is not None and app.session == event.session:
             app.heard = self.state.clock
             return True
         if isinstance(event, m.AppJoined):
             return True
-        if app is not None and app.session == "":
-            app.session, app.heard = event.session, self.state.clock
-            return True
-        away = self.state.away.get(event.app)
         if away is not None and away.session == event.session and isinstance(event, m.AppLeft):
             return True
-        if app is not None or (away is not None and away.session != event.session):
+        holder = self.state.holder(event.app)
+        if holder is not None and holder.session not in (event.session, ""):
             self._refuse_namesake(event)
         else:
             why = f"app {event.app!r}: the arbiter does not know this app; join again"
-            self._out.append(m.Refused(event.app, event.session, why, unknown=True))
+            self._refused = m.Refused(why, "join")
         return False
 
     def _refuse_namesake(self, event: m.AppEvent) -> None:
@@ -143,7 +141,7 @@ class Arbiter:
                 f"an app of the name {event.app!r} is silent, and keeps its name until that has lasted for "
                 f"{state.name_kept_s:.0f} s: wait, or give this one another name"
             )
-        self._out.append(m.Refused(event.app, event.session, why, final=not waits, waits=waits))
+        self._refused = m.Refused(why, "wait" if waits else "end")
 
     def _forget_silent_apps(self) -> None:
         """Whoever is silent loses his leases first, and his name after a lease."""
@@ -160,20 +158,13 @@ class Arbiter:
         """The app does not take part any more."""
         self.state.backoff.forget(app=name)
         self._leases.end_leases_of(name)
-        self.auctioneer.forget_app(name)
-        self.auctioneer.begin_soon()
+        self.auctioneer.clear_soon()
 
     # --- what each event means
 
-    def _on_event(self, event: m.Event) -> None:
-        handler = self._handlers.get(type(event))
-        if handler is None:
-            raise ThemisError(f"{event!r} is not an event that the arbiter knows; see themis_bridge.messages")
-        handler(event)
-
     def _gpu_joined(self, event: m.GpuJoined) -> None:
         self.state.gpus[event.gpu.id] = event.gpu
-        self.auctioneer.begin_soon()
+        self.auctioneer.clear_soon()
 
     def _gpu_left(self, event: m.GpuLeft) -> None:
         self.state.gpus.pop(event.gpu, None)
@@ -185,7 +176,7 @@ class Arbiter:
             self._refuse_namesake(event)
             return
         if holder is None and (why := state.why_not_admitted(event.app)):
-            self._out.append(m.Refused(event.app, event.session, why, final=True))
+            self._refused = m.Refused(why, "end")
             return
         app = state.apps.get(event.app)
         if comes := app is None:
@@ -195,8 +186,12 @@ class Arbiter:
         if comes:
             self.auctioneer.recall_leases_for(event.app)
         self._leases.align_ends(event.app)
-        self._leases.tell_app(event.app)
-        self.auctioneer.begin_soon()
+        self.auctioneer.clear_soon()
+
+    def _heard(self, event: m.Heard) -> None:
+        if self.state.hear(event.app, event.number, event.report):
+            for gpu, token in event.left:
+                self._leases.give_up(event.app, gpu, token)
 
     def _driver_died(self, event: m.DriverDied) -> None:
         holder = self.state.holder(event.app)
@@ -204,22 +199,20 @@ class Arbiter:
             self._forget_app(event)
 
     def _forget_app(self, event: m.AppLeft | m.DriverDied) -> None:
-        """The app is gone: end its leases and leave it out of the round."""
+        """The app is gone: end its leases."""
         self.state.forget(event.app)
         self._take_all_from(event.app)
 
     def _removed(self, event: m.Removed) -> None:
         if self._leases.end_closed(event):
-            self.auctioneer.begin_soon()
+            self.auctioneer.clear_soon()
 
     def _freed(self, event: m.Freed) -> None:
         self.state.backoff.end_pauses()
-        self.auctioneer.begin_soon()
+        self.auctioneer.clear_soon()
 
     def _configured(self, event: m.Configured) -> None:
         self.state.settings = self.state.settings.changed(event.changes)
         for user in sorted(set(map(self.state.user_of, self.state.apps))):
             self._leases.end_leases_over_quota(user)
-        for app in self.state.apps:
-            self._leases.tell_app(app)
-        self.auctioneer.begin_soon()
+        self.auctioneer.clear_soon()

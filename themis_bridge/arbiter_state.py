@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Iterable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from themis_bridge.app_record import AppRecord, crowding
 from themis_bridge.backoff import Backoff
+from themis_bridge.bids import Endless, Valuation
 from themis_bridge.leases import Lease, LeaseTable
 from themis_bridge.locality import Gpu
+from themis_bridge.messages import Report
 from themis_bridge.settings import NO_QUOTA, Settings
 
 #: Doubts about this number of users are remembered, the latest ones: whoever joins under ever new names makes a user of
@@ -25,8 +27,19 @@ MOST_DOUBTS = 1000
 FORGOTTEN = 1.0
 
 
+@dataclass
+class Newest:
+    """An app's newest report. number: of its message. at: the arbiter's clock when it came."""
+
+    number: int
+    report: Report
+    at: float
+    #: Whether it was compared with what happened.
+    taken: bool = False
+
+
 class ArbiterState:
-    """See the module. Everything but ``gpus`` and ``backoff`` is stored in the books.
+    """See the module. Everything but ``gpus``, ``reports`` and ``backoff`` is stored in the books.
 
     One thing: all that the arbiter knows is written to the books at once.
     """
@@ -37,6 +50,8 @@ class ArbiterState:
         self.gpus: dict[str, Gpu] = {}
         #: The apps that take part, by name.
         self.apps: dict[str, AppRecord] = {}
+        #: App -> its newest report, of those in ``apps`` that have sent one.
+        self.reports: dict[str, Newest] = {}
         #: Apps that have been silent for so long that they hold nothing, and whose names are kept.
         self.away: dict[str, AppRecord] = {}
         #: User -> (the doubt about him, GPU seconds of honest work that his apps still have to do to end it).
@@ -49,9 +64,6 @@ class ArbiterState:
         self.clock = 0.0
         #: Number of rounds begun so far.
         self.rounds = 0
-        #: Grows with each restart of the arbiter, and by nothing that an app says; the first part of the version of a
-        #: `messages.Leases`.
-        self.epoch = 0
         #: Seconds that `account` has not seen yet.
         self._unaccounted = 0.0
 
@@ -69,7 +81,6 @@ class ArbiterState:
             "leases": self.leases.saved(),
             "rounds": self.rounds,
             "clock": self.clock,
-            "epoch": self.epoch,
         }
 
     @classmethod
@@ -80,8 +91,8 @@ class ArbiterState:
             data: what `saved` returned; empty if the books are lost.
             gpus: the GPUs in the cluster now.
             tokens: of reservations that exist or have existed. The next token is larger than all of them.
-            wall: time of day, s. Without books, tokens and epochs go on from its milliseconds, which is more than any
-                arbiter before can have reached.
+            wall: time of day, s. Without books, tokens go on from its milliseconds, which is more than any arbiter
+                before can have reached.
 
         Raises TypeError, KeyError, AttributeError or ThemisError for data that no arbiter of this version has saved.
         """
@@ -94,7 +105,6 @@ class ArbiterState:
         state.leases = LeaseTable.loaded(data.get("leases", {}), [*tokens, floor])
         state.rounds = data.get("rounds", 0)
         state.clock = float(data.get("clock", 0.0))
-        state.epoch = max(data.get("epoch", 0) + 1, floor)
         state.gpus = {gpu.id: gpu for gpu in gpus}
         for record in (*state.apps.values(), *state.away.values(), *state.leases):
             _check_types(record)
@@ -151,6 +161,7 @@ class ArbiterState:
     def set_away(self, name: str) -> None:
         """The app has been silent for too long. It does not count any more, and its name is kept."""
         app = self.away[name] = self.apps.pop(name)
+        self.reports.pop(name, None)
         app.crowd /= self.clock - app.joined
 
     def add(self, name: str, user: str) -> AppRecord:
@@ -167,6 +178,7 @@ class ArbiterState:
 
     def forget(self, name: str) -> None:
         """The app is gone."""
+        self.reports.pop(name, None)
         if name in self.apps:
             self._remember_user(name, self.apps.pop(name))
         elif name in self.away:
@@ -188,6 +200,34 @@ class ArbiterState:
             self.doubts[user] = before, owed
             if len(self.doubts) > MOST_DOUBTS:
                 del self.doubts[next(iter(self.doubts))]
+
+    # --- what apps report
+
+    def hear(self, name: str, number: int, report: Report) -> bool:
+        """Note an app's report, unless a newer one has come. Returns whether it is the newest one."""
+        before = self.reports.get(name)
+        if before is not None and number <= before.number:
+            return False
+        self.reports[name] = Newest(number, report, self.clock)
+        return True
+
+    def take_report(self, name: str) -> None:
+        """Compute an app's rho from its newest report, and compare that with what happened, once.
+
+        One that came long ago is not compared: the app has worked since, and could not say so.
+        """
+        app, newest = self.apps[name], self.reports[name]
+        new = not newest.taken and self.clock - newest.at <= self.settings.answer_s
+        newest.taken = newest.taken or new
+        held = {lease.token: self.gpus[lease.gpu] for lease in self.leases.of(name)}
+        app.take_report(newest.report, held, len(self.gpus), self.clock - app.joined, self.contention(name), new)
+
+    def worth(self, name: str, held: int | None = None) -> Valuation | Endless:
+        """What GPUs are worth to an app now. ``held``: how many it holds; None: those of its leases."""
+        app, held = self.apps[name], len(self.leases.of(name)) if held is None else held
+        return app.worth(
+            self.reports[name].report, held, len(self.gpus), self.clock - app.joined, self.contention(name)
+        )
 
     # --- questions
 

@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from themis_bridge.auction import Bid, shape
-from themis_bridge.fairness import JobInfo, endless_rho
+from themis_bridge.fairness import JobInfo, endless_rho, kinds_of
 from themis_bridge.locality import Gpu, Phase, Slowdowns, whole_gangs
 
 #: Up to this size every size is listed; beyond it there are four sizes from each power of two to the next. A shorter
@@ -31,12 +31,6 @@ def ladder(most: int) -> list[int]:
     return sizes
 
 
-def most_rows(offer: Iterable[Gpu]) -> int:
-    """No bid that `make_bid` makes for this offer has more rows: for each kind of GPU and gang, those of a ladder."""
-    kinds = Counter(gpu.kind for gpu in offer)
-    return 1 + sum(number.bit_length() * len(ladder(number)) for number in kinds.values())
-
-
 @dataclass
 class Valuation:
     """One app's rho for any set of GPUs that it would hold from now until it is done (eq. 1 and 2).
@@ -46,7 +40,6 @@ class Valuation:
     independent: T_id, s.
     slowdowns: what a placement costs the app.
     most: how many GPUs the app wants at most; None for all that its jobs can use.
-    whole: T_cluster, seconds that all its work takes on all GPUs that it can use; None: T_id / N.
     together: how many GPUs of one machine each trial needs at once, see `messages.AppJoined`; others are of no use.
     """
 
@@ -55,11 +48,15 @@ class Valuation:
     independent: float
     slowdowns: Slowdowns = field(default_factory=Slowdowns)
     most: int | None = None
-    whole: float | None = None
     together: int = 1
 
     def __post_init__(self) -> None:
-        self._phases = [jobs if isinstance(jobs, Phase) else Phase(jobs) for jobs in self.phases]
+        self._phases = [jobs if isinstance(jobs, Phase) else Phase(kinds_of(jobs)) for jobs in self.phases]
+
+    @property
+    def work(self) -> float:
+        """All work left, GPU seconds."""
+        return sum(phase.work for phase in self._phases)
 
     @property
     def demand(self) -> int:
@@ -97,11 +94,7 @@ class Valuation:
 
     def rho(self, held: Iterable[Gpu], pieces: Mapping[int, int] | None = None, racks: Iterable[str] = ()) -> float:
         """Finish-time fairness with those GPUs until the end; arguments as of `finish`."""
-        return self.rho_after(self.finish(held, pieces, racks))
-
-    def rho_after(self, seconds: float) -> float:
-        """Finish-time fairness if the app ends ``seconds`` from now."""
-        return (self.elapsed + seconds) / self.independent
+        return (self.elapsed + self.finish(held, pieces, racks)) / self.independent
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,31 @@ class JobInfo:
         return self.iters_remaining * self.time_per_iter
 
 
+@dataclass(frozen=True)
+class JobKind:
+    """The jobs of one phase that are alike, as the sums that the phase's time depends on.
+
+    max_gpus, sensitivity: as of `JobInfo`.
+    number: how many jobs there are.
+    work: the work left of all of them, GPU seconds.
+    longest: that of the longest one, GPU seconds.
+    """
+
+    max_gpus: int
+    sensitivity: float
+    number: int
+    work: float
+    longest: float
+
+
+def kinds_of(jobs: Iterable[JobInfo]) -> tuple[JobKind, ...]:
+    """The jobs of one phase by kind."""
+    works: dict[tuple[int, float], list[float]] = {}
+    for job in jobs:
+        works.setdefault((job.max_gpus, job.sensitivity), []).append(job.work)
+    return tuple(JobKind(*kind, len(each), sum(each), max(each)) for kind, each in works.items())
+
+
 def independent_finish_time(budget: float, cluster_gpus: float, max_gpus: float, contention: float) -> float:
     """T_id = B / min(R_C / N, max_gpus): seconds that an app's work takes on its share of the cluster, R_C / N GPUs.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,13 @@ from themis_bridge.locality import Gpu
 #: First leases end in this many groups, one after the other. Were all to end at once, the few apps that bid would get
 #: the whole cluster by turns.
 END_GROUPS = 8
+#: State of a lease -> the states that may follow; after each of them it may be gone. docs/arbiter.md draws it.
+STATES: Mapping[str, tuple[str, ...]] = {
+    "asked": ("held", "ending", "closing"),
+    "held": ("ending", "closing"),
+    "ending": ("closing",),
+    "closing": (),
+}
 
 
 @dataclass
@@ -29,7 +36,7 @@ class Lease:
     token: int
     #: End on the arbiter's clock.
     expires: float
-    #: It is over, and its reservation is being removed.
+    #: It is over, and its reservation has to be removed.
     closing: bool = False
     #: The app that gets the GPU next; None if that is not decided.
     heir: str | None = None
@@ -37,10 +44,18 @@ class Lease:
     ending: bool = False
     #: It is on offer although its notice has not begun, see `preemption`.
     recalled: bool = False
-    #: Its holder was given the GPU as a leftover and did not win it.
-    leftover: bool = False
-    #: The heir will have the GPU as a leftover.
-    heir_leftover: bool = False
+    #: Id of the placement group that Ray has made for it; "" before.
+    group: str = ""
+
+    @property
+    def state(self) -> str:
+        """One of `STATES`."""
+        return "closing" if self.closing else "ending" if self.ending else "held" if self.group else "asked"
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What its reservation is named after: app, GPU and token."""
+        return self.app, self.gpu, self.token
 
     def on_offer(self, clock: float, notice_s: float) -> bool:
         """Whether the GPU is to be auctioned: the lease is recalled or its notice has begun, and no heir is decided."""
@@ -100,12 +115,12 @@ class LeaseTable:
         lease = self._leases.get(gpu)
         return lease if lease is not None and lease.token == token else None
 
-    def grant(self, gpu: str, app: str, expires: float, leftover: bool = False) -> Lease:
+    def grant(self, gpu: str, app: str, expires: float) -> Lease:
         """Add a lease with a new token. Raises ThemisError if the GPU is leased."""
         if gpu in self._leases:
             raise ThemisError(f"GPU {gpu!r} is leased to {self._leases[gpu].app!r}; close that lease first")
         self.token += 1
-        lease = Lease(gpu, app, self.token, expires, leftover=leftover)
+        lease = Lease(gpu, app, self.token, expires)
         self._add(lease)
         return lease
 

@@ -7,16 +7,15 @@ placements to bid on.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypeVar
 
 from themis_bridge.errors import ThemisError
-from themis_bridge.fairness import NOTHING, JobInfo
+from themis_bridge.fairness import NOTHING, JobKind
 
 #: What names a GPU: its id, or a job's number of it.
 Key = TypeVar("Key", str, int)
@@ -121,31 +120,20 @@ class Slowdowns:
 class Phase:
     """One phase as the sums over its jobs that its time depends on; a bid asks for the times of many placements."""
 
-    def __init__(self, jobs: Iterable[JobInfo]):
-        self.jobs = 0
+    def __init__(self, kinds: Iterable[JobKind]):
+        self.kinds = tuple(kinds)
+        self.jobs = sum(kind.number for kind in self.kinds)
         #: The most GPUs that all its jobs can use together.
-        self.demand = 0
+        self.demand = sum(kind.number * kind.max_gpus for kind in self.kinds)
         #: GPU seconds of all jobs.
-        self.work = 0.0
+        self.work = sum(kind.work for kind in self.kinds)
         #: GPU seconds of all jobs, each multiplied by its sensitivity.
-        self.felt = 0.0
-        #: (max_gpus, sensitivity) -> work of the longest job with these two values.
-        self._longest: dict[tuple[int, float], float] = {}
-        for job in jobs:
-            self.jobs += 1
-            self.demand += job.max_gpus
-            self.work += job.work
-            self.felt += job.work * job.sensitivity
-            key = (job.max_gpus, job.sensitivity)
-            self._longest[key] = max(job.work, self._longest.get(key, 0.0))
-        self.widest = max((width for width, _ in self._longest), default=1)
+        self.felt = sum(kind.work * kind.sensitivity for kind in self.kinds)
+        self.widest = max((kind.max_gpus for kind in self.kinds), default=1)
 
     def part(self, share: float) -> Phase:
         """The same jobs with the fraction ``share`` of their work."""
-        new = copy.copy(self)
-        new.work, new.felt = self.work * share, self.felt * share
-        new._longest = {key: work * share for key, work in self._longest.items()}
-        return new
+        return Phase(replace(kind, work=kind.work * share, longest=kind.longest * share) for kind in self.kinds)
 
     def time(self, counts: Sequence[int], across: float) -> float:
         """Seconds that the phase takes with the best width of its jobs on a placement.
@@ -175,5 +163,7 @@ class Phase:
     def _capped(self, usable: int, width: int, slowdown: float) -> float:
         """Seconds on ``usable`` GPUs if no job may use more than ``width`` GPUs."""
         extra = slowdown - 1.0
-        longest = max(work * (1.0 + feels * extra) / min(width, most) for (most, feels), work in self._longest.items())
+        longest = max(
+            kind.longest * (1.0 + kind.sensitivity * extra) / min(width, kind.max_gpus) for kind in self.kinds
+        )
         return max((self.work + self.felt * extra) / usable, longest)

@@ -1,8 +1,8 @@
-"""All that goes into the arbiter and comes out of it, as plain frozen dataclasses. All times are seconds.
+"""All that goes into the arbiter, and what it answers, as plain frozen dataclasses. All times are seconds.
 
-Events say what happened, instructions what the shell must do. A `Leases` message has all leases of an app instead of a
-change to them, so that a lost, repeated or overtaken message does no harm: an agent's next heartbeat has the version of
-the last one that it has received.
+Events say what happened. An app says five times a second how things are with it
+(`Heard`), and is told all its leases (`Leases`) if it does not know them. Each of the two has a state and no change of
+one, so that a lost or repeated message does no harm, and a late one is only an older report.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from themis_bridge.auction import Bid
 from themis_bridge.errors import ThemisError
-from themis_bridge.locality import Gpu, check_together
-from themis_bridge.plain import plain, shown
+from themis_bridge.fairness import JobKind
+from themis_bridge.locality import GUESSES, Gpu, check_together
+from themis_bridge.plain import number, shown, text, whole
 
 
 class Event:
     """Something that happened."""
-
-
-class Instruction:
-    """Something that the shell must do, after it has stored the arbiter's books."""
 
 
 @dataclass(frozen=True)
@@ -67,94 +63,106 @@ class AppLeft(AppEvent):
 
 
 @dataclass(frozen=True)
-class Heard(AppEvent):
-    """An app is alive. Every other event of the app says so, too.
-
-    version: of the newest `Leases` that its agent knows; None: it does not say. The arbiter answers if it has others.
-    """
-
-    version: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True)
 class Report:
-    """An app's answer to `AskRho`. The arbiter computes rho and ``best`` itself, see `AppRecord.take_report`.
+    """What an app still has to do, and what places cost it. The arbiter makes rho and bids of it, see `app_record`.
 
-    rho: its finish-time fairness if it keeps the GPUs that it holds.
-    useful: the most GPUs that it could use now, including those that it holds.
-    gang: how many of its GPUs should be on one machine.
-    best: its rho if it had all GPUs that it could use from now on.
-    left: seconds until it would end with all those GPUs.
-    whole: T_cluster, seconds that all its work, done and left, takes with all those GPUs.
-    fair: T_id, seconds that all its work takes on its own share of the cluster; 0: ``whole`` times the contention.
-    ends: seconds until it ends with the GPUs for which ``rho`` was computed; None: by ``rho`` and ``fair``.
-    demand: the most GPUs that any part of its work left could use; at least ``useful``.
-    leases: tokens of the leases that ``rho`` was computed for; empty if ``rho`` is that of an earlier bid.
-    endless: it never ends, as a service. Then only ``useful`` counts, the GPUs that its load wants now.
+    phases: the work left by kinds of jobs, the running phase first; a phase begins when the one before it has ended.
+    done: work done so far, GPU seconds.
+    peak: the most GPUs that the app could ever use.
+    most: how many GPUs it wants at most; None: all that its jobs can use.
+    across: its S on GPUs of several machines, and on GPUs of several racks, see `locality`.
+    endless: it never ends, as a service, and its load wants so many GPUs now. Then nothing else counts. 0: it ends.
     """
 
-    rho: float
-    useful: int
-    gang: int = 1
-    best: float = 0.0
-    left: float = 0.0
-    whole: float = 0.0
-    leases: tuple[int, ...] = ()
-    fair: float = 0.0
-    ends: float | None = None
-    demand: int = 0
-    endless: bool = False
+    phases: tuple[tuple[JobKind, ...], ...] = ()
+    done: float = 0.0
+    peak: int = 1
+    most: int | None = None
+    across: tuple[float, float] = (GUESSES["rack"], GUESSES["cluster"])
+    endless: int = 0
 
 
 @dataclass(frozen=True)
-class RhoAnswer(AppEvent):
-    """An app's answer to `AskRho` in the round of that number."""
+class Heard(AppEvent):
+    """How things are with an app.
 
-    round: int
+    number: grows with each message of the session; one with a smaller number than another says nothing any more.
+    report: what it still has to do.
+    known: the digest of the newest `Leases` that it knows; "": it knows none.
+    left: GPU and token of each lease in these `Leases` that it has given up.
+    """
+
+    number: int
     report: Report
+    known: str = ""
+    left: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True)
-class BidAnswer(AppEvent):
-    """An app's answer to `Offer` in the round of that number."""
-
-    round: int
-    bid: Bid
-
-
-@dataclass(frozen=True)
-class Release(AppEvent):
-    """The app has left a GPU before its lease ended."""
-
-    gpu: str
-    token: int
+#: An app cannot give up more leases at once. Judgement: more than any cluster has GPUs.
+MOST_LEFT = 100_000
+#: A report cannot have more kinds of jobs in all its phases. Judgement: a search has a dozen rungs, and its trials a
+#: few widths.
+MOST_KINDS = 1000
+#: GPUs that a job can use. Judgement: more than any cluster has.
+MOST_GPUS = 100_000
 
 
-#: All that an app can send.
-APP_EVENTS = (AppJoined, AppLeft, Heard, RhoAnswer, BidAnswer, Release)
-#: An app cannot send more than this number of messages at once. Judgement: it gives back each of its GPUs in one of
-#: them, if not twice, and has few others.
-MOST_MESSAGES = 10_000
+def plain_joined(joined: AppJoined) -> AppJoined:
+    """The same with plain values. Raises ThemisError if they cannot be true."""
+    together = whole(joined.together, "together")
+    check_together(together)
+    app, session = text(joined.app, "app"), text(joined.session, "session")
+    return AppJoined(app, session, text(joined.user, "user"), text(joined.life, "life"), together)
 
 
-def plain_events(events: object) -> list[AppEvent]:
-    """What an app sent, with plain values. Raises ThemisError for messages that no app can send.
+def plain_heard(heard: object) -> Heard:
+    """What an app sent, with plain values. Raises ThemisError for what cannot be true."""
+    if type(heard) is not Heard or type(heard.report) is not Report:
+        raise ThemisError(f"{shown(heard)} is no message of an app; see themis_bridge.messages")
+    left = _tuple(heard.left, "left", MOST_LEFT)
+    pairs = [_tuple(pair, "one of left", 2, 2) for pair in left]
+    return Heard(
+        text(heard.app, "app"),
+        text(heard.session, "session"),
+        whole(heard.number, "number"),
+        _plain_report(heard.report),
+        text(heard.known, "known"),
+        tuple((text(gpu, "a GPU of left"), whole(token, "a token of left")) for gpu, token in pairs),
+    )
 
-    Reports and bids are made plain when a round takes them, see `rounds.Round`.
-    """
-    if not isinstance(events, list) or len(events) > MOST_MESSAGES:
-        raise ThemisError(f"{shown(events)}: expected a list of at most {MOST_MESSAGES} messages")
-    return [plain_event(event) for event in events]
+
+def _tuple(value: Any, name: str, most: int, least: int = 0) -> tuple[Any, ...]:
+    if type(value) is not tuple or not least <= len(value) <= most:
+        raise ThemisError(f"{name} is {shown(value)}: expected a tuple of at most {most}")
+    return value
 
 
-def plain_event(event: object) -> AppEvent:
-    """One message of an app, see `plain_events`."""
-    if not isinstance(event, AppEvent) or type(event) not in APP_EVENTS:
-        raise ThemisError(f"{shown(event)} is no message of an app; see themis_bridge.messages")
-    event = plain(event, type(event), but=("report", "bid"))
-    if isinstance(event, AppJoined):
-        check_together(event.together)
-    return event
+def _plain_report(report: Report) -> Report:
+    phases = [_tuple(phase, "a phase", MOST_KINDS) for phase in _tuple(report.phases, "phases", MOST_KINDS)]
+    if sum(map(len, phases)) > MOST_KINDS:
+        raise ThemisError(f"phases of a report: expected at most {MOST_KINDS} kinds of jobs in all")
+    machines, racks = _tuple(report.across, "across", 2, 2)
+    return Report(
+        tuple(tuple(map(_plain_kind, phase)) for phase in phases),
+        number(report.done, "done", 0),
+        whole(report.peak, "peak", 1, MOST_GPUS),
+        None if report.most is None else whole(report.most, "most", 0),
+        (number(machines, "across", 1), number(racks, "across", 1)),
+        whole(report.endless, "endless", 0, MOST_GPUS),
+    )
+
+
+def _plain_kind(kind: object) -> JobKind:
+    if type(kind) is not JobKind:
+        raise ThemisError(f"{shown(kind)} in a report: expected a JobKind")
+    work = number(kind.work, "work", 0)
+    return JobKind(
+        whole(kind.max_gpus, "max_gpus", 1, MOST_GPUS),
+        number(kind.sensitivity, "sensitivity", 0, 1),
+        whole(kind.number, "number", 1),
+        work,
+        number(kind.longest, "longest", 0, work),
+    )
 
 
 @dataclass(frozen=True)
@@ -175,10 +183,11 @@ class Removed(Event):
 
 @dataclass(frozen=True)
 class Reserved(Event):
-    """Ray has reserved the GPU under that token."""
+    """Ray has reserved the GPU under that token. ``group``: id of the placement group, in hexadecimal digits."""
 
     gpu: str
     token: int
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,107 +220,45 @@ class Tick(Event):
 
 
 @dataclass(frozen=True)
-class AppInstruction(Instruction):
-    """Something to send to the agent of an app. ``session``: the run of the app's driver that it is for."""
-
-    app: str
-    session: str
-
-
-@dataclass(frozen=True)
-class AskRho(AppInstruction):
-    """Ask an app for its `Report` (step 1 of section 4.2.2).
-
-    contention: N_avg over the app's life.
-    gpus: R_C, GPUs in the cluster.
-    """
-
-    round: int
-    contention: float
-    gpus: int
-
-
-@dataclass(frozen=True)
-class Offer(AppInstruction):
-    """Offer GPUs to an app and ask for a bid (steps 2 and 3 of section 4.2.2).
-
-    contention, gpus: as of `AskRho`.
-    held: the GPUs that the app keeps or was promised, whatever comes of this round.
-    most: its quota; None if it has none.
-    """
-
-    round: int
-    offered: tuple[Gpu, ...]
-    contention: float
-    gpus: int
-    held: tuple[Gpu, ...]
-    most: int | None
-
-
-@dataclass(frozen=True)
 class LeaseView:
     """One lease, as a message to its holder has it.
 
-    remaining: seconds until its end when the message was made.
-    expires: its end on the arbiter's clock, which grows when the lease is renewed.
+    group: id of the placement group that is reserved for it, in hexadecimal digits.
     ending: it will not be renewed.
-    leftover: the app was given the GPU and did not win it.
-    group: id of the placement group that is reserved for it, in hexadecimal digits, filled in by the shell; "" while
-        Ray has not reserved it.
+    remaining: seconds until its end when the message was made.
     """
 
     gpu: Gpu
     token: int
-    remaining: float
-    ending: bool = False
-    leftover: bool = False
     group: str = ""
-    expires: float = 0.0
+    ending: bool = False
+    remaining: float = 0.0
 
 
 @dataclass(frozen=True)
-class Leases(AppInstruction):
-    """Tell an app all leases that it holds.
+class Leases:
+    """All leases of an app that Ray has reserved: the answer to a `Heard` that knows others.
 
-    ``version`` grows with each change of an app's leases: a message with another one that is not larger is out of date.
-    ``promised``: GPUs that others hold and that the app gets next; 0 for apps that need no gangs. Apps that do wait for
-    the rest of a gang only while something is promised.
+    session: the run of the app's driver that it is for.
+    digest: of the leases, but for the time that remains.
+    promised: GPUs that are on their way to the app; 0 for apps that need no gangs. Apps that do wait for the rest of a
+        gang only while something is promised.
     """
 
-    version: tuple[int, int]
+    session: str
+    digest: str
     leases: tuple[LeaseView, ...]
     promised: int = 0
 
 
 @dataclass(frozen=True)
-class Refused(AppInstruction):
-    """Tell an app that it, or an answer of it, is not accepted.
+class Refused:
+    """The answer to an app whose message the arbiter does not take.
 
     why: the reason, for people.
-    final: the app must not go on.
-    unknown: the arbiter does not know the app, which has to join again.
-    waits: the app has not joined, and may try again later.
+    then: "end": the app must not go on; "wait": it has not joined, and may try again later; "join": the arbiter does
+        not know it.
     """
 
     why: str
-    final: bool = False
-    unknown: bool = False
-    waits: bool = False
-
-
-@dataclass(frozen=True)
-class Reserve(Instruction):
-    """Reserve the GPU for the app under this token. The shell answers with `Reserved` or `ReserveFailed`."""
-
-    gpu: str
-    app: str
-    token: int
-
-
-@dataclass(frozen=True)
-class Remove(Instruction):
-    """Kill what runs on the GPU under this token and free it. The shell answers with `Removed`."""
-
-    gpu: str
-    app: str
-    token: int
+    then: str

@@ -1,31 +1,25 @@
 """Makes plain, bounded values of what a tenant sent, so that nothing behind it has to think of any others.
 
 A message comes as a Python object of whatever types its sender chose. A number may be a Fraction, which JSON does not
-have, or it may have a million digits. Here each field becomes an exact int, float, str, bool or None, or a tuple of
-ints, or the message is refused. What the values mean is checked by whoever takes the message.
+have, or it may have a million digits. Here a value becomes an exact int, float or str, or the message is refused. Which
+values a message has is said in `messages`.
 """
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Container, Mapping
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from themis_bridge.errors import ThemisError
 
-Message = TypeVar("Message")
-
 #: Characters of a text. Judgement: names of jobs are names of folders, which have at most 255 bytes.
 MOST_CHARACTERS = 1000
-#: Bits of a whole number without its sign. Epochs, versions and tokens are counted, some from the milliseconds of the
-#: time of day, and never need more.
-BITS = 63
+#: The largest whole number: those that are counted, such as tokens from the milliseconds of the time of day, never
+#: need more than 63 bits.
+MOST_WHOLE = (1 << 63) - 1
 #: The largest number, of seconds, of a rho or of a resource. Judgement: a million years have 3e13 seconds, and no
 #: product of a few such numbers is infinite. Ray counts ten-thousandths of a resource in 63 bits.
 MOST_NUMBER = 1e14
-#: Numbers in a tuple. Judgement: more than any cluster has GPUs.
-MOST_IN_TUPLE = 100_000
 
 
 def shown(value: Any) -> str:
@@ -37,76 +31,26 @@ def shown(value: Any) -> str:
         return f"a {type(value).__name__}"
 
 
-def text(value: Any) -> str:
+def text(value: Any, name: str) -> str:
     """An exact str. Raises ThemisError for anything else, and for one that is too long or has no UTF-8."""
     if not isinstance(value, str) or len(value) > MOST_CHARACTERS:
-        raise ThemisError(f"{shown(value)}: expected at most {MOST_CHARACTERS} characters")
+        raise ThemisError(f"{name} is {shown(value)}: expected at most {MOST_CHARACTERS} characters")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise ThemisError(f"{shown(value)}: expected characters that UTF-8 has") from None
+        raise ThemisError(f"{name} is {shown(value)}: expected characters that UTF-8 has") from None
     return str(value)
 
 
-def whole(value: Any) -> int:
-    """An exact int. Raises ThemisError for anything else, and for one that is too large."""
-    if not isinstance(value, int) or isinstance(value, bool) or value.bit_length() > BITS:
-        raise ThemisError(f"{shown(value)}: expected a whole number of at most {BITS} bits")
+def whole(value: Any, name: str, least: int = -MOST_WHOLE, most: int = MOST_WHOLE) -> int:
+    """An exact int. Raises ThemisError for anything else, and for one that is out of range."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ThemisError(f"{name} is {shown(value)}: expected a whole number from {least} to {most}")
     return int(value)
 
 
-def number(value: Any) -> float:
-    """An exact float that is finite. Raises ThemisError for what is no int or float, and for one that is too large."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not -MOST_NUMBER <= value <= MOST_NUMBER:
-        raise ThemisError(f"{shown(value)}: expected a finite number of at most {MOST_NUMBER:g}")
+def number(value: Any, name: str, least: float = -MOST_NUMBER, most: float = MOST_NUMBER) -> float:
+    """An exact float. Raises ThemisError for what is no int or float, and for one that is out of range."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= most:
+        raise ThemisError(f"{name} is {shown(value)}: expected a number from {least:g} to {most:g}")
     return float(value)
-
-
-def _truth(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ThemisError(f"{shown(value)}: expected True or False")
-    return value
-
-
-def _whole_numbers(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple) or len(value) > MOST_IN_TUPLE:
-        raise ThemisError(f"{shown(value)}: expected a tuple of at most {MOST_IN_TUPLE} numbers")
-    return tuple(map(whole, value))
-
-
-def _version(value: Any) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    numbers = _whole_numbers(value)
-    if len(numbers) != 2 or min(numbers) < 0:
-        raise ThemisError(f"{shown(value)}: expected two numbers >= 0, as of a Leases message")
-    return numbers[0], numbers[1]
-
-
-#: Annotation of a field -> what makes a plain value of it.
-_KINDS: Mapping[str, Callable[[Any], Any]] = {
-    "str": text,
-    "int": whole,
-    "float": number,
-    "float | None": lambda value: None if value is None else number(value),
-    "bool": _truth,
-    "tuple[int, ...]": _whole_numbers,
-    "tuple[int, int] | None": _version,
-}
-
-
-def plain(message: Message, of: type[Message], but: Container[str] = ()) -> Message:
-    """The same message with plain, bounded values in the fields of ``of``.
-
-    ``message``: a dataclass. ``of``: its class, or one from which that is derived: what it adds stays as it is.
-    ``but``: fields that stay as they are, too. Raises ThemisError for a value that cannot be made plain, and
-    AttributeError for a field that is not there.
-    """
-    values: dict[str, Any] = {}
-    for each in fields(of):  # type: ignore[arg-type]
-        if each.name not in but:
-            try:
-                values[each.name] = _KINDS[str(each.type)](getattr(message, each.name))
-            except ThemisError as error:
-                raise ThemisError(f"{each.name} of a {of.__name__} is {error}") from None
-    return replace(message, **values)  # type: ignore[type-var]

@@ -1,7 +1,7 @@
 """Which apps bid, and which app gets which GPU: the only decisions in which Themis and its baselines differ.
 
-A policy sees the apps' reports and chooses the apps that are offered the GPUs; with their bids it decides who gets
-which GPU. Everything else the arbiter does in the same way for every policy. The baselines are in
+A policy sees what the apps need and chooses the apps that bid; with their bids it decides who gets which GPU.
+Everything else the arbiter does in the same way for every policy. The baselines are in
 `benchmarks.shared_cluster.baselines`.
 """
 
@@ -52,12 +52,32 @@ def behind(holds: bool, rho: float, best: float, tie: TieBreak) -> tuple[bool, f
     return holds, -(rho if holds else best), tie
 
 
+@dataclass(frozen=True)
+class Need:
+    """What an app needs, by the arbiter's own count.
+
+    rho: its finish-time fairness if it keeps the GPUs that it holds, multiplied by its weight and divided by its doubt.
+    useful: the most GPUs that it could use now, including those that it holds.
+    gang: how many of its GPUs should be on one machine.
+    best: its rho if it had all GPUs that it could use from now on.
+    left: seconds until it would end with all those GPUs.
+    report: what it said itself; None: only the above is known.
+    """
+
+    rho: float
+    useful: int
+    gang: int = 1
+    best: float = 0.0
+    left: float = 0.0
+    report: Report | None = None
+
+
 @dataclass
 class Situation:
     """What a policy decides on."""
 
-    #: App -> its report.
-    reports: Mapping[str, Report]
+    #: App -> what it needs.
+    needs: Mapping[str, Need]
     #: App -> the GPUs that it keeps whatever is decided; none of them is on offer.
     held: Mapping[str, tuple[Gpu, ...]]
     #: GPU id -> the GPU, for all on offer.
@@ -80,8 +100,8 @@ class Situation:
         """How many GPUs the app could use beyond those that it keeps. For gangs, no more than the offer has whole."""
         held, together = self.held[app], self.together.get(app, 1)
         if together == 1:
-            return min(self.reports[app].useful, self.quota.get(app, NO_QUOTA)) - len(held)
-        more = self.reports[app].useful - whole_gangs(held, together)
+            return min(self.needs[app].useful, self.quota.get(app, NO_QUOTA)) - len(held)
+        more = self.needs[app].useful - whole_gangs(held, together)
         room = max(0, min(more, self.quota.get(app, NO_QUOTA) - len(held)))
         return min(room - room % together, whole_gangs(self.offer.values(), together))
 
@@ -107,10 +127,10 @@ class Policy(Protocol):
     def recalls(self) -> bool: ...
 
     def bidders(self, situation: Situation) -> list[str]:
-        """The apps to offer the GPUs to; empty if the policy needs no bids."""
+        """The apps that bid; empty if the policy needs no bids."""
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
-        """Which app gets which GPU. ``bids``: the valid bids of those bidders that answered in time."""
+        """Which app gets which GPU. ``bids``: of those bidders."""
 
 
 @dataclass
@@ -155,10 +175,10 @@ def worst_first(situation: Situation) -> list[str]:
     holding = {app for app, held in situation.held.items() if held} | set(situation.holder.values())
 
     def key(app: str) -> tuple[bool, float, TieBreak]:
-        report = situation.reports[app]
-        return behind(app in holding, report.rho, report.best, situation.tie_break(app))
+        need = situation.needs[app]
+        return behind(app in holding, need.rho, need.best, situation.tie_break(app))
 
-    return sorted((app for app in situation.reports if situation.wants(app) > 0), key=key)
+    return sorted((app for app in situation.needs if situation.wants(app) > 0), key=key)
 
 
 def whole(situation: Situation, outcome: Outcome) -> Outcome:
@@ -171,7 +191,7 @@ def whole(situation: Situation, outcome: Outcome) -> Outcome:
     if not useless:
         return outcome
     grants = {gpu: app for gpu, app in outcome.grants.items() if gpu not in useless}
-    rooms = Counter({app: situation.wants(app) for app in situation.reports})
+    rooms = Counter({app: situation.wants(app) for app in situation.needs})
     rooms.subtract(grants.values())
     stay: set[str] = set()
     for gpu in useless:
@@ -214,16 +234,16 @@ def renewed(situation: Situation, outcome: Outcome) -> Outcome:
     count = Counter(situation.holder.values())
     for app, gpus in situation.held.items():
         count[app] += len(gpus)
-    rooms = {app: situation.wants(app) for app in situation.reports}
+    rooms = {app: situation.wants(app) for app in situation.needs}
     for app in grants.values():
         rooms[app] = rooms.get(app, 0) - 1
     changing: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for gpu, winner in sorted(grants.items()):
         holder = situation.holder.get(gpu)
-        if holder is not None and holder != winner and holder in situation.reports:
+        if holder is not None and holder != winner and holder in situation.needs:
             changing[holder, winner, situation.offer[gpu].machine].append(gpu)
     for (holder, winner, _), left in changing.items():
-        theirs, other = situation.reports[holder], situation.reports[winner]
+        theirs, other = situation.needs[holder], situation.needs[winner]
         while left:
             size = min(len(left), max(theirs.gang, other.gang))
             if size >= count[holder]:
@@ -265,7 +285,7 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
 
     def give(app: str) -> bool:
         """Give it one gang. Returns whether there was one that is of use to it."""
-        size = min(situation.reports[app].gang, situation.wants(app) - got[app])
+        size = min(situation.needs[app].gang, situation.wants(app) - got[app])
         near = Counter(gpu.machine for gpu in situation.held[app])
         near.update(situation.offer[gpu].machine for gpu, holder in {**grants, **given}.items() if holder == app)
         own = Counter(machine for machine, gpus in free.items() for gpu in gpus if situation.holder.get(gpu) == app)
@@ -285,14 +305,14 @@ def share_leftover(situation: Situation, grants: Mapping[str, str], bids: Mappin
             del free[machine]
         return True
 
-    waited = [app for app, report in situation.reports.items() if report.best >= LONG_WAIT]
+    waited = [app for app, need in situation.needs.items() if need.best >= LONG_WAIT]
     empty = [app for app in waited if not situation.held[app] and not got[app]]
-    for app in sorted(empty, key=lambda app: (-situation.reports[app].best, situation.tie_break(app))):
+    for app in sorted(empty, key=lambda app: (-situation.needs[app].best, situation.tie_break(app))):
         if free and situation.wants(app) > 0:
             give(app)
-    others = situation.reports.keys() - bids.keys()
-    longest = sorted(others, key=lambda app: (-situation.reports[app].left, situation.tie_break(app)))
-    for app in longest + sorted(bids, key=lambda app: (-situation.reports[app].rho, situation.tie_break(app))):
+    others = situation.needs.keys() - bids.keys()
+    longest = sorted(others, key=lambda app: (-situation.needs[app].left, situation.tie_break(app)))
+    for app in longest + sorted(bids, key=lambda app: (-situation.needs[app].rho, situation.tie_break(app))):
         while free and situation.wants(app) > got[app] and give(app):
             pass
     return given

@@ -22,12 +22,12 @@ class Settings:
     lease_s: length of a lease; 10 minutes is the paper's choice (section 6.4). The first lease of a GPU is up to half
         shorter or longer.
     notice_s: how long before its end a lease is auctioned and its holder told; an iteration that outlasts it is lost.
-    answer_s: how long a round waits for the apps' answers.
+    answer_s: how long a round waits for the first report of an app. Reports that are older are not compared.
     patience_s: an app that has sent nothing for this long is gone.
     pace_s: time between rounds while nothing new happens.
     quotas: by user, the most GPUs that his apps may hold together. An app without a user is its own user.
     weights: by user, a factor on the rho of his apps when the worst apps are chosen.
-    reserves: by app, the GPUs that no auction takes from it, see `rounds.set_aside`.
+    reserves: by app, the GPUs that no auction takes from it, see `auctioneer.set_aside`.
     half_life_s: if it is above 0, past usage makes the weight of a user smaller, see `arbiter_state.fair_share`. Half
         of it is forgotten after this time.
     most_demand: if it is above 0, an app that comes is refused while the apps that are there could use more than this

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from themis_bridge import messages as m
-from themis_bridge.agent import Agent, Notice
 from themis_bridge.bids import Valuation
-from themis_bridge.fairness import JobInfo, independent_finish_time
+from themis_bridge.fairness import JobInfo, independent_finish_time, kinds_of
 from themis_bridge.locality import GUESSES, Gpu, Phase, Slowdowns, cut_in_gangs, whole_gangs
 
 #: Seconds until a GPU that was gained does work. Source: a change takes 35 to 50 s (section 6.2.3).
@@ -105,7 +104,7 @@ class TwinApp:
         #: GPU seconds held so far, each divided by the S of its placement.
         self.placed = 0.0
         self.finished: float | None = None
-        self._phases = [Phase(jobs) for jobs in spec.phases]
+        self._phases = [Phase(kinds_of(jobs)) for jobs in spec.phases]
         #: Index of the phase that runs.
         self.phase = 0
         #: The fraction of that phase that is left.
@@ -197,12 +196,11 @@ class TwinApp:
         rest = [self._phases[self.phase].part(self._left * factor)]
         return rest + [phase.part(factor) if factor != 1 else phase for phase in self._phases[self.phase + 1 :]]
 
-    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        budget, demand = self.spec.budget * self._claim, self.spec.demand
-        independent = independent_finish_time(budget, cluster_gpus, demand, contention)
-        whole = independent_finish_time(budget, cluster_gpus, demand, 1.0)
-        rest, elapsed = self._rest(self._claim), self.now - self.spec.arrives
-        return Valuation(rest, elapsed, independent, self._told, whole=whole, together=self.spec.told)
+    def report(self) -> m.Report:
+        costs = self._told.of("rack"), self._told.of("cluster")
+        phases = tuple(phase.kinds for phase in self._rest(self._claim))
+        done = max(0.0, self.spec.budget * self._claim - sum(kind.work for kinds in phases for kind in kinds))
+        return TwinReport(phases, done, self.spec.demand, across=costs, facts=self.facts())
 
     def facts(self) -> Facts:
         rest = self._rest(1.0)
@@ -229,21 +227,6 @@ class TwinReport(m.Report):
     """A report with what policies beside Themis need to know of the app."""
 
     facts: Facts | None = None
-
-
-class TwinAgent(Agent):
-    """The agent of an app of the twin: its reports are `TwinReport`."""
-
-    work: TwinApp
-
-    def handle(self, instruction: m.Instruction) -> tuple[list[m.AppEvent], list[Notice]]:
-        events, notices = super().handle(instruction)
-        return [self._with_facts(event) for event in events], notices
-
-    def _with_facts(self, event: m.AppEvent) -> m.AppEvent:
-        if not isinstance(event, m.RhoAnswer):
-            return event
-        return replace(event, report=TwinReport(**vars(event.report), facts=self.work.facts()))
 
 
 def rho(jct: float, spec: Spec, cluster_gpus: int, contention: float) -> float:

@@ -37,7 +37,7 @@ class Ordered(Rule):
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         supply = Supply(situation, self.dense)
-        facts = {app: report.facts for app, report in situation.reports.items()}
+        facts = {app: need.report.facts for app, need in situation.needs.items()}
         room = {app: len(situation.held[app]) + max(0, situation.wants(app)) for app in facts}
         for app in sorted(facts, key=lambda app: (self.key(facts[app], room[app]), facts[app].arrived, app)):
             supply.give_gpus(app, supply.wants[app])
@@ -95,16 +95,16 @@ class Shares(Rule):
 
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         supply = Supply(situation, self.dense)
-        reports = situation.reports
-        held = {app: list(situation.held[app]) for app in reports}
-        size = {app: max(1, report.gang) if self.dense else 1 for app, report in reports.items()}
+        needs = situation.needs
+        held = {app: list(situation.held[app]) for app in needs}
+        size = {app: max(1, need.gang) if self.dense else 1 for app, need in needs.items()}
 
         def key(app: str) -> tuple[float, int, float, str]:
-            facts, have = reports[app].facts, held[app]
+            facts, have = needs[app].report.facts, held[app]
             more = [situation.offer[gpu] for gpu in supply.pick_gpus(app, min(size[app], supply.wants[app]))]
             return self.key(facts, len(have), have + more), len(have), facts.arrived, app
 
-        while supply.free and (wanting := [app for app in reports if supply.wants[app]]):
+        while supply.free and (wanting := [app for app in needs if supply.wants[app]]):
             app = min(wanting, key=key)
             held[app] += [situation.offer[gpu] for gpu in supply.give_gpus(app, size[app])]
         return self.final(situation, Outcome(supply.grants))

@@ -22,7 +22,7 @@ class Supply:
         for gpu, app in situation.holder.items():
             if app in self.near:
                 self.near[app][situation.offer[gpu].machine] += 1
-        self.wants = {app: max(0, situation.wants(app)) for app in situation.reports}
+        self.wants = {app: max(0, situation.wants(app)) for app in situation.needs}
 
     def give_gpus(self, app: str, size: int) -> list[str]:
         """Give an app up to ``size`` GPUs: no more than it wants, and no more than there are."""

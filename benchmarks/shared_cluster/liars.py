@@ -9,62 +9,44 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
-from benchmarks.shared_cluster.apps import Spec, TwinAgent, TwinApp
+from benchmarks.shared_cluster.apps import Spec, TwinApp
 from themis_bridge import messages as m
-from themis_bridge.agent import Notice
+from themis_bridge.agent import Agent
 from themis_bridge.fairness import JobInfo
+from themis_bridge.locality import Phase
 
 
 @dataclass(frozen=True)
 class Lie:
-    """How an app lies in its messages; each factor is 1 for the truth.
+    """How an app lies in its reports; each factor is 1 for the truth.
 
-    behind: it multiplies every rho that it reports or bids, and the times until its end that they imply.
-    shorter: it divides its T_id and T_cluster, and all work that it claims to have had.
-    ends: in each report it ends in this number of seconds on the GPUs that it holds; None: it says what is true.
+    behind: it multiplies the work left that it reports.
+    done: it multiplies the work done that it reports.
+    always: in each report it has so many GPU seconds of work left; None: it says what is true, but for ``behind``.
     """
 
     behind: float = 1.0
-    shorter: float = 1.0
-    ends: float | None = None
+    done: float = 1.0
+    always: float | None = None
 
 
 #: No lie.
 TRUTH = Lie()
 
 
-class Liar(TwinAgent):
+class Liar(Agent):
     """An agent that lies. ``lie``: how."""
 
     def __init__(self, app: str, session: str, work: TwinApp, user: str, lie: Lie, together: int = 1):
         super().__init__(app, session, work, user, together)
         self._lie = lie
 
-    def handle(self, instruction: m.Instruction) -> tuple[list[m.AppEvent], list[Notice]]:
-        events, notices = super().handle(instruction)
-        return [self._false(event) for event in events], notices
-
-    def _false(self, event: m.AppEvent) -> m.AppEvent:
-        lie = self._lie
-        factor = lie.behind * lie.shorter
-        if isinstance(event, m.BidAnswer):
-            rows = {row: rho * factor for row, rho in event.bid.rho.items()}
-            return replace(event, bid=replace(event.bid, rho=rows))
-        if not isinstance(event, m.RhoAnswer):
-            return event
-        told = event.report
-        ends = None if told.ends is None else told.ends * lie.behind
-        return replace(
-            event,
-            report=replace(
-                told,
-                rho=told.rho * factor,
-                best=told.best * factor,
-                ends=ends if lie.ends is None else lie.ends,
-                whole=told.whole / lie.shorter,
-                fair=told.fair / lie.shorter,
-            ),
-        )
+    def heartbeat(self) -> m.Heard:
+        told, lie = super().heartbeat(), self._lie
+        left = sum(kind.work for phase in told.report.phases for kind in phase)
+        factor = lie.behind if lie.always is None else lie.always / max(left, 1e-9)
+        phases = tuple(Phase(phase).part(factor).kinds for phase in told.report.phases)
+        return replace(told, report=replace(told.report, phases=phases, done=told.report.done * lie.done))
 
 
 def split(spec: Spec) -> list[Spec]:

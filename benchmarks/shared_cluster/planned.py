@@ -141,8 +141,8 @@ class Shockwave(Rule):
     def decide(self, situation: Situation, bids: Mapping[str, Bid]) -> Outcome:
         supply = Supply(situation, dense=True)
         gpus = len(situation.offer) + sum(map(len, situation.held.values()))
-        width = {app: min(gpus, len(situation.held[app]) + supply.wants[app]) for app in situation.reports}
-        facts = {app: report.facts for app, report in situation.reports.items() if width[app]}
+        width = {app: min(gpus, len(situation.held[app]) + supply.wants[app]) for app in situation.needs}
+        facts = {app: need.report.facts for app, need in situation.needs.items() if width[app]}
         plans = {app: self._plan(app, each, width[app], gpus, len(facts)) for app, each in facts.items()}
         rounds, relaxed = _rounds(plans, gpus)
         priority = {app: plan.priority if relaxed else 1.0 for app, plan in plans.items()}
@@ -217,12 +217,12 @@ class Sia(Rule):
         program = _Program()
         columns: dict[int, tuple[str, int]] = {}
         has = Counter(situation.holder.values())
-        for app, report in situation.reports.items():
+        for app, need in situation.needs.items():
             kept = len(situation.held[app])
             sizes = [size for size in _configurations(machine, kept + supply.wants[app]) if size >= max(1, kept)]
             own = {}
             for size in {*sizes, kept} - {0}:
-                goodput = _goodput(report.facts, size, machine, kept + has[app])
+                goodput = _goodput(need.report.facts, size, machine, kept + has[app])
                 own[program.column(goodput**FAIRNESS_POWER - NO_GPUS_COST, 0.0, 1.0, True)] = app, size
             if own:
                 program.row(dict.fromkeys(own, 1.0), float(kept > 0), 1.0)

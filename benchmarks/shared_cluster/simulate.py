@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 
-from benchmarks.shared_cluster.apps import Spec, TwinAgent, TwinApp, average_contention, rho
+from benchmarks.shared_cluster.apps import Spec, TwinApp, average_contention, rho
 from benchmarks.shared_cluster.baselines import policy
 from benchmarks.shared_cluster.liars import TRUTH, Liar, Lie
 from themis_bridge import messages as m
@@ -24,6 +24,7 @@ from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
 from themis_bridge.auctioneer import Tally
 from themis_bridge.errors import ThemisError
+from themis_bridge.lease_manager import leases_of
 from themis_bridge.locality import Gpu
 from themis_bridge.settings import Settings
 
@@ -149,6 +150,8 @@ class Simulation:
         self._order = itertools.count()
         #: App -> number of its newest prediction in the heap; older ones are void.
         self._newest = dict.fromkeys(self.apps, 0)
+        #: App -> the digest of the leases that it was told.
+        self._told: dict[str, str] = {}
         self._changed: set[str] = set()
         #: Apps of which a phase ended while they handled a message: their event is due now.
         self._ended: set[str] = set()
@@ -162,7 +165,7 @@ class Simulation:
     def run(self) -> Result:
         """Run the workload to its end. Raises ThemisError if some app never ends."""
         for gpu in self.gpus:
-            self._send(m.GpuJoined(gpu))
+            self.arbiter.handle(m.GpuJoined(gpu), self.now)
         for spec in (app.spec for app in self.apps.values()):
             if not spec.follows:
                 self._push(spec.arrives, spec.name)
@@ -174,7 +177,7 @@ class Simulation:
             tick = self.now + self._until_tick()
             if tick < at:
                 self.now = tick
-                self._send(m.Tick())
+                self._decide()
             elif not math.isfinite(at):
                 raise ThemisError(
                     f"{left} apps never end under {self.setup.policy!r}; check that each can use at least 1 GPU"
@@ -191,8 +194,6 @@ class Simulation:
     def _until_tick(self) -> float:
         """Seconds until the next `messages.Tick` that could change anything, if no other event comes first."""
         state, auctioneer = self.arbiter.state, self.arbiter.auctioneer
-        if auctioneer.round is not None:
-            return max(0.0, auctioneer.round.deadline - state.clock)
         times = [until for gpu, until in state.backoff.retry_times(state.clock) if not state.leases.get(gpu)]
         notice = state.settings.notice_s
         for lease in state.leases:
@@ -213,7 +214,7 @@ class Simulation:
         if name not in self.agents:
             liar = name == self.setup.liar
             own, told = (name, name, app, app.spec.user), app.spec.told
-            self.agents[name] = Liar(*own, self.setup.false, told) if liar else TwinAgent(*own, told)
+            self.agents[name] = Liar(*own, self.setup.false, told) if liar else Agent(*own, told)
             self._send(m.AppJoined(name, name, app.spec.user, together=app.spec.told))
             if self.agents[name].refused:
                 del self.agents[name]
@@ -236,7 +237,8 @@ class Simulation:
             return True
         for gpu in app.surplus():
             app.lose_gpu(gpu)
-            self._send(*self.agents[name].vacated(gpu))
+            self.agents[name].vacated(gpu)
+        self._send(self.agents[name].heartbeat())
         return False
 
     def _predict(self) -> None:
@@ -247,44 +249,65 @@ class Simulation:
                 self._push(at, name)
         self._changed.clear()
 
-    def _send(self, *events: m.Event) -> None:
-        queue = deque(events)
-        while queue:
-            for instruction in self.arbiter.handle(queue.popleft(), self.now):
-                if isinstance(instruction, m.Remove):
-                    queue.append(m.Removed(instruction.gpu, instruction.token))
-                elif isinstance(instruction, m.AppInstruction):
-                    queue.extend(self._deliver_to_agent(instruction))
+    def _decide(self) -> None:
+        """All apps report, and the arbiter decides; not yet if an app has just ended, which says so first."""
+        for name in self.arbiter.state.apps:
+            if self._advance(name):
+                self.arbiter.handle(self.agents[name].heartbeat(), self.now)
+        if not self._ended:
+            self._send(m.Tick())
 
-    def _deliver_to_agent(self, instruction: m.AppInstruction) -> list[m.AppEvent]:
-        name = instruction.app
+    def _send(self, event: m.Event) -> None:
+        """Let the arbiter handle an event and what follows from it, and tell the apps their leases."""
+        queue = deque([event])
+        while queue:
+            event = queue.popleft()
+            refused = self.arbiter.handle(event, self.now)
+            if refused is not None and isinstance(event, m.AppEvent):
+                self.agents[event.app].take(refused)
+            if queue:
+                continue
+            for lease in self.arbiter.state.leases:
+                if lease.closing:
+                    queue.append(m.Removed(lease.gpu, lease.token))
+                elif not lease.group:
+                    queue.append(m.Reserved(lease.gpu, lease.token, "group"))
+            if not queue:
+                for name in list(self.arbiter.state.apps):
+                    queue += self._tell(name)
+
+    def _advance(self, name: str) -> bool:
+        """Let the app work until now. Returns whether it still does."""
         app = self.apps[name]
-        if name in self.arbiter.state.apps:
-            self.doubted = max(self.doubted, self.arbiter.state.apps[name].distrust)
-        if app.finished is not None:
+        if app.finished is None:
+            phase = app.phase
+            app.advance(self.now)
+            if app.phase != phase:
+                self._changed.add(name)
+                self._ended.add(name)
+        return app.finished is None
+
+    def _tell(self, name: str) -> list[m.Event]:
+        """Tell an app its leases if they have changed. Returns what it says if it then gives some of them up."""
+        self.doubted = max(self.doubted, self.arbiter.state.apps[name].distrust)
+        told, app, agent = leases_of(self.arbiter.state, name), self.apps[name], self.agents[name]
+        if self._told.get(name) == told.digest or not self._advance(name):
             return []
-        phase = app.phase
-        app.advance(self.now)
-        if app.phase != phase:
-            self._changed.add(name)
-            self._ended.add(name)
-        if app.finished is not None:
-            return []
-        events, notices = self.agents[name].handle(instruction)
-        for notice in notices:
+        self._told[name] = told.digest
+        for notice in agent.take(told):
             if isinstance(notice, Gained):
                 app.gain_gpu(notice.gpu)
                 self._changed.add(name)
             elif isinstance(notice, Lost):
                 app.lose_gpu(notice.gpu.id)
                 self._changed.add(name)
-        agent = self.agents[name]
-        for gpu in [] if agent.promised else app.torn():
+        torn = [] if agent.promised else app.torn()
+        for gpu in torn:
             # As a job does, after a few seconds.
             app.lose_gpu(gpu)
             self._changed.add(name)
-            events += agent.vacated(gpu)
-        return events
+            agent.vacated(gpu)
+        return [agent.heartbeat()] if torn else []
 
     def _result(self) -> Result:
         apps = self.apps.values()

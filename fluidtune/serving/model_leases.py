@@ -24,7 +24,7 @@ from symphony_serve.errors import ServeError
 from symphony_serve.shell.async_server import AsyncServer
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Notice
-from themis_bridge.bids import Endless
+from themis_bridge.messages import Report
 from themis_bridge.shell.tenant import POLL_S, Tenant
 
 logger = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ class ModelLeases:
 
     # What the agent asks, in its own thread.
 
-    def valuation(self, contention: float, cluster_gpus: int) -> Endless:
-        return Endless(self.wanted, cluster_gpus / contention)
+    def report(self) -> Report:
+        return Report(endless=self.wanted)
 
     @property
     def wanted(self) -> int:

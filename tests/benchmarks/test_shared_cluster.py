@@ -15,7 +15,7 @@ from benchmarks.shared_cluster.apps import Spec, TwinApp, TwinReport
 from benchmarks.shared_cluster.baselines import BASELINES
 from themis_bridge import JobInfo
 from themis_bridge.locality import Gpu
-from themis_bridge.policy import Situation
+from themis_bridge.policy import Need, Situation
 
 
 @pytest.fixture(autouse=True)
@@ -66,11 +66,11 @@ def test_a_side_is_compared_with_the_best_on_each_workload() -> None:
 def situation(gpus: int, *apps: tuple[int, float], age: float = 1000.0, held: int = 0) -> Situation:
     """Apps of one job on one machine. ``apps``: (the most GPUs, seconds on one GPU); the first holds ``held`` GPUs."""
     offer = {f"g{i}": Gpu(f"g{i}", "m", slot=f"s{i}") for i in range(gpus)}
-    reports = {}
+    needs = {}
     for number, (most, seconds) in enumerate(apps):
         app = TwinApp(Spec(f"a{number}", 0.0, [[JobInfo(seconds, 1.0, most)]]))
-        reports[f"a{number}"] = TwinReport(1.0, most, facts=replace(app.facts(), age=age))
-    return Situation(reports, dict.fromkeys(reports, ()), offer, dict.fromkeys(list(offer)[:held], "a0"), {})
+        needs[f"a{number}"] = Need(1.0, most, report=TwinReport(facts=replace(app.facts(), age=age)))
+    return Situation(needs, dict.fromkeys(needs, ()), offer, dict.fromkeys(list(offer)[:held], "a0"), {})
 
 
 def got(name: str, there: Situation) -> dict[str, int]:
@@ -95,9 +95,9 @@ def test_sia_chooses_the_numbers_of_gpus_with_the_best_sum(
 def test_shockwave_serves_the_app_first_that_cannot_end_in_its_fair_time() -> None:
     there = situation(1, (1, 4000.0), (1, 5000.0), age=0.0)
     for late in ("a0", "a1"):
-        report = there.reports[late]
-        reports = {**there.reports, late: replace(report, facts=replace(report.facts, age=20000.0))}
-        assert got("shockwave", replace(there, reports=reports)) == {late: 1}
+        facts = replace(there.needs[late].report.facts, age=20000.0)
+        needs = {**there.needs, late: replace(there.needs[late], report=TwinReport(facts=facts))}
+        assert got("shockwave", replace(there, needs=needs)) == {late: 1}
 
 
 def drawn(seed: int, gain: float, liars: int = 24) -> list[float]:

@@ -17,7 +17,8 @@ from tests.serving import runs
 from tests.serving.runs import load
 from tests.serving.test_service import ask
 from themis_bridge import JobInfo
-from themis_bridge.bids import Valuation
+from themis_bridge.fairness import kinds_of
+from themis_bridge.messages import Report
 from themis_bridge.shell.tenant import Tenant
 
 pytestmark = [pytest.mark.ray, pytest.mark.serve]
@@ -90,8 +91,8 @@ def test_a_search_and_a_service_get_devices_and_requests_are_answered(served, cl
 class Greedy:
     """A job that wants both CPUs, and has hours of work."""
 
-    def valuation(self, contention, cluster_gpus):
-        return Valuation([[JobInfo(1, 1e4)] * 2], 10.0, 1e4 * contention)
+    def report(self):
+        return Report((kinds_of([JobInfo(1, 1e4)] * 2),), peak=2)
 
 
 def test_a_lease_is_recalled_under_load_and_each_request_is_answered_or_refused(served, clients, finished):

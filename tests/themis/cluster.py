@@ -8,8 +8,9 @@ from themis_bridge import messages as m
 from themis_bridge.agent import Agent
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.bids import Endless, Valuation
-from themis_bridge.fairness import independent_finish_time
+from themis_bridge.fairness import JobKind, kinds_of
+from themis_bridge.lease_manager import leases_of
+from themis_bridge.leases import STATES
 from themis_bridge.locality import Gpu
 from themis_bridge.policy import Policy
 from themis_bridge.settings import Settings
@@ -18,23 +19,23 @@ SETTINGS = Settings(lease_s=100, notice_s=10, answer_s=2, patience_s=1e6)
 
 
 class Job:
-    """The `Work` of an app of jobs that began at 0 s.
+    """The `Work` of an app of jobs of which nothing is done.
 
     ``seconds``: of each job on one GPU. ``together``: GPUs of each job, which it needs at once. ``width``: the most
     GPUs that it can use.
     """
 
     def __init__(self, jobs: int = 4, seconds: float = 1000.0, together: int = 1, width: int = 1):
-        self.jobs, self.seconds, self.together, self.now = jobs, seconds, together, 0.0
+        self.jobs, self.seconds, self.together = jobs, seconds, together
         self.width = max(width, together)
 
-    def valuation(self, contention, cluster_gpus):
-        jobs = [JobInfo(1, self.seconds, self.width)] * self.jobs
-        most = max(1, self.jobs * self.width)
-        budget = max(self.jobs * self.seconds, 1e-3)
-        independent = independent_finish_time(budget, cluster_gpus, most, contention)
-        whole = independent_finish_time(budget, cluster_gpus, most, 1.0)
-        return Valuation([jobs], self.now, independent, whole=whole, together=self.together)
+    def report(self):
+        return m.Report((kinds_of([JobInfo(1, self.seconds, self.width)] * self.jobs),), peak=self.jobs * self.width)
+
+
+def claim(left: float, done: float = 0.0, width: int = 2, across: float = 1.0) -> m.Report:
+    """What an app of one job says. ``left``, ``done``: GPU seconds. ``width``: GPUs of the job. ``across``: its S."""
+    return m.Report(((JobKind(width, 1.0, 1, left, left),),), done, width, across=(across, across))
 
 
 class Service:
@@ -43,8 +44,8 @@ class Service:
     def __init__(self, wanted: int):
         self.wanted = wanted
 
-    def valuation(self, contention, cluster_gpus):
-        return Endless(self.wanted, cluster_gpus / contention)
+    def report(self):
+        return m.Report(endless=self.wanted)
 
 
 class Cluster:
@@ -59,42 +60,80 @@ class Cluster:
         #: (GPU, app) that Ray cannot reserve.
         self.impossible: set[tuple[str, str]] = set()
         self.notices: list = []
-        self.said: list[m.Instruction] = []
+        #: Why messages were refused.
+        self.refused: list[str] = []
         for i in range(gpus):
             self.send(m.GpuJoined(Gpu(f"g{i}", f"m{i // 4}")))
 
     def send(self, *events):
-        queue = list(events)
-        while queue:
-            out = self.arbiter.handle(queue.pop(0), self.now)
-            check_arbiter(self.arbiter)
-            for instruction in out:
-                self.said.append(instruction)
-                if isinstance(instruction, m.Reserve) and (instruction.gpu, instruction.app) in self.impossible:
-                    queue.append(m.ReserveFailed(instruction.gpu, instruction.token))
-                elif isinstance(instruction, m.Reserve):
-                    assert instruction.gpu not in self.reserved
-                    self.reserved[instruction.gpu] = (instruction.app, instruction.token)
-                    queue.append(m.Reserved(instruction.gpu, instruction.token))
-                elif isinstance(instruction, m.Remove):
-                    assert self.reserved.pop(instruction.gpu) == (instruction.app, instruction.token)
-                    queue.append(m.Removed(instruction.gpu, instruction.token))
-                elif instruction.app in self.agents and instruction.app not in self.silent:
-                    events, notices = self.agents[instruction.app].handle(instruction)
-                    self.notices += notices
-                    queue += events
+        for event in events:
+            self._handle(event)
+        while self._settle():
+            pass
+
+    def _handle(self, event):
+        before = {lease.token: lease.state for lease in self.arbiter.state.leases}
+        refused = self.arbiter.handle(event, self.now)
+        check_arbiter(self.arbiter)
+        for lease in self.arbiter.state.leases:
+            was = before.get(lease.token, "asked")
+            assert lease.state == was or lease.state in STATES[was], f"{lease} was {was}"
+        self.refused += [refused.why] if refused else []
+        return refused
+
+    def _settle(self):
+        """All report, a tick passes, and Ray and the agents do what follows from it. Returns whether anything did."""
+        here = {name: agent for name, agent in self.agents.items() if name not in self.silent}
+        known = {}
+        for name, agent in here.items():
+            heard = agent.heartbeat()
+            known[name] = heard.known
+            refused = self._handle(heard)
+            self.notices += agent.take(refused) if refused else []
+        self._handle(m.Tick())
+        changed = self._reserve()
+        for name, agent in here.items():
+            if name in self.arbiter.state.apps:
+                told = leases_of(self.arbiter.state, name)
+                if told.session == agent.session and told.digest != known[name]:
+                    self.notices += agent.take(told)
+                    changed = True
+        return changed
+
+    def _reserve(self):
+        """Let Ray's reservations agree with the leases. Returns whether they did not."""
+        leases = list(self.arbiter.state.leases)
+        for gpu, (app, token) in list(self.reserved.items()):
+            if all(lease.key != (app, gpu, token) or lease.closing for lease in leases):
+                del self.reserved[gpu]
+        changed = False
+        for lease in leases:
+            if lease.closing:
+                changed = True
+                self._handle(m.Removed(lease.gpu, lease.token))
+            elif not lease.group:
+                changed = True
+                if (lease.gpu, lease.app) in self.impossible:
+                    self._handle(m.ReserveFailed(lease.gpu, lease.token))
+                    continue
+                assert lease.gpu not in self.reserved
+                self.reserved[lease.gpu] = (lease.app, lease.token)
+                self._handle(m.Reserved(lease.gpu, lease.token, "group"))
+        return changed
 
     def join(self, name: str, job: Job | None = None, session: str = "s", user: str = "") -> Agent:
         job = job or Job()
         together = getattr(job, "together", 1)
         agent = self.agents[name] = Agent(name, session, job, user, together)
-        self.send(m.AppJoined(name, session, user, together=together))
+        refused = self._handle(m.AppJoined(name, session, user, together=together))
+        self.notices += agent.take(refused)
+        self.send()
         return agent
 
     def wait(self, seconds: float, step: float = 1.0):
         for _ in range(round(seconds / step)):
             self.now += step
-            self.send(m.Tick())
+            self.send()
 
     def holds(self, name: str) -> set[str]:
         return {gpu for gpu, (app, _) in self.reserved.items() if app == name}

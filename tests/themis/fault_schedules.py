@@ -36,7 +36,7 @@ from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Gained, Leave, Notice
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.bids import Valuation
+from themis_bridge.lease_manager import leases_of
 from themis_bridge.locality import Gpu, cut_in_gangs, whole_gangs
 from themis_bridge.settings import Settings
 
@@ -45,6 +45,8 @@ LEASE_S = 30.0
 SETTINGS = Settings(lease_s=LEASE_S, notice_s=6.0, answer_s=1.5, patience_s=10.0)
 #: The longest that a message or a removal takes, s. Judgement: longer than SETTINGS.answer_s.
 LATE_S = 4.0
+#: Seconds after which a driver gives a call up. Judgement: longer than a call whose both ways are late.
+CALL_S = 2 * LATE_S + 1
 #: How much longer than a lease a GPU may be idle, s: the end of the lease, the removal and the next grant may each be
 #: late.
 SLACK_S = 3 * LATE_S
@@ -69,7 +71,6 @@ class Driver:
     width: int
     #: How many GPUs of one machine each of its jobs needs at once, see `messages.AppJoined`.
     together: int
-    arrived: float
     #: Whether it leaves a GPU at the end of its lease; otherwise it is killed there.
     polite: bool
     world: World
@@ -83,10 +84,14 @@ class Driver:
     #: GPU that is of no use, since its gang is not whole -> since when that is so and no other GPU is promised.
     torn: dict[str, float] = field(default_factory=dict)
 
-    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        job = Job(self.jobs, 500.0, self.together, self.width)
-        job.now = self.world.now - self.arrived
-        return job.valuation(contention, max(1, cluster_gpus))
+    #: Number of the message that waits for an answer, and when it was sent; 0: none does.
+    calling: int = 0
+    called: float = 0.0
+    #: What it sent last.
+    last: m.Heard | None = None
+
+    def report(self) -> m.Report:
+        return Job(self.jobs, 500.0, self.together, self.width).report()
 
     def loose(self) -> list[str]:
         """The GPUs that it holds beyond whole gangs."""
@@ -120,6 +125,11 @@ class World:
         self.idle: dict[str, float] = dict.fromkeys(self.gpus, 0.0)
         self._checked = 0.0
         self.disk: dict[str, Any] = {}
+        #: As of the disk: reservation -> whether it has to be there, and app -> what it is told.
+        self.wanted: dict[tuple[str, str, int], bool] = {}
+        self.told: dict[str, m.Leases] = {}
+        #: The reservations for which Ray was called by this arbiter, to make them or to remove them.
+        self._asked: set[tuple[bool, tuple[str, str, int]]] = set()
         self.arbiter: Arbiter | None = Arbiter(ArbiterState(SETTINGS))
         #: Number of the arbiter's life; Ray's messages to an earlier one are lost.
         self._life = 0
@@ -131,7 +141,7 @@ class World:
     def _driver(self, name: str) -> Driver:
         together = self.rng.choice([1, 1, 1, 2, 2, 4])
         width = self.rng.choice([1, 1, 2]) if together == 1 else together
-        return Driver(name, self.rng.randint(1, 4), width, together, 0.0, self.rng.random() < 0.7, self)
+        return Driver(name, self.rng.randint(1, 4), width, together, self.rng.random() < 0.7, self)
 
     # --- time
 
@@ -159,7 +169,8 @@ class World:
         self._to_arbiter(m.Tick(), delay=0.0)
         for driver in self.drivers:
             if driver.agent is not None and self.now >= driver.paused_until:
-                self._to_arbiter(driver.agent.heartbeat())
+                if not driver.calling or self.now - driver.called > CALL_S:
+                    self._call(driver, driver.agent)
                 self._leave_torn_gangs(driver)
             # The shell looks again and again whether silent drivers are dead.
             for number in range(1, driver.session + (driver.agent is None)):
@@ -175,96 +186,114 @@ class World:
         life = self._life
         self.at(self._delay() if delay is None else delay, lambda: self._deliver_to_arbiter(event, life))
 
-    def _deliver_to_arbiter(self, event: m.Event, life: int) -> None:
+    def _deliver_to_arbiter(self, event: m.Event, life: int) -> m.Refused | None:
         if self.arbiter is None or (life != self._life and not isinstance(event, m.AppEvent)):
-            return
-        instructions = self.arbiter.handle(event, self.now + self._skew)
+            return None
+        refused = self.arbiter.handle(event, self.now + self._skew)
         check_arbiter(self.arbiter)
-        self._shell(instructions)
+        self._shell()
+        return refused
 
-    def _shell(self, instructions: list[m.Instruction]) -> None:
-        """Store the books, then carry out the instructions; the arbiter may die between any two steps."""
+    def _shell(self) -> None:
+        """Store the books, then call Ray for what they say; the arbiter may die between any two steps."""
         assert self.arbiter is not None
-        self.rounds = max(self.rounds, self.arbiter.state.rounds)
-        deadly = self.now < LENGTH_S - QUIET_S and bool(instructions) and self.rng.random() < 0.01
-        dies_at = self.rng.randint(-1, len(instructions)) if deadly else len(instructions) + 1
-        if dies_at < 0:
+        state = self.arbiter.state
+        self.rounds = max(self.rounds, state.rounds)
+        wanted = {lease.key: not lease.closing for lease in state.leases}
+        deadly = self.now < LENGTH_S - QUIET_S and wanted != self.wanted and self.rng.random() < 0.02
+        if deadly and self.rng.random() < 0.3:
             self._crash()
             return
-        self.disk = copy.deepcopy(self.arbiter.state.saved())
-        for step, instruction in enumerate(instructions):
-            if step == dies_at:
+        self.disk, self.wanted = copy.deepcopy(state.saved()), wanted
+        self.told = {app: leases_of(state, app) for app in state.apps}
+        there = {(app, gpu, token): False for gpu, (app, token) in self.reserved.items()}
+        for key, stays in {**there, **wanted}.items():
+            if (stays, key) in self._asked or (stays and key in there):
+                continue
+            if deadly and self.rng.random() < 0.3:
                 self._crash()
                 return
-            self._carry_out(instruction)
+            self._asked.add((stays, key))
+            if stays:
+                self._reserve(*key)
+            else:
+                # Ray goes on with a removal even if the arbiter dies.
+                self.at(self._delay(), partial(self._remove, *key))
 
-    def _carry_out(self, instruction: m.Instruction) -> None:
-        if isinstance(instruction, m.Reserve):
-            self._reserve(instruction)
-        elif isinstance(instruction, m.Remove):
-            # Ray goes on with a removal even if the arbiter dies.
-            self.at(self._delay(), lambda: self._remove(instruction))
-        elif isinstance(instruction, m.AppInstruction):
-            self.at(self._delay(), lambda: self._deliver_to_agent(instruction))
-
-    def _reserve(self, what: m.Reserve) -> None:
-        holder = self.reserved.get(what.gpu)
-        if what.gpu not in self.there:
-            self._to_arbiter(m.ReserveFailed(what.gpu, what.token))
+    def _reserve(self, app: str, gpu: str, token: int) -> None:
+        holder = self.reserved.get(gpu)
+        if gpu not in self.there:
+            self._to_arbiter(m.ReserveFailed(gpu, token))
             return
-        if holder is not None and holder != (what.app, what.token):
-            self._violated(f"{what} while {holder} holds it")
-        if holder is None and what.token <= self.greatest.get(what.gpu, 0):
-            self._violated(f"{what} is no newer than token {self.greatest[what.gpu]}")
-        self.say(f"{what}")
-        self.greatest[what.gpu] = what.token
-        self.reserved[what.gpu] = (what.app, what.token)
-        self._to_arbiter(m.Reserved(what.gpu, what.token))
+        if holder is not None and holder != (app, token):
+            self._violated(f"{gpu} is reserved for {app}, token {token}, while {holder} holds it")
+        if holder is None and token <= self.greatest.get(gpu, 0):
+            self._violated(f"{gpu} is reserved under {token}, no newer than token {self.greatest[gpu]}")
+        self.say(f"{gpu} is reserved for {app}, token {token}")
+        self.greatest[gpu] = token
+        self.reserved[gpu] = (app, token)
+        self._to_arbiter(m.Reserved(gpu, token, "group"))
 
-    def _remove(self, what: m.Remove) -> None:
-        if self.reserved.get(what.gpu) == (what.app, what.token):
-            self.say(f"{what}")
-            del self.reserved[what.gpu]
-        self._to_arbiter(m.Removed(what.gpu, what.token))
+    def _remove(self, app: str, gpu: str, token: int) -> None:
+        if self.reserved.get(gpu) == (app, token):
+            self.say(f"{gpu} is taken from {app}, token {token}")
+            del self.reserved[gpu]
+        self._to_arbiter(m.Removed(gpu, token))
 
     # --- agents
 
     def _start(self, driver: Driver) -> None:
         driver.session += 1
         driver.agent = Agent(driver.name, f"{driver.name}/{driver.session}", driver, "", driver.together)
-        driver.running, driver.torn = {}, {}
-        driver.arrived = self.now
+        driver.running, driver.torn, driver.calling = {}, {}, 0
         self.say(f"{driver.agent.session} starts")
-        self._to_arbiter(m.AppJoined(driver.name, driver.agent.session, together=driver.together))
+        self._join(driver, driver.agent)
 
     def _start_again(self, driver: Driver) -> None:
         if driver.agent is None:
             self._start(driver)
 
-    def _join_again(self, driver: Driver, agent: Agent) -> None:
-        if driver.agent is agent:
-            self._to_arbiter(m.AppJoined(driver.name, agent.session, together=driver.together))
+    def _join(self, driver: Driver, agent: Agent) -> None:
+        def arrives() -> None:
+            joined = m.AppJoined(driver.name, agent.session, together=driver.together)
+            refused = self._deliver_to_arbiter(joined, self._life)
+            self.at(self._delay(), partial(self._answer, driver, agent, None, refused))
 
-    def _deliver_to_agent(self, instruction: m.AppInstruction) -> None:
-        for driver in self.drivers:
-            agent = driver.agent
-            if driver.name != instruction.app or agent is None or agent.session != instruction.session:
-                continue
-            if self.now < driver.paused_until:
-                self.at(driver.paused_until - self.now, lambda: self._deliver_to_agent(instruction))
+        if driver.agent is agent:
+            self.at(self._delay(), arrives)
+
+    def _call(self, driver: Driver, agent: Agent) -> None:
+        """The driver says how things are with it."""
+        heard = driver.last = agent.heartbeat()
+        driver.calling, driver.called = heard.number, self.now
+
+        def arrives() -> None:
+            if self.arbiter is None:
                 return
-            events, notices = agent.handle(instruction)
-            for event in events:
-                self._to_arbiter(event)
-            for notice in notices:
-                self._executor(driver, notice)
-            if agent.waits is not None:
-                agent.waits = None
-                self.at(5.0, partial(self._join_again, driver, agent))
-            if agent.refused is not None:
-                # The arbiter has not given up its former session yet.
-                driver.agent = None
-                self.at(5.0, partial(self._start_again, driver))
+            answer: m.Leases | m.Refused | None = self._deliver_to_arbiter(heard, self._life)
+            told = self.told.get(driver.name)
+            if answer is None and told is not None and told.session == heard.session and told.digest != heard.known:
+                answer = told
+            self.at(self._delay(), partial(self._answer, driver, agent, heard.number, answer))
+
+        self.at(self._delay(), arrives)
+
+    def _answer(self, driver: Driver, agent: Agent, number: int | None, answer: m.Leases | m.Refused | None) -> None:
+        """A call returns. ``number``: of the message; None: the driver joined."""
+        if driver.agent is not agent or number not in (None, driver.calling):
+            return
+        if self.now < driver.paused_until:
+            self.at(driver.paused_until - self.now, partial(self._answer, driver, agent, number, answer))
+            return
+        driver.calling = 0 if number is not None else driver.calling
+        for notice in agent.take(answer):
+            self._executor(driver, notice)
+        if isinstance(answer, m.Refused) and answer.then != "end":
+            self.at(0.0 if agent.unknown else 5.0, partial(self._join, driver, agent))
+        if agent.refused is not None:
+            # The arbiter has not given up its former session yet.
+            driver.agent = None
+            self.at(5.0, partial(self._start_again, driver))
 
     def _executor(self, driver: Driver, notice: Notice) -> None:
         if isinstance(notice, Gained):
@@ -287,15 +316,14 @@ class World:
     def _vacate(self, driver: Driver, gpu: str, token: int) -> None:
         if driver.agent is not None and driver.running.get(gpu) == token:
             del driver.running[gpu]
-            for event in driver.agent.vacated(gpu):
-                self._to_arbiter(event)
+            driver.agent.vacated(gpu)
 
     # --- faults
 
     def _fault(self) -> None:
         if self.now > LENGTH_S - QUIET_S:
             return
-        self.rng.choice([self._crash, self._kill, self._pause, self._node, self._jump, self._early, self._liar])()
+        self.rng.choice([self._crash, self._kill, self._pause, self._node, self._jump, self._early, self._echo])()
         self.at(self.rng.expovariate(1 / 6), self._fault)
 
     def _crash(self) -> None:
@@ -304,6 +332,7 @@ class World:
         self.say("the arbiter dies")
         self.crashes += 1
         self.arbiter = None
+        self._asked.clear()
         self._life += 1
         self.at(self.rng.uniform(0, 8), self._restart)
 
@@ -315,11 +344,13 @@ class World:
         if data == {} and self.disk:
             self.say("and has lost its books")
             self._forgive()  # With them it has lost how long each app has been silent.
-        self.arbiter, instructions = Arbiter.restored(data, dict(self.reserved), self.there.values(), self.now)
+        self.arbiter = Arbiter.restored(data, dict(self.reserved), self.there.values(), self.now)
         if data == {}:
             self.arbiter.state.settings = SETTINGS
+        for gpu, (_, token) in self.reserved.items():
+            self.arbiter.handle(m.Reserved(gpu, token, "group"), self.now + self._skew)
         check_arbiter(self.arbiter)
-        self._shell(instructions)
+        self._shell()
 
     def _forgive(self) -> None:
         """Allow the time until a death is noticed; deaths add up."""
@@ -368,14 +399,11 @@ class World:
             gpu = self.rng.choice(sorted(driver.running))
             self._vacate(driver, gpu, driver.running[gpu])
 
-    def _liar(self) -> None:
-        """An app sends a report that cannot be true."""
+    def _echo(self) -> None:
+        """A message arrives for a second time, late."""
         driver = self.rng.choice(self.drivers)
-        if driver.agent is not None and self.arbiter is not None:
-            report = m.Report(float("nan"), 1)
-            self._to_arbiter(
-                m.RhoAnswer(driver.name, driver.agent.session, self.arbiter.state.rounds, report), delay=0.0
-            )
+        if driver.last is not None:
+            self._to_arbiter(driver.last, delay=self.rng.uniform(0, 30))
 
     # --- invariants
 
@@ -439,7 +467,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10_000, help="number of schedules")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     options = parser.parse_args()
-    # The arbiter warns of late and refused answers, which are wanted here.
     logging.disable(logging.WARNING)
     if options.seed is not None:
         World(options.seed, print).run()

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.themis.cluster import Job
-from themis_bridge import messages as m
 from themis_bridge.agent import Agent, Leave, Lost
 from themis_bridge.shell import actor, books_file, reservations
 
@@ -76,7 +75,6 @@ class World:
         #: GPUs that something outside Themis holds.
         self.outside = 0
         self.agents: dict[str, Agent] = {}
-        self._outbox: dict[str, list[m.AppEvent]] = {}
         self._ids = itertools.count(1)
         #: App -> the id of its driver's sign of life.
         self._lives: dict[str, str] = {}
@@ -181,7 +179,6 @@ class World:
 
     def join(self, name: str, job: Job, session: str = "") -> None:
         agent = self.agents[name] = Agent(name, session or f"{name}/1", job)
-        self._outbox[name] = []
         self._lives[name] = reservations.id_of(self._placement_group([{"head": 1.0}]))
         self._try(lambda: self._join(agent))
 
@@ -196,7 +193,7 @@ class World:
         """The job is done, and its driver does not call any more."""
         agent = self.agents.pop(name)
         self.end_driver(name)
-        self._try(lambda: self.actor.exchange(name, agent.session, [m.AppLeft(name, agent.session)]))
+        self._try(lambda: self.actor.leave(name, agent.session))
 
     def run(self, seconds: float) -> None:
         """Let the arbiter's loop run for so long."""
@@ -218,22 +215,14 @@ class World:
             call()
 
     def _exchange(self, name: str) -> None:
-        agent, outbox = self.agents[name], self._outbox[name]
-        agent.work.now = self.now
-        sending = list(outbox)
-        for instruction in self.actor.exchange(name, agent.session, [*sending, agent.heartbeat()]):
-            events, notices = agent.handle(instruction)
-            outbox += events
-            for notice in notices:
-                if isinstance(notice, Leave):
-                    outbox += agent.vacated(notice.gpu.id)
-                assert not isinstance(notice, Lost) or notice.gpu.id not in agent.leases
-            if self._gives_back:
-                for gpu in [view.gpu.id for view in agent.leases.values() if view.group]:
-                    outbox += agent.vacated(gpu)
-        del outbox[: len(sending)]
-        for event in [each for each in outbox if isinstance(each, m.AppJoined)]:
-            outbox.remove(event)
+        agent = self.agents[name]
+        for notice in agent.take(self.actor.report(agent.heartbeat())):
+            if isinstance(notice, Leave):
+                agent.vacated(notice.gpu.id)
+            assert not isinstance(notice, Lost) or notice.gpu.id not in agent.leases
+        for gpu in list(agent.leases) if self._gives_back else ():
+            agent.vacated(gpu)
+        if agent.unknown:
             self._join(agent)
 
     def unused(self) -> set[str]:

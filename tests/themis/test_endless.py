@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.themis.cluster import SETTINGS, Cluster, Job, Service
 from themis_bridge import messages as m
 from themis_bridge.app_record import AppRecord
-from themis_bridge.auction import Bid
 from themis_bridge.fairness import UNSERVED, endless_rho
+from themis_bridge.locality import Gpu
 
 
 def test_rho_is_what_its_share_could_do_over_what_it_does():
@@ -24,29 +24,16 @@ def test_rho_is_what_its_share_could_do_over_what_it_does():
 
 
 @settings(deadline=None)
-@given(
-    st.integers(1, 64), st.floats(0.1, 64), st.floats(0, 1e6), st.floats(0, 1e6), st.integers(0, 64), st.integers(0, 64)
-)
-def test_whatever_it_says_it_is_never_behind_with_its_share(wanted, share, rho, best, held, more):
-    app = AppRecord("s", 0.0, 0.0)
-    report = m.Report(rho, wanted, best=best, endless=True)
-    app.take_report(report, list(range(held)), 64, 100.0, 64 / share)
-    row = frozenset(f"g{number}" for number in range(more))
-    bid = app.own_bid(Bid("a", {frozenset(): rho, row: rho / 2}), report, held, 64, 100.0, 64 / share)
-    for value, gpus in ((app.rho, held), (bid.rho[row], held + len(row))):
-        assert value == pytest.approx(endless_rho(wanted, share, gpus))
-        assert gpus < min(share, wanted) or value <= 1 + 1e-9
+@given(st.integers(1, 64), st.floats(0.1, 64), st.integers(0, 64), st.integers(0, 64))
+def test_whatever_it_says_it_is_never_behind_with_its_share(wanted, share, held, more):
+    app, report = AppRecord("s", 0.0, 0.0), m.Report(endless=wanted)
+    gpus = [Gpu(f"g{number}", "m") for number in range(held + more)]
+    app.take_report(report, dict(enumerate(gpus[:held])), 64, 100.0, 64 / share)
+    row = app.worth(report, held, 64, 100.0, 64 / share).rho(gpus)
+    for value, number in ((app.rho, held), (row, held + more)):
+        assert value == pytest.approx(endless_rho(wanted, share, number))
+        assert number < min(share, wanted) or value <= 1 + 1e-9
     assert app.distrust == 1.0 and app.leave()[0] == 1.0
-
-
-@pytest.mark.parametrize("report", [m.Report(1.0, 0, endless=True), m.Report(1.0, 2, 2, endless=True)])
-def test_an_endless_app_of_no_gpu_or_of_gangs_is_refused(report):
-    cluster = Cluster(1)
-    cluster.silent.add("a")
-    cluster.join("a")
-    cluster.said.clear()
-    cluster.send(m.RhoAnswer("a", "s", cluster.arbiter.state.rounds, report))
-    assert "endless=True" in cluster.said[0].why
 
 
 def test_a_service_gets_what_its_load_wants_and_searches_get_the_rest():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.shared_cluster.ideal import phase_time
 from themis_bridge import JobInfo, ThemisError, independent_finish_time
 from themis_bridge.bids import Valuation
-from themis_bridge.fairness import halving_phases
+from themis_bridge.fairness import halving_phases, kinds_of
 from themis_bridge.locality import Gpu, Phase, Slowdowns, link
 
 RUNNING = [JobInfo(8, seconds, 8) for seconds in (80, 100, 100, 120)]
@@ -32,7 +32,7 @@ def test_later_phases_use_the_median_job():
 
 
 def test_single_job_is_equation_1():
-    assert Phase([JobInfo(10, 6, 4)]).time([2, 2], 1.1) == pytest.approx(60 * 1.1 / 4)
+    assert Phase(kinds_of([JobInfo(10, 6, 4)])).time([2, 2], 1.1) == pytest.approx(60 * 1.1 / 4)
     # Three apps share eight GPUs. One that can use four has less than it can use; one that can use two has all of it.
     assert independent_finish_time(100, 8, 4, 3) == pytest.approx(100 / (8 / 3))
     assert independent_finish_time(100, 8, 2, 3) == 100 / 2
@@ -41,7 +41,7 @@ def test_single_job_is_equation_1():
 
 
 def test_insensitive_job_feels_no_placement():
-    assert Phase([JobInfo(10, 6, 4, sensitivity=0)]).time([2, 2], 1.3) == 15
+    assert Phase(kinds_of([JobInfo(10, 6, 4, sensitivity=0)])).time([2, 2], 1.3) == 15
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,15 @@ def test_vgg_of_table_1():
 
 def test_jobs_of_different_widths_use_the_sum_of_their_widths():
     jobs = [JobInfo(1, 10, 2)] * 20 + [JobInfo(1, 10, 5)] * 2
-    assert Phase(jobs).demand == Valuation([jobs], 0.0, 1.0).useful == 50
+    assert Phase(kinds_of(jobs)).demand == Valuation([jobs], 0.0, 1.0).useful == 50
 
 
 def test_jobs_stay_together_where_that_is_faster():
-    phase = Phase([JobInfo(10, 10, 4)])
+    phase = Phase(kinds_of([JobInfo(10, 10, 4)]))
     assert phase.time([4], 1.3) == 25
     assert phase.time([2, 2], 1.3) == pytest.approx(32.5)
     assert phase.time([2, 1, 1], 9.0) == 50, "on the two that lie together"
-    many = Phase([JobInfo(10, 10, 1)] * 4)
+    many = Phase(kinds_of([JobInfo(10, 10, 1)] * 4))
     assert many.time([1, 1, 1, 1], 1.3) == 100
 
 
@@ -110,7 +110,7 @@ JOBS = st.builds(
 
 @given(st.lists(JOBS, min_size=1, max_size=5), st.lists(st.integers(1, 8), min_size=1, max_size=6), st.integers(0, 5))
 def test_another_gpu_never_hurts(jobs, counts, place):
-    phase = Phase(jobs)
+    phase = Phase(kinds_of(jobs))
     more = list(counts)
     more[place % len(more)] += 1
     assert phase.time(more, 1.3) <= phase.time(counts, 1.3) * (1 + 1e-12)

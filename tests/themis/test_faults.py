@@ -30,13 +30,14 @@ def test_a_seed_is_a_schedule():
 
 def test_the_invariants_can_fail(monkeypatch):
     """An arbiter that does not wait until a reservation is removed violates an invariant."""
-    close = LeaseManager.close_lease
+    close = LeaseManager.close_expired
 
-    def hasty(self, lease):
-        close(self, lease)
-        self._state.leases.drop(lease)
+    def hasty(self):
+        close(self)
+        for lease in [each for each in self._state.leases if each.closing]:
+            self._state.leases.drop(lease)
 
-    monkeypatch.setattr(LeaseManager, "close_lease", hasty)
+    monkeypatch.setattr(LeaseManager, "close_expired", hasty)
     with pytest.raises(AssertionError, match=r"seed|GPU"):
         for seed in itertools.count():
             World(seed).run()

@@ -100,7 +100,8 @@ def test_a_promise_of_a_gang_is_told_until_it_is_whole():
         assert cluster.now < 300
     assert agent.promised == 4
     for left in range(3, -1, -1):
-        cluster.send(*holder.vacated(sorted(cluster.holds("one"))[0]))
+        holder.vacated(sorted(cluster.holds("one"))[0])
+        cluster.send()
         assert (agent.promised, len(agent.leases)) == (left, 4 - left)
 
 
@@ -132,7 +133,7 @@ def test_a_torn_gang_that_is_given_back_comes_again_whole():
     cluster.wait(5)
     for gpu in sorted(agent.leases):
         if cluster.arbiter.state.gpus[gpu].machine == machine:
-            cluster.send(*agent.vacated(gpu))
+            agent.vacated(gpu)
     cluster.wait(5)
     assert whole_gangs(held_by(cluster, "gang"), 4) == len(cluster.holds("gang")) == 4
     assert {gpu.machine for gpu in held_by(cluster, "gang")} != {machine}
@@ -168,7 +169,8 @@ def test_whatever_apps_come_each_gets_its_turn_in_whole_gangs(apps):
             loose = [] if agent.promised else cut_in_gangs({gpu.id: gpu.machine for gpu in gpus}, agent.together)[1]
             torn_for[name] = torn_for[name] + 1 if loose else 0
             if torn_for[name] > 3:
-                cluster.send(*(event for gpu in loose for event in agent.vacated(gpu)))
+                for gpu in loose:
+                    agent.vacated(gpu)
     late = {f"app{number}" for number, (_, _, arrives) in enumerate(apps) if arrives > 450 - 100 * 2 * len(apps)}
     assert served >= cluster.agents.keys() - late
     assert len(cluster.reserved) >= min(8, sum(jobs for jobs, together, _ in apps if together == 1))

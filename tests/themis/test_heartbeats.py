@@ -1,15 +1,17 @@
-"""What a heartbeat costs the arbiter: it depends on what its app holds, and on nothing else."""
+"""What a heartbeat costs, what it is answered, and that a late one says nothing."""
 
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
-from tests.themis.cluster import Cluster, Job
+from tests.themis.cluster import Cluster, Job, claim
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.arbiter_state import ArbiterState
+from themis_bridge.lease_manager import leases_of
 from themis_bridge.leases import LeaseTable
 
 
@@ -22,81 +24,79 @@ def test_a_heartbeat_looks_at_no_gpu_of_other_apps(monkeypatch: pytest.MonkeyPat
     def fail(*_: object) -> None:
         raise AssertionError("a heartbeat looked at all GPUs, all leases or all apps")
 
-    with monkeypatch.context() as patch:
-        for owner, name in ((LeaseTable, "__iter__"), (ArbiterState, "offerable"), (ArbiterState, "account")):
-            patch.setattr(owner, name, fail)
-        cluster.now += 1.0
-        (told,) = cluster.arbiter.handle(m.Heard("a", "s"), cluster.now)
-    assert isinstance(told, m.Leases)
-    assert {view.gpu.id for view in told.leases} == cluster.holds("a") != set()
+    for owner, name in ((LeaseTable, "__iter__"), (ArbiterState, "offerable"), (ArbiterState, "account")):
+        monkeypatch.setattr(owner, name, fail)
+    assert cluster.arbiter.handle(cluster.agents["a"].heartbeat(), cluster.now + 1.0) is None
 
 
-def holding(gpus: int) -> Cluster:
-    cluster = Cluster(gpus)
-    cluster.join("a", Job(gpus, 1e5))
+def test_what_an_app_says_and_is_told_changes_only_with_its_leases() -> None:
+    cluster = Cluster(64)
+    agent = cluster.join("a", Job(64, 1e5))
     cluster.wait(10)
-    assert len(cluster.agents["a"].leases) == gpus
-    return cluster
+    assert len(agent.leases) == 64
+    heard = agent.heartbeat()
+    assert len(pickle.dumps(heard)) < 400
+    # Renewals are no change, and what another arbiter says of the same leases is none either.
+    cluster.wait(120)
+    state = cluster.arbiter.state
+    assert leases_of(state, "a").digest == heard.known
+    again = ArbiterState.loaded(state.saved(), state.gpus.values(), [], 0.0)
+    assert leases_of(again, "a").digest == heard.known
+    state.leases.get("g0").ending = True
+    assert leases_of(state, "a").digest != heard.known
 
 
-def heartbeat(cluster: Cluster) -> list[m.Instruction]:
-    """The answer to the agent's heartbeat, which the agent does not get."""
-    return cluster.arbiter.handle(cluster.agents["a"].heartbeat(), cluster.now)
-
-
-@pytest.mark.parametrize("gpus", [4, 512])
-def test_an_app_whose_leases_have_not_changed_is_told_nothing(gpus: int) -> None:
-    cluster = holding(gpus)
-    sent = len(pickle.dumps(cluster.agents["a"].heartbeat()))
-    for _ in range(50):
-        cluster.now += 0.2
-        assert heartbeat(cluster) == []
-    assert sent < 200, "what it sends does not grow either"
-
-
-def test_a_change_whose_message_is_lost_is_told_again() -> None:
-    cluster = holding(4)
-    agent = cluster.agents["a"]
-    cluster.silent.add("a")
-    cluster.arbiter.state.leases.get("g0").expires = cluster.now
+def test_a_late_message_is_only_an_older_report() -> None:
+    cluster = Cluster(2)
+    agent = cluster.join("a", Job(2, 1e5))
+    agent.vacated("g0")
+    late = agent.heartbeat()
+    cluster.send()
+    cluster.agents["a"].work.jobs = 1
     cluster.wait(1)
-    for _ in range(2):  # the first answer is lost, too
-        (told,) = heartbeat(cluster)
-        assert "g0" in agent.leases
-    agent.handle(told)
-    assert set(agent.leases) == {"g1", "g2", "g3"}
-    assert heartbeat(cluster) == []
+    held, report = cluster.holds("a"), cluster.arbiter.state.reports["a"].report
+    # It comes again, and says of a GPU that was leased to the app once more that it has left it.
+    cluster.send(late, replace(late, left=tuple((gpu, view.token) for gpu, view in agent.leases.items())))
+    assert cluster.holds("a") == held and cluster.arbiter.state.reports["a"].report == report != late.report
 
 
-@pytest.mark.parametrize("books", ["there", "lost", "lost, and the clock of the machine stands still"])
-def test_a_restarted_arbiter_tells_every_app_its_leases(books: str) -> None:
-    cluster = holding(4)
-    state, agent = cluster.arbiter.state, cluster.agents["a"]
-    data = state.saved() if books == "there" else {}
-    if books.endswith("still"):
-        state.epoch = 10**9
-        cluster.arbiter._leases.tell_app("a")
-        cluster.send(m.Tick())
-    wall = state.epoch / 1000 if books.endswith("still") else 1e9
-    cluster.arbiter, _ = Arbiter.restored(data, cluster.reserved, state.gpus.values(), wall)
-    (told,) = heartbeat(cluster)
-    assert told.version > agent.heartbeat().version
-    agent.handle(told)
-    assert len(agent.leases) == 4 and heartbeat(cluster) == []
+class Runs:
+    """The `Work` of a job of two GPUs that runs on them for 200 s."""
+
+    left = 400.0
+
+    def report(self) -> m.Report:
+        return claim(self.left, 400.0 - self.left)
 
 
-def test_no_word_of_an_app_changes_the_versions_of_another() -> None:
+def test_an_app_that_stands_still_is_not_doubted_for_what_its_leases_do_meanwhile() -> None:
+    cluster, work = Cluster(2), Runs()
+    cluster.join("a", work)
+    for second in range(160):
+        cluster.silent = {"a"} if second > 100 else set()
+        work.left -= 2.0
+        cluster.wait(1)
+    app = cluster.arbiter.state.apps["a"]
+    assert len(cluster.holds("a")) == 2 and app.spent > 0, "leases were renewed by its last word"
+    assert app.distrust == 1.0
+
+
+def test_gpus_wait_for_the_first_report_of_each_app_but_not_for_long() -> None:
     cluster = Cluster(4)
-    for name in ("a", "b"):
-        cluster.join(name, Job(4, 1e5))
-    cluster.wait(10)
-    before, known = cluster.arbiter.state.epoch, (10**18, 7)
-    (told,) = cluster.arbiter.handle(m.Heard("b", "s", version=known), cluster.now)
-    assert told.version > known, "it may know that of an arbiter that lost its books"
-    cluster.wait(200)
-    assert cluster.arbiter.state.epoch == before
-    assert cluster.agents["a"].heartbeat().version[0] == before
-    assert cluster.agents["b"].heartbeat().version > known
+    cluster.join("a", Job(4, 1e5))
+    cluster.join("b", Job(4, 1e5))
+    cluster.wait(30)
+    state = cluster.arbiter.state
+    held = {name: cluster.holds(name) for name in "ab"}
+    cluster.arbiter = Arbiter.restored(state.saved(), {}, state.gpus.values(), 0.0)
+    for lease in list(cluster.arbiter.state.leases):
+        cluster.arbiter.state.leases.drop(lease)
+    cluster.reserved.clear()
+    cluster.silent = {"b"}
+    cluster.wait(state.settings.answer_s - 1)
+    assert not cluster.reserved and held["b"], "an arbiter that has just begun knows of no report"
+    cluster.wait(2)
+    assert len(cluster.holds("a")) == 4
 
 
 def test_the_leases_of_an_app_are_those_of_the_table() -> None:
@@ -107,3 +107,8 @@ def test_the_leases_of_an_app_are_those_of_the_table() -> None:
     table.of("a")[1].closing = True
     for known in (table, LeaseTable.loaded(table.saved())):
         assert {app: [lease.gpu for lease in known.of(app)] for app in "abc"} == {"a": ["g2"], "b": ["g1"], "c": []}
+
+
+def test_an_arbiter_that_does_not_know_an_app_asks_it_to_join_again() -> None:
+    refused = Arbiter(ArbiterState()).handle(m.Heard("a", "s", 1, m.Report()), 0.0)
+    assert refused is not None and refused.then == "join"

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.themis.cluster import Cluster, Job
 from themis_bridge import ThemisError
-from themis_bridge.leases import LeaseTable
-from themis_bridge.policy import Outcome
+from themis_bridge.leases import STATES, LeaseTable
+
+
+def test_the_states_of_a_lease_are_those_that_are_drawn():
+    text = (Path(__file__).parents[2] / "docs/arbiter.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| [^|]+ \| ([\w, ]*)\|$", text, re.MULTILINE)
+    drawn = {state: tuple(filter(None, after.strip().split(", "))) for state, after in rows if state in STATES}
+    assert drawn == STATES
 
 
 def test_leases_do_not_all_end_at_once():
@@ -26,31 +35,6 @@ def test_a_renewal_keeps_the_token_and_sends_no_notice():
     cluster.wait(1000)
     assert {gpu: view.token for gpu, view in agent.leases.items()} == before
     assert not cluster.notices
-
-
-def test_a_leftover_for_the_heir_is_no_leftover_of_the_holder():
-    class Turns:
-        """First "a" wins the GPU, then "b" gets it as a leftover."""
-
-        recalls = False
-
-        def bidders(self, situation):
-            return []
-
-        def decide(self, situation, bids):
-            if "g0" in situation.holder:
-                return Outcome({"g0": "b"}, frozenset({"g0"}))
-            return Outcome({"g0": "a"})
-
-    cluster = Cluster(1, policy=Turns())
-    cluster.join("a")
-    cluster.join("b")
-    while not cluster.agents["a"].leases["g0"].ending:
-        cluster.wait(1)
-    assert not cluster.agents["a"].leases["g0"].leftover
-    while cluster.holds("a"):
-        cluster.wait(1)
-    assert cluster.agents["b"].leases["g0"].leftover
 
 
 def test_an_heir_that_has_no_use_for_the_gpu_any_more_does_not_get_it():

@@ -13,7 +13,8 @@ from ray.exceptions import ActorPlacementGroupRemoved, ActorUnschedulableError, 
 from tests.contracts.processes import until
 from themis_bridge import JobInfo, ThemisError
 from themis_bridge.agent import Gained, Lost
-from themis_bridge.bids import Valuation
+from themis_bridge.fairness import kinds_of
+from themis_bridge.messages import Report
 
 pytestmark = pytest.mark.ray
 PATIENCE_S = 60.0
@@ -22,8 +23,8 @@ PATIENCE_S = 60.0
 class Work:
     """Two jobs that never end."""
 
-    def valuation(self, contention, cluster_gpus):
-        return Valuation([[JobInfo(1, 100.0)] * 2], 10.0, 100.0 * contention)
+    def report(self):
+        return Report((kinds_of([JobInfo(1, 100.0)] * 2),), peak=2)
 
 
 class Process:

@@ -7,84 +7,81 @@ from collections import Counter
 from benchmarks.shared_cluster.baselines import policy
 from themis_bridge.auction import Bid
 from themis_bridge.locality import Gpu
-from themis_bridge.messages import Report
-from themis_bridge.policy import LONG_WAIT, Situation, Themis, share_leftover, tie_break, worst_first
+from themis_bridge.policy import LONG_WAIT, Need, Situation, Themis, share_leftover, tie_break, worst_first
 
 
-def bidders(
-    reports: dict[str, Report], held: dict[str, tuple[Gpu, ...]], holder: dict[str, str], f: float
-) -> list[str]:
+def bidders(needs: dict[str, Need], held: dict[str, tuple[Gpu, ...]], holder: dict[str, str], f: float) -> list[str]:
     offer = {"g0": Gpu("g0", "m"), "g1": Gpu("g1", "m")}
-    everybody = {app: held.get(app, ()) for app in reports}
-    return Themis(f).bidders(Situation(reports, everybody, offer, holder, {}))
+    everybody = {app: held.get(app, ()) for app in needs}
+    return Themis(f).bidders(Situation(needs, everybody, offer, holder, {}))
 
 
 def test_the_worst_rho_bids():
-    reports = {"a": Report(1.0, 2), "b": Report(3.0, 2), "c": Report(2.0, 2), "done": Report(9.0, 1)}
-    held = {app: (Gpu(f"of {app}", "m"),) for app in reports}
-    assert bidders(reports, held, {}, 1.0) == ["b"]
-    assert bidders(reports, held, {}, 0.5) == ["b", "c"]
+    needs = {"a": Need(1.0, 2), "b": Need(3.0, 2), "c": Need(2.0, 2), "done": Need(9.0, 1)}
+    held = {app: (Gpu(f"of {app}", "m"),) for app in needs}
+    assert bidders(needs, held, {}, 1.0) == ["b"]
+    assert bidders(needs, held, {}, 0.5) == ["b", "c"]
 
 
 def test_no_more_apps_bid_than_it_takes_to_use_the_offer():
-    small = {f"a{i}": Report(10.0 - i, 1, best=10.0 - i) for i in range(9)}
+    small = {f"a{i}": Need(10.0 - i, 1, best=10.0 - i) for i in range(9)}
     assert bidders(small, {}, {}, 0.0) == ["a0", "a1"]
-    large = {name: Report(report.rho, 8, best=report.best) for name, report in small.items()}
+    large = {name: Need(need.rho, 8, best=need.best) for name, need in small.items()}
     assert bidders(large, {}, {}, 0.0) == ["a0"]
 
 
 def test_among_apps_without_a_gpu_the_one_that_waited_longest_bids_first():
     # "starved" has done half of its work and held nothing since: its rho is half that of an app that has just joined.
-    reports = {"new": Report(100.0, 1, best=1.0), "starved": Report(53.0, 1, best=3.5), "rich": Report(60.0, 4)}
+    needs = {"new": Need(100.0, 1, best=1.0), "starved": Need(53.0, 1, best=3.5), "rich": Need(60.0, 4)}
     held = {"rich": (Gpu("of rich", "m"),)}
-    assert bidders(reports, held, {}, 0.0) == ["starved", "new"]
+    assert bidders(needs, held, {}, 0.0) == ["starved", "new"]
 
 
 def test_an_app_whose_gpu_is_on_offer_counts_as_holding_one():
-    reports = {"new": Report(100.0, 1, best=1.0), "holder": Report(5.0, 1, best=4.0)}
-    assert bidders(reports, {}, {"g0": "holder"}, 0.0) == ["new", "holder"]
+    needs = {"new": Need(100.0, 1, best=1.0), "holder": Need(5.0, 1, best=4.0)}
+    assert bidders(needs, {}, {"g0": "holder"}, 0.0) == ["new", "holder"]
 
 
 def leftover(
-    reports: dict[str, Report], held: dict[str, tuple[Gpu, ...]], offer: list[Gpu], holder: dict[str, str]
+    needs: dict[str, Need], held: dict[str, tuple[Gpu, ...]], offer: list[Gpu], holder: dict[str, str]
 ) -> dict[str, str]:
-    everybody = {app: held.get(app, ()) for app in reports}
+    everybody = {app: held.get(app, ()) for app in needs}
     there = {gpu.id: gpu for gpu in offer}
-    return share_leftover(Situation(reports, everybody, there, holder, {}), {}, {})
+    return share_leftover(Situation(needs, everybody, there, holder, {}), {}, {})
 
 
 def test_leftovers_go_first_to_the_app_with_most_work_left():
     offer = [Gpu(f"g{i}", "m") for i in range(4)]
-    reports = {"short": Report(2.0, 3, left=5.0), "long": Report(1.0, 3, left=90.0)}
-    assert sorted(leftover(reports, {}, offer, {}).values()) == ["long", "long", "long", "short"]
+    needs = {"short": Need(2.0, 3, left=5.0), "long": Need(1.0, 3, left=90.0)}
+    assert sorted(leftover(needs, {}, offer, {}).values()) == ["long", "long", "long", "short"]
     # Apps that have bid come last, whatever work they have left.
     bids = {"long": Bid("long", {frozenset(): 1.0})}
-    situation = Situation(reports, dict.fromkeys(reports, ()), {g.id: g for g in offer}, {}, {})
+    situation = Situation(needs, dict.fromkeys(needs, ()), {g.id: g for g in offer}, {}, {})
     assert sorted(share_leftover(situation, {}, bids).values()) == ["long", "short", "short", "short"]
 
 
 def test_a_scattered_app_moves_together_lease_by_lease():
     at = {"a": (Gpu("first", "m1"), Gpu("second", "m2"))}
-    reports = {"a": Report(1.0, 3, 4, left=9.0)}
+    needs = {"a": Need(1.0, 3, 4, left=9.0)}
     # Its third lease, on m3, is on offer; a GPU beside another one of its GPUs is free.
     offer = [Gpu("own", "m3"), Gpu("free", "m1"), Gpu("far", "m4")]
-    assert leftover(reports, at, offer, {"own": "a"}) == {"free": "a"}
+    assert leftover(needs, at, offer, {"own": "a"}) == {"free": "a"}
     # It does not move if nothing is gained.
-    assert leftover(reports, at, [Gpu("own", "m1"), Gpu("free", "m2")], {"own": "a"}) == {"own": "a"}
-    assert leftover(reports, {}, [Gpu("own", "m3"), Gpu("free", "m1")], {"own": "a"}).keys() == {"own", "free"}
+    assert leftover(needs, at, [Gpu("own", "m1"), Gpu("free", "m2")], {"own": "a"}) == {"own": "a"}
+    assert leftover(needs, {}, [Gpu("own", "m3"), Gpu("free", "m1")], {"own": "a"}).keys() == {"own", "free"}
 
 
 def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with_most_work():
     offer = {f"g{i}": Gpu(f"g{i}", "m") for i in range(4)}
-    reports = {
-        "long": Report(1.0, 4, left=90.0, best=0.9),
-        "worst": Report(90.0, 4, gang=2, left=2.0, best=3.0),
-        "waited": Report(80.0, 4, left=1.0, best=LONG_WAIT),
-        "new": Report(99.0, 4, left=1.0, best=LONG_WAIT / 2),
+    needs = {
+        "long": Need(1.0, 4, left=90.0, best=0.9),
+        "worst": Need(90.0, 4, gang=2, left=2.0, best=3.0),
+        "waited": Need(80.0, 4, left=1.0, best=LONG_WAIT),
+        "new": Need(99.0, 4, left=1.0, best=LONG_WAIT / 2),
     }
-    held = {**dict.fromkeys(reports, ()), "long": (Gpu("of long", "m"),)}
+    held = {**dict.fromkeys(needs, ()), "long": (Gpu("of long", "m"),)}
     # An app that can use a single GPU bids beside a larger one: it wins a GPU and pays with all of it.
-    small = {**reports, "worst": Report(90.0, 1, left=2.0, best=3.0)}
+    small = {**needs, "worst": Need(90.0, 1, left=2.0, best=3.0)}
     situation = Situation(small, held, dict(list(offer.items())[:2]), {}, {})
     rows = [(), ("g0",), ("g0", "g1")]
     bids = {
@@ -96,16 +93,16 @@ def test_an_app_that_has_waited_long_for_its_first_gpu_comes_before_the_one_with
     assert outcome.clearing is not None and not outcome.clearing.allocation["worst"]
     assert sorted(outcome.grants.values()) == ["waited", "worst"]
     # Each of them gets one gang; the rest goes by work left.
-    given = share_leftover(Situation(reports, held, offer, {}, {}), {}, {})
+    given = share_leftover(Situation(needs, held, offer, {}, {}), {}, {})
     assert sorted(given.values()) == ["long", "waited", "worst", "worst"]
 
 
 def unlike(wants: int = 2) -> Situation:
     """Four GPUs on one machine, all held by "first" until their leases end, and two apps further behind than it."""
     offer = {f"g{i}": Gpu(f"g{i}", "m") for i in range(4)}
-    reports = {"first": Report(1.0, 4), "last": Report(3.0, wants), "middle": Report(2.0, wants)}
+    needs = {"first": Need(1.0, 4), "last": Need(3.0, wants), "middle": Need(2.0, wants)}
     held = {"first": (), "last": (Gpu("x", "n"),), "middle": (Gpu("y", "n"),)}
-    return Situation(reports, held, offer, dict.fromkeys(offer, "first"), {})
+    return Situation(needs, held, offer, dict.fromkeys(offer, "first"), {})
 
 
 def test_by_the_papers_rule_the_worst_share_of_the_apps_bids_and_others_draw_lots_for_what_is_left():
@@ -124,8 +121,8 @@ NAMES = ("a", "b", "c", "zz")
 
 
 def equals(number: int, joined: dict[str, float] | None = None) -> Situation:
-    reports = dict.fromkeys(NAMES, Report(2.0, 1, best=1.0, left=9.0))
-    return Situation(reports, dict.fromkeys(NAMES, ()), {"g": Gpu("g", "m")}, {}, {}, joined or {}, number)
+    needs = dict.fromkeys(NAMES, Need(2.0, 1, best=1.0, left=9.0))
+    return Situation(needs, dict.fromkeys(NAMES, ()), {"g": Gpu("g", "m")}, {}, {}, joined or {}, number)
 
 
 def test_no_name_wins_ties():

@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp, TwinReport
+from benchmarks.shared_cluster.apps import SWITCH_S, Spec, TwinApp
 from benchmarks.shared_cluster.baselines import BASELINES
 from benchmarks.shared_cluster.ideal import ends
 from benchmarks.shared_cluster.simulate import COME_AGAIN_S, Setup, Simulation, simulate
 from benchmarks.shared_cluster.workloads import TESTBED_64, machines, tuning_apps
+from tests.themis.cluster import claim
 from themis_bridge import JobInfo
-from themis_bridge.agent import Agent
 from themis_bridge.app_record import WORK_POWER, WORK_SLACK, AppRecord
 from themis_bridge.locality import Gpu
-from themis_bridge.messages import AskRho, Leases, LeaseView, Report, RhoAnswer
-from themis_bridge.policy import Situation
+from themis_bridge.policy import Need, Situation
 
 
 def app(name: str, *phases: int) -> Spec:
@@ -67,28 +66,21 @@ def test_gandiva_gives_no_app_gpus_that_would_scatter_it() -> None:
 
 def test_baselines_without_placement_take_the_first_gpus() -> None:
     offer = {f"g{i}": Gpu(f"g{i}", f"m{i}") for i in range(8)}
-    facts = TwinApp(app("a", 1000)).facts()
-    situation = Situation({"a": TwinReport(1.0, 3, facts=facts)}, {"a": ()}, offer, {}, {})
+    need = Need(1.0, 3, report=TwinApp(app("a", 1000)).report())
+    situation = Situation({"a": need}, {"a": ()}, offer, {}, {})
     assert BASELINES["tiresias"]().decide(situation, {}).grants.keys() == {"g0", "g1", "g2"}
 
 
-def test_a_claim_changes_only_the_work() -> None:
-    spec, there = Spec("a", 0.0, [[JobInfo(1000, 1.0, 2)]]), [Gpu("g", "m"), Gpu("h", "n")]
-    honest, half = (TwinApp(spec, claim=claim).valuation(1.0, 4) for claim in (1.0, 0.5))
-    assert half.finish(there) == pytest.approx(honest.finish(there) / 2)
-
-
 def test_an_app_that_claims_less_work_than_it_has_is_found_out() -> None:
-    found = {}
-    for claim in (0.5, 1.0):
+    found, here = {}, {1: Gpu("g", "m"), 2: Gpu("h", "m")}
+    for part in (0.5, 1.0):
         book = AppRecord("s", 0.0, 0.0)
         for _ in range(100):
             # It holds both GPUs of a cluster of its own, and does 1 % of its 1,000 s between two reports.
-            left = (1000.0 - book.served) * claim
-            rho = (book.served + left) / (1000.0 * claim)
-            book.take_report(Report(rho, 2, left=left, whole=1000.0 * claim), [1, 2], 2, book.served, 1.0)
+            left = (1000.0 - book.served) * part
+            book.take_report(claim(2 * left, 2 * (1000.0 * part - left)), here, 2, book.served, 1.0)
             book.served += 10.0 * book.speed
-        found[claim] = book.doubt
+        found[part] = book.doubt
     assert found[1.0] == 1.0
     assert found[0.5] == pytest.approx((1.99 / WORK_SLACK) ** WORK_POWER)
 
@@ -97,20 +89,16 @@ def doubted(lie: float, error: float, *places: list[Gpu]) -> float:
     """The arbiter's doubt about an app of one job of two GPUs that spends ten minutes in each of the places in turn."""
     spec = Spec("a", 0.0, [[JobInfo(10000, 1.0, 2)]], {"slot": 1.0, "machine": 1.0, "rack": 1.3, "cluster": 1.6})
     app, book = TwinApp(spec, error=error, lie=lie), AppRecord("s", 0.0, 0.0)
-    agent = Agent("a", "s", app)
     for number, place in enumerate(places, 1):
         for gpu in list(app.held):
             app.lose_gpu(gpu)
         for gpu in place:
             app.gain_gpu(gpu)
-        views = tuple(LeaseView(gpu, 10 * number + i, 600.0) for i, gpu in enumerate(place))
-        agent.handle(Leases("a", "s", (0, number), views))
+        leases = {10 * number + i: gpu for i, gpu in enumerate(place)}
         # The first report comes when the switch to the GPUs is over.
         for now in range(600 * number - 500, 600 * number, 60):
             app.advance(float(now))
-            ((answer,), _) = agent.handle(AskRho("a", "s", 1, 1.0, 2))
-            assert isinstance(answer, RhoAnswer)
-            book.take_report(answer.report, sorted(view.token for view in views), 2, float(now), 1.0)
+            book.take_report(app.report(), leases, 2, float(now), 1.0)
     return book.doubt
 
 

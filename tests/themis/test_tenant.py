@@ -22,22 +22,29 @@ class Remote:
         self.remote = method
 
 
+class Work:
+    """Nothing is left to do."""
+
+    def report(self):
+        return m.Report()
+
+
 class Arbiter:
     """It lets jobs join that ask for its unit, and refuses messages of all others."""
 
     def __init__(self, unit):
         self.unit, self.apps = unit, set()
         self.users: dict[str, str] = {}
-        self.join, self.exchange = Remote(self._join), Remote(self._exchange)
+        self.join, self.report, self.leave = Remote(self._join), Remote(self._report), Remote(lambda *args: None)
 
-    def _join(self, app, session, bundle, user="", life=""):
+    def _join(self, app, session, bundle, user, life, together):
         if self.unit not in bundle:
             raise ThemisError(f"leases single {self.unit}s")
         self.apps.add(app)
         self.users[app], self.life = user, life
 
-    def _exchange(self, app, session, events):
-        return [] if app in self.apps else [m.Refused(app, session, "join again", unknown=True)]
+    def _report(self, heard):
+        return None if heard.app in self.apps else m.Refused("join again", "join")
 
 
 @pytest.fixture
@@ -63,7 +70,7 @@ def cluster(monkeypatch):
 
 @pytest.mark.parametrize("dead", [False, True])
 def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
     assert cluster.arbiter.apps == {"a"} and job.poll() == []
     former, cluster.arbiter = cluster.arbiter, Arbiter("CPU")
     if dead:
@@ -71,7 +78,7 @@ def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
         def gone(*args):
             raise ray.exceptions.RayActorError
 
-        former.exchange.remote = gone
+        former.report.remote = gone
     else:
         job._arbiter = cluster.arbiter
     until(lambda: job._agent.refused)
@@ -82,7 +89,7 @@ def test_an_arbiter_that_leases_something_else_now_ends_the_job(cluster, dead):
 
 
 def test_a_job_names_its_user_whenever_it_joins(cluster):
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU", "anna")
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU", "anna")
     assert cluster.arbiter.users == {"a": "anna"}
     job._arbiter = cluster.arbiter = Arbiter("GPU")
     until(lambda: cluster.arbiter.users == {"a": "anna"})
@@ -100,7 +107,7 @@ def test_a_join_that_is_answered_late_is_waited_for(cluster, monkeypatch, caplog
         join(app, session, *more)
 
     cluster.arbiter.join = Remote(slow)
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
     assert cluster.arbiter.apps == {"a"} and job.poll() == []
     assert len(sessions) == 4 and len(set(sessions)) == 1, "the calls that were given up may still arrive"
     assert len([line for line in caplog.messages if "has not answered within 10 s" in line]) == 1
@@ -116,26 +123,26 @@ def test_a_join_that_is_never_answered_ends_the_job_at_the_limit(cluster, monkey
 
     cluster.arbiter.join = Remote(never)
     with pytest.raises(ThemisError, match="has not answered within 10 s"):
-        tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+        tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
 
 
 def test_a_job_whose_name_is_kept_for_a_silent_one_waits(cluster, monkeypatch, caplog):
     monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
-    exchange, calls = cluster.arbiter._exchange, []
+    join, calls = cluster.arbiter._join, []
 
-    def kept(app, session, events):
-        calls.append(events)
+    def kept(*args):
+        calls.append(args)
         why = "an app of the name 'a' is silent, and keeps its name"
-        return [m.Refused(app, session, why, waits=True)] if len(calls) < 4 else exchange(app, session, events)
+        return m.Refused(why, "wait") if len(calls) < 4 else join(*args)
 
-    cluster.arbiter.exchange = Remote(kept)
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    cluster.arbiter.join = Remote(kept)
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
     assert len(calls) >= 4 and job.poll() == []
     assert len([line for line in caplog.messages if "keeps its name; trying to join" in line]) == 1
     job.close()
 
 
-@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "join", "exchange", "get"])
+@pytest.mark.parametrize("call", ["start", "sign_of_life", "id_of", "join", "report", "get"])
 @pytest.mark.parametrize("error", [RuntimeError, ray.exceptions.RaySystemError, ValueError])
 def test_whatever_ray_raises_at_a_call_once_the_job_joins(call, error, cluster, monkeypatch):
     monkeypatch.setattr(tenant, "JOIN_PAUSE_S", 0.0)
@@ -150,20 +157,21 @@ def test_whatever_ray_raises_at_a_call_once_the_job_joins(call, error, cluster, 
 
         return function
 
-    if call in ("join", "exchange"):
+    if call in ("join", "report"):
         remote = getattr(cluster.arbiter, call)
         remote.remote = once(remote.remote)
     else:
         owner = {"start": tenant.control, "get": ray}.get(call, tenant.reservations)
         monkeypatch.setattr(owner, call, once(getattr(owner, call)))
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
-    assert failed and cluster.arbiter.apps == {"a"}
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
+    until(lambda: failed)
+    assert cluster.arbiter.apps == {"a"} and not job._agent.refused
     job.close()
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ray.exceptions.RaySystemError, ValueError])
 def test_whatever_ray_raises_the_agent_of_a_job_goes_on(error, cluster, monkeypatch):
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
     starts = []
 
     def start(unit):
@@ -175,16 +183,16 @@ def test_whatever_ray_raises_the_agent_of_a_job_goes_on(error, cluster, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(tenant.control, "start", start)
-        job._arbiter.exchange.remote = gone
+        job._arbiter.report.remote = gone
         until(lambda: len(starts) > 2)
     cluster.arbiter = Arbiter("GPU")
     until(lambda: cluster.arbiter.apps == {"a"})
-    cluster.arbiter.exchange.remote = gone
+    cluster.arbiter.report.remote = gone
     job.close()  # nothing is raised
 
 
 def test_a_job_shows_that_it_lives_until_it_ends(cluster):
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
     assert cluster.arbiter.life == "sign0"
     # The cluster took it for dead.
     cluster.gone.add("sign0")
@@ -194,50 +202,32 @@ def test_a_job_shows_that_it_lives_until_it_ends(cluster):
     job.close()
     assert "sign1" in cluster.gone
     with pytest.raises(ThemisError, match="leases single GPUs"):
-        tenant.Tenant("b", None, {"CPU": 1.0}, "CPU")
+        tenant.Tenant("b", Work(), {"CPU": 1.0}, "CPU")
     assert set(cluster.signs) == cluster.gone, "a job that is refused leaves none"
 
 
 def test_a_job_that_joins_again_keeps_its_sign_of_life(cluster):
     arbiter = cluster.arbiter
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
-    sent, exchange = [], arbiter._exchange
-
-    def record(app, session, events):
-        sent.extend(events)
-        return exchange(app, session, events)
-
-    arbiter.exchange.remote = record
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
     arbiter.apps.clear()
     until(lambda: arbiter.apps)
     job.close()
     assert arbiter.life == "sign0"
-    assert {type(event) for event in sent} <= {m.Heard, m.AppLeft}, "a message that joins has no sign of life"
 
 
-@pytest.mark.parametrize("later", [False, True])
-def test_a_lease_that_ends_before_it_is_reserved_is_left_after_it_is_gained(later, cluster, monkeypatch):
-    """The job hears of both at once. ``later``: the arbiter said first that it ends, and then that it is reserved."""
+def test_a_lease_is_gained_with_its_group(cluster, monkeypatch):
     monkeypatch.setattr(tenant.reservations, "by_id", lambda id: f"group {id}")
-    job = tenant.Tenant("a", None, {"GPU": 1.0}, "GPU")
-    session = job._agent.session
-
-    def told(version, **more):
-        view = m.LeaseView(gpu=Gpu("g0", "m0"), token=3, ending=True, **more)
-        return m.Leases("a", session, (1, version), (view,))
-
-    mail = [[told(1, remaining=30.0)]] if later else []
-    mail.append([told(2, remaining=20.0, group="G")])
-    cluster.arbiter.exchange.remote = lambda app, session, events: mail.pop(0) if mail else []
+    job = tenant.Tenant("a", Work(), {"GPU": 1.0}, "GPU")
+    view = m.LeaseView(Gpu("g0", "m0"), 3, "G", True, 20.0)
+    cluster.arbiter.report.remote = lambda heard: m.Leases(job._agent.session, "digest", (view,), 1)
     notices = []
     until(lambda: notices.extend(job.poll()) or notices)
-    job.close()
     assert notices == [Gained(Gpu("g0", "m0"), 3), Leave(Gpu("g0", "m0"), 3, 20.0)]
-    assert job.group("g0", 3) == "group G"
+    assert job.group("g0", 3) == "group G" and job.expects
+    job.close()
 
 
-def test_an_arbiter_that_knows_no_users_is_joined_by_jobs_without_one(cluster):
-    cluster.arbiter.join = Remote(lambda app, session, bundle: cluster.arbiter.apps.add(app))
-    tenant.Tenant("a", None, {"GPU": 1.0}, "GPU").close()
-    with pytest.raises(ThemisError, match="earlier version, which does not know user='anna'"):
-        tenant.Tenant("b", None, {"GPU": 1.0}, "GPU", "anna")
+def test_an_arbiter_of_an_earlier_version_is_named_with_the_remedy(cluster):
+    del cluster.arbiter.report
+    with pytest.raises(ThemisError, match=r"earlier version: stop it .fluidtune arbiter stop"):
+        tenant.Tenant("b", Work(), {"GPU": 1.0}, "GPU", "anna")

@@ -22,8 +22,9 @@ from tests.engine.helpers import resize
 from tests.themis.fake_tenant import FakeTenant, gpu
 from tests.tune.running import fit
 from tests.tune.trainables import Stepper
-from themis_bridge import ThemisError
+from themis_bridge import ThemisError, independent_finish_time
 from themis_bridge.agent import Gained, Leave, Lost
+from themis_bridge.app_record import valued
 from themis_bridge.locality import Gpu
 
 CLUSTER = {"CPU": 4.0, "GPU": 4.0}
@@ -213,10 +214,17 @@ def test_the_work_of_trials_that_need_two_gpus_at_once():
     assert progress.useful == 2
     progress.update({})
     assert progress.useful == 4, "of the five that it may have"
-    value = progress.valuation(contention=1.0, cluster_gpus=8)
+    value = valuation(progress, 1.0, 8, together=2)
     # 7 and twice 10 iterations of 1 s on two GPUs are left of 30.
     assert value.finish([gpu(0), gpu(1)]) == value.finish([gpu(k) for k in range(3)]) == pytest.approx(27.0)
     assert value.rho([gpu(0)]) == value.rho([])
+
+
+def valuation(progress, contention, cluster_gpus, together=1):
+    """What GPUs are worth to the job by its report, if the arbiter has seen all that it has done."""
+    report = progress.report()
+    budget = report.done + valued(report, 0.0, 1.0, together).work
+    return valued(report, 0.0, independent_finish_time(budget, cluster_gpus, report.peak, contention), together)
 
 
 def progress_of(engine, rungs=(), most=None):
@@ -227,7 +235,7 @@ def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
     progress = progress_of(Engine())
     progress.update({})
     assert progress.useful == 1
-    value = progress.valuation(1.0, 4)
+    value = valuation(progress, 1.0, 4)
     assert value.finish([gpu(0)]) == value.independent == leased_devices.UNKNOWN_S
 
 
@@ -247,13 +255,13 @@ def test_progress_is_the_engine_s():
     progress = progress_of(engine)
     progress.update({})
     assert progress.useful == 2
-    value = progress.valuation(contention=1.0, cluster_gpus=4)
+    value = valuation(progress, 1.0, 4)
     # 7 and 10 iterations of 2 s are left of 20, and two GPUs can be used.
     assert value.finish([gpu(0), gpu(1)]) == pytest.approx(20.0)
     assert value.independent == pytest.approx(20.0)
     limited = progress_of(engine, most=1)
     limited.update({})
-    assert limited.useful == limited.valuation(1.0, 4).useful == 1
+    assert limited.useful == valuation(limited, 1.0, 4).useful == 1
 
 
 def test_rungs_to_come_are_part_of_the_work():
@@ -267,7 +275,7 @@ def test_rungs_to_come_are_part_of_the_work():
     progress = leased_devices.Progress(engine, rungs.get, None, None)
     progress.update({})
     assert progress.useful == 10, "only what could run now"
-    value = progress.valuation(contention=1.0, cluster_gpus=10)
+    value = valuation(progress, 1.0, 10)
     # Of 2 s each: 9 x 3 and 9 of 12 left now; then 3 x 6; then 1 x 18. Three were done.
     assert value.independent == pytest.approx(2 * (27 + 12 + 18 + 18) / 10)
     assert value.finish([gpu(k) for k in range(10)]) == pytest.approx(2 * (9 + 6 + 18))
@@ -285,7 +293,7 @@ def test_packed_trials_count_as_if_alone():
     progress = progress_of(engine)
     progress.update({})
     # Of 20 iterations of 2 s on one worker 7 are left.
-    value = progress.valuation(contention=1.0, cluster_gpus=1)
+    value = valuation(progress, 1.0, 1)
     assert value.independent == pytest.approx(40.0)
     assert value.finish([gpu(0)]) == pytest.approx(14.0)
 
@@ -303,7 +311,7 @@ def test_the_work_of_many_trials_is_added_up_without_a_view_of_each(monkeypatch)
     progress = progress_of(engine)
     progress.update({})
     assert progress.useful == 50 and not views
-    assert progress.valuation(1.0, 1).finish([gpu(0)]) == pytest.approx(2.0 * (7 + 49 * 10))
+    assert valuation(progress, 1.0, 1).finish([gpu(0)]) == pytest.approx(2.0 * (7 + 49 * 10))
 
 
 def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeypatch):
@@ -322,18 +330,18 @@ def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeyp
     )
     progress = progress_of(engine)
     progress.update({})
-    assert progress.valuation(1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
+    assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 64), "nothing is known: the whole cluster"
     # A second worker still pays, a third one does not.
     clock.now, there.beta = 10.0, 1.5
     progress.update({})
     assert progress.useful == 6
-    assert progress.valuation(1.0, 64).independent == pytest.approx(300 / 6)
+    assert valuation(progress, 1.0, 64).independent == pytest.approx(300 / 6)
     # On a share of 64 / 16 GPUs; and the six stay what the job could use, when trials have ended.
-    assert progress.valuation(16.0, 64).independent == pytest.approx(300 / 4)
+    assert valuation(progress, 16.0, 64).independent == pytest.approx(300 / 4)
     clock.now, there.works = 20.0, there.works[:1]
     progress.update({})
     assert progress.useful == 2
-    assert progress.valuation(1.0, 64).independent == pytest.approx(100 / 6)
+    assert valuation(progress, 1.0, 64).independent == pytest.approx(100 / 6)
 
 
 def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
@@ -378,7 +386,7 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     results(6, 2.0)
     # 8 s are left.
     assert asked(0, 1) == 2
-    assert progress.valuation(1.0, 8).finish([gpu(k) for k in range(8)]) == pytest.approx(8.0)
+    assert valuation(progress, 1.0, 8).finish([gpu(k) for k in range(8)]) == pytest.approx(8.0)
 
 
 def test_a_job_is_one_of_the_user_that_it_or_its_metadata_names(monkeypatch):
@@ -405,7 +413,7 @@ def test_rungs_to_come_are_told_from_the_start(tmp_path: Path, monkeypatch: Any)
         instructions = decide(self, *args)
         progress = leased_devices.Progress(self.engine, self.trials.rungs_after, None, None)
         progress.update({})
-        left = sum(job.iters_remaining for jobs in progress.valuation(1.0, 1).phases for job in jobs)
+        left = sum(job.iters_remaining for jobs in progress._phases for job in jobs)
         told.append(sum(trial.done for trial in self.engine._state.trials.values()) + left)
         return instructions
 

@@ -18,7 +18,8 @@ from tests.tune.running import events_of, fit
 from tests.tune.trainables import began_at, report_saved
 from themis_bridge import JobInfo
 from themis_bridge.agent import Gained, Leave
-from themis_bridge.bids import Valuation
+from themis_bridge.fairness import kinds_of
+from themis_bridge.messages import Report
 from themis_bridge.shell import control
 from themis_bridge.shell.tenant import Tenant
 
@@ -35,8 +36,8 @@ class Neighbour:
         self._thread = threading.Thread(target=self._loop, daemon=True)
         self._thread.start()
 
-    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        return Valuation([[JobInfo(1, 1000.0)] * 2], 10.0, 1000.0 * contention)
+    def report(self) -> Report:
+        return Report((kinds_of([JobInfo(1, 1000.0)] * 2),), peak=2)
 
     def _loop(self) -> None:
         while not self._over.wait(0.05):

@@ -1,9 +1,9 @@
 """The arbiter's process: a named, detached Ray actor that Ray starts again when it dies.
 
 It feeds the state machine with what agents send, which GPUs Ray has, what became of reservations, and the time. At the
-end of a tick it writes the books, if anything in them has changed, and once a second because of the clock in them. Only
-then does it carry out the instructions since the last tick. They wait while the books cannot be written; what they ask
-of Ray is carried out by `group_tasks`. Nothing is decided here.
+end of a tick it writes the books, if anything in them has changed, and once a second because of the clock in them. What
+apps are told of their leases, and what `groups` makes Ray reserve and remove, follows from the books as they were
+written last. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -14,21 +14,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from themis_bridge import arbiter_view
 from themis_bridge import messages as m
 from themis_bridge.arbiter import Arbiter
 from themis_bridge.errors import ThemisError
+from themis_bridge.lease_manager import leases_of
+from themis_bridge.leases import Lease
 from themis_bridge.locality import Gpu
+from themis_bridge.plain import text
 from themis_bridge.settings import Settings
 from themis_bridge.shell import reservations
 from themis_bridge.shell.books_file import Books, books_path
 from themis_bridge.shell.cluster_watch import ForeignUsage, SilentDrivers
 from themis_bridge.shell.gauges import Gauges
-from themis_bridge.shell.group_tasks import GroupTasks, Wanted
-from themis_bridge.shell.write_ahead import WriteAhead
+from themis_bridge.shell.groups import Groups, Wanted
+from themis_bridge.shell.reservations import Key
 
 logger = logging.getLogger(__name__)
 
@@ -58,28 +61,23 @@ class ArbiterActor:
         self._unit = unit
         self._lock = threading.RLock()
         self._books = Books(books_path(head), time.monotonic)
-        self._write_ahead = WriteAhead(self._books, self._saved, self._carry_out)
+        #: Whether something has changed that is not in the books.
+        self._unwritten = True
+        #: As of the books: app -> its leases, and what Ray has to have reserved; None before they were written first.
+        self._told: dict[str, m.Leases] = {}
+        self._wanted: dict[Key, Wanted | None] | None = None
         #: App -> the resources that one of its devices reserves. They are stored in the books, too.
         self._bundles: dict[str, dict[str, float]] = {}
-        self._tasks = GroupTasks(time.monotonic, self._lock, self._asking_for)
-        #: What the loop has to tell the state machine.
-        self._news: list[m.Event] = []
+        self._groups = Groups(time.monotonic, self._asking_for)
         self._closed = False
         self._ticks: deque[float] = deque(maxlen=TICKS)
         self._ticked = 0
         self._foreign = ForeignUsage(time.monotonic)
         self._drivers = SilentDrivers(lambda life: reservations.is_gone(life), time.monotonic)
         self._round_seconds = 0.0
-        self._round_began: tuple[int, float] = (0, 0.0)
         gpus, self._ties, self._left_out = reservations.cluster_gpus(unit)
-        self._arbiter, out, self._bundles = restored(self._books, self._tasks, gpus, settings, time.time())
-        # Some reservations may have been under way when the last arbiter died.
-        for lease in self._arbiter.state.leases:
-            key = lease.app, lease.gpu, lease.token
-            if not lease.closing and key in self._tasks.found:
-                self._tasks.reserve(key, self._wanted(lease.app, self._arbiter.state.gpus[lease.gpu]))
-        self._write_ahead.take(out, write=True)
-        self._write_ahead.flush()
+        self._arbiter, self._bundles = restored(self._books, self._groups, gpus, settings, time.time())
+        self._flush()
         self._gauges = Gauges()
         self._nodes_at = 0.0
         self._thread = threading.Thread(target=self._loop, name="themis-loop", daemon=True)
@@ -89,8 +87,8 @@ class ArbiterActor:
 
     def join(
         self, app: str, session: str, bundle: dict[str, float], user: str = "", life: str = "", together: int = 1
-    ) -> None:
-        """An app wants GPUs.
+    ) -> m.Refused | None:
+        """An app wants GPUs. Returns why it has not joined; None: it has.
 
         Args:
             app, session, user, together: see `messages.AppJoined`.
@@ -100,7 +98,7 @@ class ArbiterActor:
         Raises ThemisError if an argument cannot be true, or the bundle does not have exactly one of the unit that is
         leased here, and ValueError for an id that cannot be one.
         """
-        joined = m.plain_event(m.AppJoined(app, session, user, life, together))
+        joined = m.plain_joined(m.AppJoined(app, session, user, life, together))
         app, session = joined.app, joined.session
         reservations.check_app_name(app)
         if life:
@@ -112,42 +110,36 @@ class ArbiterActor:
                 f"{self._unit}s: stop it and start it with the other unit, or run the job without an arbiter"
             )
         with self._lock:
-            self._handle(joined)
-            known = self._arbiter.state.apps.get(app)
-            if known is not None and known.session == session:
-                # The app was not refused. A job that was edited and started again may ask for another bundle.
+            refused = self._handle(joined)
+            if refused is None:
+                # A job that was edited and started again may ask for another bundle.
                 self._bundles[app] = bundle
-                self._write_ahead.unwritten = True
+            return refused
 
-    def exchange(self, app: str, session: str, events: list[m.AppEvent]) -> list[m.Instruction]:
-        """Handle what an agent sends, and return the instructions that wait for it.
+    def report(self, heard: m.Heard) -> m.Leases | m.Refused | None:
+        """Take what an agent says of its app. Returns the app's leases; None if the agent knows them.
 
-        An app joins by `join` alone; a `messages.AppJoined` of an agent of an earlier version is ignored.
-
-        Raises ThemisError for a message that no agent can send; then none of them is handled.
+        Raises ThemisError for a message that no agent can send.
         """
-        events = m.plain_events(events)
+        heard = m.plain_heard(heard)
         with self._lock:
-            for event in events:
-                if not isinstance(event, m.AppJoined):
-                    self._handle(event)
-            mail = self._write_ahead.fetch(session)
-            return [self._with_groups(each) if isinstance(each, m.Leases) else each for each in mail]
+            refused = self._handle(heard)
+            told = self._told.get(heard.app)
+            if refused is not None or told is None or told.session != heard.session or told.digest == heard.known:
+                return refused
+            return told
 
-    def _with_groups(self, told: m.Leases) -> m.Leases:
-        """The message with the group of each lease that Ray has reserved."""
-        views = []
-        for view in told.leases:
-            group = self._tasks.there.get((told.app, view.gpu.id, view.token))
-            views.append(view if group is None else replace(view, group=reservations.id_of(group)))
-        return replace(told, leases=tuple(views))
+    def leave(self, app: str, session: str) -> None:
+        """An app is done."""
+        left = m.AppLeft(text(app, "app"), text(session, "session"))
+        with self._lock:
+            self._handle(left)
 
     def configure(self, changes: dict[str, Any]) -> None:
         """Change settings. Raises ThemisError for an unknown name or a value that is not allowed."""
         with self._lock:
             self._handle(m.Configured(changes))
             # When the operator gets an answer, it is done.
-            self._write_ahead.unwritten = True
             self._flush()
 
     def status(self) -> dict[str, Any]:
@@ -161,15 +153,12 @@ class ArbiterActor:
                 "leased": sum(1 for lease in state.leases if not lease.closing),
                 "rounds": state.rounds,
                 "round_seconds": self._round_seconds,
-                "late_answers": auctioneer.late,
                 "failed_rounds": auctioneer.failed,
                 "settings": state.saved()["settings"],
                 "tick_ms": self._tick_ms(),
                 "ticks": self._ticked,
-                "waiting": len(self._write_ahead.waiting) + self._tasks.owed(),
-                "trouble": [
-                    each for each in (self._books.trouble(), self._tasks.trouble(), *self._left_out) if each
-                ],
+                "waiting": self._unwritten_leases() + self._groups.owed,
+                "trouble": [each for each in (self._books.trouble(), self._groups.trouble, *self._left_out) if each],
                 "tally": asdict(auctioneer.tally),
                 "apps": arbiter_view.view(state),
                 "away": arbiter_view.away(state),
@@ -202,38 +191,32 @@ class ArbiterActor:
 
     # --- the machine
 
-    def _handle(self, event: m.Event) -> None:
-        out = self._arbiter.handle(event, time.monotonic())
-        round_ = self._arbiter.auctioneer.round
-        if round_ is not None and round_.number != self._round_began[0]:
-            self._round_began = (round_.number, time.monotonic())
-        elif round_ is None and self._round_began[1]:
-            self._round_seconds = time.monotonic() - self._round_began[1]
-            self._round_began = (self._arbiter.state.rounds, 0.0)
-        # The answer to Heard is one Leases message. If that is all, only the clock in the books has changed.
-        self._write_ahead.take(out, write=bool(out) and (not isinstance(event, m.Heard) or len(out) > 1))
+    def _handle(self, event: m.Event) -> m.Refused | None:
+        """Let the state machine handle an event. Returns its answer to whoever sent it, if it refuses the event."""
+        refused = self._arbiter.handle(event, time.monotonic())
+        # What these two change is seen at the end of a tick, if it is more than the clock in the books.
+        self._unwritten |= refused is None and not isinstance(event, m.Heard | m.Tick)
+        return refused
 
     def _saved(self) -> dict[str, Any]:
         return {**self._arbiter.state.saved(), "bundles": self._bundles}
 
     def _flush(self) -> None:
-        if not self._closed:
-            self._write_ahead.flush()
+        """Write the books if something in them has changed. From then on what follows from them is carried out."""
+        if self._closed or not self._unwritten or not self._books.write(self._saved()):
+            return
+        self._unwritten, state = False, self._arbiter.state
+        self._told = {app: leases_of(state, app) for app in state.apps}
+        self._wanted = {lease.key: self._need(lease) for lease in state.leases}
 
-    def _carry_out(self, instruction: m.Instruction) -> None:
-        if isinstance(instruction, m.Reserve):
-            gpu = self._arbiter.state.gpus.get(instruction.gpu)
-            if gpu is None or gpu.machine not in self._ties:
-                # Its node has left since the GPU was granted.
-                self._news.append(m.ReserveFailed(instruction.gpu, instruction.token))
-            else:
-                key = (instruction.app, instruction.gpu, instruction.token)
-                self._tasks.reserve(key, self._wanted(instruction.app, gpu))
-        elif isinstance(instruction, m.Remove):
-            self._tasks.remove((instruction.app, instruction.gpu, instruction.token))
+    def _unwritten_leases(self) -> int:
+        """The number of leases that have begun or ended since the books were written."""
+        now = {(lease.key, lease.closing) for lease in self._arbiter.state.leases}
+        return len(now - {(key, need is None) for key, need in (self._wanted or {}).items()})
 
-    def _wanted(self, app: str, gpu: Gpu) -> Wanted:
-        return Wanted(self._bundle(app), self._ties[gpu.machine])
+    def _need(self, lease: Lease) -> Wanted | None:
+        gpu = self._arbiter.state.gpus[lease.gpu]
+        return None if lease.closing else Wanted(self._bundle(lease.app), self._ties[gpu.machine])
 
     def _bundle(self, app: str) -> dict[str, float]:
         return self._bundles.get(app, {self._unit: 1.0})
@@ -241,7 +224,8 @@ class ArbiterActor:
     def _asking_for(self, bundle: Mapping[str, float]) -> frozenset[str]:
         """The apps that ask for at least as much as this bundle with one of their devices."""
         least = [(name, amount) for name, amount in bundle.items() if amount > 0]
-        asked = self._bundles.items()
+        with self._lock:
+            asked = list(self._bundles.items())
         return frozenset(app for app, each in asked if all(each.get(name, 0.0) >= amount for name, amount in least))
 
     # --- time and Ray
@@ -273,25 +257,29 @@ class ArbiterActor:
             logger.exception("themis: a part of a tick failed; it is repeated")
 
     def _work(self) -> None:
-        news = self._tasks.work(CALLS_S)
-        with self._lock:
-            self._news += news
-            while self._news:
-                self._handle(self._news.pop(0))
+        if self._wanted is not None:
+            news = self._groups.work(self._wanted, CALLS_S)
+            with self._lock:
+                for each in news:
+                    self._handle(each)
 
     def _pass_time(self) -> None:
         with self._lock:
+            rounds, began = self._arbiter.state.rounds, time.monotonic()
             self._handle(m.Tick())
+            if self._arbiter.state.rounds != rounds:
+                self._round_seconds = time.monotonic() - began
+                self._unwritten = True
+            self._unwritten |= self._unwritten_leases() > 0
             self._flush()
 
     def _keep_house(self) -> None:
-        """Forget the mail and the bundles of apps that are gone, and publish the gauges."""
+        """Forget the bundles of apps that are gone, and publish the gauges."""
         with self._lock:
             apps = self._arbiter.state.apps
-            self._write_ahead.forget_others({app.session for app in apps.values()})
             self._bundles = {app: bundle for app, bundle in self._bundles.items() if app in apps}
             self._gauges.set(self._arbiter.state, self._round_seconds)
-            self._write_ahead.unwritten = True
+            self._unwritten = True
 
     def _look_at_nodes(self) -> None:
         gpus, ties, left_out = reservations.cluster_gpus(self._unit)
@@ -300,10 +288,6 @@ class ArbiterActor:
             self._ties, self._left_out = ties, left_out
             state = self._arbiter.state
             for gpu in state.gpus.keys() - there.keys():
-                lease = state.leases.get(gpu)
-                if lease is not None:
-                    # Ray would make the placement group again on another node.
-                    self._tasks.remove((lease.app, gpu, lease.token))
                 self._handle(m.GpuLeft(gpu))
             for name in there.keys() - state.gpus.keys():
                 self._handle(m.GpuJoined(there[name]))
@@ -312,15 +296,15 @@ class ArbiterActor:
         """End the pauses if something outside Themis has given back what a reservation may have lacked."""
         with self._lock:
             state = self._arbiter.state
-            if self._tasks.owed() or not any(state.backoff.retry_times(state.clock)):
+            if self._groups.owed or not any(state.backoff.retry_times(state.clock)):
                 self._foreign.busy()
             if not self._foreign.worth_a_look():
                 return
         taken = reservations.taken()
         with self._lock:
-            ours = [self._bundle(app) for app, _, _ in self._tasks.there]
+            ours = [self._bundle(app) for app, _, _ in self._groups.there]
             wanted = {name for bundle in self._bundles.values() for name in bundle}
-            if not self._tasks.owed() and self._foreign.freed(taken, ours, wanted):
+            if not self._groups.owed and self._foreign.freed(taken, ours, wanted):
                 self._handle(m.Freed())
 
     def _look_at_drivers(self) -> None:
@@ -340,41 +324,40 @@ def check_unit(unit: str) -> None:
 
 
 def restored(
-    books: Books, tasks: GroupTasks, gpus: list[Gpu], settings: dict[str, Any], wall: float
-) -> tuple[Arbiter, list[m.Instruction], dict[str, dict[str, float]]]:
-    """The arbiter, its first instructions, and the bundle of each app.
+    books: Books, groups: Groups, gpus: list[Gpu], settings: dict[str, Any], wall: float
+) -> tuple[Arbiter, dict[str, dict[str, float]]]:
+    """The arbiter, and the bundle of each app.
 
     Without usable books the arbiter is what the reservations alone tell. The first arbiter of a cluster is restored as
-    well, so that its tokens and versions are above those of an arbiter that was stopped.
+    well, so that its tokens are above those of an arbiter that was stopped.
 
-    ``books``: those that cannot be read are kept aside. ``tasks``: gets the groups that exist, and has to remove those
-    that no app can hold. ``settings``: changes to the default `Settings`, if there are no books. ``wall``: time of
-    day, s.
+    ``books``: those that cannot be read are kept aside. ``groups``: gets the groups that exist. ``settings``: changes
+    to the default `Settings`, if there are no books. ``wall``: time of day, s.
     """
     known = {gpu.id for gpu in gpus}
     there: dict[str, tuple[str, int]] = {}
+    made: list[m.Reserved] = []
+    # Of two groups of one GPU, the one with the smaller token could not be made, and was being removed.
     for key, (state, group) in sorted(reservations.found().items(), key=lambda each: each[0][2]):
         app, gpu, token = key
-        (tasks.there if state == reservations.CREATED else tasks.found)[key] = group
-        if gpu not in known:
-            tasks.remove(key)
-            continue
-        if gpu in there:
-            # It could not be made, and was being removed.
-            tasks.remove((there[gpu][0], gpu, there[gpu][1]))
-        there[gpu] = app, token
+        groups.found(key, group, state == reservations.CREATED)
+        if gpu in known:
+            there[gpu] = app, token
+            made += [m.Reserved(gpu, token, reservations.id_of(group))] * (state == reservations.CREATED)
     newest = reservations.newest_token()
     data = books.read()
     bundles = data.pop("bundles", {})
     try:
         if not isinstance(bundles, dict):
             raise TypeError(f"bundles={bundles!r}: expected one for each app")
-        arbiter, out = Arbiter.restored(data, there, gpus, wall, newest)
+        arbiter = Arbiter.restored(data, there, gpus, wall, newest)
     except BAD_BOOKS as error:
         books.keep_aside(error)
         data, bundles = {}, {}
-        arbiter, out = Arbiter.restored(data, there, gpus, wall, newest)
+        arbiter = Arbiter.restored(data, there, gpus, wall, newest)
     if not data:
         arbiter.state.settings = Settings().changed(settings)
+    for each in made:
+        arbiter.handle(each, time.monotonic())
     logger.info("the arbiter begins: %d apps, %d reservations", len(arbiter.state.apps), len(there))
-    return arbiter, out, bundles
+    return arbiter, bundles

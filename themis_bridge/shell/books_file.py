@@ -22,8 +22,8 @@ from themis_bridge.errors import ThemisError
 
 logger = logging.getLogger(__name__)
 
-#: The format of the books. Whoever changes what a field means makes it larger; books with a larger one are not read.
-FORMAT = 1
+#: The format of the books. Whoever changes what a field means makes it larger; books with another one are not read.
+FORMAT = 2
 #: Where the books of all users' arbiters are, whatever TMPDIR says. It may be another in each job, and any of them may
 #: start the arbiter.
 ROOT = Path("/tmp")
@@ -57,8 +57,8 @@ class Books:
             data = json.loads(text) if text is not None else {}
             if not isinstance(data, dict):
                 raise TypeError(f"they are a {type(data).__name__}")
-            if data.pop("format", FORMAT) not in range(FORMAT + 1):
-                raise TypeError(f"they are of a newer FluidTune; this one reads format {FORMAT}")
+            if (found := data.pop("format", 1)) != FORMAT:
+                raise TypeError(f"they are of another version of FluidTune: format {found!r}; this one reads {FORMAT}")
         except ThemisError:
             raise
         except (OSError, ValueError, TypeError, RecursionError) as error:

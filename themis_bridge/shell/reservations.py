@@ -50,9 +50,7 @@ def plain_bundle(bundle: object) -> dict[str, float]:
     try:
         if not isinstance(bundle, dict) or len(bundle) > MOST_RESOURCES:
             raise ThemisError(f"expected at most {MOST_RESOURCES} of them")
-        amounts = {text(name): number(amount) for name, amount in bundle.items()}
-        if any(amount < 0 for amount in amounts.values()):
-            raise ThemisError("expected amounts >= 0")
+        amounts = {text(name, "a name"): number(amount, "an amount", 0) for name, amount in bundle.items()}
     except ThemisError as error:
         raise ThemisError(f"devices of {shown(bundle)}: not Ray resources and their amounts: {error}") from None
     return amounts

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from themis_bridge import messages as m
-from themis_bridge.agent import Agent, Gained, Leave, Lost, Notice, Work
+from themis_bridge.agent import Agent, Gained, Notice, Work
 from themis_bridge.errors import ThemisError
 from themis_bridge.settings import Settings
 from themis_bridge.shell import control, reservations
@@ -57,14 +57,9 @@ class Tenant:
         self._together = together
         self.app, self._bundle, self._unit, self._work, self._user = app, dict(bundle), unit, work, user
         self._lock = threading.Lock()
-        self._outbox: list[m.AppEvent] = []
         self._notices: list[Notice] = []
-        #: Leases that the arbiter has granted and Ray has not reserved yet.
-        self._coming: list[Gained] = []
         #: GPU -> (token, the placement group) of its last leases.
         self._groups: dict[str, deque[tuple[int, Any]]] = defaultdict(lambda: deque(maxlen=KEPT_GROUPS))
-        #: (GPU, token) -> the id of its placement group, by the arbiter's last message.
-        self._made: dict[tuple[str, int], str] = {}
         #: Shows Ray, and through it the arbiter, that this driver lives; None before it first joins.
         self._life: Any = None
         #: Why the arbiter refused something last.
@@ -93,8 +88,7 @@ class Tenant:
     @property
     def expects(self) -> bool:
         """Whether further GPUs are on their way to this job; False if it needs no gangs."""
-        with self._lock:
-            return bool(self._agent.promised or self._coming)
+        return self._agent.promised > 0
 
     def group(self, gpu: str, token: int) -> Any:
         """The placement group of a lease. When the lease is over, Ray refuses to start anything in it."""
@@ -103,14 +97,14 @@ class Tenant:
     def vacated(self, gpu: str, token: int) -> None:
         """Nothing of this job runs under that lease of the GPU any more, so another job may have the GPU."""
         with self._lock:
-            self._outbox += self._agent.vacated(gpu, token)
+            self._agent.vacated(gpu, token)
 
     def close(self) -> None:
         """The job is done: give all its GPUs back."""
         self._over.set()
         self._thread.join(ANSWER_S)
         try:
-            self._send([m.AppLeft(self.app, self._agent.session)])
+            ray.get(self._arbiter.leave.remote(self.app, self._agent.session), timeout=ANSWER_S)
         except Exception as error:
             logger.warning("themis: the arbiter was not told that %s has ended (%s)", self.app, type(error).__name__)
         self._remove_sign_of_life()
@@ -131,9 +125,8 @@ class Tenant:
             self._agent = Agent(self.app, session, self._work, self._user, self._together)
             try:
                 self._arbiter = control.start(self._unit)
-                self._join()
-                self._exchange()
-                trouble = self._agent.refused or self._agent.waits
+                refused = self._join()
+                trouble = refused.why if refused is not None else ""
             except ThemisError as error:
                 raise ThemisError(_plain(error)) from None
             except ray.exceptions.GetTimeoutError:
@@ -150,29 +143,24 @@ class Tenant:
                 logger.warning("themis: %s; trying to join for up to %.0f s", said, JOIN_S)
             time.sleep(JOIN_PAUSE_S)
 
-    def _join(self) -> None:
+    def _join(self) -> m.Refused | None:
+        """Returns why the arbiter has not let the job join; None: it has."""
+        if not hasattr(self._arbiter, "report"):
+            raise ThemisError(
+                "the arbiter of this Ray cluster is of an earlier version: stop it (fluidtune arbiter stop), and start "
+                "this job again"
+            )
         if self._life is None or reservations.is_gone(reservations.id_of(self._life)):
             self._life = reservations.sign_of_life()
-        needed: dict[str, Any] = {"user": self._user} if self._user else {}
-        if self._together > 1:
-            needed["together"] = self._together
-        # An arbiter of an earlier version knows no signs of life, and the job can do without.
-        for life in ({"life": reservations.id_of(self._life)}, {}):
-            with contextlib.suppress(TypeError):
-                joining = self._arbiter.join.remote(self.app, self._agent.session, self._bundle, **needed, **life)
-                break
-        else:
-            unknown = ", ".join(f"{name}={value!r}" for name, value in needed.items())
-            raise ThemisError(
-                f"the arbiter of this Ray cluster is of an earlier version, which does not know {unknown}: stop the "
-                "arbiter (fluidtune arbiter stop), and start this job again"
-            )
-        ray.get(joining, timeout=ANSWER_S)
+        life, session = reservations.id_of(self._life), self._agent.session
+        joining = self._arbiter.join.remote(self.app, session, self._bundle, self._user, life, self._together)
+        refused: m.Refused | None = ray.get(joining, timeout=ANSWER_S)
+        return refused
 
     def _join_again(self) -> None:
         """Join an arbiter that does not know the job. If it leases other devices than this job's, the job must end."""
         try:
-            self._join()
+            self._take(self._join())
         except ThemisError as error:
             self._agent.refused = _plain(error)
 
@@ -201,63 +189,24 @@ class Tenant:
         except Exception:
             logger.exception("themis: the agent of %s did not find the arbiter; it tries again", self.app)
 
-    def _send(self, events: list[m.AppEvent]) -> list[m.Instruction]:
-        answer: list[m.Instruction] = ray.get(
-            self._arbiter.exchange.remote(self.app, self._agent.session, events), timeout=ANSWER_S
-        )
-        return answer
-
     def _exchange(self) -> None:
-        """Exchange messages with the arbiter until none of its instructions needs an answer."""
-        while True:
-            with self._lock:
-                sending = list(self._outbox)
-                heartbeat = self._agent.heartbeat()
-            answer = self._send([*sending, heartbeat])
-            unknown = False
-            with self._lock:
-                # Messages stay in the list until the call has returned; one that is sent twice does no harm.
-                del self._outbox[: len(sending)]
-                for instruction in answer:
-                    if isinstance(instruction, m.Refused) and instruction.why != self._said:
-                        self._said = instruction.why
-                        logger.warning("themis: %s", self._said)
-                    events, notices = self._agent.handle(instruction)
-                    # Only `join` has all that a job joins with, such as its sign of life.
-                    unknown = unknown or any(isinstance(event, m.AppJoined) for event in events)
-                    self._outbox += [event for event in events if not isinstance(event, m.AppJoined)]
-                    for notice in notices:
-                        self._record_notice(notice)
-                    if isinstance(instruction, m.Leases):
-                        self._made = {(view.gpu.id, view.token): view.group for view in instruction.leases}
-                self._take_groups()
-                due = unknown or bool(self._outbox)
-            if unknown:
-                self._join_again()
-            if not due or self._agent.refused or self._over.is_set():
-                break
+        """Say how things are with the job, and take the arbiter's answer."""
+        with self._lock:
+            heard = self._agent.heartbeat()
+        self._take(ray.get(self._arbiter.report.remote(heard), timeout=ANSWER_S))
+        if self._agent.unknown and not self._over.is_set():
+            self._join_again()
 
-    def _record_notice(self, notice: Notice) -> None:
-        if isinstance(notice, Gained):
-            self._coming.append(notice)
-            return
-        left = [each for each in self._coming if (each.gpu.id, each.token) != (notice.gpu.id, notice.token)]
-        if len(left) == len(self._coming):
-            self._notices.append(notice)
-        elif isinstance(notice, Lost):
-            self._coming = left
-
-    def _take_groups(self) -> None:
-        """Record the gained GPUs whose groups the arbiter has named; of one that ends already, that it ends."""
-        for notice in list(self._coming):
-            group = self._made.get((notice.gpu.id, notice.token))
-            if group:
-                self._groups[notice.gpu.id].append((notice.token, reservations.by_id(group)))
-                self._coming.remove(notice)
+    def _take(self, answer: m.Leases | m.Refused | None) -> None:
+        if isinstance(answer, m.Refused) and answer.why != self._said:
+            self._said = answer.why
+            logger.warning("themis: %s", self._said)
+        with self._lock:
+            for notice in self._agent.take(answer):
+                if isinstance(notice, Gained):
+                    group = reservations.by_id(self._agent.leases[notice.gpu.id].group)
+                    self._groups[notice.gpu.id].append((notice.token, group))
                 self._notices.append(notice)
-                view = self._agent.leases[notice.gpu.id]
-                if view.ending:
-                    self._notices.append(Leave(view.gpu, view.token, view.remaining))
 
 
 def _plain(error: ThemisError) -> str:

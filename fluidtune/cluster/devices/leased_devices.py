@@ -1,8 +1,8 @@
 """A tuning job on a shared cluster: its devices are leases of the Themis arbiter.
 
-`LeasedDevices` is the job's `DeviceSource`: devices come and go as leases do. `Progress` answers the arbiter's
-questions from the engine's heights and overheads. themis_bridge decides which job gets which lease; the engine decides
-which trial leaves a device, and how.
+`LeasedDevices` is the job's `DeviceSource`: devices come and go as leases do. `Progress` tells the arbiter what the job
+has left to do, by the engine's heights and overheads. themis_bridge decides which job gets which lease; the engine
+decides which trial leaves a device, and how.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fluidtune.cluster.devices.layout import Layout
 from fluidtune.engine import Engine
 from fluidtune.engine.speed import widest_paying
 from fluidtune.errors import FluidTuneError
-from themis_bridge import JobInfo, ThemisError, independent_finish_time
+from themis_bridge import JobInfo, ThemisError
 from themis_bridge.agent import Gained, Leave
-from themis_bridge.bids import Valuation
-from themis_bridge.fairness import halving_phases
+from themis_bridge.fairness import halving_phases, kinds_of
 from themis_bridge.locality import Gpu, Slowdowns, check_together, cut_in_gangs
+from themis_bridge.messages import Report
 from themis_bridge.shell.tenant import Tenant
 
 #: Seconds of work that a trial of which nothing is known counts for.
@@ -56,7 +56,7 @@ class Progress:
         self._engine, self._rungs = engine, rungs
         self._max_workers, self._most = max_workers, most
         self._started = time.monotonic()
-        #: The work left, see `Valuation`. Before the first trial comes, a trial of unknown work stands for it, so that
+        #: The work left, see `Report`. Before the first trial comes, a trial of unknown work stands for it, so that
         #: the job gets a device in time.
         self._phases = [[JobInfo(1.0, UNKNOWN_S, together)]]
         self._done = 0.0
@@ -67,6 +67,7 @@ class Progress:
         self._widest: dict[str, int] = {}
         self._peak = self.useful
         self._slowdowns = Slowdowns()
+        self._report = self._made_report()
         #: Device -> when it came, until a trial has reported a result there; and the seconds that took, of the latest.
         self._came: dict[int, float] = {}
         self._lags: deque[float] = deque(maxlen=LAGS)
@@ -125,6 +126,7 @@ class Progress:
             self._crowd_size = sum(map(len, groups.values()))
             self._crowd, self._crowd_fixed = dict(elastic), fixed
         self._peak = max(self._crowd_peak(), self.useful)
+        self._report = self._made_report()
 
     def _crowd_peak(self) -> int:
         """The most devices that the job's trials could ever use, by the widths that are known now.
@@ -169,14 +171,12 @@ class Progress:
             useful = min(useful, self._most)
         return useful - useful % self._together
 
-    def valuation(self, contention: float, cluster_gpus: int) -> Valuation:
-        phases = self._phases
-        budget = self._done + sum(job.work for jobs in phases for job in jobs)
-        budget, gpus = max(budget, 1e-3), max(1, cluster_gpus)
-        independent = independent_finish_time(budget, gpus, self._peak, contention)
-        whole = independent_finish_time(budget, gpus, self._peak, 1.0)
-        elapsed = time.monotonic() - self._started
-        return Valuation(phases, elapsed, independent, self._slowdowns, self._most, whole, self._together)
+    def report(self) -> Report:
+        return self._report
+
+    def _made_report(self) -> Report:
+        costs = self._slowdowns.of("rack"), self._slowdowns.of("cluster")
+        return Report(tuple(map(kinds_of, self._phases)), self._done, max(1, self._peak), self._most, costs)
 
 
 class LeasedDevices(DeviceSource):

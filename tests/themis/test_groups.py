@@ -1,15 +1,14 @@
-"""What the arbiter owes to Ray, `GroupTasks`, over a stand-in of Ray on a virtual clock."""
+"""Groups that have to be there and to be gone, `Groups`, over a stand-in of Ray on a virtual clock."""
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 
 import pytest
 
 from themis_bridge import messages as m
-from themis_bridge.shell import group_tasks
-from themis_bridge.shell.group_tasks import CREATE_S, GroupTasks, Wanted
+from themis_bridge.shell import groups
+from themis_bridge.shell.groups import CREATE_S, Wanted
 
 WANTED = Wanted({"GPU": 1.0}, "node:one")
 #: Seconds of calls in a tick, and between two ticks.
@@ -24,16 +23,18 @@ class Ray:
         self.gone: set[tuple[str, str, int]] = set()
         ray = SimpleNamespace(
             REMOVED="REMOVED",
+            id_of=lambda group: group[1],
             CREATED="CREATED",
             reserve=self._reserve,
             find=lambda key: self._wait(None),
             state=lambda group: self._wait("REMOVED" if group in self.gone else "PENDING" if self.full else "CREATED"),
             remove=lambda group: self._wait(self.gone.add(group)),
         )
-        monkeypatch.setattr(group_tasks, "reservations", ray)
+        monkeypatch.setattr(groups, "reservations", ray)
         #: The apps that ask for as much as WANTED.
         self.others = frozenset()
-        self.tasks = GroupTasks(lambda: self.now, threading.RLock(), lambda bundle: self.others)
+        self.groups = groups.Groups(lambda: self.now, lambda bundle: self.others)
+        self.wanted = {}
 
     def _wait(self, answer):
         self.now += self.seconds
@@ -46,15 +47,22 @@ class Ray:
         return key
 
     def reserve(self, number):
-        for token in range(number):
-            self.tasks.reserve(("a", f"g{token}", token), WANTED)
+        self.wanted |= {("a", f"g{token}", token): WANTED for token in range(number)}
 
     def run(self, seconds=60.0):
         """Ticks, until nothing is owed or ``seconds`` are over."""
-        events, until = [], self.now + seconds
-        while self.tasks.owed() and self.now < until:
-            events += self.tasks.work(CALLS_S)
+        events, until = self.work(), self.now + seconds
+        while self.groups.owed and self.now < until:
             self.now += TICK_S
+            events += self.work()
+        return events
+
+    def work(self):
+        """What comes of a tick; what cannot be reserved is not wanted any more."""
+        events = self.groups.work(self.wanted, CALLS_S)
+        for event in events:
+            if isinstance(event, m.ReserveFailed):
+                self.wanted[("a", event.gpu, event.token)] = None
         return events
 
 
@@ -70,20 +78,20 @@ def test_a_reservation_that_waited_for_its_first_call_is_not_given_up(monkeypatc
     ray = Ray(monkeypatch)
     ray.reserve(1)
     ray.now += CREATE_S + 1
-    assert ray.tasks.work(CALLS_S) == []
+    assert ray.work() == []
     ray.now += CREATE_S + 1
-    assert ray.tasks.work(CALLS_S) == [m.Reserved("g0", 0)]
+    assert ray.work() == [m.Reserved("g0", 0, "g0")]
 
 
 def test_a_group_that_an_earlier_arbiter_asked_for_has_its_time_from_the_first_look(monkeypatch):
     ray = Ray(monkeypatch)
     ray.full = True
-    ray.tasks.found["a", "g0", 0] = ("a", "g0", 0)
+    ray.groups.found(("a", "g0", 0), ("a", "g0", 0), made=False)
     ray.reserve(1)
     ray.now += CREATE_S + 1
-    assert ray.tasks.work(CALLS_S) == []
+    assert ray.work() == []
     ray.full = False
-    assert ray.run() == [m.Reserved("g0", 0)]
+    assert ray.run() == [m.Reserved("g0", 0, "g0")]
 
 
 @pytest.mark.parametrize("fault", ["full", "fails"])
@@ -109,3 +117,15 @@ def test_only_a_group_that_waits_shows_anything_of_other_apps(fault, monkeypatch
     ray.reserve(1)
     failed, _ = ray.run()
     assert failed == m.ReserveFailed("g0", 0, frozenset({"b"}) if fault == "full" else frozenset())
+
+
+def test_a_token_is_never_reserved_twice_though_the_books_cannot_be_written(monkeypatch):
+    ray = Ray(monkeypatch)
+    ray.full = True
+    ray.reserve(1)
+    for _ in range(200):
+        ray.groups.work(ray.wanted, CALLS_S)  # the books still say that it is wanted
+        ray.now += TICK_S
+    ray.full = False
+    assert ray.groups.work(ray.wanted, CALLS_S) == [] and not ray.groups.owed
+    assert ray.groups.work({}, CALLS_S) == [] and not ray.groups.there
