@@ -62,7 +62,7 @@ def test_contexts_that_are_known_whole_go_to_the_server_at_once_and_others_throu
     tmp_path: Path,
 ) -> None:
     (tmp_path / "of_mine.py").write_text("")
-    strange = "1 'x' \"y\" /fluidtune-forks-x/socket"
+    strange = "1 'x' \"y\" @fluidtune-forks-0123456789abcdef"
     contexts: list[dict[str, Any]] = [
         {"env_vars": {"A_VALUE": "1"}},
         {"env_vars": {"A_VALUE": strange}},
