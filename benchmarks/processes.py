@@ -33,7 +33,7 @@ COUNTED = str(ROOT / "benchmarks" / "counted_search.py")
 
 def counted(sources: Path | None, devices: str, quick: bool, *more: str) -> Figures:
     """Run the search whose steps are counted, with the FluidTune of ``sources``; None: without."""
-    size = ("5", "9") if quick else ("17", "27")
+    size = ("9" if quick else "17", "9")  # one bracket, or all
     with tempfile.TemporaryDirectory(prefix="fluidtune-counted-") as folder:
         args = [COUNTED, str(cores(devices)), *size, folder, *more]
         command = [sys.executable, *args] if sources is None else under_fluidtune(devices, *args)
