@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -131,15 +132,20 @@ def _serve(name: str, modules: tuple[list[str], list[str]]) -> None:
 
 def _job() -> str:
     """Which job this process is, in which cluster."""
-    context = ray.get_runtime_context()
-    return f"{context.get_job_id()} {context.get_node_id()}"
+    return f"{ray.get_runtime_context().get_job_id()} {_node()}"
+
+
+def _node() -> str | None:
+    """The node of this process; None: it is on none, as a client of Ray (``ray://``)."""
+    with suppress(RuntimeError):
+        return str(ray.get_runtime_context().get_node_id())
+    return None
 
 
 def _other_nodes(own: bool) -> list[str]:
     """The nodes whose server an actor has to hold. ``own``: this process holds that of its own node."""
-    here = ray.get_runtime_context().get_node_id()
     alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
-    return [node for node in alive if node != here or not own]
+    return [node for node in alive if node != _node() or not own]
 
 
 def _hold(node: str, modules: tuple[list[str], list[str]], server: str, environment: Mapping[str, str]) -> nodes.There:

@@ -265,9 +265,6 @@ def main() -> None:
     # This process' environment before any import could change it.
     before = child.environment_at_start()
     failed: dict[str, str] = {}
-    name, listener = sys.argv[1], socket.socket(socket.AF_UNIX)
-    listener.setblocking(False)
-    listener.bind(f"\0{name[1:]}")
     with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
         # What needs no Ray comes first: Ray's compiled part reads the number of its job when it is loaded.
         for line in iter(orders.readline, b""):
@@ -286,7 +283,10 @@ def main() -> None:
         print(json.dumps({"unfit": why}), file=out, flush=True)
         os._exit(0)
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
+    name, listener = sys.argv[1], socket.socket(socket.AF_UNIX)
     server = Server(name, before, [out.fileno(), listener.fileno()])
+    listener.setblocking(False)
+    listener.bind(f"\0{name[1:]}")  # not before, because `forked` asks the kernel whether there is a server
     listener.listen(512)  # a burst of starts: the most processes that one job starts on a node at a time, and more
     print(json.dumps({"ready": len(sys.modules), "failed": failed, "pid": os.getpid()}), file=out, flush=True)
     request = server.serve(listener)
