@@ -62,6 +62,7 @@ def run(forks: int, seed: int, folder: Path) -> dict[str, Any]:
     draw = random.Random(seed)
     mark = f"{os.getpid()}-{seed}"
     environment = {**os.environ, "FORKS_RUN": mark, "TMPDIR": str(folder), "PYTHONPATH": os.getcwd()}
+    environment["PYTHONHASHSEED"] = "0"  # else the holder draws one
     where, lines, program = folder / "server", folder / "lines", folder / "program.py"
     program.write_text(PROGRAM)
     lines.touch()

@@ -35,6 +35,9 @@ class Restless:
         self._held: tuple[int, ...] = ()
         self._resizing = False
 
+    def has_device(self, device: int) -> bool:
+        return device in self._devices
+
     def tenants(self, device: int) -> tuple[str, ...]:
         return ()
 
