@@ -183,14 +183,6 @@ def test_a_package_that_kills_the_server_is_reported(packages):
     assert state.command is None and "its last words" in (state.why or "")
 
 
-def test_without_a_server_a_plain_process_is_started(packages, serve, tmp_path):
-    served = serve(packages(lib=""), "lib")
-    program = IS_FORKED + "\nsys.exit(5)"
-    served.server.stop()
-    done = served.run(program, tmp_path)
-    assert (done.stdout, done.returncode) == ("False\n", 5) and "did not answer" in done.stderr
-
-
 def test_a_command_for_all_nodes_finds_this_python_where_no_server_is():
     # Seen: where this Python is not the first on `PATH`, the first process waited for 60 s.
     command = shlex.split(by_server(new_name())["py_executable"])
