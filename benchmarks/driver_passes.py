@@ -20,12 +20,12 @@ from ray.tune.trainable import FunctionTrainable
 
 from benchmarks.many_trials import PER_NODE, Case, Job
 from benchmarks.stand_in_tune import layout, standing_alone
-from fluidtune.cluster.devices import leased_devices
-from fluidtune.cluster.devices.leased_devices import Progress
 from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.new_processes import NewProcesses
 from fluidtune.cluster.pool import PooledWorker, WorkerPool
 from fluidtune.ray_compat.trainable import TRIAL_INFO
+from fluidtune.tune import arbiter_progress
+from fluidtune.tune.arbiter_progress import Progress
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.worker_dispatch import WorkerDispatch, WorkerRequest
@@ -57,19 +57,17 @@ class _Actor:
 class _Devices:
     """Devices that are all there, `PER_NODE` on each node."""
 
-    complete = True
     urgent = False
 
     def __init__(self, count: int) -> None:
         self.nodes = {device: f"node{device // PER_NODE}" for device in range(count)}
+        self._came = dict(self.nodes)
 
     def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
-        return dict(self.nodes), []
+        came, self._came = self._came, {}
+        return came, []
 
     def leaving(self) -> list[int]:
-        return []
-
-    def given_back(self) -> list[int]:
         return []
 
     def group(self, device: int) -> Any:
@@ -144,7 +142,7 @@ def progress(trials: int, devices: int) -> dict[str, float]:
     job = _busy_engine(trials, devices)
     where = {device: Gpu(f"gpu{device}", f"node{device // PER_NODE}") for device in range(devices)}
     clock = SimpleNamespace(now=0.0)
-    with patch.object(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now)):
+    with patch.object(arbiter_progress, "time", SimpleNamespace(monotonic=lambda: clock.now)):
         told = Progress(job.engine, lambda group: (), None, None)
         updates = []
         for _ in range(5):

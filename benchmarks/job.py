@@ -32,7 +32,8 @@ from ray import tune
 from benchmarks.algorithms import ALGORITHMS, algorithm, budget
 from benchmarks.emulated_task import EmulatedTask, emulated_space
 from benchmarks.first_result import age, spent
-from fluidtune.cluster.emulated import Emulation, paced
+from benchmarks.stock_host import paced_on_stock
+from fluidtune.cluster.emulated import Emulation
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.profiles import Profile
 
@@ -92,7 +93,7 @@ def emulated_trainable(args: argparse.Namespace) -> Any:
         descriptor, board = tempfile.mkstemp(prefix="fluidtune-emulated-", dir=args.storage)
         os.close(descriptor)
         OccupancyBoard.create(board, args.gpus)
-        task = paced(task, Emulation(Profile.load(args.profile), board))
+        task = paced_on_stock(task, Emulation(Profile.load(args.profile), board))
     return tune.with_resources(task, {"cpu": 0, "gpu": 1})
 
 

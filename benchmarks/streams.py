@@ -35,7 +35,7 @@ from fluidtune.twin import Costs, RecordedJob, RecordedTrial, Stage, Twin, grid,
 TRIALS, ITERATIONS, ETA = 81, 81, 3
 #: Start-up about as on a machine with two cores that does nothing else (`benchmarks.twin --devices emulated:8`), and
 #: none, as where an iteration takes minutes.
-TWO_CORES = Costs(begin=0.5, cold=0.9, at_once=1.5, first=0.4, warm=0.05, turn=0.02)
+TWO_CORES = Costs(begin=0.5, cold=0.9, at_once=1.5, first=0.4, turn=0.02)
 NONE = Costs()
 #: What the search for the packing limit finds with the default profile: a third trial on a device does not pay.
 PACKING = 2

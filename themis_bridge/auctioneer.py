@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from themis_bridge.arbiter_state import ArbiterState
-from themis_bridge.bids import make_bid
+from themis_bridge.bids import Endless, make_bid
 from themis_bridge.fairness import equal_shares
 from themis_bridge.lease_manager import LeaseManager
 from themis_bridge.leases import Lease
@@ -206,7 +206,8 @@ class Auctioneer:
         for app in held:
             record, worth, report = state.apps[app], state.worth(app), state.reports[app].report
             factor = record.factor(app, weights)
-            left = 0.0 if record.endless else worth.finish((), {record.wanted: 1} if record.wanted else {})
+            wanted = {record.wanted: 1} if record.wanted else {}
+            left = 0.0 if isinstance(worth, Endless) else worth.finish((), wanted)
             rho, best = (record.rho or 0.0) * factor, record.best * factor
             needs[app] = Need(rho, worth.useful, worth.gang, best, left, report)
         holder = {lease.gpu: lease.app for lease in state.leases if lease.gpu in offer}

@@ -61,6 +61,8 @@ def read_job(run: Run) -> RecordedJob:
         pending=_pending(fold),
         kind=kind,
         growable=growable,
+        waits=on_cores and bool(settings.get("parked_memory")),
+        reuses=fold.counts["worker_started"] < len(trials),
         costs=_costs(fold, head["t"]),
         max_packing=given or (1 if on_cores else None),
         concurrent_packing=max((c or 1 for c in concurrency.values()), default=1) if on_cores and not given else 1,
@@ -153,29 +155,22 @@ def _costs(fold: Fold, begun: float) -> Costs:
     workers = sorted((event["t"], event["t"] - event["seconds"]) for event in started)
     begin = max(0.0, min(asked for _, asked in workers) - begun) if workers else 0.0
     cold = min((there - asked for there, asked in workers), default=0.0)
-    cold_until = max((there for there, _ in workers), default=0.0)
     turns: list[float] = []
-    warms: list[float] = []
     for trial in fold.trials.values():
-        last, fresh = math.nan, False
+        last, first = math.nan, True
         begins = [note for note in trial.notes if note.resize or note.name == "trial_started"]
         for what in _in_order(trial, begins):
             if isinstance(what, Note):
-                last, fresh = (math.nan, fresh) if what.resize else (what.event["t"], True)
-                continue
-            gap = max(0.0, (what.at - last) / what.times - what.seconds)
-            if not math.isnan(last) and not fresh:
-                turns.append(gap)
-            elif last > cold_until:
-                warms.append(gap)
-            if not math.isnan(last):
-                last, fresh = what.at, False
+                last, first = (math.nan if what.resize else what.event["t"]), True
+            elif not math.isnan(last):
+                if not first:
+                    turns.append(max(0.0, (what.at - last) / what.times - what.seconds))
+                last, first = what.at, False
     turn = median(turns) if turns else 0.0
-    warm = median(warms) if warms else turn
-    return Costs(begin, cold, _at_once(workers, cold), _first(fold, warm), warm, turn)
+    return Costs(begin, cold, _at_once(workers, cold), _first(fold, turn), turn)
 
 
-def _first(fold: Fold, warm: float) -> float:
+def _first(fold: Fold, turn: float) -> float:
     """By how many seconds the first iteration in a new worker is longer than later ones of the same trial."""
     new: dict[int, float] = {}
     begun: dict[str, tuple[int, float]] = {}
@@ -196,7 +191,7 @@ def _first(fold: Fold, warm: float) -> float:
         else:
             begun[trial] = next(iter(what.event["devices"]), -1), what.event["t"]
     usual = median([seconds for listed in later.values() for seconds in listed] or [math.inf])
-    over = [taken - warm - median(later.get(trial) or [usual]) for trial, taken in firsts.items()]
+    over = [taken - turn - median(later.get(trial) or [usual]) for trial, taken in firsts.items()]
     return max(0.0, median(over)) if over else 0.0
 
 

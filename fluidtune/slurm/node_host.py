@@ -26,10 +26,10 @@ from typing import IO
 
 import psutil
 
-from fluidtune.cluster.held_folders import open_in, sweep
 from fluidtune.errors import FluidTuneError
 from fluidtune.slurm.allocation import share_options
 from fluidtune.slurm.descendants import adopt, end_all, ended
+from fluidtune.slurm.held_folders import open_in, sweep
 
 #: What the names of the folders begin with, and the file in each that its holders lock.
 PREFIX, LOCK = "ft-slurm-", "lock"

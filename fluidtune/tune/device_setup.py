@@ -19,8 +19,6 @@ import ray
 from fluidtune.cluster.devices.device_source import DeviceSource
 from fluidtune.cluster.devices.layout import DeviceSpec, Layout, devices_held, lack, layout
 from fluidtune.cluster.devices.on_demand_devices import OnDemandDevices, Uses
-from fluidtune.cluster.devices.reservation import Reservation
-from fluidtune.cluster.devices.sound_devices import SoundDevices
 from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.cluster.emulated.paced_trainable import Emulation
 from fluidtune.cluster.sharing.lanes import LaneSettings
@@ -226,7 +224,7 @@ def most_pending_groups(pending: int) -> int:
     return pending if os.environ.get("TUNE_MAX_PENDING_TRIALS_PG", "auto") != "auto" else max(pending, PENDING_GROUPS)
 
 
-def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int) -> SoundDevices:
+def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int) -> DeviceSource:
     """Get the job's devices on demand, reserve them, or ask the arbiter for leases under the name ``app``.
 
     ``pending``: how many trials Tune lets be pending, and so how many placement groups wait at a time at most.
@@ -234,45 +232,42 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
     Raises:
         FluidTuneError: the arbiter cannot lease such a device, or has an app of that name.
     """
-    setup, engine, broken = job.setup, job.engine, set[int]()
+    setup, engine = job.setup, job.engine
     gang = max(1, int(setup.layout.share))
 
-    def could_have() -> float:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        return min(setup.layout.most or math.inf, sum(devices_held(setup.layout.bundle, node) for node in nodes))
-
-    def sound(source: DeviceSource) -> SoundDevices:
-        return SoundDevices(source, broken, settings.arbiter is not None, could_have, gang)
-
-    if settings.on_demand:
+    if settings.arbiter is None:
+        most = setup.layout.most or 0
 
         def demand(room: int) -> DeviceDemand:
+            if not settings.on_demand:
+                return DeviceDemand({1: most})
             if not engine.knows_trials and not job.newcomers:
                 return DeviceDemand({gang: 1})  # Tune is about to ask for the first trial
             return with_arrivals(engine.demand(room), job.newcomers)
 
         def held(device: int) -> bool:
-            return device in broken or job.is_in_use(device)
+            return device in source.broken or job.is_in_use(device)
 
         def known(device: int) -> bool:
-            return device in broken or engine.has_device(device)
+            return device in source.broken or engine.has_device(device)
 
         def waiting() -> int:
             return engine.waiting_count + len(job.newcomers)
 
         uses = Uses(demand, waiting, held, known, lambda device: job.pool.has_worker(device))
-        return sound(OnDemandDevices(setup.job, setup.layout, uses, pending))
-    if settings.arbiter is None:
-        return sound(Reservation(setup.job, setup.layout))
+        source = OnDemandDevices(setup.job, setup.layout, uses, pending if settings.on_demand else most)
+        return source
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
-    from fluidtune.cluster.devices.leased_devices import LeasedDevices, Progress
+    from fluidtune.cluster.devices.leased_devices import LeasedDevices
+    from fluidtune.tune.arbiter_progress import Progress
 
     work = Progress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
 
     def leased_in_use(device: int) -> bool:
-        return device not in broken and job.is_in_use(device)
+        return device not in leased.broken and job.is_in_use(device)
 
-    return sound(LeasedDevices(setup.layout, app, work, leased_in_use, user_of_job(settings.user)))
+    leased = LeasedDevices(setup.layout, app, work, leased_in_use, user_of_job(settings.user))
+    return leased
 
 
 def _emulation(settings: FluidExecutor, devices: int) -> Emulation:

@@ -240,8 +240,8 @@ class WorkerDispatch:
         return True
 
     def poll_devices(self, force: bool = False) -> None:
-        """Look for devices that came or went, and tell the engine. Unless ``force``, only now and then while one is
-        missing, or when the source says that it is urgent: a look costs calls to Ray.
+        """Look for devices that came or went, and tell the engine. Unless ``force``, only now and then, or when the
+        source says that it is urgent: a look costs calls to Ray.
 
         Requests for a worker of a lost device are dropped: the engine gives the trial another device.
         """
@@ -256,7 +256,7 @@ class WorkerDispatch:
                 if any(each.startswith(node) for each in draining):
                     devices.vacate(device)
                     self._leave(device)
-        if not force and (devices.complete or (now - self._polled < POLL_S and not devices.urgent)):
+        if not force and now - self._polled < POLL_S and not devices.urgent:
             return
         self._polled = now
         came, gone = devices.poll()
@@ -272,7 +272,8 @@ class WorkerDispatch:
             self._job.log.write("device_gained", device=device, node=node)
             self._emit(m.DeviceGained(device, node))
         for device in devices.leaving():
-            self._leave(device)
+            if device in devices.nodes:
+                self._leave(device)
         lost = set(gone)
         self._requests = [each for each in self._requests if lost.isdisjoint((each.device, *each.others))]
 

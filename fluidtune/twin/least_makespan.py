@@ -262,7 +262,7 @@ def least_makespan(job: RecordedJob, devices: int) -> LeastMakespan:
     The bound is 0 for a job without iterations.
     """
     costs = job.costs
-    pause = min(costs.turn, costs.warm, costs.cold + costs.first)
+    pause = min(costs.turn, costs.cold + costs.first)
     listed: list[_Piece] = []
     chains: list[list[int]] = []
     for trial in job.trials:

@@ -41,15 +41,13 @@ class Costs:
     ``begin``: from the start of the job until its first worker is asked for. ``cold``: the start of a worker process,
     if no other starts. ``at_once``: not seconds, but how many processes can start at a time and take no longer.
     ``first``: by how much the first iteration in a new process is longer than others, for imports for example.
-    ``warm``: from an instruction to the begin of the first iteration in a worker that is there. ``turn``: between two
-    iterations.
+    ``turn``: between two iterations, and before the first one in a process that is there.
     """
 
     begin: float = 0.0
     cold: float = 0.0
     at_once: float = math.inf
     first: float = 0.0
-    warm: float = 0.0
     turn: float = 0.0
 
 
@@ -59,7 +57,9 @@ class RecordedJob:
 
     ``synchronous`` and ``concurrency``: by group, as in `fluidtune.engine.GroupAnnounced`. ``pending``: how many new
     trials the search algorithm offers at once; None: all. ``kind``: what its trials turn out to be when they have
-    run. ``growable``: they turn out to be able to have several workers.
+    run. ``growable``: they turn out to be able to have several workers. ``waits``: a paused trial goes on in its own
+    process, as on cores. ``reuses``: a process serves one trial of its device after another, as with
+    ``reuse_actors=True`` and on emulated devices.
     """
 
     trials: tuple[RecordedTrial, ...]
@@ -69,6 +69,8 @@ class RecordedJob:
     pending: int | None = None
     kind: Kind = "elastic"
     growable: bool = True
+    waits: bool = False
+    reuses: bool = False
     costs: Costs = Costs()
     #: Settings of `fluidtune.engine.Engine`.
     max_packing: int | None = None

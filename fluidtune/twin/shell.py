@@ -140,7 +140,7 @@ class Twin:
         self._announced: set[str] = set()
         self._kind: m.Kind = "plain"
         self._growable = False
-        #: Number of warm workers that serve no trial, by device.
+        #: Number of processes that serve no trial and may serve another one, by device.
         self._idle: Counter[int] = Counter()
         costs = job.costs
         self._starts = WorkerStarts(costs.cold, costs.at_once, self._call_after)
@@ -237,7 +237,7 @@ class Twin:
         if progress.run is not None:
             run, progress.run = progress.run, None
             run.live = False
-            self._idle.update((*run.devices, *run.joined))
+            self._keep(*run.devices, *run.joined)
             if run.trains:
                 self._training[run.devices[0]].remove(run)
                 self._retime(run.devices[0])
@@ -252,7 +252,10 @@ class Twin:
             first = instruction.devices[0]
             gang = progress.trial.stages[progress.stage].share > 1
             run = progress.run = _Run(instruction.trial, instruction.devices if gang else (first,))
-            self._get_worker(first, lambda: self._begin(run))
+            if self.job.waits and isinstance(instruction, m.Resume):
+                self._call_after(self.job.costs.turn, lambda: self._begin(run))
+            else:
+                self._get_worker(first, lambda: self._begin(run))
             if len(instruction.devices) > len(run.devices):
                 run.later = instruction.devices
         elif isinstance(instruction, m.Resize):
@@ -265,16 +268,21 @@ class Twin:
                 found.suspend = True
 
     def _get_worker(self, device: int, then: Callable[[], None]) -> None:
-        """Call ``then`` when a worker of the device serves: a warm one, or a new one."""
+        """Call ``then`` when a worker of the device serves: a new one, or one that has served another trial."""
         if self._idle[device]:
             self._idle[device] -= 1
-            self._call_after(self.job.costs.warm, then)
+            self._call_after(self.job.costs.turn, then)
         else:
             self._starts.start_worker(partial(self._worker_started, device, then))
 
     def _worker_started(self, device: int, then: Callable[[], None]) -> None:
         """A new worker of the device is there."""
         self._call_after(self.job.costs.first, then)
+
+    def _keep(self, *devices: int) -> None:
+        """A worker of each device serves no trial any more."""
+        if self.job.reuses:
+            self._idle.update(devices)
 
     def _begin(self, run: _Run) -> None:
         """The trial's first worker is there."""
@@ -290,7 +298,7 @@ class Twin:
                 run.joined.add(device)
                 self._attach(run)
             else:
-                self._idle[device] += 1
+                self._keep(device)
 
         for device in devices:
             if device not in run.devices:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import threading
+import multiprocessing
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +33,7 @@ class EmulatedCase(SessionCase):
         self._emulation = emulation
 
     def leader(self, worker: str) -> LeaderSession:
-        session = EmulatedSession("t", int(worker[1:]), self._emulation)
+        session = EmulatedSession(int(worker[1:]), self._emulation)
         emulated.use_host(session)
         return session
 
@@ -66,16 +65,25 @@ class Group:
 
     def __init__(self, emulation: Emulation) -> None:
         self._emulation = emulation
-        self.leader = EmulatedSession("t", 0, emulation, b"secret")
+        self.leader = EmulatedSession(0, emulation)
         self.address = self.leader.facts().address
         self.board = OccupancyBoard(emulation.board)
 
-    def attached(self, device: int, secret: bytes = b"secret") -> tuple[EmulatedFollower, threading.Thread]:
-        follower = EmulatedFollower("t", device, self._emulation, secret)
-        follower.attach(self.address)
-        thread = threading.Thread(target=lambda: (follower.run(), follower.close()), daemon=True)
-        thread.start()
-        return follower, thread
+    def attached(self, device: int) -> multiprocessing.Process:
+        """A process that follows on the device, and is attached when this returns."""
+        made = multiprocessing.get_context("fork").Process(target=follow, args=(device, self._emulation, self.address))
+        made.start()
+        assert until(lambda: self.board.count(device) or made.exitcode is not None)
+        return made
+
+
+def follow(device: int, emulation: Emulation, address: object) -> None:
+    follower = EmulatedFollower(device, emulation)
+    try:
+        follower.attach(address)
+        follower.run()
+    finally:
+        follower.close()
 
 
 @pytest.fixture
@@ -91,49 +99,35 @@ def test_followers_count_from_the_next_look_on_and_until_they_go(group: Group) -
     leader = group.leader
     leader.begin_iteration()
     assert leader.facts().calls_modules and leader.facts().width == 1
-    one, thread = group.attached(1)
-    until(lambda: leader.placement() == ((2,), 1))
-    assert group.board.count(1) == 1 and leader.facts().width == 0, "it changed in the iteration"
+    one = group.attached(1)
+    assert leader.placement() == ((2,), 1) and leader.facts().width == 0, "it changed in the iteration"
     leader.begin_iteration()
     assert leader.facts().width == 2
-    _, other = group.attached(2)
-    until(lambda: leader.placement() == ((3,), 1))
-    assert one._line is not None
-    one._line.shutdown(socket.SHUT_RDWR)  # as if its process had died
-    thread.join(60)
-    until(lambda: leader.placement() == ((2,), 1))
+    other = group.attached(2)
+    assert leader.placement() == ((3,), 1)
+    one.kill()
+    one.join()
+    assert leader.placement() == ((2,), 1)
     leader.begin_iteration()
     assert leader.facts().width == 2 and group.board.count(1) == 0
     leader.leave()
     other.join(60)
-    assert not other.is_alive() and group.board.count(2) == 0
-    with pytest.raises(OSError):
-        group.attached(1)
+    assert other.exitcode == 0 and group.board.count(2) == 0
+    late = group.attached(1)
+    late.join(60)
+    assert late.exitcode == 1 and leader.placement() == ((1,), 1)
 
 
-def test_the_trial_stops_once_when_a_follower_has_come(group: Group) -> None:
+def test_the_trial_stops_once_when_a_follower_has_come(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     group.attached(1)
-    deadline, began = time.monotonic() + 60, time.monotonic()
-    while group.leader.placement()[0] == (1,) and time.monotonic() < deadline:
-        began = time.monotonic()
-    assert time.monotonic() - began >= PAUSE_S
-    began = time.monotonic()
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
     group.leader.placement()
-    assert time.monotonic() - began < PAUSE_S
+    group.leader.placement()
+    assert slept == [PAUSE_S]
 
 
-def test_a_worker_that_is_not_of_the_trial_does_not_count(group: Group) -> None:
-    address = group.leader.facts().address
-    assert isinstance(address, tuple)
-    with socket.create_connection(address) as silent:
-        _, stranger = group.attached(1, b"another secret")
-        until(lambda: (group.leader.begin_iteration(), not stranger.is_alive())[1])  # nobody waits for the silent one
-        silent.sendall(b"[" * 5000)
-        until(lambda: (group.leader.begin_iteration(), group.leader._signer.refused == 2)[1])
-    assert group.leader.facts().width == 1
-
-
-def test_a_trial_of_one_device_listens_nowhere(tmp_path: Path) -> None:
-    leader = EmulatedSession("t", 0, emulation_in(tmp_path, _1=1.0))
+def test_a_trial_of_one_device_has_no_followers(tmp_path: Path) -> None:
+    leader = EmulatedSession(0, emulation_in(tmp_path, _1=1.0))
     assert leader.facts().address is None and not leader.facts().calls_modules
     leader.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,7 +58,7 @@ class Cluster:
         monkeypatch.setattr(
             on_demand_devices.ray,
             "nodes",
-            lambda: [{"NodeID": node, "Alive": alive} for node, alive in self.nodes.items()],
+            lambda: [{"NodeID": node, "Alive": alive, "Resources": {"CPU": 1}} for node, alive in self.nodes.items()],
         )
 
     def _make(self, bundles: Any, strategy: str, name: str) -> Group:
@@ -129,11 +130,11 @@ class Job:
 
 
 class OnDemandCase(DeviceSourceCase):
-    """Two trials wait all the time. Device 0 is the first group's, and so on."""
+    """Two trials wait all the time. Device 0 is the first group's, and so on. ``share``: see `Layout`."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, share: float = 1.0) -> None:
         self._cluster, self._brought = cluster, 0
-        self._job = Job()
+        self._job = Job(replace(PLAN, share=share))
         self._job.wait(2)
         self.source = self._job.source
 
@@ -169,6 +170,18 @@ class TestOnDemandDevices(DeviceSourceContract):
     @pytest.fixture
     def case(self, cluster: Cluster) -> OnDemandCase:
         return OnDemandCase(cluster)
+
+
+def test_devices_for_the_whole_run_are_kept_idle_and_asked_for_anew_when_they_are_lost(cluster: Cluster) -> None:
+    cluster.free = ["n", "m"]
+    job = Job(replace(PLAN, most=2), 2)
+    job.wait(2)
+    assert job.poll() == ({0: "n", 1: "m"}, [])
+    cluster.now += 10 * SPARE_S
+    assert job.poll() == ({}, [])
+    cluster.groups[1].removed, cluster.free = True, ["o"]
+    job.source.revoked(1, cluster.groups[1])
+    assert job.poll() == ({1: "o"}, [1]) and job.poll() == ({}, []) and len(cluster.held()) == 2
 
 
 def test_a_device_without_use_is_given_back_and_is_not_lost(cluster: Cluster) -> None:
@@ -278,21 +291,6 @@ def test_a_poll_is_urgent_when_further_trials_wait_and_while_a_new_group_may_com
     job.poll()
     job.wait(3)
     assert job.source.urgent
-
-
-def test_a_group_that_was_removed_is_asked_for_again(cluster: Cluster) -> None:
-    cluster.free = ["n"]
-    job = Job()
-    job.wait(1)
-    job.poll()
-    cluster.nodes["n"] = False
-    group = job.source.group(0)
-    cluster.groups[0].removed = True
-    job.source.revoked(0, group)
-    assert job.poll() == ({}, [0])
-    cluster.free = ["m"]
-    cluster.place()
-    assert job.poll() == ({0: "m"}, [])
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,6 @@ class DeviceSourceContract:
         assert case.source.nodes == {}
         assert case.source.poll() == ({}, [])
         assert case.source.leaving() == []
-        assert not case.source.complete
 
     def test_each_device_that_comes_is_told_once(self, case: DeviceSourceCase) -> None:
         source = case.source
@@ -156,15 +155,6 @@ class DeviceSourceContract:
         started = time.monotonic()
         assert list(case.source.poll(wait_s=20.0)[0]) == [0]
         assert time.monotonic() - started < 10.0
-
-    def test_a_source_is_complete_only_while_no_device_is_missing(self, case: DeviceSourceCase) -> None:
-        self._bring(case, 0)
-        assert not case.source.complete
-        self._bring(case, 1)
-        if case.source.complete:
-            case.take_away(1)
-            case.source.poll()
-            assert not case.source.complete
 
     def test_closing_gives_every_device_back(self, case: DeviceSourceCase) -> None:
         self._bring(case, 0)

@@ -23,9 +23,6 @@ from typing import Any
 
 import psutil
 
-from fluidtune.cluster.forks.fork_server import PREFIX, sweep
-from fluidtune.cluster.held_folders import YOUNG_S
-
 #: Holds a server, and another one after that has died. It writes where the server is into a file.
 HOLDER = """
 import os, sys, time
@@ -65,6 +62,7 @@ def run(forks: int, seed: int, folder: Path) -> dict[str, Any]:
     draw = random.Random(seed)
     mark = f"{os.getpid()}-{seed}"
     environment = {**os.environ, "FORKS_RUN": mark, "TMPDIR": str(folder), "PYTHONPATH": os.getcwd()}
+    environment["PYTHONHASHSEED"] = "0"  # else the holder draws one
     where, lines, program = folder / "server", folder / "lines", folder / "program.py"
     program.write_text(PROGRAM)
     lines.touch()
@@ -106,10 +104,6 @@ def run(forks: int, seed: int, folder: Path) -> dict[str, Any]:
     while quiet < 10 and time.monotonic() < until:  # a process that starts another one is easily missed
         quiet = 0 if any(True for _ in ours(mark)) else quiet + 1
         time.sleep(0.1)
-    time.sleep(YOUNG_S)
-    before, tempfile.tempdir = tempfile.tempdir, str(folder)
-    sweep()
-    tempfile.tempdir = before
     times = Counter(int(line.split()[0]) for line in lines.read_text().splitlines())
     return {
         "forks": forks,
@@ -119,7 +113,7 @@ def run(forks: int, seed: int, folder: Path) -> dict[str, Any]:
         "lost": [number for number in range(forks) if number not in touched and times[number] != 1],
         "twice": [number for number, count in times.items() if count > 1],
         "left": [process.cmdline() for process in ours(mark)],
-        "files": [each.name for each in folder.glob(f"{PREFIX}*")],
+        "files": sorted({each.name for each in folder.iterdir()} - {"server", "lines", "program.py"}),
     }
 
 

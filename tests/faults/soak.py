@@ -80,7 +80,7 @@ SETTLED_S = 600.0
 #: Seconds that are left of a curve that is judged. Judgement: trials and jobs come and go within minutes.
 JUDGED_S = 600.0
 #: What names begin with of files that the next job removes where a driver was killed.
-SWEPT = ("fluidtune-emulated-", "fluidtune-forks-")
+SWEPT = ("fluidtune-emulated-",)
 #: What must not become of iterations.
 SUMS = ("lost", "twice", "wrong", "past_commit")
 #: The most that a flat curve grows within an hour, of its median; and over the whole curve, in its own unit. Judgement.

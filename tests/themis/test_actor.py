@@ -22,7 +22,8 @@ BOOKS = """
 {"settings": {"f": 0.8, "lease_s": 100, "notice_s": 10, "quotas": {"b": 2}, "weights": {"a": 2.0}},
  "apps": {
   "a": {"session": "s", "joined": 0.0, "heard": 30.0, "crowd": 35.0, "rho": 1.0, "rho_gpus": 3, "served": 5.0,
-   "speed": 1.0, "useful": 3, "least": 1.0, "doubt": 1.0, "tokens": [1, 2, 3], "at": 25.0, "ends": 975.0, "whole": 1000.0},
+   "speed": 1.0, "useful": 3, "least": 1.0, "doubt": 1.0, "tokens": [1, 2, 3], "at": 25.0, "ends": 975.0,
+   "whole": 1000.0},
   "b": {"session": "s", "joined": 25.0, "heard": 30.0, "crowd": 10.0, "useful": 2, "wanted": 2, "whole": 10.0}},
  "leases": {"token": 3, "leases": [
   {"gpu": "m-0", "app": "a", "token": 1, "expires": 35.0, "heir": "b", "ending": true},

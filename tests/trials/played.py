@@ -139,7 +139,7 @@ class PlayedTrial:
 class PlayedDevices:
     """A device source."""
 
-    complete, urgent = False, True
+    urgent = True
 
     def __init__(self, nodes: dict[int, str]) -> None:
         self.nodes = dict(nodes)

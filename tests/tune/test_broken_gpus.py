@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fluidtune.cluster.devices.sound_devices import SoundDevices
+from fluidtune.cluster.devices import device_source
 from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
 from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.errors import FluidTuneError
@@ -21,14 +21,15 @@ from tests.tune.tried_manager import Tried, wide
 BUS = "NVML says of GPU 0: GPU is lost"
 
 
-def sound(tried: Tried, needed: int = 1) -> None:
-    """Have the job's devices watched for those that break."""
-    watched = SoundDevices(tried.devices, set(), False, lambda: 2.0, needed)
-    tried.job.devices = watched
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What the cluster has."""
+    found = {"CPU": 2.0}
+    monkeypatch.setattr(device_source.ray, "nodes", lambda: [{"Resources": found, "Alive": True}])
+    return found
 
 
-def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> None:
-    sound(tried)
+def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried, cores: dict[str, float]) -> None:
     run = tried.placed(1.0)
     tried.manager.schedule_actor_task(run.tracked, "train")
     (broken,) = run.life.crew.devices
@@ -40,8 +41,9 @@ def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> No
     assert not tried.job.engine.has_device(broken)
 
 
-def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_computes(tried: Tried) -> None:
-    sound(tried)
+def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_computes(
+    tried: Tried, cores: dict[str, float]
+) -> None:
     run = tried.placed(1.0)
     worker, (broken,) = run.life.crew.leader, run.life.crew.devices
     assert worker is not None
@@ -52,8 +54,8 @@ def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_com
     assert [event["reason"] for event in tried.logged("device_lost")] == [BUS]
 
 
-def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried) -> None:
-    sound(tried, needed=2)
+def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried, cores: dict[str, float]) -> None:
+    cores["CPU"] = 1.0
     told: list[Any] = []
     tried.manager._callbacks.tell_failed = lambda *args: told.append(args[-1])  # type: ignore[method-assign]
     run = tried.placed(1.0, loaded=False)
@@ -63,8 +65,7 @@ def test_the_only_gpu_is_not_given_up_and_its_trial_fails_in_a_line(tried: Tried
     assert tried.logged("device_lost") == []
 
 
-def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried) -> None:
-    sound(tried)
+def test_a_follower_whose_gpu_breaks_is_no_error_of_its_loop(tried: Tried, cores: dict[str, float]) -> None:
     run, follower = wide(tried)
     tried.follower_ended(run, follower, Lack(BUS, broken=0))
     tried.manager._advance()

@@ -35,6 +35,12 @@ class Restless:
         self._held: tuple[int, ...] = ()
         self._resizing = False
 
+    def has_device(self, device: int) -> bool:
+        return device in self._devices
+
+    def is_free(self, device: int) -> bool:
+        return device not in self._held
+
     def tenants(self, device: int) -> tuple[str, ...]:
         return ()
 

@@ -16,6 +16,8 @@ from fluidtune.engine import Engine
 from fluidtune.engine import messages as m
 from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
+from fluidtune.tune import arbiter_progress
+from fluidtune.tune.arbiter_progress import Progress
 from fluidtune.tune.tuning_job import TuningJob
 from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
 from tests.engine.helpers import resize
@@ -87,7 +89,6 @@ def test_leases_come_as_devices(leased):
     leased.tenant.notices = [Gained(gpu(3), 1), Gained(gpu(5), 2)]
     assert leased.devices.poll() == ({0: "m", 1: "m"}, [])
     assert leased.devices.nodes == {0: "m", 1: "m"}
-    assert not leased.devices.complete
 
 
 def test_a_device_that_ends_is_given_back_when_it_is_empty(leased):
@@ -210,7 +211,7 @@ def test_the_work_of_trials_that_need_two_gpus_at_once():
     engine.handle(*(m.TrialAdded(name, "g", "plain", 10, 2.0) for name in "abc"), now=0.0)
     for _ in range(3):
         engine.handle(m.Result("a", 1.0, 2.0), now=1.0)
-    progress = leased_devices.Progress(engine, lambda group: (), None, 5, 2)
+    progress = Progress(engine, lambda group: (), None, 5, 2)
     assert progress.useful == 2
     progress.update({})
     assert progress.useful == 4, "of the five that it may have"
@@ -228,7 +229,7 @@ def valuation(progress, contention, cluster_gpus, together=1):
 
 
 def progress_of(engine, rungs=(), most=None):
-    return leased_devices.Progress(engine, lambda group: rungs, None, most)
+    return Progress(engine, lambda group: rungs, None, most)
 
 
 def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
@@ -236,7 +237,7 @@ def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
     progress.update({})
     assert progress.useful == 1
     value = valuation(progress, 1.0, 4)
-    assert value.finish([gpu(0)]) == value.independent == leased_devices.UNKNOWN_S
+    assert value.finish([gpu(0)]) == value.independent == arbiter_progress.UNKNOWN_S
 
 
 def test_an_emulated_device_is_one_that_ray_believes_in():
@@ -272,7 +273,7 @@ def test_rungs_to_come_are_part_of_the_work():
     for _ in range(3):
         engine.handle(m.Result("other", 2.0, 1.0), now=1.0)
     rungs = {"g": ((3, 6.0), (1, 18.0)), "h": ()}
-    progress = leased_devices.Progress(engine, rungs.get, None, None)
+    progress = Progress(engine, rungs.get, None, None)
     progress.update({})
     assert progress.useful == 10, "only what could run now"
     value = valuation(progress, 1.0, 10)
@@ -316,7 +317,7 @@ def test_the_work_of_many_trials_is_added_up_without_a_view_of_each(monkeypatch)
 
 def test_a_guess_of_what_trials_can_use_does_not_outlive_its_measurement(monkeypatch):
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(arbiter_progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
     def work(number):
         return TrialWork(f"t{number}", "g", "elastic", 1, (number,), 10, 0, 100.0, 10.0, True, 1)
@@ -348,11 +349,11 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     """A trial of 2 s an iteration on one device, and half of that on two."""
     # Seen: a job took six GPUs from another one and gave them back 9.6 s later without one iteration on them.
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(leased_devices, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(arbiter_progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
     engine = Engine(resize_seconds=0.5)
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=clock.now)
     engine.handle(m.TrialAdded("a", "g", "elastic", 100, growable=True), now=clock.now)
-    progress = leased_devices.Progress(engine, lambda group: (), 8, None)
+    progress = Progress(engine, lambda group: (), 8, None)
 
     def results(count, width):
         told = []
@@ -400,7 +401,7 @@ def test_a_job_is_one_of_the_user_that_it_or_its_metadata_names(monkeypatch):
         settings = SimpleNamespace(on_demand=False, arbiter="auto", max_workers=None, user=named)
         job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs_after=lambda group: ()))
         found = device_setup.hold_devices(job, settings, "app", 1)
-        assert found._source._tenant.user == user
+        assert found._tenant.user == user
 
 
 @pytest.mark.ray
@@ -411,7 +412,7 @@ def test_rungs_to_come_are_told_from_the_start(tmp_path: Path, monkeypatch: Any)
 
     def decided(self: TuningJob, *args: Any) -> Any:
         instructions = decide(self, *args)
-        progress = leased_devices.Progress(self.engine, self.trials.rungs_after, None, None)
+        progress = Progress(self.engine, self.trials.rungs_after, None, None)
         progress.update({})
         left = sum(job.iters_remaining for jobs in progress._phases for job in jobs)
         told.append(sum(trial.done for trial in self.engine._state.trials.values()) + left)

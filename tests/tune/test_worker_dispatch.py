@@ -88,7 +88,6 @@ class Desk:
         self.news: tuple[dict[int, str], list[int]] = ({}, [])
         self.revoked: list[tuple[int, Any]] = []
         devices = SimpleNamespace(
-            complete=True,
             urgent=False,
             given_back=set(),
             poll=lambda: self.news,

@@ -13,6 +13,8 @@ from ray.tune import PlacementGroupFactory
 from ray.tune.trainable import FunctionTrainable
 
 from benchmarks.stand_in_tune import standing_alone
+from fluidtune.cluster.devices.device_source import DeviceSource
+from fluidtune.cluster.devices.layout import Layout
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.group_facts import GroupFacts
@@ -94,30 +96,22 @@ class Pool:
         pass
 
 
-class Devices:
+class Devices(DeviceSource):
     """Two devices of one node."""
 
-    complete, urgent, given_back = True, False, ()
-
     def __init__(self) -> None:
-        self.reasons: dict[int, str] = {}
-        self.nodes = {0: "n", 1: "n"}
+        super().__init__(Layout("cpu", 2, {"CPU": 1.0}, 1.0, 1, {"CPU": 1.0}))
+        self._nodes = {0: "n", 1: "n"}
         #: What the next look at the devices finds.
-        self.came: dict[int, str] = dict(self.nodes)
+        self.came: dict[int, str] = dict(self._nodes)
         self.gone: list[int] = []
 
-    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
+    def _poll(self, wait_s: float) -> tuple[dict[int, str], list[int]]:
         (came, self.came), (gone, self.gone) = (self.came, {}), (self.gone, [])
         return came, gone
 
-    def leaving(self) -> list[int]:
-        return []
-
     def group(self, device: int) -> str:
         return f"group{device}"
-
-    def bundle(self, device: int) -> int:
-        return 0
 
     def close(self) -> None:
         pass

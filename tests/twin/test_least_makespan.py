@@ -49,7 +49,7 @@ def test_a_rung_takes_as_long_as_all_its_trials():
 
 
 def test_start_up_counts_and_processes_start_a_few_at_a_time():
-    costs = Costs(begin=1.0, cold=2.0, at_once=2.0, first=0.5, warm=0.3, turn=0.1)
+    costs = Costs(begin=1.0, cold=2.0, at_once=2.0, first=0.5, turn=0.1)
     found = least_makespan(grid(4, 5, ALONE, kind="plain", growable=False, costs=costs), 4)
     # Two devices are ready after 3.5 s and two after 5.5 s, and 20 s of iterations are to be done.
     assert found.area_seconds == pytest.approx((20 + 2 * 3.5 + 2 * 5.5) / 4, rel=PRECISION)
@@ -73,7 +73,6 @@ COSTS = st.builds(
     cold=st.floats(0, 2),
     at_once=st.sampled_from([math.inf, 1.0, 1.5, 3.0]),
     first=st.floats(0, 1),
-    warm=st.floats(0, 0.3),
     turn=st.floats(0, 0.3),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -61,10 +62,18 @@ def test_a_rung_waits_for_all_trials_of_the_rung_before():
 
 
 def test_seconds_that_are_not_training_are_counted():
-    costs = Costs(begin=1.0, cold=2.0, at_once=1.0, first=0.7, warm=0.1, turn=0.01)
+    costs = Costs(begin=1.0, cold=2.0, at_once=1.0, first=0.7, turn=0.01)
     job = grid(4, 2, ALONE, max_packing=1, kind="plain", growable=False, costs=costs)
-    # Two cold workers slow each other's start down. Then each gets a second trial and is warm.
-    assert Twin(job, 2).run() == pytest.approx(1 + 4.0 + 0.7 + 2.01 + 0.1 + 2.01)
+    # Processes start one at a time, and each trial has one: the second device begins its trials 2 s after the first.
+    assert Twin(job, 2).run() == pytest.approx(1 + 2.0 + 2 * (2.0 + 0.7 + 2.01))
+    assert Twin(replace(job, reuses=True), 2).run() == pytest.approx(1 + 4.0 + 0.7 + 2.01 + 0.01 + 2.01)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_paused_trial_goes_on_in_its_own_process_on_cores(waits: bool):
+    stages = (Stage("rung0", 2, 2.0), Stage("rung1", 3, 3.0))
+    job = RecordedJob((RecordedTrial("a", stages),), ALONE, {}, waits=waits, costs=Costs(cold=2.0, first=0.7))
+    assert Twin(job, 1).run() == pytest.approx(2.7 + 2 + (0.0 if waits else 2.7) + 3)
 
 
 @settings(max_examples=30, deadline=None)
@@ -148,7 +157,7 @@ def test_the_cost_of_the_first_iteration_in_a_new_process_is_read_off_a_log():
     worker = ev(events[b]["t"] - 3.0, "worker_started", worker="w", device=0, pid=1, seconds=1.0)
     events[b - 1]["t"] = worker["t"] - 1.0  # trial_started
     events.insert(b, worker)
-    assert read_job(events).costs.first == pytest.approx(3.0 - 1.0 - job.costs.warm)
+    assert read_job(events).costs.first == pytest.approx(3.0 - 1.0 - job.costs.turn)
 
 
 def test_the_share_that_a_script_asked_for_is_read_off_a_log():
@@ -188,7 +197,7 @@ def test_no_worker_of_a_wide_start_is_lost():
     rung0, rung1 = Stage("rung0", 1, 1.0), Stage("rung1", 2, 2.0)
     trials = (RecordedTrial("a", (rung0, rung1)), *(RecordedTrial(name, (rung0,)) for name in "bcd"))
     job = RecordedJob(trials, DEFAULT, {"rung0": True, "rung1": True}, max_packing=1, costs=Costs(cold=5.0))
-    twin = Twin(job, 8)
+    twin = Twin(replace(job, reuses=True), 8)
     begun = []
     start = twin._starts.start_worker
     twin._starts.start_worker = lambda then: (begun.append(twin.now), start(then))[1]

@@ -1,7 +1,7 @@
 """A job's own devices, held while its trials use them or wait for them: `OnDemandDevices`, a `DeviceSource`.
 
 Each unit of devices (`holding`) is one placement group, with a bundle for each device. What to ask for and what to give
-back is decided there. This module asks Ray.
+back is decided there. This module asks Ray. A job that reserves its devices has use for all of them all the time.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class OnDemandDevices(DeviceSource):
     """See the module. ``job``: the job's name. ``most_asked``: see `Holding`."""
 
     def __init__(self, job: str, plan: Layout, uses: Uses, most_asked: int):
+        super().__init__(plan)
         self._job, self._bundle, self._uses = job, dict(plan.bundle), uses
         self._holding = Holding(plan.most, most_asked)
         self._groups: dict[Unit, PlacementGroup] = {}
         self._unit_of: dict[int, Unit] = {}
         #: How many groups were asked for so far. It is part of the next one's name, because Ray wants names to differ.
         self._asked = 0
-        self.nodes: dict[int, str] = {}
         #: Devices that will be given back and that `leaving` has not named.
         self._leave: list[int] = []
         #: Units that were given back and whose workers are ending -> when their groups are removed in any case.
@@ -103,7 +103,7 @@ class OnDemandDevices(DeviceSource):
         return self._unit_of[device].devices.index(device)
 
     def leaving(self) -> list[int]:
-        leave, self._leave = [device for device in self._leave if device in self.nodes], []
+        leave, self._leave = [device for device in self._leave if device in self._nodes], []
         return leave
 
     def revoked(self, device: int, group: PlacementGroup) -> None:
@@ -114,7 +114,7 @@ class OnDemandDevices(DeviceSource):
     def vacate(self, device: int) -> None:
         self._holding.vacate(self._unit_of[device])
 
-    def poll(self, wait_s: float = 0.0) -> tuple[dict[int, str], list[int]]:
+    def _poll(self, wait_s: float) -> tuple[dict[int, str], list[int]]:
         came: dict[int, str] = {}
         gone: list[int] = []
         returned: set[int] = set()
@@ -123,7 +123,7 @@ class OnDemandDevices(DeviceSource):
         orders = self._decide(began, came)
         self._carry_out(orders, came, gone, returned)
         made = not came and wait_s > 0 and self._await_first(wait_s)
-        if made or self._await_just_asked(orders.ask):
+        if self._await_just_asked(orders.ask) or made:
             self._look(came, gone)
         self._polled, self._waited = time.monotonic(), self._uses.waiting()
         self._oldest = min((unit.asked for unit in self._holding.asked()), default=float("inf"))
@@ -142,7 +142,7 @@ class OnDemandDevices(DeviceSource):
             state = cluster_state([group.id.hex() for group in self._groups.values()])
         room = self._room(state)
         if demand.growing:
-            demand = self._uses.demand(room + sum(1 for device in self.nodes if not in_use(device)))
+            demand = self._uses.demand(room + sum(1 for device in self._nodes if not in_use(device)))
         return self._holding.decide(now, demand, in_use, room, self._others(state))
 
     # --- what Ray says
@@ -151,7 +151,7 @@ class OnDemandDevices(DeviceSource):
         """Note which groups have been made, and which are gone."""
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         for unit in self._holding.units:
-            if unit.there and self.nodes[unit.devices[0]] not in alive:
+            if unit.there and self._nodes[unit.devices[0]] not in alive:
                 self._leave_node(unit, came, gone)
                 self._holding.lost(unit, time.monotonic())
         asked = self._holding.asked()
@@ -173,12 +173,12 @@ class OnDemandDevices(DeviceSource):
         elif table.get("state") == "CREATED" and node in alive and not unit.there:
             self._holding.came(unit)
             for device in unit.devices:
-                came[device] = self.nodes[device] = node
+                came[device] = self._nodes[device] = node
 
     def _leave_node(self, unit: Unit, came: dict[int, str], gone: list[int]) -> None:
         """The devices of the unit are not there any more."""
         for device in unit.devices:
-            del self.nodes[device]
+            del self._nodes[device]
             if came.pop(device, None) is None:
                 gone.append(device)
 
@@ -261,7 +261,7 @@ class OnDemandDevices(DeviceSource):
         state = cluster_state([group.id.hex() for group in self._groups.values()])
         if state is None:
             return False
-        taken = len(self.nodes) + sum(len(other.devices) for other in (*made, *self._holding.ending))
+        taken = len(self._nodes) + sum(len(other.devices) for other in (*made, *self._holding.ending))
         total = sum(devices_held(self._bundle, has) for has, _ in state.nodes)
         free = max((devices_held(self._bundle, free) for _, free in state.nodes), default=0)
         return min(total - taken, free) >= len(unit.devices)
@@ -269,7 +269,7 @@ class OnDemandDevices(DeviceSource):
     def close(self) -> None:
         # Ray kills what still runs inside a group.
         groups, self._groups = self._groups, {}
-        self.nodes.clear()
+        self._nodes.clear()
         self._unit_of.clear()
         self._ending.clear()
         self._holding.units.clear()

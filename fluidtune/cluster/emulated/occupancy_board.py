@@ -1,6 +1,7 @@
 """Which workers train on which emulated device now: one small file that all workers of a job map into memory.
 
-A slot holds the process id of a worker that trains, so that a worker that was killed no longer counts.
+A slot holds the process id of a worker that trains, so that a worker that was killed no longer counts, and the number
+of the group of workers to which it belongs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from salus_share.private_files import open_own
 PREFIX = "fluidtune-emulated-"
 #: Slots of one device in the file.
 SLOTS = 32
-_PID = struct.Struct("<I")
+#: A slot: a process id, and the number of a group; 0: none.
+_SLOT = struct.Struct("<II")
 
 
 class OccupancyBoard:
@@ -51,14 +53,14 @@ class OccupancyBoard:
     def create(path: str | Path, devices: int) -> None:
         """An empty board for devices 0 to ``devices`` - 1."""
         with open(open_own(Path(path), os.O_WRONLY | os.O_CREAT), "wb") as file:
-            file.write(bytes(devices * SLOTS * _PID.size))
+            file.write(bytes(devices * SLOTS * _SLOT.size))
 
-    def enter(self, device: int) -> None:
+    def enter(self, device: int, group: int = 0) -> None:
         """This process trains on the device from now on. RuntimeError if there is no slot left."""
         with self._locked():
             for at in self._slots(device):
                 if not self._alive(at):
-                    _PID.pack_into(self._map, at, os.getpid())
+                    _SLOT.pack_into(self._map, at, os.getpid(), group)
                     return
         raise RuntimeError(f"emulated device {device} has {SLOTS} trials on it already")
 
@@ -66,26 +68,31 @@ class OccupancyBoard:
         """This process no longer trains on the device. Does nothing if it did not."""
         with self._locked():
             for at in self._slots(device):
-                if _PID.unpack_from(self._map, at)[0] == os.getpid():
-                    _PID.pack_into(self._map, at, 0)
+                if _SLOT.unpack_from(self._map, at)[0] == os.getpid():
+                    _SLOT.pack_into(self._map, at, 0, 0)
                     return
 
     def count(self, device: int) -> int:
         """The number of processes that train on the device."""
         return sum(map(self._alive, self._slots(device)))
 
+    def devices_of(self, group: int) -> list[int]:
+        """The devices of the living workers of a group, ascending."""
+        found = [number for number, (_, each) in enumerate(_SLOT.iter_unpack(self._map)) if each == group]
+        return [number // SLOTS for number in found if self._alive(number * _SLOT.size)]
+
     def close(self) -> None:
         self._map.close()
         os.close(self._descriptor)
 
     def _slots(self, device: int) -> range:
-        begin = device * SLOTS * _PID.size
+        begin = device * SLOTS * _SLOT.size
         if begin >= len(self._map):
-            raise RuntimeError(f"there is no emulated device {device}: {len(self._map) // (SLOTS * _PID.size)} in all")
-        return range(begin, begin + SLOTS * _PID.size, _PID.size)
+            raise RuntimeError(f"there is no emulated device {device}: {len(self._map) // (SLOTS * _SLOT.size)} in all")
+        return range(begin, begin + SLOTS * _SLOT.size, _SLOT.size)
 
     def _alive(self, at: int) -> bool:
-        pid = _PID.unpack_from(self._map, at)[0]
+        pid = _SLOT.unpack_from(self._map, at)[0]
         if not pid:
             return False
         with suppress(PermissionError):

@@ -1,8 +1,8 @@
 """Paced trainables: Ray Tune trainables whose iterations last as long as a profile says.
 
 The pace is kept inside ``step``, so that the times that Tune itself measures (``time_this_iter_s``) are the emulated
-ones. The same class runs in FluidTune's workers, where an `EmulatedSession` knows the trial's placement, and in stock
-Ray Tune's processes, where a trial has the emulated GPUs that Ray gave it.
+ones. In FluidTune's workers an `EmulatedSession` knows the trial's placement. `benchmarks.stock_host` has the same
+class in stock Ray Tune's processes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import ray
 from ray.tune import Trainable
 
-from fluidtune.cluster.emulated.occupancy_board import OccupancyBoard
 from fluidtune.profiles import Profile
 
 #: Seconds between a trial's looks at its neighbours.
@@ -34,7 +32,7 @@ class Emulation:
 
 
 class EmulatedHost(Protocol):
-    """What knows a trial's placement: an `EmulatedSession`, or a `_StockHost` under stock Ray Tune."""
+    """What knows a trial's placement: an `EmulatedSession` in FluidTune's workers."""
 
     def begin_iteration(self) -> None:
         """Called before each iteration."""
@@ -51,7 +49,7 @@ _host: EmulatedHost | None = None
 
 
 def use_host(host: EmulatedHost | None) -> None:
-    """Make this the host that the paced trainables of this process ask; None: a `_StockHost`."""
+    """Make this the host that the paced trainables of this process ask."""
     global _host
     _host = host
 
@@ -61,7 +59,7 @@ def paced(trainable: type[Trainable], emulation: Emulation) -> type[Trainable]:
 
     class Paced(trainable):  # type: ignore[valid-type, misc]
         def step(self) -> dict[str, Any]:
-            host = _host_here(emulation)
+            host = _host_here()
             host.begin_iteration()
             started = time.perf_counter()
             result: dict[str, Any] = super().step()
@@ -72,9 +70,10 @@ def paced(trainable: type[Trainable], emulation: Emulation) -> type[Trainable]:
     return Paced
 
 
-def _host_here(emulation: Emulation) -> EmulatedHost:
+def _host_here() -> EmulatedHost:
     # Not in `Paced` itself: a class made in a function is pickled with copies of the globals that it uses.
-    return _host or _StockHost.of_this_process(emulation)
+    assert _host is not None
+    return _host
 
 
 def keep_pace(
@@ -110,28 +109,3 @@ def keep_pace(
         if left <= 0:
             return
         sleep(min(LOOK_S, left))
-
-
-class _StockHost:
-    """Under stock Ray Tune: the emulated GPUs that Ray gave this process; neighbours are those on the first one."""
-
-    _one: _StockHost | None = None
-
-    def __init__(self, emulation: Emulation):
-        self._board = OccupancyBoard(emulation.board, emulation.owner)
-        self._devices = [int(i) for i in ray.get_gpu_ids()] or [0]
-        for device in self._devices:
-            self._board.enter(device)
-
-    @classmethod
-    def of_this_process(cls, emulation: Emulation) -> _StockHost:
-        # A process of stock Tune keeps its GPU until it ends, also while it is idle between two trials.
-        if cls._one is None:
-            cls._one = cls(emulation)
-        return cls._one
-
-    def begin_iteration(self) -> None:
-        pass
-
-    def placement(self) -> tuple[tuple[int, ...], int]:
-        return (len(self._devices),), self._board.count(self._devices[0])

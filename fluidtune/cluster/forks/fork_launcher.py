@@ -4,7 +4,7 @@ Ray starts it in one of two ways:
 
 - On a quick node (`quick_nodes`) in place of Ray's own ``setup_worker.py``, by ``main(PATH OF THAT)``. Where Ray's
   context names a server, that one is asked at once.
-- On other nodes as ``PYTHON -I -S fork_launcher.py SOCKET PROGRAM [ARGUMENTS]``, when Ray's own program has imported
+- On other nodes as ``PYTHON -I -S fork_launcher.py SERVER PROGRAM [ARGUMENTS]``, when Ray's own program has imported
   Ray and read the context.
 
 It hands the server its standard streams, and waits. What else the process needs, the server reads of this one
@@ -19,8 +19,9 @@ import os
 import select
 import sys
 
-#: How the names of the servers' folders begin, and the socket's name in them.
-PREFIX, SOCKET = "fluidtune-forks-", "socket"
+#: The name of a server's socket begins so, and as many hexadecimal digits follow. It is in Linux' abstract namespace
+#: (unix(7)), where "@" stands for a zero byte: there is no file, and it goes with the server.
+PREFIX, DIGITS = "@fluidtune-forks-", 16
 #: The argument by which Ray says what a runtime environment needs.
 CONTEXT = "--serialized-runtime-env-context="
 #: Seconds within which the server must have answered. A fork takes some 10 ms; 200 that are asked for at once were
@@ -33,10 +34,10 @@ OOM_SCORE = "/proc/self/oom_score_adj"
 
 def main(rays=None):
     """See the module. ``rays``: the path of Ray's own program, whose arguments this process has; None: its own."""
-    path, plain = (sys.argv[1], sys.argv[2:]) if rays is None else (_named(sys.argv), [rays, *sys.argv[1:]])
-    if path is not None:
+    name, plain = (sys.argv[1], sys.argv[2:]) if rays is None else (_named(sys.argv), [rays, *sys.argv[1:]])
+    if name is not None:
         try:
-            server, pid = _ask(path)
+            server, pid = _ask(name)
             os._exit(_wait(server, pid))
         except (OSError, ValueError) as error:
             if rays is None:
@@ -45,26 +46,27 @@ def main(rays=None):
 
 
 def _named(arguments):
-    """The first word in Ray's context that is the path of a server's socket; None: there is none.
+    """The first server's name in Ray's context; None: there is none.
 
     The server reads the context whole, and does nothing where the word means something else.
     """
     context = next((each for each in arguments if each.startswith(CONTEXT)), "")
-    end = context.find(f"/{SOCKET}", context.find(f"/{PREFIX}"))
-    return context[context.rfind(" ", 0, end) + 1 : end] + f"/{SOCKET}" if f"/{PREFIX}" in context else None
+    begin = context.find(PREFIX)
+    return context[begin : begin + len(PREFIX) + DIGITS] if begin >= 0 else None
 
 
-def _ask(path):
+def _ask(name):
     """Have the server start the process. Returns the connection and the process' id. ValueError: it will not."""
     server = _socket.socket(_socket.AF_UNIX)
     server.settimeout(PATIENCE_S)
     try:
-        server.connect(path)
+        server.connect(f"\0{name[1:]}")
     except OSError as error:
         raise ValueError(f"the fork server did not answer: {error}") from None
-    user = int.from_bytes(server.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)[4:8], sys.byteorder)
-    if user != os.geteuid():
-        raise ValueError(f"the fork server did not answer: the socket {path} is user {user}'s")
+    peer = server.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+    pid, user = (int.from_bytes(peer[at : at + 4], sys.byteorder) for at in (0, 4))
+    if user != os.geteuid() or not pid:  # 0: it is in another container
+        raise ValueError(f"the fork server did not answer: the socket {name} is user {user}'s, process {pid}")
     streams = b"".join(each.to_bytes(4, sys.byteorder) for each in range(3))
     server.sendmsg([b"?"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
     said, files, _, _ = server.recvmsg(4096, _socket.CMSG_SPACE(4))

@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from fluidtune.cluster import held_folders
 from fluidtune.cluster.forks import fork_launcher, server
-from fluidtune.cluster.forks.fork_launcher import PREFIX, SOCKET
-from fluidtune.cluster.held_folders import hold, open_in
+from fluidtune.cluster.forks.fork_launcher import DIGITS, PREFIX
 
-#: The longest path of a socket, in bytes: ``sun_path`` of Linux's unix(7), less its end.
-_LONGEST = 107
-#: The name of the file by which a server holds its folder.
-_LOCK = "socket.lock"
+#: The most bytes of what a server has said before it died that are looked at.
+_LAST_WORDS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -48,14 +42,13 @@ class ServerState:
 class ForkServer:
     """One server. It imports ``modules`` in an environment like that of the processes that it is to fork.
 
-    ``folder``: where its socket is to be; None: in a new one.
+    ``name``: its socket's; None: a new one.
     """
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], folder: str | None = None) -> None:
-        self._given = folder
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], name: str | None = None) -> None:
+        self._name = name or new_name()
         self._orders: list[tuple[list[str], dict[str, str]]] = [(list(modules), dict(environment))]
         self._process: subprocess.Popen[str] | None = None
-        self._folder = ""
         self._state = ServerState(None, "it is starting")
 
     def begin(self) -> None:
@@ -64,39 +57,27 @@ class ForkServer:
         Raises:
             OSError: it cannot be started.
         """
-        sweep()
-        if self._given is not None:
-            os.makedirs(self._given, mode=0o700, exist_ok=True)
-        self._folder = self._given or new_folder()
-        path = socket_in(self._folder)
-        if len(path.encode()) > _LONGEST:
-            shutil.rmtree(self._folder, ignore_errors=True)  # it may be a link of somebody else's
-            raise OSError(f"the path {path} is too long for a socket; set TMPDIR to a shorter one")
-        with hold(self._folder, _LOCK) as lock, open_in(self._folder, "log") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(server.__file__)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                cwd="/",
-                env=self._orders[0][1],
-                pass_fds=[lock.fileno()],  # the lock is the server's from now on, until it has ended
-            )
-            number = lock.fileno()
+        # What it prints is in memory without a name: it needs no disk.
+        self._log = os.memfd_create("fluidtune-forks")
+        self._process = subprocess.Popen(
+            [sys.executable, str(server.__file__), self._name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd="/",
+            env=self._orders[0][1],
+        )
         self._process.wait()  # the server itself has left it
-        self._say({"path": path, "lock": number})
         self._order(0, last=False)
 
-    def _say(self, line: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(line) + "\n")
-            self._process.stdin.flush()
-
     def _order(self, number: int, last: bool) -> None:
+        assert self._process is not None and self._process.stdin is not None
         names, environment = self._orders[number]
-        self._say({"names": names, "environment": environment, "last": last})
+        with suppress(BrokenPipeError):
+            order = {"names": names, "environment": environment, "last": last}
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
 
     def finish(self, modules: Sequence[str], environment: Mapping[str, str]) -> ServerState:
         """Have it import these modules as well, with these further variables, and wait until it is ready.
@@ -118,12 +99,11 @@ class ForkServer:
         line = self._process.stdout.readline()
         said: dict[str, Any] = json.loads(line) if line else {}
         if "ready" in said:
-            path = socket_in(self._folder)
-            command = shlex.join([sys.executable, "-I", "-S", str(fork_launcher.__file__), path])
+            command = shlex.join([sys.executable, "-I", "-S", str(fork_launcher.__file__), self._name])
             return ServerState(command, None, said["failed"], said["pid"], said["ready"])
-        last = Path(self._folder, "log").read_text(errors="replace").strip().splitlines()[-1:] or ["it ended"]
+        words = os.pread(self._log, _LAST_WORDS, 0).decode(errors="replace").strip().splitlines()
         self.stop()
-        return ServerState(None, said.get("unfit", f"it died while it imported: {last[0]}"))
+        return ServerState(None, said.get("unfit", f"it died while it imported: {(words or ['it ended'])[-1]}"))
 
     def wait(self) -> str:
         """Wait for the end of the server that has started. Returns in words how it came."""
@@ -132,7 +112,7 @@ class ForkServer:
         return "the fork server has ended"
 
     def stop(self) -> None:
-        """Let it end. Its children live on. Returns when nothing of it is left on disk."""
+        """Let it end, and wait for that. Its children live on."""
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None and process.stdout is not None
@@ -141,19 +121,9 @@ class ForkServer:
             with suppress(OSError, ValueError):
                 process.stdout.read()
             process.stdout.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._log)
 
 
-def new_folder() -> str:
-    """A new folder for a server's files, which no other user can enter."""
-    return tempfile.mkdtemp(prefix=PREFIX)
-
-
-def socket_in(folder: str) -> str:
-    """The path of the server's socket in its folder."""
-    return os.path.join(folder, SOCKET)
-
-
-def sweep() -> None:
-    """Remove what servers of this user have left here that were killed together with the processes that held them."""
-    held_folders.sweep(PREFIX, _LOCK)
+def new_name() -> str:
+    """The name of a socket that no other server has."""
+    return PREFIX + secrets.token_hex(DIGITS // 2)

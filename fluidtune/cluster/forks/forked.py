@@ -12,12 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
 
 from fluidtune.cluster.forks import fork_launcher, nodes
-from fluidtune.cluster.forks.fork_server import ForkServer, new_folder, socket_in
+from fluidtune.cluster.forks.fork_server import ForkServer, new_name
 from fluidtune.cluster.forks.preload import modules_of_program
 from fluidtune.cluster.forks.quick_nodes import start_quick_nodes
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.05
 #: Runs the launcher where it and the server's socket are, else this Python as it is, and else the node's.
 _GUARD = (
-    'if [ -S "$3" ] && [ -x "$1" ]; then exec "$1" -I -S "$2" "$3" "${@:4}"; '
+    'if [ -x "$1" ] && grep -qs "$3" /proc/net/unix; then exec "$1" -I -S "$2" "$3" "${@:4}"; '
     'elif [ -x "$1" ]; then exec "$1" "${@:4}"; else exec python "${@:4}"; fi'
 )
 
@@ -48,10 +49,9 @@ def forked(modules: Sequence[str] | None = None) -> dict[str, Any]:
     if nodes.obstacle({}) is not None:
         return {}
     start_quick_nodes()
-    folder = new_folder()
-    names = modules_of_program(modules)
-    threading.Thread(target=_serve, args=(folder, names), name="forked", daemon=True).start()
-    return with_server_in(folder)
+    server, names = new_name(), modules_of_program(modules)
+    threading.Thread(target=_serve, args=(server, names), name="forked", daemon=True).start()
+    return by_server(server)
 
 
 class ForkedActors:
@@ -66,15 +66,15 @@ class ForkedActors:
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         #: Why the next process is started as Ray does; None: it is forked, where its node has a server.
         self.off = nodes.obstacle(dict(ray.get_runtime_context().runtime_env))
-        self._folder = new_folder()
+        self._server = new_name()
         names = modules_of_program(modules)
         alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]] if self.off is None else []
-        self._held = [_hold(node, names, self._folder, environment) for node in alive]
+        self._held = [_hold(node, names, self._server, environment) for node in alive]
         self._wait()
 
     def runtime_env(self) -> dict[str, Any]:
         """What of a ``runtime_env`` an actor needs that is started now."""
-        return {} if self.off is not None else with_server_in(self._folder)
+        return {} if self.off is not None else by_server(self._server)
 
     def turn_off(self, why: str) -> None:
         """Fork no process any more."""
@@ -92,17 +92,17 @@ class ForkedActors:
             log.warning("FluidTune: new processes of a node are plain ones, which takes longer: %s", why)
 
 
-def with_server_in(folder: str) -> dict[str, Any]:
-    """The ``runtime_env`` of processes that are forked by the server with its socket in ``folder``, where it is."""
-    words = ["bash", "-c", _GUARD, "forked", sys.executable, str(fork_launcher.__file__), socket_in(folder)]
+def by_server(name: str) -> dict[str, Any]:
+    """The ``runtime_env`` of processes that are forked by the server of this name, where there is one."""
+    words = ["bash", "-c", _GUARD, "forked", sys.executable, str(fork_launcher.__file__), name]
     return {"py_executable": shlex.join(words)}
 
 
-def _serve(folder: str, modules: tuple[list[str], list[str]]) -> None:
+def _serve(name: str, modules: tuple[list[str], list[str]]) -> None:
     """Hold the server of this machine, and have the other nodes hold theirs, whenever this process has started Ray."""
     first, then = modules
     environment = {**nodes.ONE_THREAD, **os.environ}
-    server = ForkServer(first, nodes.lasting(environment), folder)
+    server = ForkServer(first, nodes.lasting(environment), name)
     job: str | None = None
     others: list[nodes.There] = []
     try:
@@ -117,12 +117,12 @@ def _serve(folder: str, modules: tuple[list[str], list[str]]) -> None:
                 server.stop()
             if own is not None:
                 if job is not None or user:
-                    server = ForkServer(first, nodes.lasting({**nodes.ONE_THREAD, **own, **user}), folder)
+                    server = ForkServer(first, nodes.lasting({**nodes.ONE_THREAD, **own, **user}), name)
                 state = server.finish(then, {name: value for name, value in own.items() if name[:4] == "RAY_"})
                 if state.why is not None:
                     log.warning("fluidtune.forked: processes are plain ones: %s", state.why)
             job = _job()
-            others = [_hold(node, modules, folder, {}) for node in _other_nodes(own is not None)]
+            others = [_hold(node, modules, name, {}) for node in _other_nodes(own is not None)]
     except (OSError, ray.exceptions.RayError) as error:
         log.warning("fluidtune.forked: processes are plain ones from now on: %s", error)
     finally:
@@ -132,19 +132,24 @@ def _serve(folder: str, modules: tuple[list[str], list[str]]) -> None:
 
 def _job() -> str:
     """Which job this process is, in which cluster."""
-    context = ray.get_runtime_context()
-    return f"{context.get_job_id()} {context.get_node_id()}"
+    return f"{ray.get_runtime_context().get_job_id()} {_node()}"
+
+
+def _node() -> str | None:
+    """The node of this process; None: it is on none, as a client of Ray (``ray://``)."""
+    with suppress(RuntimeError):
+        return str(ray.get_runtime_context().get_node_id())
+    return None
 
 
 def _other_nodes(own: bool) -> list[str]:
     """The nodes whose server an actor has to hold. ``own``: this process holds that of its own node."""
-    here = ray.get_runtime_context().get_node_id()
     alive = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
-    return [node for node in alive if node != here or not own]
+    return [node for node in alive if node != _node() or not own]
 
 
-def _hold(node: str, modules: tuple[list[str], list[str]], folder: str, environment: Mapping[str, str]) -> nodes.There:
+def _hold(node: str, modules: tuple[list[str], list[str]], server: str, environment: Mapping[str, str]) -> nodes.There:
     def variables(found: Mapping[str, str]) -> dict[str, str]:
         return {**nodes.ONE_THREAD, **found, **environment}
 
-    return nodes.There(node, modules, variables, {}, folder)
+    return nodes.There(node, modules, variables, {}, server)

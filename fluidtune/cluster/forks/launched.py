@@ -34,8 +34,8 @@ class Launched:
     limits: list[tuple[int, tuple[int, int]]]
 
     @classmethod
-    def by(cls, pid: int, path: str) -> Launched:
-        """What the launcher with this process id asks for. ``path``: the server's socket.
+    def by(cls, pid: int, name: str) -> Launched:
+        """What the launcher with this process id asks for. ``name``: the server's.
 
         Raises:
             OSError: it has ended.
@@ -44,12 +44,12 @@ class Launched:
         words = _read(pid, "cmdline").split("\0")[:-1]
         environment = dict(each.split("=", 1) for each in _read(pid, "environ").split("\0") if "=" in each)
         folder = os.readlink(f"/proc/{pid}/cwd")
-        if path in words:
-            program = words[words.index(path) + 1 :]
+        if name in words:
+            program = words[words.index(name) + 1 :]
         else:
             context = [each for each in words if each.startswith((CONTEXT, _LANGUAGE))]
             program = [each for each in words[2:] if each not in context]
-            folder = _set_up(context, environment, path) or folder
+            folder = _set_up(context, environment, name) or folder
         (umask,) = (each.split()[1] for each in _read(pid, "status").splitlines() if each.startswith("Umask:"))
         kinds = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
         return cls(
@@ -69,7 +69,7 @@ def _read(pid: int, name: str) -> str:
         return os.fsdecode(file.read())
 
 
-def _set_up(arguments: list[str], environment: dict[str, str], path: str) -> str | None:
+def _set_up(arguments: list[str], environment: dict[str, str], name: str) -> str | None:
     """Change the environment as Ray's own program would. Returns another working directory; None: it stays."""
     said = dict(each.split("=", 1) for each in arguments)
     context: dict[str, Any] = json.loads(said[CONTEXT[:-1]])
@@ -80,7 +80,7 @@ def _set_up(arguments: list[str], environment: dict[str, str], path: str) -> str
         context.keys() <= _KNOWN
         and said == {CONTEXT[:-1]: said[CONTEXT[:-1]], _LANGUAGE[:-1]: "PYTHON"}
         and not context.get("override_worker_entrypoint")
-        and shlex.split(context["py_executable"])[-1] == path
+        and shlex.split(context["py_executable"])[-1] == name
         and not any("$" in value for value in given.values())
         and (not before or (folder is not None and shlex.quote(folder) == folder and os.path.isdir(folder)))
     )

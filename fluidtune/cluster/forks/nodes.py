@@ -91,15 +91,15 @@ class _Here:
 class Holder:
     """The actor that holds a node's server and shared data. It asks for no resources and lives as long as the job."""
 
-    def __init__(self, variables: Callable[[Mapping[str, str]], dict[str, str]], folder: str | None) -> None:
+    def __init__(self, variables: Callable[[Mapping[str, str]], dict[str, str]], name: str | None) -> None:
         self._data = NodeFiles()
-        self._folder = folder
+        self._name = name
         job = ray.get_runtime_context().get_job_id()
         self._environment = variables({**environment_at_start(), "RAY_JOB_ID": job})
         self._server: ForkServer | None = None
 
     def start(self, first: Sequence[str], then: Sequence[str]) -> ServerState:
-        self._server = ForkServer(first, self._environment, self._folder)
+        self._server = ForkServer(first, self._environment, self._name)
         return self._server.finish(then, {})
 
     def wait(self) -> str:
@@ -117,6 +117,7 @@ class Holder:
 
 class There:
     """A server that an actor holds. ``variables``: its environment, from that of a process of Ray's on the node.
+    ``server``: its name; None: a new one.
 
     ``name``: the actor's, by which processes find the node's shared data; None: they are held elsewhere, or not at all.
     """
@@ -127,7 +128,7 @@ class There:
         modules: tuple[list[str], list[str]],
         variables: Callable[[Mapping[str, str]], dict[str, str]],
         runtime_env: Mapping[str, Any],
-        folder: str | None = None,
+        server: str | None = None,
         name: str | None = None,
     ) -> None:
         self.state: ServerState | None = None
@@ -139,7 +140,7 @@ class There:
             runtime_env=dict(runtime_env) or None,
             scheduling_strategy=NodeAffinitySchedulingStrategy(whole, soft=False),
         )
-        self._actor = ray.remote(Holder).options(**options).remote(variables, folder)
+        self._actor = ray.remote(Holder).options(**options).remote(variables, server)
         #: The call that is answered when the server is ready, and then the one that is answered when it has ended.
         self._awaited = self._actor.start.remote(*modules)
 

@@ -1,9 +1,9 @@
 """The fork server: a process with packages imported that forks a new process for each request. One a node and job.
 
-It is started by `fork_server` as a program. It reads from its standard input what it is to import, imports it
-(`preload`), says so in one line on standard output, and listens. A request is a `fork_launcher`'s; what the child makes
-of itself is in `child`. The server ends when its standard input does, which the process holds that has started it. Its
-children live on.
+It is started by `fork_server` as a program, with the name of its socket. It reads from its standard input what it is to
+import, imports it (`preload`), says so in one line on standard output, and listens. A request is a `fork_launcher`'s;
+what the child makes of itself is in `child`. The server ends when its standard input does, which the process holds that
+has started it. Its children live on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import gc
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import struct
@@ -59,12 +58,12 @@ class _Launcher:
 class Server:
     """See the module.
 
-    ``path``: the socket's. ``environment``: that in which packages were imported. ``ending``: the descriptors by whose
+    ``name``: the socket's. ``environment``: that in which packages were imported. ``ending``: the descriptors by whose
     end others see that the server has ended.
     """
 
-    def __init__(self, path: str, environment: Mapping[str, str], ending: Sequence[int]) -> None:
-        self.path = path
+    def __init__(self, name: str, environment: Mapping[str, str], ending: Sequence[int]) -> None:
+        self.name = name
         self._environment, self._ending = environment, ending
         #: How the names of variables begin that a process must have as the server has them.
         self._fixed = (*AT_START, *preload.reads())
@@ -116,7 +115,7 @@ class Server:
             connection.setblocking(False)
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             pid, user, _ = struct.unpack("3i", peer)
-            if user != os.geteuid():
+            if user != os.geteuid() or not pid:  # 0: it is in another container
                 connection.close()
                 return
             self._selector.register(connection, selectors.EVENT_READ, _Launcher(connection, pid))
@@ -134,7 +133,7 @@ class Server:
             self._lost(launcher)
             return None
         try:
-            request = Launched.by(launcher.asking, self.path)
+            request = Launched.by(launcher.asking, self.name)
             why = self._why_not(request, launcher.files)
             wait, go, pid = _forked() if why is None else (-1, -1, -1)
         except (ValueError, LookupError, AttributeError, TypeError) as error:
@@ -171,6 +170,9 @@ class Server:
         """Why no fork of this server is what a new process would be; None: one is."""
         if len(files) != 3:
             return "the fork server has no room for its open files"
+        program = next((each for each in request.program if not each.startswith("-")), "")
+        if not os.path.isfile(os.path.join(request.folder, program)):
+            return f"{program!r} is no file"
         asked, own = request.environment, self._environment
         for name in {*asked, *own}:
             differs = name.startswith(self._fixed) and name not in _TAKEN_OVER and asked.get(name) != own.get(name)
@@ -252,21 +254,6 @@ def _end_client(pid: int) -> NoReturn:
     os._exit(0)
 
 
-def listen(path: str) -> socket.socket:
-    """Listen at ``path``, which no other user may reach."""
-    listener = socket.socket(socket.AF_UNIX)
-    with suppress(FileNotFoundError):
-        os.unlink(path)
-    before = os.umask(0o177)
-    try:
-        listener.bind(path)
-    finally:
-        os.umask(before)
-    listener.listen(512)  # a burst of starts: the most processes that one job starts on a node at a time, and more
-    listener.setblocking(False)
-    return listener
-
-
 def main() -> None:
     """The program. `fork_server` has started it, writes what it is to import, and reads what it says."""
     # Neither a child of the worker that started it nor in its session: Ray ends what is either with the worker.
@@ -279,11 +266,6 @@ def main() -> None:
     before = child.environment_at_start()
     failed: dict[str, str] = {}
     with os.fdopen(os.dup(0), "rb", buffering=0) as orders:
-        place = json.loads(orders.readline() or "null")
-        if place is None:
-            os._exit(0)  # its starter was killed; the next server removes what is left
-        path, lock = place["path"], place["lock"]
-        os.set_inheritable(lock, False)
         # What needs no Ray comes first: Ray's compiled part reads the number of its job when it is loaded.
         for line in iter(orders.readline, b""):
             order = json.loads(line)
@@ -295,21 +277,21 @@ def main() -> None:
             if order["last"]:
                 break
         else:
-            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
-            os._exit(0)
+            os._exit(0)  # its starter has ended
     why = preload.unfit()
     if why is not None:
         print(json.dumps({"unfit": why}), file=out, flush=True)
         os._exit(0)
     os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
-    server = Server(path, before, [out.fileno(), lock])
-    listener = listen(path)
+    name, listener = sys.argv[1], socket.socket(socket.AF_UNIX)
+    server = Server(name, before, [out.fileno(), listener.fileno()])
+    listener.setblocking(False)
+    listener.bind(f"\0{name[1:]}")  # not before, because `forked` asks the kernel whether there is a server
+    listener.listen(512)  # a burst of starts: the most processes that one job starts on a node at a time, and more
     print(json.dumps({"ready": len(sys.modules), "failed": failed, "pid": os.getpid()}), file=out, flush=True)
     request = server.serve(listener)
     if request is None:
-        shutil.rmtree(os.path.dirname(path), ignore_errors=True)
         os._exit(0)
-    os.close(lock)
     out.close()
     child.become(request, before, preload.reads())
 

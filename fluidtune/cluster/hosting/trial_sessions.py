@@ -1,14 +1,14 @@
-"""Makes the session that a trial's code finds in its leader's process, and puts it away."""
+"""Makes what a worker hosts of a trial: the session that its code finds in the leader's process, or a follower."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ray import cloudpickle
 
 from fluidtune.cluster import emulated
-from fluidtune.cluster.hosting.messages import LoadSpec
+from fluidtune.cluster.hosting.messages import AttachSpec, LoadSpec
 from fluidtune.elastic import LazySession, use, wake_on_first_use
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def leader_session(spec: LoadSpec, **resuming: Any) -> LeaderSession:
     ``resuming``: arguments of `ElasticSession`. A trial that begins anew gets a `LazySession`.
     """
     if spec.emulation is not None:
-        host = emulated.EmulatedSession(spec.trial, emulated_device(), spec.emulation, spec.secret)
+        host = emulated.EmulatedSession(emulated_device(), spec.emulation)
         emulated.use_host(host)
         return host
     if resuming["resume"] is None:
@@ -34,6 +34,29 @@ def leader_session(spec: LoadSpec, **resuming: Any) -> LeaderSession:
     session = _elastic_session(spec, **resuming)
     use(session)
     return session
+
+
+class Follows(Protocol):
+    """What follows a leader: a `fluidtune.elastic.divided.follower.Follower`, or an `EmulatedFollower`."""
+
+    def attach(self, address: Any) -> None:
+        """Attach this process to the leader there. What it raises says why that cannot be."""
+
+    def run(self) -> None:
+        """Serve the leader until it has ended, or has dropped this process."""
+
+    def close(self) -> None:
+        """Free what it holds; idempotent."""
+
+
+def follower(spec: AttachSpec, worker: str) -> Follows:
+    """A follower of the trial in the worker of this name, which is to be attached."""
+    if spec.emulation is not None:
+        return emulated.EmulatedFollower(emulated_device(), spec.emulation)
+    # Imported here: an emulated follower needs no torch.
+    from fluidtune.elastic.divided.follower import Follower
+
+    return Follower(spec.trial, worker, spec.secret, spec.device, pickling=cloudpickle)
 
 
 def emulated_device() -> int:

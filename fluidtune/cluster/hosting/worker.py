@@ -1,7 +1,7 @@
 """A worker: a process that hosts one trial's leader or follower.
 
-It decides nothing. A driver loads a trial into it (`leader_host`) or attaches it to the leader of one
-(`follower_host`), and unloads the trial. Then the process ends, unless the script reuses its actors. Between Tune and
+It decides nothing. A driver loads a trial into it (`leader_host`) or attaches it to the leader of one, and unloads the
+trial. Then the process ends, unless the script reuses its actors. Between Tune and
 the user's code stands only Ray's own `Trainable`, so checkpoints, loggers, working directory and log files are those of
 stock Tune.
 """
@@ -21,12 +21,11 @@ from fluidtune.cluster import process_stack
 from fluidtune.cluster.data.trial_parameters import fetched
 from fluidtune.cluster.forks.child import is_forked
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
-from fluidtune.cluster.hosting.follower_host import FollowerHost
 from fluidtune.cluster.hosting.leader_host import KeptTrainable, LeaderHost, can_stay
 from fluidtune.cluster.hosting.messages import AttachSpec, IterationReply, LoadSpec, Standing, WorkerInfo
 from fluidtune.cluster.hosting.open_runs import end_trackers
 from fluidtune.cluster.hosting.trial_cores import TrialCores
-from fluidtune.cluster.hosting.trial_sessions import drop_session
+from fluidtune.cluster.hosting.trial_sessions import Follows, drop_session, follower
 from fluidtune.cluster.sharing.gpu_probe import GpuProbe, free_gpu
 from fluidtune.cluster.sharing.lanes import Lack, LaneTicket, node_memory
 from fluidtune.cluster.sharing.mps import MpsSettings, enter
@@ -62,7 +61,7 @@ class Worker:
         self._gpu = GpuProbe()
         #: The hosted trial: here is its leader, or one of its followers.
         self._leader: LeaderHost | None = None
-        self._follower: FollowerHost | None = None
+        self._follower: Follows | None = None
         self._spec: LoadSpec | AttachSpec | None = None
 
     def info(self) -> WorkerInfo:
@@ -114,17 +113,34 @@ class Worker:
         trainable = None if self._leader is None else self._leader.trainable
         return trainable.get_auto_filled_metrics(*args, **kwargs) if trainable is not None else {}
 
-    # --- a follower: the methods of `FollowerHost` with the same names do the work
+    # --- a follower: it computes parts of what the leader's modules are called with, and has nothing of the script
 
     def attach(self, spec: AttachSpec) -> str | None:
+        """Attach this process to the leader. Returns why that cannot be; None: it is attached."""
         assert self._follower is None and self._leader is None, f"{self._name} is still hosting a trial"
         self._kept.stop()
         self._spec = spec
-        self._follower = FollowerHost(spec, self._name, self._gpu if spec.device == "cuda" else None)
-        return self._follower.attach()
+        made = follower(spec, self._name)
+        try:
+            made.attach(spec.address)
+        except Exception as error:
+            made.close()
+            return str(error) or repr(error)
+        self._follower = made
+        return None
 
     def follow(self) -> str | Lack | None:
-        return None if self._follower is None else self._follower.follow()
+        """Serve the leader until that is over. Returns an error of the follower's own; None: there was none.
+
+        A `Lack` says that the GPU has failed.
+        """
+        if self._follower is None or not isinstance(self._spec, AttachSpec):
+            return None
+        try:
+            self._follower.run()
+        except Exception as error:
+            return (self._gpu.broken(error) if self._spec.device == "cuda" else None) or repr(error)
+        return None
 
     # --- both
 

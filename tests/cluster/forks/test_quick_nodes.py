@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_contexts_that_are_known_whole_go_to_the_server_at_once_and_others_throu
     tmp_path: Path,
 ) -> None:
     (tmp_path / "of_mine.py").write_text("")
-    strange = "1 'x' \"y\" /fluidtune-forks-x/socket"
+    strange = "1 'x' \"y\" @fluidtune-forks-0123456789abcdef"
     contexts: list[dict[str, Any]] = [
         {"env_vars": {"A_VALUE": "1"}},
         {"env_vars": {"A_VALUE": strange}},
@@ -108,14 +109,48 @@ def test_a_cluster_knows_which_of_its_nodes_are_quick() -> None:
     assert done.stdout.split() == ["1", "1", "2"], done.stderr
 
 
-def test_a_command_starts_a_quick_node_as_rays_does(tmp_path: Path) -> None:
+CLIENT = """
+import sys, time
+import ray, fluidtune
+there = fluidtune.forked(["json"])
+for _ in range(2):
+    ray.init(sys.argv[1], runtime_env=there)
+
+    @ray.remote(num_cpus=0)
+    class Process:
+        def is_forked(self):
+            return "fluidtune.cluster.forks.child" in sys.modules
+
+    while not ray.get((actor := Process.remote()).is_forked.remote()):
+        ray.kill(actor)
+        time.sleep(1)
+    print("forked", flush=True)
+    ray.shutdown()
+"""
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_command_starts_a_quick_node_as_rays_does_and_clients_of_ray_have_processes_forked(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     words = [sys.executable, "-m", "fluidtune", "node", "start", "--head", "--block", "--port=0", "--num-cpus=1"]
-    words += ["--include-dashboard=false", "--disable-usage-stats"]
-    node = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words += ["--include-dashboard=false", "--disable-usage-stats", f"--ray-client-server-port={port}"]
+    open_to_all = {**os.environ, "RAY_AUTH_MODE": "disabled"}  # a client needs the token of a cluster that has one
+    node = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=open_to_all)
     try:
         assert until(lambda: any(each.name() == "raylet" for each in psutil.Process(node.pid).children()), 60)
         (raylet,) = [each for each in psutil.Process(node.pid).children() if each.name() == "raylet"]
         assert any("fork_launcher" in word for word in raylet.cmdline())
+        # Seen: no process of a client was forked. The server of the first connection may be there when the second one
+        # begins: Ray starts a process by -m then.
+        client = [sys.executable, "-c", CLIENT, f"ray://127.0.0.1:{port}"]
+        assert until(lambda: answers(port), 60)
+        done = subprocess.run(client, capture_output=True, text=True, timeout=200, env=open_to_all)
+        assert done.stdout.split() == ["forked"] * 2, done.stderr[-3000:]
     finally:
         node.send_signal(signal.SIGTERM)
         node.wait(60)

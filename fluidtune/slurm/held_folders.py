@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,19 +22,12 @@ from salus_share.private_files import check_directory, open_own
 YOUNG_S = 5.0
 
 
-def hold(folder: str, lock: str) -> IO[str]:
-    """Hold the folder by its file ``lock``, until the file is closed in all processes that have it.
+def open_in(folder: str, name: str) -> IO[str]:
+    """An empty file of this name in the folder, to be written.
 
     Raises:
         OSError: the folder is another user's, or the file cannot be made.
     """
-    file = open_in(folder, lock)
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return file
-
-
-def open_in(folder: str, name: str) -> IO[str]:
-    """An empty file of this name in the folder, to be written. Raises OSError as `hold` does."""
     try:
         check_directory(Path(folder))
         return os.fdopen(open_own(Path(folder, name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK), "w")
@@ -43,12 +35,9 @@ def open_in(folder: str, name: str) -> IO[str]:
         raise PermissionError(str(error)) from None
 
 
-def sweep(prefix: str, lock: str, place: str | None = None) -> None:
-    """Remove this user's folders whose names begin with ``prefix`` and that no process holds.
-
-    ``place``: where they are; None: in the place for temporary files.
-    """
-    for folder in Path(place or tempfile.gettempdir()).glob(f"{prefix}*"):
+def sweep(prefix: str, lock: str, place: str) -> None:
+    """Remove this user's folders in ``place`` whose names begin with ``prefix`` and that no process holds."""
+    for folder in Path(place).glob(f"{prefix}*"):
         with suppress(OSError, SalusError):
             check_directory(folder)
             if not os.path.lexists(folder / lock) and time.time() - folder.lstat().st_mtime < YOUNG_S:
