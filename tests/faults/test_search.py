@@ -75,7 +75,7 @@ def driven(name: str, storage: Path, address: str, moments: random.Random, wante
             time.sleep(pause)
             if driver.is_alive():
                 os.kill(driver.pid, signal.SIGKILL if kind == "kills" else signal.SIGTERM)
-        driver.join(180)
+        driver.join(600)
         if driver.exitcode is None:
             driver.kill()
             pytest.fail(f"{storage}: the driver does not end")
