@@ -112,7 +112,7 @@ def _on_trial_added(event: m.TrialAdded, state: State, now: float) -> Iterable[m
         raise EngineError(f"trial {event.trial!r} was added while it is {trial.status}; end it first")
     if event.growable and trial.growth == "unknown":
         trial.growth = "possible"
-    trial.planned = None
+    trial.planned, trial.turn = None, event.turn
     state.enqueue(trial, path(state, trial), now)
     return ()
 

@@ -104,7 +104,8 @@ class TrialAdded(Event):
     ``iterations``: iterations left until the end of its budget; None: unknown. ``share``: the share of one
     device that the script asked for, or a whole number of devices. A trial that asks for several devices, a *gang*,
     gets exactly that number of one node and is never resized. ``traits``: its searched-over hyperparameters, from which
-    `runtime_prediction` tells how long an iteration will take. ``growable``: see `CanGrow`.
+    `runtime_prediction` tells how long an iteration will take. ``growable``: see `CanGrow`. ``turn``: lowest first,
+    in a batch whose order is its algorithm's; None: the trial with the most to do goes first.
     """
 
     trial: str
@@ -114,6 +115,7 @@ class TrialAdded(Event):
     share: float = 1.0
     traits: Traits = ()
     growable: bool = False
+    turn: int | None = None
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,9 @@ class Trial:
     iterations: float | None
     #: Order of adding over all trials. It is new each time that the trial is added or goes to the front.
     number: int
-    #: While it waits, its place in its line of the queue: -path (seconds) in a synchronous group, and 0 otherwise.
+    #: Its turn in its group, lowest first; None: the engine decides which trial is next.
+    turn: int | None = None
+    #: While it waits, its place in its line of the queue: its turn, -path (seconds) in a synchronous group, or 0.
     order: float = 0.0
     status: Status = "waiting"
     #: Engine time at which ``status`` began.

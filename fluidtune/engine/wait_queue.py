@@ -2,13 +2,15 @@
 
 The order is: trials that lost their worker or were told to suspend; trials of a group that was passed over too often,
 so that no group starves; trials of synchronous groups by *path*, the seconds to the end of all that follows their
-group, longest first; trials of asynchronous groups by arrival. This module decides the order only. Whether a device is
-there for the next trial is decided by `placing`. The waiting trials of one group that need the same lie in one *line*:
-if the first of a line cannot start, neither can the others, and `placing` need not look at them.
+group, longest first; trials of populations in *turn*; trials of asynchronous groups by arrival. This module decides
+the order only. Whether a device is there for the next trial is decided by `placing`. The waiting trials of one group
+that need the same lie in one *line*: if the first of a line cannot start, neither can the others, and `placing` need
+not look at them.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,10 +27,12 @@ def _place(trial: Trial) -> tuple[float, int]:
 class Line:
     """Waiting trials of one group that need the same, in order."""
 
-    #: What its trials have in common: whether they go first, their group, their gang and the share that they ask for.
-    key: tuple[bool, str, int, float]
+    #: What its trials have in common: whether they go first, and in turn, their group, gang and share of a device.
+    key: tuple[bool, bool, str, int, float]
     #: These trials ran before and lost their place by no fault of their own, so that they go first.
     first: bool
+    #: Its trials are ordered by their turns.
+    in_turn: bool
     group: Group
     #: Whole devices of one node that each trial needs; 1 for a trial that is not a gang.
     gang: int
@@ -37,8 +41,17 @@ class Line:
 
     @property
     def by_path(self) -> bool:
-        """Its trials are ordered by path, and not by number alone."""
-        return self.group.synchronous and not self.first
+        """Its trials are ordered by path."""
+        return self.group.synchronous and not self.first and not self.in_turn
+
+
+def _rank(line: Line, trial: Trial, patience: float = math.inf) -> tuple[float, ...]:
+    """The lowest is next. ``patience``: as in `WaitQueue.next_line`."""
+    if line.first:
+        return 0, *_place(trial)
+    if line.group.passed >= patience:
+        return 1, -line.group.passed, trial.number
+    return 2 if line.by_path else 3 if line.in_turn else 4, *_place(trial)
 
 
 class WaitQueue:
@@ -46,7 +59,7 @@ class WaitQueue:
 
     def __init__(self) -> None:
         #: By key. No line is empty.
-        self._lines: dict[tuple[bool, str, int, float], Line] = {}
+        self._lines: dict[tuple[bool, bool, str, int, float], Line] = {}
         #: The line of each waiting trial.
         self._where: dict[str, Line] = {}
 
@@ -57,13 +70,13 @@ class WaitQueue:
         return trial in self._where
 
     def put(self, trial: Trial, path: float) -> None:
-        """Adds ``trial``. ``path``, seconds, orders it if its group is synchronous and it is not ``first``."""
-        group = trial.group
-        key = (trial.first, group.name, trial.gang, trial.asked_share)
+        """Adds ``trial``. ``path``, seconds, orders it if `Line.by_path`."""
+        group, turn = trial.group, None if trial.first else trial.turn
+        key = (trial.first, turn is not None, group.name, trial.gang, trial.asked_share)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(key, trial.first, group, trial.gang)
-        trial.order = -path if line.by_path else 0.0
+            line = self._lines[key] = Line(key, trial.first, turn is not None, group, trial.gang)
+        trial.order = turn if turn is not None else -path if line.by_path else 0.0
         insort(line.trials, trial, key=_place)
         self._where[trial.name] = line
 
@@ -96,29 +109,13 @@ class WaitQueue:
 
         A group that was passed over ``patience`` times comes before the other groups.
         """
-        best: Line | None = None
-        best_rank: tuple[int, float, int] | None = None
-        for line in self._lines.values():
-            if line in stuck:
-                continue
-            order, number = _place(line.trials[0])
-            if line.first:
-                rank = (0, 0.0, number)
-            elif line.group.passed >= patience:
-                rank = (1, -line.group.passed, number)
-            else:
-                rank = (2 if line.group.synchronous else 3, order, number)
-            if best_rank is None or rank < best_rank:
-                best, best_rank = line, rank
-        return best
+        lines = (line for line in self._lines.values() if line not in stuck)
+        return min(lines, key=lambda line: _rank(line, line.trials[0], patience), default=None)
 
     def in_order(self) -> list[str]:
         """All waiting trials, next first, but for groups that were passed over. Sorts: not for every event."""
-        keyed = []
-        for line in self._lines.values():
-            rank = 0 if line.first else 1 if line.group.synchronous else 2
-            keyed += [(rank, trial.order, trial.number, trial.name) for trial in line.trials]
-        return [name for *_, name in sorted(keyed)]
+        ranks = [(_rank(line, each), each.name) for line in self._lines.values() for each in line.trials]
+        return [name for _, name in sorted(ranks)]
 
     def count_start(self, started: Group) -> None:
         """A trial of ``started`` got devices, so that every other group in the queue was passed over once."""

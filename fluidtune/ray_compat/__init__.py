@@ -36,7 +36,7 @@ Tune's controller (`controller`):
 - ``TuneController._max_pending_trials``: how many trials Tune lets be pending; FluidTune raises the number, by the
   public method ``update_max_pending_trials``, while processes start and while promoted trials are pending.
 - ``TuneController._process_trial_save``, ``TuneController._cached_trial_decisions``: a checkpoint that Tune has not
-  asked for is registered by Tune's own step, and what Tune has decided to do after a ``save`` of its own stays.
+  asked for is registered by Tune's own step. What Tune will do after a ``save`` stays; a snapshot waits for a pause.
 - ``serialization.log_once``: replaced, because by it the encoder of Tune's states remembers the result of each
   checkpoint.
 - ``TrialRunnerWrapper._tune_controller``: some callbacks hand a scheduler this wrapper instead of the controller.
@@ -79,7 +79,7 @@ Tune's algorithms and stoppers (`schedulers`):
   ``PopulationBasedTraining._mode``: the script's "min" or "max". Algorithms without it are asked for it, too.
 - ``AsyncHyperBandScheduler._time_attr``, ``HyperBandScheduler._time_attr``, ``MedianStoppingRule._time_attr``,
   ``PopulationBasedTraining._time_attr``: the attribute of a result in which the algorithm counts.
-- ``AsyncHyperBandScheduler._max_t``, ``HyperBandScheduler._max_t_attr``: how long a trial may train.
+- ``AsyncHyperBandScheduler._max_t``: how long a trial may train.
 - ``AsyncHyperBandScheduler._stop_last_trials``, ``AsyncHyperBandScheduler._brackets``,
   ``AsyncHyperBandScheduler._trial_info``, ``AsyncBracket._rungs``: whether that ends it; the brackets, which of them
   each trial is in, and their rungs, to which higher ones are added (of the ``_Bracket`` of ASHA's module).

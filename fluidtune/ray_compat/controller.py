@@ -12,6 +12,7 @@ from typing import Any
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
+from ray.tune.schedulers import TrialScheduler
 from ray.tune.utils import flatten_dict, serialization
 
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION, TRIAL_INFO, TrainingResult
@@ -181,6 +182,11 @@ def note_no_encoded_objects() -> None:
     process lives: one for each checkpoint, which has that iteration's result and its configuration.
     """
     serialization.log_once = lambda key: False
+
+
+def is_pausing(controller: TuneController) -> bool:
+    """Whether an algorithm has paused a trial that still saves its checkpoint, so that Tune has not paused it yet."""
+    return TrialScheduler.PAUSE in controller._cached_trial_decisions.values()
 
 
 def begin_to_save_state(controller: TuneController) -> None:

@@ -122,11 +122,6 @@ class Bracket:
         return [trial for trial in self._bracket.current_trials() if trial.status == Trial.PAUSED]
 
 
-def hyperband_limit(hyperband: Any) -> float:
-    """Return how long HyperBand lets a trial train, in its time attribute."""
-    return hyperband._max_t_attr
-
-
 def brackets(hyperband: Any) -> Iterator[Bracket]:
     """Return the brackets of a HyperBand scheduler that have trials, band by band."""
     for band, row in enumerate(hyperband._hyperbands):
@@ -148,37 +143,23 @@ def make_missed_halvings(hyperband: Any, controller: Any) -> None:
                 hyperband._process_bracket(controller, bracket._bracket)
 
 
-def perturbs_together(pbt: Any) -> bool:
-    """Return whether the population waits for its last trial before each perturbation (``synch=True``)."""
-    return pbt._synch
+def next_perturbation(pbt: Any) -> tuple[float, int] | None:
+    """Return where all wait for the next perturbation, in PBT's time attribute, and after how many intervals that is.
 
-
-def next_perturbation(pbt: Any) -> float:
-    """Return where a population that perturbs together is perturbed next, in PBT's time attribute."""
-    return pbt._next_perturbation_sync
-
-
-def perturbation_interval(pbt: Any) -> float:
-    """Return the distance of two perturbations, in PBT's time attribute."""
-    return pbt._perturbation_interval
-
-
-def population_size(pbt: Any) -> int:
-    """Return how many trials the population has."""
-    return len(pbt._trial_state)
-
-
-def trials_before_perturbation(pbt: Any) -> list[Trial]:
-    """Return the trials of the population that have not come to its next perturbation."""
+    None: the trials of the population do not wait for each other (``synch=False``).
+    """
     due = pbt._next_perturbation_sync
-    return [trial for trial, state in pbt._trial_state.items() if state.last_train_time < due]
+    return (due, int(due // pbt._perturbation_interval)) if pbt._synch else None
 
 
-def max_iteration(stopper: MaximumIterationStopper) -> int:
-    """Return the iteration at which the stopper ends every trial."""
-    return stopper._max_iter
+def population(pbt: Any) -> dict[Trial, float]:
+    """Return how far each trial of the population had trained at its last perturbation, in PBT's time attribute."""
+    return {trial: state.last_train_time for trial, state in pbt._trial_state.items()}
 
 
-def combined_stoppers(stopper: CombinedStopper) -> list[Any]:
-    """Return the stoppers of which each alone can end a trial."""
-    return list(stopper._stoppers)
+def stopper_iteration(stopper: Any) -> float | None:
+    """Return the iteration at which a stopper object of Ray Tune ends every trial; None: it cannot be told."""
+    if isinstance(stopper, MaximumIterationStopper):
+        return float(stopper._max_iter)
+    each = map(stopper_iteration, stopper._stoppers) if isinstance(stopper, CombinedStopper) else ()
+    return min((found for found in each if found is not None), default=None)

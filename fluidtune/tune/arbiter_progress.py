@@ -88,7 +88,7 @@ class Progress:
             most = max(work.gang, int(work.width))
             if not elastic_one:
                 fixed += most
-            elif work.group not in widest:
+            if (elastic_one or work.grows) and work.group not in widest:
                 pays = widest_paying(engine.group_overheads(work.group)[1])
                 widest[work.group] = int(min(pays, self._max_workers or 1_000, self._most or 1_000))
             if work.grows:

@@ -298,9 +298,8 @@ class FluidActorManager(ActorManager):
         stopped = [run.id for run in begun if run.life.has_place or run.life.place == "moving"]
         saved = [run.id for run in begun if run.id not in stopped]
         self._job.log.write("notice", seconds=self.notice.seconds, saved=saved, stopped=stopped)
-        for _ in range(len(self._callbacks)):  # Tune's last snapshot has what is reported by now
-            if self._callbacks:
-                self._callbacks.call_next()
+        while self._callbacks:  # Tune's last snapshot has what is reported by now, and the pauses that follow from that
+            self._callbacks.call_next()
 
     def run_ended(self, saved: bool) -> None:
         """The run is over. What Tune stops from now on would have gone on, and may do so in a restored run.

@@ -22,7 +22,7 @@ from fluidtune.ray_compat.versions import check_ray_version
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.extension import Extension
 from fluidtune.tune.groups import adapter_for
-from fluidtune.tune.groups.budgets import earliest, stop_iteration, stopper_iteration
+from fluidtune.tune.groups.budgets import earliest, stop_iteration
 from fluidtune.tune.search_memory import SearchMemory
 from fluidtune.tune.steered_run import SteeredRun
 
@@ -140,7 +140,7 @@ class FluidScheduler(TrialScheduler):
             self._memory.reopen(trial)
         # A restored experiment adds its finished trials, too.
         if not trial.is_finished() and not self._left_to_ray and self._refusal is None:
-            self._stopper_target = stopper_iteration(controller.run_stopper(behind))
+            self._stopper_target = schedulers.stopper_iteration(controller.run_stopper(behind))
             try:
                 self._execute(behind, trial)
             except Exception as error:
@@ -254,7 +254,8 @@ class FluidScheduler(TrialScheduler):
         """The trial's group and budget, which the engine gets."""
         member = self._adapter.membership(trial)
         target = stop_iteration(trial) if self._steered.goes_on_alone(trial) else member.target
-        member = dataclasses.replace(member, target=earliest(target, self._stopper_target))
+        turn = None if member.turn is None else self._memory.turn_of(trial)
+        member = dataclasses.replace(member, target=earliest(target, self._stopper_target), turn=turn)
         self._targets[trial.trial_id] = member.target
         return member
 

@@ -34,7 +34,7 @@ from fluidtune.tune.search_journal import Entry, SearchJournal, read_entries
 logger = logging.getLogger(__name__)
 
 #: The version of what `SearchMemory.saved` returns.
-VERSION = 1
+VERSION = 2
 #: What an algorithm calls of Tune's controller to act on a trial.
 _ACTS = frozenset({"stop_trial", "pause_trial", "_set_trial_status", "_schedule_trial_save", "save"})
 _STATUS_AFTER = {
@@ -101,6 +101,8 @@ class SearchMemory:
         self._heard: dict[str, tuple[Any, _Answer]] = {}
         #: Trials that have ended for the algorithm, each with the number of its last result, if that came then.
         self._ended: dict[str, Any] = {}
+        #: By trial that has not ended, its turn: lowest for the one that was added, or last paused, before all others.
+        self._turns: dict[str, int] = {}
         #: By trial that may report results again, the answers that are known, by the results' numbers.
         self._known: dict[str, dict[Any, _Answer]] = {}
         #: What an earlier driver has kept, until `resume`; its journal; and the trials that Tune has meanwhile.
@@ -158,6 +160,7 @@ class SearchMemory:
                 self._base.on_trial_add(handed, trial)
             self._ended.pop(name, None)
             self._known.pop(name, None)
+            self._goes_last(name)
             self._note(Entry("add", name))
             self._ask_for_snapshot()  # Tune must know the trial when it reports
 
@@ -170,6 +173,8 @@ class SearchMemory:
             with self.asking(controller) as handed:
                 decision = self._base.on_trial_result(handed, trial, result)
             known = decision, {key: result[key] for key in result.keys() - before}
+            if decision != TrialScheduler.CONTINUE:
+                self._goes_last(name)
             if decision == TrialScheduler.NOOP:
                 self._heard.pop(name, None)  # it was acted on, and goes on as another one
             else:
@@ -193,7 +198,17 @@ class SearchMemory:
         with self.asking(controller) as handed:
             _tell(self._base, handed, trial, Entry(kind, trial.trial_id, result))
         self._ended[trial.trial_id] = (result or {}).get(TRAINING_ITERATION)
+        self._turns.pop(trial.trial_id, None)
         self._note(Entry(kind, trial.trial_id, result))
+
+    def turn_of(self, trial: Trial) -> int:
+        """The trial's turn among those that wait, lowest first: a restored run has the same."""
+        return self._turns.get(trial.trial_id, 0)
+
+    def _goes_last(self, name: str) -> None:
+        turn = next(reversed(self._turns.values()), 0) + 1
+        self._turns.pop(name, None)
+        self._turns[name] = turn
 
     def _answer(self, name: str, number: Any) -> _Answer | None:
         """What is known of the trial's result with this number."""
@@ -258,7 +273,7 @@ class SearchMemory:
     def _pickled(self, statuses: dict[str, str] | None = None) -> bytes | None:
         streams = random.getstate(), np.random.get_state()
         try:
-            return pickled(self._base, (statuses, self._heard, self._ended, self._known, streams))
+            return pickled(self._base, (statuses, self._heard, self._ended, self._known, self._turns, streams))
         except Exception as error:  # an attribute may raise anything
             if not self._told_why_not:
                 self._told_why_not = True
@@ -298,7 +313,7 @@ class SearchMemory:
             why = str(error) if isinstance(error, _OtherwiseError) else f"{type(error).__name__}: {error}"
             logger.warning("FluidTune: the algorithm begins without earlier results, as under stock Ray Tune: %s", why)
             statuses, told = {}, 0
-            self._heard, self._ended, self._known = {}, {}, {}
+            self._heard, self._ended, self._known, self._turns = {}, {}, {}, {}
         self._saved, self._entries = None, []
         self._begin_journal(saved.get("position", 0) + told if statuses else 0, cut=not statuses)
         if self._journal is not None:
@@ -336,7 +351,7 @@ class SearchMemory:
         try:
             while True:
                 attributes, more = unpickled(content, self._base, trial_called)
-                statuses, self._heard, self._ended, self._known, (state, numpy_state) = more
+                statuses, self._heard, self._ended, self._known, self._turns, (state, numpy_state) = more
                 vars(self._base).clear()
                 vars(self._base).update(attributes)
                 random.setstate(state)
@@ -386,7 +401,10 @@ class SearchMemory:
             known.update({before: (TrialScheduler.CONTINUE, added) for before, (_, added) in known.items()})
             known[number] = answer
             self._heard[entry.trial] = number, answer
+            if answer[0] != TrialScheduler.CONTINUE:
+                self._goes_last(entry.trial)
         elif entry.kind == "add":
+            self._goes_last(entry.trial)
             self._ended.pop(entry.trial, None)
             self._known.pop(entry.trial, None)
         else:

@@ -77,11 +77,11 @@ class SnapshotPace:
         """
         return min(self._stored.get(trial, 0), self._written.get(trial, 0))
 
-    def is_due(self) -> bool:
-        """Whether Tune is to save its state now."""
+    def is_due(self, pausing: bool = False) -> bool:
+        """Whether Tune is to save its state now. ``pausing``: a trial is about to be paused; news waits for that."""
         if self._on_its_way:
             return False
         passed = self._clock() - self._saved_at
-        if self._news and passed >= (ONE_PART_IN - 1) * self._took:
+        if self._news and not pausing and passed >= (ONE_PART_IN - 1) * self._took:
             return True
         return bool(self._since) and (passed >= MOST_S or max(self._since.values()) >= MOST_RESULTS)

@@ -200,7 +200,7 @@ class TrialRegistry:
             parameters=parameters_of(trial),
         )
         traits = tuple((name, repr(value)) for name, value in (trial.evaluated_params or {}).items())
-        events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits, growable))
+        events.append(m.TrialAdded(trial.trial_id, member.group, kind, left, share, traits, growable, member.turn))
         return events
 
     def promoted_in_place(self, known: str, group: str) -> None:

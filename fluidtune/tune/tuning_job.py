@@ -30,6 +30,7 @@ from fluidtune.ray_compat.cluster_state import in_local_mode
 from fluidtune.ray_compat.controller import (
     asked_reuse,
     begin_to_save_state,
+    is_pausing,
     keep_checkpoint,
     max_pending_trials,
     note_no_encoded_objects,
@@ -348,7 +349,7 @@ class TuningJob:
             devices = self.engine.held_devices().get(silent.trial, ())
             workers = [worker for worker in self.pool.workers.values() if worker.device in devices and worker.busy]
             self.log.silent(silent, [bundle for worker in workers for bundle in waits_for(worker.actor)])
-        if self._snapshot_pace.is_due():
+        if self._snapshot_pace.is_due(is_pausing(self._controller)):
             began = time.monotonic()
             begin_to_save_state(self._controller)
             self._snapshot_pace.saved(time.monotonic() - began)

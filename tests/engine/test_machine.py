@@ -179,7 +179,7 @@ class EngineMachine(RuleBasedStateMachine):
         name = paused[pick % len(paused)]
         trial = self.trials[name]
         trial.status, trial.group = "waiting", group
-        self.send(m.TrialAdded(name, group, trial.kind, left, trial.asked))
+        self.send(m.TrialAdded(name, group, trial.kind, left, trial.asked, turn=None if pick % 2 else pick % 3))
 
     @precondition(lambda self: self.those("running", "suspending"))
     @rule(

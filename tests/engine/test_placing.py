@@ -26,6 +26,13 @@ def test_a_synchronous_group_starts_largest_first_and_ties_in_order_added():
     assert bench(m.TrialEnded("l", "stopped")) == [release("l", (0,)), start("m2", (0,), 1.0)]
 
 
+def test_a_batch_that_its_algorithm_orders_starts_in_turn_whatever_was_measured():
+    bench = Bench(1)
+    bench(*[m.TrialAdded(name, "g", iterations=1 + turn, turn=turn) for name, turn in {"c": 3, "a": 1, "b": 2}.items()])
+    bench.results("a", 1.0, 2)
+    assert bench.engine.tenants(0) + bench.engine.waiting == ("a", "b", "c")
+
+
 def test_an_asynchronous_group_is_served_in_order_of_arrival_one_trial_per_device():
     bench = Bench(2, synchronous=False)
     out = bench(plain("s", 5), plain("l", 9), plain("m", 7))

@@ -92,7 +92,8 @@ def elastic(config):
         tune.report({"value": total / len(inputs)})
 
 
-TRAINABLES = {"plain": plain, "checkpointing": checkpointing, "elastic": elastic}
+#: "halving": ASHA stops all trials but the first after a third of their iterations.
+TRAINABLES = {"plain": plain, "checkpointing": checkpointing, "elastic": elastic, "halving": checkpointing}
 
 
 def main():
@@ -105,6 +106,7 @@ def main():
     devices, seconds = other or ("cpu:2", "0")
     import ray
     from ray import tune
+    from ray.tune.schedulers import ASHAScheduler
 
     import fluidtune
 
@@ -123,6 +125,10 @@ def main():
     if mode == "restore" and fluidtune.Tuner.can_restore(path):
         tuner = fluidtune.Tuner.restore(path, TRAINABLES[kind])
     else:
+        deciding = {}
+        if kind == "halving":
+            asha = ASHAScheduler(max_t=int(iterations), grace_period=int(iterations) // 3, reduction_factor=3)
+            deciding = {"scheduler": asha, "max_concurrent_trials": 1}
         tuner = fluidtune.Tuner(
             TRAINABLES[kind],
             param_space={
@@ -131,7 +137,7 @@ def main():
                 "step": 0.0 if emulated else float(step),
                 "notes": notes,
             },
-            tune_config=tune.TuneConfig(metric="value", mode="min", time_budget_s=float(seconds) or None),
+            tune_config=tune.TuneConfig(metric="value", mode="min", time_budget_s=float(seconds) or None, **deciding),
             run_config=tune.RunConfig(
                 name=name,
                 storage_path=storage,

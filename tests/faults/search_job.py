@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,9 @@ LAST = 8
 
 def score(config: Mapping[str, Any], epoch: int, before: float) -> float:
     """Depends on all epochs before, and on the configurations that they had. The epoch is noted as done."""
-    time.sleep(0.02)
+    time.sleep(random.SystemRandom().uniform(0.0, 0.04))
     with open(config["notes"], "a") as file:
-        file.write(f"{tune.get_context().get_trial_id()} {epoch}\n")
+        file.write(f"{tune.get_context().get_trial_id()} {epoch} {os.getpid()}\n")
     return float(0.5 * before + config["lr"] + random.Random(f"{config['x']:.6f} {epoch}").random())
 
 
@@ -149,6 +150,24 @@ def outcome(storage: Path) -> dict[str, Any]:
     return {at: (rungs[at], reported[at]) for at in rungs if rungs[at] != reported[at]}
 
 
-def done_twice(storage: Path) -> int:
-    """How many iterations were done again, summed over all."""
-    return sum(times - 1 for times in Counter((storage / "notes").read_text().splitlines()).values())
+def note_end(storage: Path) -> None:
+    """A driver has ended: the notes get how many iterations each trial's newest commit holds."""
+    commits = [elastic.CommitStore(str(folder)).load() for folder in storage.glob("job/*/.fluid_commit")]
+    with (storage / "notes").open("a") as file:
+        file.write(json.dumps({commit.trial: commit.iteration for commit in commits if commit is not None}) + "\n")
+
+
+def done_again(storage: Path) -> dict[str, Counter[bool]]:
+    """By trial and process, how many iterations it did that had been done; True: those that the newest commit held."""
+    again: dict[str, Counter[bool]] = defaultdict(Counter)
+    held: dict[str, int] = {}
+    done = set()
+    for line in (storage / "notes").read_text().splitlines():
+        if line.startswith("{"):
+            held = json.loads(line)
+            continue
+        trial, epoch, process = line.split()
+        if (trial, epoch) in done:
+            again[f"{trial} {process}"][int(epoch) < held.get(trial, 0)] += 1
+        done.add((trial, epoch))
+    return again

@@ -8,9 +8,10 @@ the driver that has started the service.
 
 What is looked at:
 
-- Results. Each result of each job must be there once, with the value of a run without faults. A trial whose worker died
-  must go on from the newest checkpoint that Tune had: each iteration before that which runs again is ``past_commit``.
-  A job whose driver died goes on from Tune's last snapshot, which may be older.
+- Results. Each result of each job must be there once, with the value of a run without faults. In the jobs of one tenant
+  ASHA decides, and trials run one at a time: each must end where it ends without faults. A trial whose worker died must
+  go on from the newest checkpoint that Tune had: each iteration before that which runs again is ``past_commit``. A job
+  whose driver died goes on from Tune's last snapshot, which may be older.
 - Requests. Each has one response, and the right one; only those on their way when a front died may get none.
 - Leaks. When all jobs have ended and service and arbiter are stopped, no placement group, actor or reservation is left,
   and when the cluster has ended, no process that was started in the soak, and no temporary file of ours but those of
@@ -224,7 +225,8 @@ class Soak:
                 size = LASTING if tenant == "lasting" else SIZE
                 budget = self._seconds if tenant == "lasting" else 0
                 name = f"{tenant}-{len(self.everyone)}"
-                job = Job(name, "checkpointing", self._root, self._cluster, *size, f"emulated:{DEVICES}", budget)
+                kind = "halving" if tenant == "carla" else "checkpointing"
+                job = Job(name, kind, self._root, self._cluster, *size, f"emulated:{DEVICES}", budget)
                 self._current[tenant] = job
                 self.everyone.append(job)
 
@@ -352,6 +354,7 @@ class Soak:
             ended = not job.name.startswith("lasting")
             for x, rows in rows_of.items():
                 length = SIZE[1] if ended else max(row["training_iteration"] for row in rows)
+                length //= 3 if job.kind == "halving" and x > 1 else 1
                 expected = undisturbed("checkpointing", x, length, self._root / "undisturbed")
                 sums += faults_of(rows, expected, ended)
                 sums["iterations"] += len(rows)

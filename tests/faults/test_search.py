@@ -22,7 +22,7 @@ import pytest
 import ray
 
 from fluidtune.tune.notice import AGAIN
-from tests.faults.search_job import SEARCHES, done_twice, outcome, search
+from tests.faults.search_job import SEARCHES, done_again, note_end, outcome, search
 
 pytestmark = [pytest.mark.ray, pytest.mark.faults]
 
@@ -75,7 +75,7 @@ def driven(name: str, storage: Path, address: str, moments: random.Random, wante
             time.sleep(pause)
             if driver.is_alive():
                 os.kill(driver.pid, signal.SIGKILL if kind == "kills" else signal.SIGTERM)
-        driver.join(180)
+        driver.join(600)
         if driver.exitcode is None:
             driver.kill()
             pytest.fail(f"{storage}: the driver does not end")
@@ -83,6 +83,7 @@ def driven(name: str, storage: Path, address: str, moments: random.Random, wante
             return outcome(storage)
         assert kinds and driver.exitcode == (-signal.SIGKILL if kind == "kills" else AGAIN), f"{storage}/out.txt"
         wanted[kind] -= 1
+        note_end(storage)
 
 
 @pytest.mark.timeout(0)
@@ -94,6 +95,7 @@ def test_a_disturbed_search_decides_as_one_that_is_not(name: str, kills: int, ad
         before, number = Counter(left), number + 1
         storage = tmp_path / str(number)
         found = driven(name, storage, address, moments, left)
-        print(name, dict(before - left), "done twice:", done_twice(storage), "same" if found == whole else "otherwise")
-        # The engine orders an asynchronous population by measured times: two searches that nobody disturbs may differ.
-        assert found.keys() == whole.keys() if name in ("pbt", "pb2") else found == whole
+        again = done_again(storage)
+        print(name, dict(before - left), "again:", sum(again.values(), Counter()), "as whole:", found == whole)
+        assert all(times[True] <= 1 for times in again.values()), "more than the one that proves the commit"
+        assert found == whole

@@ -16,15 +16,17 @@ from ray.tune.schedulers import (
     MedianStoppingRule,
     PopulationBasedTraining,
 )
-from ray.tune.stopper import CombinedStopper, MaximumIterationStopper, TimeoutStopper
 
 from fluidtune.ray_compat import schedulers
-from tests.ray_compat.algorithm_states import halve, set_population
+from tests.ray_compat.algorithm_states import halve
 from tests.ray_compat.inspecting import attributes_of
 
 
-def pbt() -> PopulationBasedTraining:
-    return PopulationBasedTraining("training_iteration", perturbation_interval=4, hyperparam_mutations={"x": [1]})
+def pbt(synch: bool = False) -> PopulationBasedTraining:
+    mutations = {"x": [1]}
+    return PopulationBasedTraining(
+        "training_iteration", perturbation_interval=4, hyperparam_mutations=mutations, synch=synch
+    )
 
 
 def test_a_mode_is_where_we_read_it() -> None:
@@ -51,7 +53,7 @@ def test_only_population_based_training_asks_for_checkpoints() -> None:
 def test_hyperband_s_rungs_are_where_we_read_them() -> None:
     assert {"_metric_op"} <= attributes_of(HyperBandScheduler)
     base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max", time_attr="epochs")
-    assert (schedulers.time_attribute(base), schedulers.hyperband_limit(base)) == ("epochs", 9)
+    assert schedulers.time_attribute(base) == "epochs"
     trials = [Trial("__fake", stub=True) for _ in range(17)]
     for trial in trials:
         base.on_trial_add(None, trial)
@@ -79,37 +81,12 @@ def test_the_trials_that_hyperband_promotes_are_paused_ones_that_a_halving_kept(
     assert third.promoted() == [kept[0]] and third.left_over() == []
 
 
-def test_asha_s_limit_is_where_we_read_it() -> None:
-    scheduler = ASHAScheduler(max_t=17)
-    assert (schedulers.asha_limit(scheduler), schedulers.time_attribute(scheduler)) == (17, "training_iteration")
-    assert ASHAScheduler is AsyncHyperBandScheduler, "groups.adapter_for knows the class by one of these names"
-
-
-def test_pbt_s_intervals_are_where_we_read_them() -> None:
-    base = pbt()
-    assert (
-        schedulers.time_attribute(base),
-        schedulers.perturbation_interval(base),
-        schedulers.next_perturbation(base),
-        schedulers.perturbs_together(base),
-    ) == ("training_iteration", 4, 4, False)
-
-
-def test_pbt_s_population_is_where_we_read_it() -> None:
+def test_pbt_s_intervals_and_population_are_where_we_read_them() -> None:
     base, trial = pbt(), Trial("__fake", stub=True)
-    assert schedulers.population_size(base) == 0
+    assert schedulers.time_attribute(base) == "training_iteration"
+    assert schedulers.next_perturbation(base) is None and schedulers.population(base) == {}
+    assert schedulers.next_perturbation(pbt(synch=True)) == (4, 1)
     base.set_search_properties("score", "max")
     trial.evaluated_params = {"x": 1}
     base.on_trial_add(SimpleNamespace(search_alg=None), trial)  # type: ignore[arg-type]
-    assert schedulers.population_size(base) == 1
-    assert schedulers.trials_before_perturbation(base) == [trial]
-    set_population(base, 8, {"early": 4, "there": 8})
-    assert schedulers.trials_before_perturbation(base) == ["early"]
-
-
-def test_the_stoppers_iterations_are_where_we_read_them() -> None:
-    stopper = CombinedStopper(MaximumIterationStopper(7), TimeoutStopper(60))
-    first, second = schedulers.combined_stoppers(stopper)
-    assert schedulers.max_iteration(first) == 7
-    assert isinstance(second, TimeoutStopper)
-    assert schedulers.time_attribute(MedianStoppingRule(time_attr="epochs")) == "epochs"
+    assert schedulers.population(base) == {trial: 0}

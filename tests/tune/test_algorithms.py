@@ -14,10 +14,8 @@ from ray.tune.schedulers import (
     ASHAScheduler,
     FIFOScheduler,
     HyperBandScheduler,
-    MedianStoppingRule,
     PopulationBasedTraining,
 )
-from ray.tune.schedulers.pb2 import PB2
 from ray.tune.search import ConcurrencyLimiter, Repeater
 from ray.tune.search.optuna import OptunaSearch
 from ray.tune.stopper import MaximumIterationStopper
@@ -112,21 +110,10 @@ def test_a_trial_is_exploited_while_it_still_saves(tmp_path: Path) -> None:
     assert [x for x, *_ in outcome(results)] == [0, 5]
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        lambda: population(False),
-        pytest.param(
-            lambda: PB2("training_iteration", perturbation_interval=2, hyperparam_bounds={"x": [0.0, 8.0]}),
-            marks=pytest.mark.pb2,
-        ),
-        lambda: MedianStoppingRule("training_iteration", grace_period=2, min_samples_required=1),
-    ],
-    ids=["pbt", "pb2", "median"],
-)
-def test_an_asynchronous_algorithm_has_a_valid_run(scheduler: Any, tmp_path: Path) -> None:
+def test_an_asynchronous_algorithm_has_a_valid_run(tmp_path: Path) -> None:
+    """Of a population on two devices. tests/faults/test_search.py has this and other algorithms on one."""
     space = {"x": tune.grid_search([0.0, 1.0, 2.0, 3.0])}
-    results, _ = run("fluid", tmp_path, scheduler(), space)
+    results, _ = run("fluid", tmp_path, population(False), space)
     assert len(results) == 4
     for result in results:
         assert 1 <= result.metrics["training_iteration"] <= 6

@@ -11,6 +11,7 @@ import pytest
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
     ASHAScheduler,
+    AsyncHyperBandScheduler,
     FIFOScheduler,
     HyperBandForBOHB,
     HyperBandScheduler,
@@ -23,8 +24,9 @@ from ray.tune.stopper import CombinedStopper, MaximumIterationStopper, TimeoutSt
 
 import fluidtune
 from fluidtune.errors import FluidTuneError
+from fluidtune.ray_compat.schedulers import stopper_iteration
 from fluidtune.tune.groups import Adapter, Membership, adapter_for
-from fluidtune.tune.groups.budgets import iteration_at, stop_iteration, stopper_iteration
+from fluidtune.tune.groups.budgets import iteration_at, stop_iteration
 from tests.ray_compat.algorithm_states import halve, set_population
 
 
@@ -76,6 +78,7 @@ def test_every_stock_algorithm_has_its_adapter_and_any_other_is_a_stream():
             HyperBandScheduler(),
             HyperBandForBOHB(),
             ASHAScheduler(),
+            AsyncHyperBandScheduler(),
             MedianStoppingRule(),
             pbt,
         )
@@ -185,33 +188,38 @@ def test_a_trial_that_stock_hyperband_leaves_paused_at_its_bracket_s_end_is_stop
     assert adapter_for(base).overlooked() == [first]
 
 
-def test_synchronous_pbt_has_a_group_for_each_interval():
-    def member(synch: bool, after: float = 3) -> Membership:
-        base = PopulationBasedTraining(
-            "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch
-        )
-        set_population(base, after, dict.fromkeys("abcd", 0))
-        return adapter_for(base).membership(trial({"training_iteration": 10}))
+def population(synch: bool, due: float, trained: dict[Any, float]) -> Adapter:
+    base = PopulationBasedTraining(
+        "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch
+    )
+    set_population(base, due, trained)
+    return adapter_for(base)
 
-    assert member(True) == Membership("interval1", True, 3, rungs=((4, 7),))
-    assert member(True, 6) == Membership("interval2", True, 6, rungs=((4, 4),))
-    assert member(True, 12) == Membership("interval4", True, 10)
-    assert member(False) == Membership("population", True, 10)
+
+def test_synchronous_pbt_has_a_group_for_each_interval():
+    def member(due: float) -> Membership:
+        return population(True, due, dict.fromkeys("abcd", 0)).membership(trial({"training_iteration": 10}))
+
+    assert member(3) == Membership("interval1", True, 3, rungs=((4, 7),))
+    assert member(6) == Membership("interval2", True, 6, rungs=((4, 4),))
+    assert member(12) == Membership("interval4", True, 10)
+
+
+def test_the_trials_of_an_asynchronous_population_go_on_in_turn():
+    adapter = population(False, 3, dict.fromkeys("abcd", 0))
+    assert adapter.membership(trial({"training_iteration": 10})) == Membership("population", True, 10, turn=0)
 
 
 def test_after_a_perturbation_the_whole_population_is_promoted_at_once():
     def promoted(synch: bool) -> list[int]:
-        base = PopulationBasedTraining(
-            "training_iteration", perturbation_interval=3, hyperparam_mutations={"lr": [1]}, synch=synch
-        )
         statuses = ("PAUSED", "PAUSED", "PAUSED", "RUNNING", "TERMINATED")
         trials = [Like(number=number, status=status) for number, status in enumerate(statuses)]
-        set_population(base, 6, dict(zip(trials, (3, 3, 6, 3, 3), strict=True)))
-        return [one.number for one in adapter_for(base).promoted()]
+        adapter = population(synch, 6, dict(zip(trials, (3, 3, 6, 3, 3), strict=True)))
+        return [one.number for one in adapter.promoted()]
 
     # The third trial has reached the next perturbation; it waits for the others.
     assert promoted(True) == [0, 1]
-    assert promoted(False) == []
+    assert promoted(False) == [0, 1, 2], "the engine orders them"
 
 
 def test_asha_s_budget_in_another_unit_and_with_a_stop_criterion():

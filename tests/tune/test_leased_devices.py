@@ -265,6 +265,18 @@ def test_progress_is_the_engine_s():
     assert limited.useful == valuation(limited, 1.0, 4).useful == 1
 
 
+def test_a_trial_that_can_grow_without_commits_is_counted_too():
+    """Seen: `KeyError` in the driver of a job under an arbiter, whose one trial had checkpoints and could grow."""
+    engine = Engine()
+    engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=0.0)
+    engine.handle(m.TrialAdded("a", "g", "checkpointing", 100, growable=True), now=0.0)
+    for _ in range(3):
+        engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
+    progress = progress_of(engine)
+    progress.update({})
+    assert progress.valuation(1.0, 4).useful >= 1
+
+
 def test_rungs_to_come_are_part_of_the_work():
     engine = Engine()
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), m.GroupAnnounced("h"), now=0.0)

@@ -114,25 +114,6 @@ def test_a_trial_that_goes_back_keeps_what_a_later_state_has_not(age: int, monke
     assert driver.in_storage == 10 + age
 
 
-def test_no_further_state_is_asked_for_while_one_is_on_its_way() -> None:
-    """Tune would wait for that one, and no trial would go on."""
-    now = 0.0
-    pace = SnapshotPace(lambda: {"trial": 1}, lambda: now)
-    stored = pace.state_written()
-    pace.result_reported("trial")
-    now = 1000.0
-    assert not pace.is_due()
-    stored(False)
-    assert pace.is_due() and pace.results_stored("trial") == 0
-
-
-def test_a_job_without_commits_asks_for_nothing() -> None:
-    now = 0.0
-    pace = SnapshotPace(dict, lambda: now)
-    now = 1e6
-    assert not pace.is_due()
-
-
 def test_the_storage_says_when_tune_has_written_its_state_and_when_it_has_that(tmp_path: Path) -> None:
     heard: list[str] = []
 
@@ -164,17 +145,18 @@ def test_a_state_that_does_not_get_into_the_storage_is_not_taken_for_stored(tmp_
 
 
 def test_news_is_saved_at_once_but_for_a_twentieth_of_the_time_at_most() -> None:
-    now = [0.0]
+    now = [-1e6]
     pace = SnapshotPace(lambda: {}, lambda: now[0])
-    assert not pace.is_due()
+    now[0] = 0.0
+    assert not pace.is_due(), "no trial has commits"
     pace.news_came()
     assert pace.is_due()
     stored = pace.state_written()
     pace.saved(1.0)
     pace.news_came()
-    assert not pace.is_due(), "a state is on its way"
+    assert not pace.is_due(), "a state is on its way, for which Tune would wait, and no trial would go on"
     stored(True)
     now[0] = 18.0
     assert not pace.is_due()
     now[0] = 19.0
-    assert pace.is_due()
+    assert pace.is_due() and not pace.is_due(pausing=True)

@@ -26,6 +26,7 @@ class Membership:
         target: the iteration at which the trial's current budget ends; None: not known.
         tail: iterations that the group's best trials will train after ``target``.
         rungs: the known batches that follow the group, in order: (number of trials, iterations of each trial).
+        turn: of a batch whose trials go on in turn, lowest first; an adapter says 0. None: the most to do goes first.
     """
 
     group: str
@@ -33,6 +34,7 @@ class Membership:
     target: float | None
     tail: float = 0.0
     rungs: tuple[tuple[int, float], ...] = ()
+    turn: int | None = None
 
 
 #: The latest announcement of each trial.

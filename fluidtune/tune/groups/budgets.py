@@ -11,9 +11,7 @@ import math
 from typing import Any
 
 from ray.tune.experiment import Trial
-from ray.tune.stopper import CombinedStopper, MaximumIterationStopper
 
-from fluidtune.ray_compat.schedulers import combined_stoppers, max_iteration
 from fluidtune.ray_compat.trainable import EPISODES_TOTAL, TIME_TOTAL_S, TIMESTEPS_TOTAL, TRAINING_ITERATION
 from fluidtune.report.metric_values import value_of
 
@@ -52,13 +50,4 @@ def stop_iteration(trial: Trial, attribute: str | None = None) -> float | None:
         names = (TRAINING_ITERATION, *_GROWING, *filter(None, [attribute]))
         found = [iteration_at(trial, name, criterion[name]) for name in names if criterion.get(name) is not None]
         return earliest(*found)
-    return None
-
-
-def stopper_iteration(stopper: Any) -> float | None:
-    """Return the iteration at which a stopper object of Ray Tune ends every trial; None: it cannot be told."""
-    if isinstance(stopper, MaximumIterationStopper):
-        return float(max_iteration(stopper))
-    if isinstance(stopper, CombinedStopper):
-        return earliest(*map(stopper_iteration, combined_stoppers(stopper)))
     return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 
-from fluidtune.ray_compat.schedulers import Bracket, brackets, hyperband_limit, make_missed_halvings, time_attribute
+from fluidtune.ray_compat.schedulers import Bracket, brackets, make_missed_halvings, time_attribute
 from fluidtune.tune.groups.adapter import Adapter, Membership
 from fluidtune.tune.groups.budgets import iteration_at
 
@@ -24,7 +24,7 @@ class HyperBandAdapter(Adapter):
             if bracket.holds(trial):
                 name = f"band{bracket.band}/bracket{bracket.index}/rung{bracket.halvings_left}"
                 # The tail is in units of time_attr, which need not be iterations: all brackets are compared in them.
-                tail = max(0.0, hyperband_limit(self._base) - bracket.rung_end)
+                tail = max(0.0, bracket.limit - bracket.rung_end)
                 target = iteration_at(trial, time_attribute(self._base), bracket.rung_end)
                 return Membership(name, True, target, tail, self._rungs(trial, bracket))
         return super().mapped(trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ray.tune.experiment import Trial
@@ -15,8 +16,8 @@ class PBTAdapter(Adapter):
     """Synchronous: one batch for each perturbation interval. Asynchronous: the population is one batch.
 
     Without ``synch`` a trial does not wait at its perturbation, so that the stop criterion is its budget. If the
-    population does not fit on the devices, the algorithm pauses the trial at its perturbation in favour of trials that
-    have trained fewer. That is also the engine's order: the trial with the most iterations left goes first.
+    population does not fit on the devices, the algorithm pauses the trial at its perturbation in favour of the others,
+    which go on in turn. Which trial is exploited depends on their order: so no measured time may change it.
     """
 
     synchronous = True
@@ -26,24 +27,24 @@ class PBTAdapter(Adapter):
         base = self._base
         counted = schedulers.time_attribute(base)
         stop = stop_iteration(trial, counted)
-        if not schedulers.perturbs_together(base):
-            return Membership("population", True, stop)
-        perturbation = schedulers.next_perturbation(base)
-        interval = int(perturbation // schedulers.perturbation_interval(base))
+        if (due := schedulers.next_perturbation(base)) is None:
+            return Membership("population", True, stop, turn=0)
+        perturbation, interval = due
         until = iteration_at(trial, counted, perturbation)
         rest = stop - until if stop is not None and until is not None else 0.0
-        size = schedulers.population_size(base)
+        size = len(schedulers.population(base))
         rungs = ((size, rest),) if size and rest > 0 else ()
         return Membership(f"interval{interval}", True, earliest(until, stop), rungs=rungs)
 
     def promoted(self) -> list[Trial]:
-        """Return the whole population after a perturbation; the algorithm would return one trial after the other."""
-        if not schedulers.perturbs_together(self._base):
-            return []  # the algorithm pauses one trial in favour of another, and chooses that one itself
-        due = schedulers.trials_before_perturbation(self._base)
-        return [trial for trial in due if trial.status == Trial.PAUSED]
+        """Return all that are to go on: of an asynchronous population all that are paused, of others after a
+        perturbation. The algorithm would return one after the other.
+        """
+        due, _ = schedulers.next_perturbation(self._base) or (math.inf, 0)
+        trained = schedulers.population(self._base)
+        return [trial for trial, until in trained.items() if until < due and trial.status == Trial.PAUSED]
 
     def last_result(self, controller: Any, trial: Trial, result: dict[str, Any]) -> None:
         # The others wait, paused, until every trial has come to the perturbation.
-        if schedulers.perturbs_together(self._base):
+        if schedulers.next_perturbation(self._base) is not None:
             self._base.on_trial_result(controller, trial, result)
