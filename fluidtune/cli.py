@@ -334,6 +334,10 @@ def slurm(words: tuple[str, ...]) -> None:
     named = found[0][0]
     if "m" not in found[1] and not os.path.exists(named):
         raise FluidTuneError(f"there is no script {named!r}; give the path of a Python file")
+    given = found[1].get("notice_s")
+    if isinstance(given, float) and given > asked.driver_s:
+        longer = f"of --notice {asked.notice_s} the driver has {asked.driver_s} s; give a longer --notice"
+        raise FluidTuneError(f"--notice-s {given:g}: {longer}")
     text = script(asked, os.path.basename(named.rstrip("/")), sys.executable)
     if asked.shown:
         return click.echo(text, nl=False)
