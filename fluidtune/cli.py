@@ -158,10 +158,10 @@ def top(run_dir: str | None) -> None:
     """
     from rich.console import Console
 
-    from fluidtune.report.log_tail import newest_log
+    from fluidtune.report.run_logs import find_log
     from fluidtune.report.top import watch
 
-    watch(newest_log(run_dir), Console())
+    watch(find_log(run_dir, newest=True), Console())
 
 
 @cli.command()
@@ -238,9 +238,9 @@ def why(run_dir: str, trial: str) -> None:
     from fluidtune.report.story import story_of
     from fluidtune.report.summary import left_out
     from fluidtune.report.terminal_text import printable
-    from fluidtune.report.trial_lookup import find_trial, log_of_run
+    from fluidtune.report.trial_lookup import find_trial
 
-    fold = fold_of(log_of_run(run_dir))
+    fold = fold_of(run_dir)
     click.echo("\n".join(map(printable, story_of(fold, find_trial(fold, trial)).lines())))
     if fold.dropped:
         click.echo(f"event log: {left_out(fold.dropped)}")

@@ -1,4 +1,4 @@
-"""A log that is still written: what it has got since the last look, and which logs there are.
+"""A log that is still written: what it has got since the last look.
 
 A torn last line is kept until its rest comes.
 """
@@ -6,22 +6,11 @@ A torn last line is kept until its rest comes.
 from __future__ import annotations
 
 import os
-import stat
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import (
-    EVENT_LOG_NAME,
-    EventDict,
-    NoEventLogError,
-    find_log,
-    may_be_cut,
-    not_a_log,
-    reading,
-    record_of,
-)
+from fluidtune.report.events import EventDict, may_be_cut, not_a_log, reading, record_of
 
 
 class LogTail:
@@ -68,37 +57,6 @@ class LogTail:
 
     def close(self) -> None:
         self._file.close()
-
-
-def newest_log(run_dir: str | None) -> Path:
-    """The event log in ``run_dir``, or the one below it that was written last. None: below Ray's own ~/ray_results.
-
-    Raises `NoEventLogError` if there is none.
-    """
-    where = results_directory(run_dir)
-    logs = logs_in(where)
-    if not logs and run_dir is None:
-        raise NoEventLogError(f"there is no event log in {str(where)!r}; give the directory of a run")
-    return logs[0] if logs else find_log(where)  # whose error says what is missing
-
-
-def results_directory(where: str | os.PathLike[str] | None) -> Path:
-    """The directory that a user means; None: Ray's own ~/ray_results."""
-    return Path.home() / "ray_results" if where is None else Path(where)
-
-
-def logs_in(where: Path) -> list[Path]:
-    """The event log in ``where``, or all those of the directories directly in it, the one written last first."""
-    try:
-        return [find_log(where)]
-    except NoEventLogError:
-        found: list[tuple[int, Path]] = []
-        for log in where.glob(f"*/{EVENT_LOG_NAME}"):
-            with suppress(OSError):  # it was deleted a moment ago
-                there = log.stat()
-                if stat.S_ISREG(there.st_mode):  # to open a pipe would wait for a writer
-                    found.append((there.st_mtime_ns, log))
-        return [log for _, log in sorted(found, reverse=True)]
 
 
 def seconds_since(now: float, at: Any) -> float:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fluidtune.report.drawing import GRID, INK, OTHER, OURS, as_written, new_figure, polish_axes, save_png, time_unit
-from fluidtune.report.events import EventDict, find_log
+from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Fold, Run, fold_of
 from fluidtune.report.marks import MARKS, TimeAxis, draw_marks
 from fluidtune.report.occupancy import Interval, Occupancy, busy_over_time, held_part, occupancy_of
+from fluidtune.report.run_logs import find_log
 from fluidtune.report.summary import plural, summarise
 from fluidtune.report.terminal_text import printable
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import find_log
+from fluidtune.report.run_logs import find_log
 from fluidtune.view.followed_run import FollowedRun
 
 #: The page's files.

@@ -22,22 +22,6 @@ from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Tried, growing, wide
 
 
-def test_a_start_and_a_growth_have_the_engines_reasons(tried: Tried) -> None:
-    growing(tried)
-    (start,) = tried.logged("trial_started")
-    assert (start["why"], start["numbers"]) == ("free_device", {"waiting": 1, "idle": 2})
-    assert start["reason"] == "2 devices idle, 1 trial waiting"
-    (resize,) = tried.logged("resize_started")
-    assert resize["why"] == "idle_devices" and resize["reason"].startswith("1 device idle, no trial waits for them")
-    assert (resize["numbers"]["width"], resize["numbers"]["to"]) == (1, 2)
-    assert resize["numbers"]["left_to"] < resize["numbers"]["left"]
-
-
-def test_a_trial_has_its_name_in_the_log(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    assert tried.logged("trial_added")[0]["name"] == str(run.trial)
-
-
 def test_a_growth_whose_new_worker_is_late_says_so(tried: Tried) -> None:
     growing(tried)
     now = time.monotonic()
@@ -62,17 +46,6 @@ def test_a_trial_that_goes_on_without_a_dead_worker_says_why_it_is_narrower(trie
     tried.manager._advance()
     resized = tried.logged("resized")[-1]
     assert (resized["devices"], resized["why"], resized["reason"]) == ([0], "worker_lost", "worker w2 was lost")
-
-
-def test_a_trial_whose_leader_died_says_why_it_left_and_why_it_is_tried_again(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    tried.answered(run, RayActorError())
-    tried.manager._advance()
-    tried.loaded(run, None)
-    (left,), (back,) = tried.logged("trial_suspended"), tried.logged("recovered")
-    assert left["trial"] == back["trial"] == "a" and left["reason"] == back["reason"]
-    assert left["reason"].startswith("its worker died: ")
 
 
 @pytest.mark.parametrize("again", [False, True])
