@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import ray.tune
-from ray.tune import TuneConfig
+from ray.train._internal.storage import get_fs_and_path
+from ray.tune import RunConfig, TuneConfig
 
 #: Ray's own, whatever stands in their places at the moment.
 RAY_RUN = ray.tune.run
@@ -21,6 +23,21 @@ def tune_config(tuner: Any) -> TuneConfig | None:
     """Return the `TuneConfig` of a Tuner, new or restored; None: Ray Client has put the Tuner on the cluster."""
     local = getattr(tuner, "_local_tuner", None)
     return None if local is None else local._tune_config
+
+
+def run_config(tuner: Any) -> RunConfig | None:
+    """Return the `RunConfig` of a Tuner, as `tune_config`."""
+    local = getattr(tuner, "_local_tuner", None)
+    return None if local is None else local._run_config
+
+
+def folder_of(config: RunConfig | None) -> Path | None:
+    """Return the run's folder; None: it has none so far, or none on a local file system."""
+    if config is None or config.name is None:
+        return None
+    files, path = get_fs_and_path(config.storage_path, config.storage_filesystem)
+    folder = Path(path, config.name)
+    return folder if files.type_name == "local" and folder.is_dir() else None
 
 
 def replace(run: Any, tuner: Any) -> None:
