@@ -55,16 +55,12 @@ def test_a_time_limit_as_sbatch_reads_it() -> None:
         ("s.py -t1", "--time 1 is 60 s"),
         ("s.py --notice=10", "--notice 10: expected seconds before the time limit, more than 10"),
         ("s.py --comment=a\nb", "has a line break"),
+        (f"--print -- --notice-s 55 {__file__}", "--notice-s 55: of --notice 60 the driver has 50 s; give a longer"),
     ],
 )
 def test_words_that_cannot_be(words: str, said: str) -> None:
     with pytest.raises(FluidTuneError, match=said):
-        submission(words.split(" "))
-
-
-def test_a_driver_is_not_left_less_than_it_asks_for() -> None:
-    with pytest.raises(FluidTuneError, match="--notice-s 55: of --notice 60 the driver has 50 s; give a longer"):
-        cli(["slurm", "--print", "--", "--notice-s", "55", __file__], standalone_mode=False)
+        cli(["slurm", *words.split(" ")], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

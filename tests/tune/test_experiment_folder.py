@@ -61,14 +61,6 @@ def test_a_local_experiment_has_its_files_where_they_belong(storage: Any, tmp_pa
     assert not (tmp_path / "staging").exists()
 
 
-def test_a_failed_upload_is_a_warning(storage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = ExperimentFolder(storage, restored=True)
-    (folder.path / "summary.json").write_text("{}")
-    (tmp_path / "root" / "bucket" / "run").rmdir()
-    folder.close()
-    assert "summary.json was not uploaded to bucket/run" in caplog.text
-
-
 def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Seen: a job ended where a filesystem of fsspec raised something else than `OSError`."""
 
