@@ -37,7 +37,8 @@ class DriverLock:
         until, told = time.monotonic() + PATIENCE_S, False
         try:
             while not self._take():
-                driver = f"the run in {folder} has a driver, {os.read(self.file, 4096).decode() or 'which begins'}"
+                name = os.read(self.file, 4096).decode(errors="replace") or "which begins"
+                driver = f"the run in {folder} has a driver, {name}"
                 self.let_go()
                 if time.monotonic() >= until:
                     raise FluidTuneError(f"{driver}; wait for its end, or end it first; a new run needs another name")
@@ -54,7 +55,7 @@ class DriverLock:
 
     def _take(self) -> bool:
         """Whether the lock is held now, of the file that is there: a driver that ends removes its own."""
-        self.file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self.file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         with suppress(FileNotFoundError):
             return _tried(self.file, fcntl.LOCK_EX) and os.path.samestat(os.fstat(self.file), self._path.stat())
         return False
