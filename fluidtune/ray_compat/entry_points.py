@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import ray.tune
-from ray.train._internal.storage import get_fs_and_path
 from ray.tune import RunConfig, TuneConfig
 
 #: Ray's own, whatever stands in their places at the moment.
@@ -32,12 +31,11 @@ def run_config(tuner: Any) -> RunConfig | None:
 
 
 def folder_of(config: RunConfig | None) -> Path | None:
-    """Return the run's folder; None: it has none so far, or none on a local file system."""
-    if config is None or config.name is None:
+    """Return the run's folder; None: it has none so far, or is at a URL or in a file system of the user's."""
+    if config is None or config.name is None or config.storage_filesystem or "://" in str(config.storage_path):
         return None
-    files, path = get_fs_and_path(config.storage_path, config.storage_filesystem)
-    folder = Path(path, config.name)
-    return folder if files.type_name == "local" and folder.is_dir() else None
+    folder = Path(str(config.storage_path), config.name)
+    return folder if folder.is_dir() else None
 
 
 def replace(run: Any, tuner: Any) -> None:
