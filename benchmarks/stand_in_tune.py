@@ -63,7 +63,7 @@ def standing_alone(
         membership=lambda trial: Membership("g", True, 10.0),
     )
     folder = SimpleNamespace(
-        path=directory, upload=lambda: None, hash_seed=lambda: None, keep_hash_seed=lambda seed: None
+        path=directory, close=lambda: None, hash_seed=lambda: None, keep_hash_seed=lambda seed: None
     )
     with ExitStack() as stack:
         for target, name, stand_in in (

@@ -169,14 +169,15 @@ def top(run_dir: str | None, as_json: bool) -> None:
     from rich.console import Console
 
     from fluidtune.report.json_text import versioned
-    from fluidtune.report.log_tail import awaited, newest_log
+    from fluidtune.report.log_tail import awaited
+    from fluidtune.report.run_logs import find_log
     from fluidtune.report.top import watch
     from fluidtune.view.followed_run import FollowedRun
 
     if as_json:
-        click.echo(versioned(FollowedRun(newest_log(run_dir)).as_dict()))
+        click.echo(versioned(FollowedRun(find_log(run_dir, newest=True)).as_dict()))
     else:
-        watch(awaited(lambda: newest_log(run_dir), click.echo, sys.stdout.isatty()), Console())
+        watch(awaited(lambda: find_log(run_dir, newest=True), click.echo, sys.stdout.isatty()), Console())
 
 
 @cli.command()
@@ -246,9 +247,9 @@ def why(run_dir: str, trial: str, as_json: bool) -> None:
     from fluidtune.report.story import story_of
     from fluidtune.report.summary import left_out
     from fluidtune.report.terminal_text import printable
-    from fluidtune.report.trial_lookup import find_trial, log_of_run
+    from fluidtune.report.trial_lookup import find_trial
 
-    fold = fold_of(log_of_run(run_dir))
+    fold = fold_of(run_dir)
     found = find_trial(fold, trial)
     story = story_of(fold, found)
     if as_json:
@@ -354,6 +355,10 @@ def slurm(words: tuple[str, ...]) -> None:
     named = found[0][0]
     if "m" not in found[1] and not os.path.exists(named):
         raise FluidTuneError(f"there is no script {named!r}; give the path of a Python file")
+    given = found[1].get("notice_s")
+    if isinstance(given, float) and given > asked.driver_s:
+        longer = f"of --notice {asked.notice_s} the driver has {asked.driver_s} s; give a longer --notice"
+        raise FluidTuneError(f"--notice-s {given:g}: {longer}")
     text = script(asked, os.path.basename(named.rstrip("/")), sys.executable)
     if asked.shown:
         return click.echo(text, nl=False)

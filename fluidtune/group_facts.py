@@ -37,5 +37,7 @@ class GroupFacts:
     committing: bool = False
     #: Why no commit is possible, or why the last one failed, in a line: what the trial has done since would be lost.
     cannot_commit: str | None = None
+    #: The iteration that it has gone on from since it was loaded, by its own count. None: it has begun none so far.
+    began_at: int | None = None
     #: The random streams with which the trial's code began. None: none, or they were sent before.
     streams: dict[str, Any] | None = field(default=None, repr=False)

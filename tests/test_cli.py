@@ -55,7 +55,7 @@ def test_version_and_help() -> None:
         ("run --devices cpu:2 --max-workers 3 script.py", "max_workers=3"),
         ("why nowhere t", "there is no directory 'nowhere'; there are runs in "),
         ("why run x", "there is no trial 'x'; the run has 3: train_4f2e1_00000, train_4f2e1_00001, train_4f2e1_00002"),
-        ("report .", "there is no event log at 'fluid_events.jsonl'"),
+        ("report .", "there is no event log in the directory '.'"),
         ("report no_event_log", "is not a FluidTune event log: line 1"),
         ("report served --html page.html", "served is the log of a service; give the run that it serves"),
         ("plan no_event_log", "is not a FluidTune event log: line 1"),

@@ -12,12 +12,12 @@ from fluidtune.report.events import (
     EVENT_LOG_NAME,
     EventLog,
     EventLogError,
-    find_log,
     read_events,
     this_machine,
 )
 from fluidtune.report.occupancy import occupancy_of
 from fluidtune.report.pictures import utilisation_png, write_report
+from fluidtune.report.run_logs import find_log
 from fluidtune.report.summary import render, summarise
 
 __all__ = [

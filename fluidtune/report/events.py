@@ -218,19 +218,3 @@ def not_a_log(path: Path, number: int) -> EventLogError:
         f'{path} is not a FluidTune event log: line {number} is not {{"t": seconds, "event": name, ...}};'
         f" give the {EVENT_LOG_NAME} in a run's directory"
     )
-
-
-def find_log(run_dir_or_log: str | os.PathLike[str]) -> Path:
-    """The path of the event log, given that path or its run's directory.
-
-    Raises `NoEventLogError` if there is none, `EventLogError` if this user may not look for it.
-    """
-    path = Path(run_dir_or_log)
-    with reading(path):
-        log = path / EVENT_LOG_NAME if path.is_dir() else path
-        if not log.is_file():
-            raise NoEventLogError(
-                f"there is no event log at {str(log)!r}; give the directory of an experiment run by FluidTune, or the"
-                f" {EVENT_LOG_NAME} in it"
-            )
-    return log

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fluidtune.report.events import EventDict, Events, find_log, read_events
+from fluidtune.report.events import EventDict, Events, read_events
+from fluidtune.report.run_logs import find_log
 from fluidtune.report.schema import SCHEMA
 
 #: Events that take devices from trials, whichever trial they name.
@@ -70,11 +71,19 @@ class Resize(NamedTuple):
         return len(self.after.devices) >= len(self.before.devices)
 
 
+class Restore(NamedTuple):
+    """Another driver goes on, ``seconds`` after the one before it ended or wrote last. ``died``: it did not end."""
+
+    seconds: float
+    died: bool
+
+
 class Note(NamedTuple):
     """An event that is no iteration and no sample.
 
     ``number``: its place in the log, from 1 on. ``at``: unix seconds, which never go back. ``cause``: of the end of a
-    resize, the event that says why, if one does. ``before``: what its trial held.
+    resize, the event that says why, if one does. ``before``: what its trial held. ``again``: of a `went_on`, how many
+    iterations are done twice.
     """
 
     number: int
@@ -83,6 +92,8 @@ class Note(NamedTuple):
     before: Span = NOTHING
     cause: EventDict | None = None
     resize: Resize | None = None
+    restore: Restore | None = None
+    again: int = 0
 
     @property
     def name(self) -> str:
@@ -135,6 +146,8 @@ class Trial:
     seconds: float | None = None
     metric: float | None = None
     best: float | None = None
+    #: Its last iteration when its driver ended, until it has gone on; else 0.
+    stood: int = 0
     #: The `resize_started` of its resize that has not ended.
     resizing: EventDict | None = None
     notes: list[Note] = field(default_factory=list)
@@ -347,6 +360,7 @@ class Fold(Holdings):
             return None
         its = self._trial(trial, float(event["t"])) if isinstance(trial, str) else None
         held = self.of(trial) if its is not None else NOTHING
+        over = self.over
         super().step(event)
         self.counts[name] += 1
         clone = event.get("clone") if name == "steered" else None
@@ -367,6 +381,8 @@ class Fold(Holdings):
             note = self._of_a_trial(its, note)
         elif name == "run_started":
             self._driver(event)
+            if self.drivers:
+                note = note._replace(restore=Restore(self.now - self.drivers[-1][1], not over))
         self.notes.append(note)
         if name in BREAKS:
             self.breaks.append(note)
@@ -390,7 +406,7 @@ class Fold(Holdings):
 
     def _driver(self, event: EventDict) -> None:
         for trial in self.trials.values():
-            trial.resizing, trial.stamp = None, self.heard
+            trial.resizing, trial.stamp, trial.stood = None, self.heard, trial.iteration
             if trial.state in ("running", "resizing", "silent"):
                 trial.state = "waiting"
         self.head, self.began = event, self.heard
@@ -436,6 +452,9 @@ class Fold(Holdings):
             trial.colour = next((n % COLOUR_COUNT for n in numbers if n % COLOUR_COUNT not in taken), trial.colour)
         elif name == "trial_ended":
             trial.since, trial.state = float(event["t"]), event["ending"]
+        elif name == "went_on":
+            note = note._replace(again=max(0, max(trial.stood, event["reported"]) - event["iteration"]))
+            trial.stood = 0
         if name == "resize_started":
             trial.resizing = event
         elif name in ("resized", "resize_failed", "trial_started", "trial_ended", "trial_suspended"):

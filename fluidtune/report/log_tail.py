@@ -1,4 +1,4 @@
-"""A log that is still written: what it has got since the last look, and which logs there are.
+"""A log that is still written: what it has got since the last look.
 
 A torn last line is kept until its rest comes.
 """
@@ -6,7 +6,6 @@ A torn last line is kept until its rest comes.
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fluidtune.report.events import (
-    EVENT_LOG_NAME,
     EventDict,
     NoEventLogError,
-    find_log,
     may_be_cut,
     not_a_log,
     reading,
@@ -105,37 +102,6 @@ def awaited(find: Callable[[], Any], tell: Callable[[str], None], patient: bool)
         time.sleep(LOOK_S)
         with suppress(NoEventLogError):
             return find()
-
-
-def newest_log(run_dir: str | None) -> Path:
-    """The event log in ``run_dir``, or the one below it that was written last. None: below Ray's own ~/ray_results.
-
-    Raises `NoEventLogError` if there is none.
-    """
-    where = results_directory(run_dir)
-    logs = logs_in(where)
-    if not logs and run_dir is None:
-        raise NoEventLogError(f"there is no event log in {str(where)!r}; give the directory of a run")
-    return logs[0] if logs else find_log(where)  # whose error says what is missing
-
-
-def results_directory(where: str | os.PathLike[str] | None) -> Path:
-    """The directory that a user means; None: Ray's own ~/ray_results."""
-    return Path.home() / "ray_results" if where is None else Path(where)
-
-
-def logs_in(where: Path) -> list[Path]:
-    """The event log in ``where``, or all those of the directories directly in it, the one written last first."""
-    try:
-        return [find_log(where)]
-    except NoEventLogError:
-        found: list[tuple[int, Path]] = []
-        for log in where.glob(f"*/{EVENT_LOG_NAME}"):
-            with suppress(OSError):  # it was deleted a moment ago
-                there = log.stat()
-                if stat.S_ISREG(there.st_mode):  # to open a pipe would wait for a writer
-                    found.append((there.st_mtime_ns, log))
-        return [log for _, log in sorted(found, reverse=True)]
 
 
 def seconds_since(now: float, at: Any) -> float:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 
 from fluidtune.report.causes import words_of
 from fluidtune.report.fold import Fold, Note
+from fluidtune.report.summary import restored
 
 #: The events that a person should see, and what is said of them.
 NEWS = {
     "device_lost": "device {device} is lost{because}",
     "worker_lost": "the worker {worker} on device {device} died{because}",
-    "recovered": "{trial} goes on from iteration {iteration}",
+    "recovered": "{trial} is in another worker, with {iteration} iterations reported",
     "resize_failed": "{trial} was not resized{because}",
     "not_committed": "{trial} has no commit of its last iteration{because}",
     "growth_ended": "{trial} has one worker from now on{because}",
@@ -25,6 +25,8 @@ NEWS = {
 
 def line_of(note: Note) -> str | None:
     """What is said of an event that a person should see; None of another one."""
+    if note.restore is not None:
+        return restored(note.restore)
     if note.event.get("ending") == "failed":
         return f"{note.event['trial']} failed"
     words = words_of(note.event)
@@ -34,19 +36,8 @@ def line_of(note: Note) -> str | None:
 
 def news_of(fold: Fold, most: int) -> list[tuple[float, str]]:
     """The latest news, at most so many, oldest first: unix seconds, and a line."""
-    drivers = fold.counts["run_started"]
-
-    def backwards() -> Iterator[tuple[float, str]]:
-        left = drivers
-        for note in reversed(fold.notes):
-            if note.name == "run_started":
-                left -= 1
-                if left:
-                    yield float(note.event["t"]), "the run goes on in another driver"
-            elif line := line_of(note):
-                yield float(note.event["t"]), line
-
-    return list(islice(backwards(), most))[::-1]
+    lines = ((float(note.event["t"]), line) for note in reversed(fold.notes) if (line := line_of(note)))
+    return list(islice(lines, most))[::-1]
 
 
 def states_of(fold: Fold) -> Counter[str]:

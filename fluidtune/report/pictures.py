@@ -29,7 +29,7 @@ from fluidtune.report.drawing import (
     save_png,
     time_unit,
 )
-from fluidtune.report.events import EventDict, find_log
+from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Fold, Run, fold_of
 from fluidtune.report.marks import MARKS, TimeAxis, draw_marks
 from fluidtune.report.occupancy import (
@@ -40,6 +40,7 @@ from fluidtune.report.occupancy import (
     held_part,
     occupancy_of,
 )
+from fluidtune.report.run_logs import find_log
 from fluidtune.report.summary import plural, summarise
 from fluidtune.report.terminal_text import printable
 from fluidtune.report.time_use import starting, time_use

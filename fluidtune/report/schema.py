@@ -119,6 +119,7 @@ SCHEMA = {
         "worker_lost": "worker:given device:whole reason trial?:text?",
         "worker_replaced": "worker device reason",
         "recovered": "trial:text iteration:given reason",
+        "went_on": "trial:text iteration:whole reported:whole",
         "room_lacking": "trial:text device:given memory reason",
         "steered": "act kind:given trial:text by:given via:given state:given clone? parameters? from_checkpoint?"
         " reason?",

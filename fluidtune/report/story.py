@@ -17,7 +17,7 @@ from fluidtune.report.causes import NO_REASON, label_of, words_of
 from fluidtune.report.events import EventDict
 from fluidtune.report.fold import Fold, Note, Resize, Run, Span, Trial, fold_of
 from fluidtune.report.growth_story import never_grew
-from fluidtune.report.summary import duration, plural
+from fluidtune.report.summary import duration, plural, restored
 
 #: A story of at most this many entries, which fit a terminal, is told whole.
 TOLD_WHOLE = 40
@@ -31,7 +31,7 @@ SENTENCES = {
     "not_committed": ("not committed", "its last iteration has no commit{reason}"),
     "growth_ended": ("growth ended", "must have one worker from now on{reason}"),
     "trial_suspended": ("left", "left its devices, to go on later{because}"),
-    "recovered": ("recovered", "goes on from iteration {iteration}{reason}"),
+    "recovered": ("recovered", "another worker has it, with {iteration} iterations reported{reason}"),
     "room_lacking": ("no room", "device {device} had no room for it{reason}"),
     "worker_lost": ("worker lost", "its worker on device {device} died{reason}"),
     "device_lost": ("device lost", "it lost device {device}{reason}"),
@@ -207,8 +207,8 @@ class _Teller:
             self._note = note
             if note.number < first:
                 continue
-            if note.name == "run_started":
-                self._tell("driver restarted", "the run goes on in another driver, with no trial on a device")
+            if note.restore is not None:
+                self._tell("driver restarted", f"{restored(note.restore)}, with no trial on a device")
             elif note.event.get("trial") != name:
                 here = (span for span in spans if span.first < note.number and not 0 <= span.last < note.number)
                 if any(note.event["device"] in span.devices for span in here):
@@ -307,6 +307,11 @@ class _Teller:
             width = self._width = before.width if same else float(len(devices))
             self._last = devices
         self._tell("resize failed", f"a change{wanted} failed, {stays}{_with(event)}", width)
+
+    def _on_went_on(self, event: EventDict) -> None:
+        start = f"goes on from iteration {event['iteration']}" if event["iteration"] else "begins anew"
+        twice = f"; {plural(self._note.again, 'iteration')} of it {'is' if self._note.again == 1 else 'are'} done twice"
+        self._tell("goes on from", start + (twice if self._note.again else ""))
 
     def _on_growth_checked(self, event: EventDict) -> None:
         found = "are divided among its workers" if event["verdict"] == "divided" else "stay whole"

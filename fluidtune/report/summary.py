@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from fluidtune.report.causes import label_of
 from fluidtune.report.distance import Bound, bound_of
-from fluidtune.report.fold import Fold, Run, fold_of
+from fluidtune.report.fold import Fold, Restore, Run, fold_of
 from fluidtune.report.json_text import VERSION
 from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
-from fluidtune.report.terminal_text import cell
+from fluidtune.report.terminal_text import cell, listed
 from fluidtune.report.time_use import TimeUse, time_use
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Summary:
     workers_replaced: int
     devices_lost: int
     recoveries: int
+    restores: list[dict[str, Any]]
+    done_twice: int
     bound: Bound | None
     best_trial: str | None
     best_metric: float | None
@@ -108,6 +110,24 @@ def _widths(fold: Fold) -> dict[float, WidthFigures]:
         )
         for width, lines in sorted(found.items())
     }
+
+
+def _restores(fold: Fold) -> list[dict[str, Any]]:
+    """The restores, oldest first, as docs/summary.md says."""
+    found: list[dict[str, Any]] = []
+    for note in fold.noted("run_started", "went_on"):
+        trial = note.event.get("trial")
+        if note.restore is not None:
+            found.append({"at": note.at - fold.origin, **note.restore._asdict(), "trials": {}})
+        elif found and trial is not None and fold.trials[trial].added < found[-1]["at"] + fold.origin:
+            found[-1]["trials"].setdefault(trial, [note.event["iteration"], note.again])
+    return found
+
+
+def restored(restore: Restore) -> str:
+    """What is said of a restore."""
+    end = "died" if restore.died else "ended"
+    return f"another driver goes on, {duration(restore.seconds)} after the one before it {end}"
 
 
 def summarise(run: Run) -> Summary:
@@ -155,6 +175,8 @@ def summarise(run: Run) -> Summary:
         workers_replaced=counts["worker_replaced"],
         devices_lost=counts["device_lost"],
         recoveries=counts["recovered"],
+        restores=_restores(fold),
+        done_twice=sum(note.again for note in fold.noted("went_on")),
         bound=bound_of(fold, use.wall_seconds),
         best_trial=best_trial,
         best_metric=best_metric,
@@ -225,9 +247,14 @@ def _rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("spare workers", spares))
     if summary.devices_lost:
         rows.append(("devices lost", str(summary.devices_lost)))
-    if summary.recoveries or summary.restored:
+    if summary.recoveries or summary.restored or summary.done_twice:
         times = f", driver restored {plural(summary.restored, 'time')}" if summary.restored else ""
-        rows.append(("recoveries", f"{summary.recoveries}{times}"))
+        twice = f", {plural(summary.done_twice, 'iteration')} done twice" if summary.done_twice else ""
+        rows.append(("recoveries", f"{summary.recoveries}{times}{twice}"))
+    for each in summary.restores:
+        said = f"after {duration(each['at'])}: {restored(Restore(each['seconds'], each['died']))}"
+        ways = [f"{name} from iteration {at} ({again} done twice)" for name, (at, again) in each["trials"].items()]
+        rows.append(("restore", said + (f": {listed(ways)}" if ways else "")))
     if summary.bound is not None:
         rows.append(("bound", f"{duration(summary.bound.seconds)}, the run took {summary.bound.ratio:.2f} times that"))
     if summary.best_trial is not None:

@@ -1,39 +1,17 @@
-"""Which run and which trial a user means, by a directory and by an id, the beginning or end of an id, or a name."""
+"""Which trial a user means, by its id, the beginning or end of its id, or its name."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
-from pathlib import Path
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError, find_log
 from fluidtune.report.fold import Run, fold_of
-from fluidtune.report.terminal_text import printable
-
-#: An error lists this many runs or trials. More would hide the error.
-LISTED = 20
+from fluidtune.report.terminal_text import listed, printable
 
 
 class UnknownTrialError(FluidTuneError):
     """No trial of the run, or more than one, is what the user has named."""
-
-
-def log_of_run(run_dir: str | os.PathLike[str]) -> Path:
-    """The event log of the run in ``run_dir``, or that path itself if it is a log.
-
-    Raises `NoEventLogError`, which lists the runs that are near.
-    """
-    path = Path(run_dir)
-    try:
-        return find_log(path)
-    except NoEventLogError:
-        what = "no event log in the directory" if path.is_dir() else "no directory"
-        near = path if path.is_dir() else path.parent
-        runs = sorted(log.parent for log in near.glob(f"*/{EVENT_LOG_NAME}")) if near.is_dir() else []
-        there = f"there are runs in {_listed([str(run) for run in runs])}" if runs else f"{str(near)!r} has no runs"
-        raise NoEventLogError(f"there is {what} {str(path)!r}; {there}")
 
 
 def find_trial(run: Run, wanted: str) -> str:
@@ -71,8 +49,8 @@ def trial_called(wanted: str, names: Mapping[str, str]) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise UnknownTrialError(f"{wanted!r} may be any of {len(found)} trials: {_listed(found)}")
-    raise UnknownTrialError(f"there is no trial {wanted!r}; the run has {len(names)}: {_listed(list(names))}")
+        raise UnknownTrialError(f"{wanted!r} may be any of {len(found)} trials: {listed(found)}")
+    raise UnknownTrialError(f"there is no trial {wanted!r}; the run has {len(names)}: {listed(list(names))}")
 
 
 def short_names(trials: Sequence[str]) -> dict[str, str]:
@@ -87,8 +65,3 @@ def short_names(trials: Sequence[str]) -> dict[str, str]:
         rest = trial[len(prefix) :]
         names[trial] = printable(rest.lstrip("0") or "0" if rest.isdigit() else rest)
     return names
-
-
-def _listed(what: Sequence[str]) -> str:
-    more = len(what) - LISTED
-    return ", ".join(map(printable, what[:LISTED])) + (f" and {more} more" if more > 0 else "")

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 from fluidtune.errors import FluidTuneError
 
-#: Seconds from the notice to the time limit. A driver ends within 30 s of it (`FluidExecutor.notice_s`), and the
-#: processes on the nodes within 10 s.
+#: Seconds from the notice to the time limit. A driver ends within 30 s of it (`FluidExecutor.notice_s`).
 NOTICE_S = 60
+#: Of these, the seconds in which the processes on the nodes end, after the driver.
+END_S = 10
+#: The variable by which a job's driver learns how many seconds its notice leaves it.
+DRIVER_S = "FLUIDTUNE_NOTICE_S"
 #: Seconds that a job must have before its notice. Judgement: Ray starts in 5 s on a quiet node, and a trial too.
 LEAST_S = 30
 #: sbatch(1), --time: "minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours[:minutes[:seconds]]".
@@ -34,6 +37,11 @@ class Submission:
     run: tuple[str, ...]
     notice_s: int = NOTICE_S
     shown: bool = False
+
+    @property
+    def driver_s(self) -> int:
+        """Seconds from the notice in which the driver must end."""
+        return self.notice_s - END_S
 
 
 def submission(words: Sequence[str]) -> Submission:
@@ -54,8 +62,10 @@ def submission(words: Sequence[str]) -> Submission:
         else:
             limit = value if name in ("--time", "-t") else name[2:] if re.match(r"-t\d", name) else limit
             kept.append(" ".join(map(_word, line)))
-    if not re.fullmatch("[0-9]{1,6}", notice) or not int(notice):
-        raise FluidTuneError(f"--notice {notice}: expected seconds before the time limit, as in --notice 60")
+    if not re.fullmatch("[0-9]{1,6}", notice) or int(notice) <= END_S:
+        raise FluidTuneError(
+            f"--notice {notice}: expected seconds before the time limit, more than {END_S}, as in --notice 60"
+        )
     seconds = seconds_of(limit)
     if seconds is not None and seconds < int(notice) + LEAST_S:
         remedy = f"give {LEAST_S} s more than that, or a shorter --notice"
@@ -78,7 +88,8 @@ def script(asked: Submission, name: str, python: str) -> str:
     """The job script, which sbatch reads. ``name``: the job's. ``python``: the program on the nodes."""
     own = [f"--job-name={_word(name)}", "--requeue", "--open-mode=append", f"--signal=B:USR1@{asked.notice_s}"]
     lines = "".join(f"#SBATCH {setting}\n" for setting in [*own, *asked.options])
-    return f"#!/bin/bash\n{lines}exec {shlex.join([python, '-m', 'fluidtune', 'run', *asked.run])}\n"
+    command = f"export {DRIVER_S}={asked.driver_s}\nexec {shlex.join([python, '-m', 'fluidtune', 'run', *asked.run])}"
+    return f"#!/bin/bash\n{lines}{command}\n"
 
 
 def _word(word: str) -> str:

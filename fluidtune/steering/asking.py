@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from fluidtune.report.trial_lookup import log_of_run
+from fluidtune.report.run_logs import find_log
 from fluidtune.steering.acts import Act, Kind
 from fluidtune.steering.json_values import cut, read_json
 from fluidtune.steering.steering_files import SteeringRefused, ask_driver, own_name
@@ -55,4 +55,4 @@ def ask(
         FluidTuneError: there is no such run.
     """
     act = Act(uuid.uuid4().hex, kind, trial, own_name(), "command line", parameters_from(pairs), from_checkpoint)
-    return ask_driver(log_of_run(run_dir), act)
+    return ask_driver(find_log(run_dir), act)

@@ -1,18 +1,17 @@
 """The way of an act from a user's process to the driver: a file in the run's folder, and the answer beside it.
 
-    RUN_DIR/steer/driver       locked by the driver while it lives; the folder is the run's user's alone (mode 0700)
     RUN_DIR/steer/ID.ask       an act, by the user's process. The driver takes it in its next turn
     RUN_DIR/steer/ID.taken     the same file, from then on until it is answered
     RUN_DIR/steer/ID.answer    the answer. Who has asked removes it
 
 Each change is one rename or removal, so an act is either taken or withdrawn. It works from each node that has the run's
-folder. The files are JSON, and nothing is unpickled.
+folder. The folder is the run's user's alone (mode 0700). The files are JSON, and nothing is unpickled. Whether the
+driver lives, its lock says (`driver_lock`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pwd
@@ -22,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from fluidtune.driver_lock import is_held
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.events import this_machine
 from fluidtune.report.fold import fold_of
@@ -74,22 +74,12 @@ def _write(path: Path, what: Any) -> None:
 
 
 class SteeringFiles:
-    """The driver's end. ``run_dir``: the directory of its event log.
-
-    Raises:
-        OSError: another driver of this run lives, or the folder cannot be made.
-    """
+    """The driver's end. ``run_dir``: the directory of its event log. Raises OSError if the folder cannot be made."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._folder.chmod(0o700)
-        self._lock = os.open(self._folder / "driver", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise
         for left in self._folder.glob("*.taken"):  # whether that was done, the event log says
             left.unlink()
         self._refuse("the driver that it was for has ended; ask again")
@@ -129,8 +119,6 @@ class SteeringFiles:
     def close(self) -> None:
         """Refuse what has no answer yet. What is asked for later finds no driver."""
         self._refuse("the run has just ended")
-        (self._folder / "driver").unlink(missing_ok=True)
-        os.close(self._lock)
         with contextlib.suppress(OSError):  # somebody's answer is in it
             self._folder.rmdir()
 
@@ -154,7 +142,7 @@ def ask_driver(log: Path, act: Act) -> str:
         raise SteeringRefused(f"{folder} cannot be written: {error.strerror}; the user who runs the search steers it")
     here, until = fold_of(log).head.get("machine") == this_machine(), time.monotonic() + PATIENCE_S
     while True:
-        died = here and not _is_locked(folder / "driver")
+        died = here and not is_held(log.parent)
         if found := _answered(answer):
             if found.refused:
                 raise SteeringRefused(found.words)
@@ -181,18 +169,6 @@ def _answered(path: Path) -> Answer | None:
     except FileNotFoundError:
         return None
     return found
-
-
-def _is_locked(path: Path) -> bool:
-    """Whether a driver of this machine lives. A lock of another machine may not be seen here."""
-    try:
-        with path.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def _why_silent(log: Path) -> str:

@@ -160,15 +160,16 @@ def _on_iteration_done(event: m.IterationDone, life: TrialLife) -> None:
     for saved in reply.rewritten:
         life.order(m.KeepCheckpoint(saved))
     _answered(life, call)
+    reported = life.seen.delivered
     progress = None if event.final else life.seen.note_result(reply.iteration, event.number)
-    _learn(life, reply, event.final)
+    _learn(life, reply, event.final, reported)
     if not life.calls and not life.outside.waits_for_checkpoints:
         life.saved = reply.saved
     life.order(m.TellTune(call, reply.result, progress))
 
 
-def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
-    """Tell the engine and the log what an iteration showed.
+def _learn(life: TrialLife, reply: m.Reply, final: bool, reported: int) -> None:
+    """Tell the engine and the log what an iteration showed. ``reported``: the iterations that Tune had seen before.
 
     The engine's estimates of speed come from `Result` alone. The log and the stall detector get the same seconds at
     once, while the engine gets its events in batches: in the log an iteration stands before what follows from it.
@@ -188,6 +189,8 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool) -> None:
         life.order(m.Write("growth_checked", {"module": module, "verdict": verdict}, why))
     if facts.grown is not None:
         life.order(m.Write("divided", dict(zip(("workers", "seconds", "stall"), facts.grown, strict=True))))
+    if facts.began_at is not None and before.began_at is None and life.seen.results > 1:
+        life.order(m.Write("went_on", {"iteration": facts.began_at, "reported": reported}))
     if facts.cannot_commit is not None and before.cannot_commit is None:
         warning = m.Warn(f"trial {life.trial} has no commit of its last iterations: {facts.cannot_commit}")
         life.order(warning, m.Write("not_committed", reason=facts.cannot_commit))

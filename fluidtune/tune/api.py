@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import ray
@@ -20,8 +20,9 @@ from ray.tune.experiment import Experiment
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.forks.nodes import while_ray_starts
 from fluidtune.cluster.new_processes import worker_environment
+from fluidtune.driver_lock import DriverLock, hold
 from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
-from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, tune_config
+from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, folder_of, run_config, tune_config
 from fluidtune.tune import extension
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.kept_trainable import kept, kept_in
@@ -68,7 +69,11 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
         scheduler = _wrapped(tune_config.scheduler, executor)
         scheduler.kept = kept(trainable, kwargs.get("param_space"))
         tune_config = dataclasses.replace(tune_config, scheduler=scheduler)
-        super().__init__(trainable, tune_config=tune_config, **kwargs)
+        lock = _held(kwargs.get("run_config"))  # Ray writes into the run's folder now
+        try:
+            super().__init__(trainable, tune_config=tune_config, **kwargs)
+        finally:
+            del lock
 
     @classmethod
     def restore(cls, path: str, trainable: Any, *, executor: FluidExecutor | None = None, **kwargs: Any) -> Any:
@@ -140,19 +145,31 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
         config = tune_config(tuner)
         if config is None:
             raise FluidTuneError(f"{path} cannot be continued over Ray Client; do it in a process on the cluster")
+        tuner.lock = _held(run_config(tuner))  # until `fit` is over: what is decided here holds until then
         #: Of the command: where the kept trainable comes from.
         tuner.script = script
-        config.scheduler.extension = extension.extension_of(
-            where, storage_filesystem, config, num_samples, until or {}, param_space
-        )
+        try:
+            config.scheduler.extension = extension.extension_of(
+                where, storage_filesystem, config, num_samples, until or {}, param_space
+            )
+        except FluidTuneError:
+            tuner.lock = None
+            raise
         return tuner
 
     def fit(self) -> Any:
         called.append("ray.tune.Tuner")
-        config = tune_config(self)
-        if config is not None:  # over Ray Client the cluster itself checks the settings
-            _ready(config.scheduler.executor)
-        return super().fit()
+        config, lock = tune_config(self), _held(run_config(self))
+        with nullcontext() if lock is None else closing(lock):
+            if config is not None:  # over Ray Client the cluster itself checks the settings
+                _ready(config.scheduler.executor)
+            return super().fit()
+
+
+def _held(config: Any) -> DriverLock | None:
+    """The lock of the run with this `RunConfig`; None: it has no local folder so far. Raises as `hold`."""
+    folder = folder_of(config)
+    return None if folder is None else hold(folder)
 
 
 def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:

@@ -1,5 +1,7 @@
 """Where a job's event log and report are written, and how they come into the experiment's storage.
 
+One driver at a time has the folder (`driver_lock`).
+
 On a local filesystem they are written where they belong. For any other storage they are written into the folder of the
 driver that Tune uploads. Tune uploads it for the last time before the job ends, so the job does it once more.
 """
@@ -14,6 +16,7 @@ from typing import Any
 
 import pyarrow.fs
 
+from fluidtune.driver_lock import hold
 from fluidtune.ray_compat.whole_files import remove_partial, write_whole
 from fluidtune.report import EVENT_LOG_NAME
 
@@ -34,6 +37,9 @@ class ExperimentFolder:
 
     ``restored``: the run goes on from an earlier driver's, and so does its event log. The log of another run of that
     name is kept beside the new one, with the time of its end in its name, and so is the log of its service.
+
+    Raises:
+        FluidTuneError: another driver has the folder.
     """
 
     def __init__(self, storage: Any, restored: bool) -> None:
@@ -44,6 +50,7 @@ class ExperimentFolder:
         self.is_local = self._files.type_name == "local"
         self.path = Path(self._remote if self.is_local else storage.experiment_driver_staging_path)
         self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = hold(self.path)
         if restored and self.is_local:
             remove_partial(self.path)
         if not restored:
@@ -77,8 +84,9 @@ class ExperimentFolder:
         except OSError as error:
             logger.warning("FluidTune: a restored run will have another hash seed: %s", error)
 
-    def upload(self) -> None:
+    def close(self) -> None:
         """The files are complete: bring them into the experiment's storage. If that fails, a warning says so."""
+        self._lock.close()
         if self.is_local:
             return
         for name in _FILES:

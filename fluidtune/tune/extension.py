@@ -15,14 +15,10 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
 from ray.tune import TuneConfig
 from ray.tune.experiment import Trial
 from ray.tune.search import BasicVariantGenerator, Searcher, create_searcher
@@ -32,15 +28,10 @@ from fluidtune.error_lines import failure
 from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import schedulers, searches
 from fluidtune.ray_compat.run_state import search_of, trials_of
-from fluidtune.report import EVENT_LOG_NAME, read_events, this_machine
 from fluidtune.report.metric_values import value_of
 from fluidtune.tune.search_memory import unreadable
 
 logger = logging.getLogger(__name__)
-
-#: A driver on another machine lives if its run has written something in the last so many seconds. Judgement: Tune
-#: writes its state every 10 s by default.
-SILENT_S = 600.0
 
 
 @dataclass
@@ -150,7 +141,7 @@ def trials_in(where: str, files: Any) -> list[Trial]:
     """The trials of the run in this directory.
 
     Raises:
-        FluidTuneError: there is no run with trials, or its driver lives.
+        FluidTuneError: there is no run with trials.
     """
     try:
         trials = trials_of(where, files)
@@ -158,25 +149,7 @@ def trials_in(where: str, files: Any) -> list[Trial]:
         raise FluidTuneError(f"{where} is no run's directory ({failure(error)}); give the one that holds tuner.pkl")
     if not trials:
         raise FluidTuneError(f"the run in {where} has no trial yet; run its script")
-    if driver := _living_driver(Path(where)):
-        raise FluidTuneError(f"the run in {where} has a driver, {driver}; wait for its end, or end it first")
     return trials
-
-
-def _living_driver(folder: Path) -> str:
-    """The driver that carries the run on, in words; "" if there is none."""
-    log = folder / EVENT_LOG_NAME
-    events = read_events(log) if log.is_file() else []
-    newest = next((each for each in reversed(events) if each["event"] in ("run_started", "run_ended")), {})
-    pid, machine = newest.get("pid", os.getpid()), newest.get("machine")
-    if newest.get("event") != "run_started" or pid == os.getpid():
-        return ""
-    if machine == this_machine():
-        alive = psutil.pid_exists(pid) and psutil.Process(pid).create_time() <= newest["t"]
-    else:
-        written = max(each.stat().st_mtime for each in (log, *folder.glob("experiment_state-*.json")))
-        alive = time.time() - written < SILENT_S
-    return f"process {pid} on {machine}" if alive else ""
 
 
 def _trained_on(

@@ -30,7 +30,7 @@ from fluidtune.ray_compat.controller import (
     replace_actor_manager,
 )
 from fluidtune.trials import messages as life
-from fluidtune.tune.notice import AGAIN, Notice, why_not_again
+from fluidtune.tune.notice import AGAIN, Notice, seconds_for, why_not_again
 from fluidtune.tune.ray_calls import IDLE_WAIT_S, RayCalls
 from fluidtune.tune.search_memory import SearchMemory
 from fluidtune.tune.trial_run import RunTable, Task, TrialRun, new_run, place_of, task_of
@@ -112,7 +112,7 @@ class FluidActorManager(ActorManager):
         super().__init__()
         self._job = job
         #: That the driver is to end.
-        self.notice = Notice(job.notice_s)
+        self.notice = Notice(seconds_for(job.notice_s))
         #: Every trial that Tune has made.
         self._trials: dict[str, Trial] = {}
         #: Trials that Ray runs, because only Ray can place them. No event names them.

@@ -24,6 +24,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+from fluidtune.slurm.submission import DRIVER_S
+
 logger = logging.getLogger(__name__)
 
 #: The driver's exit status: "try again later", in BSD's sysexits.h. No shell, and not Python, ends with it by itself.
@@ -33,6 +35,15 @@ AGAIN = os.EX_TEMPFAIL
 SAME_S = 1.0
 #: The part of ``notice_s`` in which trials are saved. Judgement: the last snapshot and the end of processes take less.
 COMMITS_PART = 2 / 3
+
+
+def seconds_for(notice_s: float) -> float:
+    """``notice_s``, or what this process' Slurm job leaves of it, with a line that says so."""
+    left = float(os.environ.get(DRIVER_S) or notice_s)
+    if left < notice_s:
+        said = "FluidTune: notice_s=%g: this Slurm job leaves its driver %g s; give a longer fluidtune slurm --notice"
+        logger.warning(said, notice_s, left)
+    return min(left, notice_s)
 
 
 def why_not_again(restored: bool, reported: bool) -> str:

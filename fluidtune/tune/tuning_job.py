@@ -73,7 +73,8 @@ class TuningJob:
         A restored run is laid out as it was, whatever trial comes first now.
 
         Raises:
-            FluidTuneError: the cluster cannot hold what the run's first trial asks for, or the arbiter refuses the job.
+            FluidTuneError: the run has another driver, the cluster cannot hold what its first trial asks for, or the
+                arbiter refuses the job.
         """
         asked = trial.placement_group_factory
         request = request_of_run(controller, dict(asked.bundles[0]) if is_one_bundle(asked) else None)
@@ -94,6 +95,10 @@ class TuningJob:
         self._controller = controller
         self._scheduler = scheduler
         self.name = uuid.uuid4().hex[:8]
+        #: Whether the run goes on from an earlier driver's, whether a trial has reported to this one, and whether
+        #: Tune's latest state is in the run's storage.
+        self.restored, self.reported, self.state_stored = was_restored(controller), False, True
+        self._folder = ExperimentFolder(storage(controller), self.restored)
         concurrency = _asked_concurrency(controller.search_alg)
         self.setup = set_up_devices(self.name, settings, request, concurrency, scheduler.synchronous)
         self.engine = Engine(
@@ -127,10 +132,6 @@ class TuningJob:
         #: Called when Tune has written its state.
         self._on_state = [self._snapshot_pace.state_written]
         store_whole_files(controller, self._state_written)
-        #: Whether the run goes on from an earlier driver's, whether a trial has reported to this one, and whether
-        #: Tune's latest state is in the run's storage.
-        self.restored, self.reported, self.state_stored = was_restored(controller), False, True
-        self._folder = ExperimentFolder(storage(controller), self.restored)
         if (seed := self._folder.hash_seed()) is not None:
             hash_seed.go_on_with(seed)
         self.pool = WorkerPool(
@@ -394,7 +395,7 @@ class TuningJob:
             self._commit_cleanup.close()
         finally:
             self.log.close()
-            self._folder.upload()
+            self._folder.close()
 
 
 def _asked_concurrency(search_alg: Any) -> int | None:

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from fluidtune.report.events import find_log
 from fluidtune.report.json_text import plain_json
+from fluidtune.report.run_logs import find_log
 from fluidtune.view.followed_run import FollowedRun
 
 #: The page's files.

@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import EVENT_LOG_NAME, NoEventLogError
-from fluidtune.report.log_tail import LogTail, logs_in, results_directory, seconds_since
-from fluidtune.report.trial_lookup import log_of_run
+from fluidtune.report.events import EVENT_LOG_NAME
+from fluidtune.report.log_tail import LogTail, seconds_since
+from fluidtune.report.run_logs import find_log, logs_in, results_directory
 from fluidtune.view.followed_run import PIECE, FollowedRun
 
 #: So many runs are kept as they were read, those that were asked for last, beside those that go on, which are read on
@@ -37,8 +37,7 @@ class RunList:
         self._glances: dict[str, tuple[tuple[int, int, int], dict[str, Any], Callable[[], bool]]] = {}
         logs = list(self.logs().values())
         if not logs:
-            log_of_run(root)  # whose error says what there is instead
-            raise NoEventLogError(f"there is no event log in {str(root)!r}; give the directory of a run")
+            find_log(root)  # whose error says what there is instead
         if len(logs) == 1:
             with closing(LogTail(logs[0])) as tail:
                 tail.new(PIECE)

@@ -81,7 +81,7 @@ class RunModel:
             found |= self._devices()
         if fold.sampled > since:
             found["samples"] = [[device, *samples[-1][1:]] for device, samples in sorted(fold.samples.items())]
-        if any(note.name == "run_started" or line_of(note) for note in new) and (news := news_of(fold, NEWS_SENT)):
+        if any(map(line_of, new)) and (news := news_of(fold, NEWS_SENT)):
             found["news"] = [[self._seconds(at), line] for at, line in news]
         marks = [(note, mark) for note in new if (mark := mark_of(note))]
         if marks:

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fluidtune.report.events import EVENT_LOG_NAME, EventLogError, find_log, read_events
+from fluidtune.report.events import EVENT_LOG_NAME, EventLogError, read_events
 from fluidtune.report.fold import fold_of
+from fluidtune.report.run_logs import find_log
 from fluidtune.report.schema import SCHEMA
 from tests.report.makers import log_in
 
@@ -127,7 +128,7 @@ def test_another_file_is_refused_with_its_name(tmp_path, content):
 
 
 def test_find_log_and_load(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"fluid_events\.jsonl"):
+    with pytest.raises(FileNotFoundError, match="no event log in the directory"):
         find_log(tmp_path)
     with closing(log_in(tmp_path)) as log:
         log.write("trial_suspended", trial="a")

@@ -15,9 +15,10 @@ from fluidtune.cli import cli
 from fluidtune.engine import Reason, Why, because
 from fluidtune.report.events import EventDict, NoEventLogError
 from fluidtune.report.fold import Holdings
+from fluidtune.report.run_logs import find_log
 from fluidtune.report.schema import SCHEMA
 from fluidtune.report.story import TOLD_FIRST, TOLD_WHOLE, story_of
-from fluidtune.report.trial_lookup import UnknownTrialError, find_trial, log_of_run
+from fluidtune.report.trial_lookup import UnknownTrialError, find_trial
 from tests.report.makers import (
     added,
     begin,
@@ -91,7 +92,7 @@ def test_a_trial_that_was_suspended_and_moved() -> None:
         f"6 s left its devices: moved to another device: {words}",
         "6 s waits again with 10 iterations to do",
         "7 s moved and went on on device 1: 2 devices idle, 1 trial waiting",
-        "8 s goes on from iteration 4: moved to another device",
+        "8 s another worker has it, with 4 iterations reported: moved to another device",
         "It never grew: it has reported nothing, and a trial grows when its speed is known.",
     ]
     assert "3 s trial a left its device, which 1 trial has now" not in told(events, "b")
@@ -103,7 +104,8 @@ def test_a_trial_that_was_tried_again_after_losses() -> None:
     events += [ev(102, "trial_suspended", trial="a", reason="its worker died: killed")]
     events += [
         starts(103, "a", 1, resumed=True),
-        ev(104, "recovered", trial="a", iteration=0, reason="its worker died"),
+        ev(104, "recovered", trial="a", iteration=3, reason="its worker died"),
+        ev(104, "went_on", trial="a", iteration=0, reported=3),
     ]
     events += [ev(105, "device_lost", device=1, reason="the lease has ended"), starts(106, "a", 0, resumed=True)]
     events += [{**ended(107, "a", "paused"), "reason": "it failed: ValueError: no"}, added(107, "a")]
@@ -112,7 +114,8 @@ def test_a_trial_that_was_tried_again_after_losses() -> None:
         "its worker on device 0 died: killed",
         "left its devices, to go on later: its worker died: killed",
         "moved and went on on device 1: 2 devices idle, 1 trial waiting",
-        "goes on from iteration 0: its worker died",
+        "another worker has it, with 3 iterations reported: its worker died",
+        "begins anew; 3 iterations of it are done twice",
         "it lost device 1: the lease has ended",
         "moved and went on on device 0: 2 devices idle, 1 trial waiting",
         "left its devices: it failed: ValueError: no",
@@ -209,7 +212,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "ending": st.sampled_from(["paused", "stopped", "failed"]),
     "verdict": st.sampled_from(["divided", "whole", "unknown"]),
     "share": st.sampled_from([1.0, 0.5, 1 / 3]),
-    "iteration": st.integers(0, 99),
+    **dict.fromkeys(("iteration", "reported"), st.integers(0, 99)),
     "iterations": st.one_of(st.none(), st.integers(1, 99)),
     "seconds": st.floats(0, 1000),
     "width": st.floats(0, 4),
@@ -324,13 +327,13 @@ def test_the_log_of_a_service_has_no_trials_to_tell_of() -> None:
 
 def test_where_there_is_no_run_the_error_names_those_that_are_near(tmp_path: Path) -> None:
     run = written(tmp_path / "one", by_hand()).parent
-    assert log_of_run(run) == log_of_run(run / "fluid_events.jsonl") == run / "fluid_events.jsonl"
-    with pytest.raises(NoEventLogError, match=rf"no directory '{tmp_path}/two'; there are runs in {run}$"):
-        log_of_run(tmp_path / "two")
-    with pytest.raises(NoEventLogError, match=rf"no event log in the directory '{tmp_path}'; there are runs in {run}$"):
-        log_of_run(tmp_path)
+    assert find_log(run) == find_log(run / "fluid_events.jsonl") == run / "fluid_events.jsonl"
+    with pytest.raises(NoEventLogError, match=rf"no directory '{tmp_path}/two'; there are runs in {run}; give"):
+        find_log(tmp_path / "two")
+    with pytest.raises(NoEventLogError, match=rf"no event log in the directory '{tmp_path}'; there are runs in {run};"):
+        find_log(tmp_path)
     with pytest.raises(NoEventLogError, match=rf"no directory '{run}/x/y'; '{run}/x' has no runs"):
-        log_of_run(run / "x" / "y")
+        find_log(run / "x" / "y")
 
 
 def test_the_command_prints_the_story(tmp_path: Path) -> None:

@@ -90,6 +90,22 @@ def test_a_run_that_was_killed_says_so_and_knows_its_best_so_far():
     assert summarise([begin(0, 1, mode=None), *by_hand()[1:15]]).best_trial is None
 
 
+def test_what_was_done_twice_after_a_driver_that_died_and_one_that_ended():
+    """By its own driver a trial repeats what was reported since its commit; by another one also what Tune lost."""
+    events = [*by_hand()[:15], result(107, "a", 2, 1.0, 1.0), begin(120, 2), added(120, "d")]
+    events += [
+        ev(121, "went_on", trial="c", iteration=1, reported=1),
+        ev(122, "went_on", trial="c", iteration=2, reported=2),
+    ]
+    events += [ev(123, "went_on", trial="d", iteration=1, reported=3), over(130), begin(140, 2)]
+    first, second = summarise(events).restores
+    assert first == {"at": 20.0, "seconds": 13.0, "died": True, "trials": {"c": [1, 1]}}
+    assert second == {"at": 40.0, "seconds": 10.0, "died": False, "trials": {}} and summarise(events).done_twice == 3
+    said = text_of(render(summarise(events)))
+    assert "after 20 s: another driver goes on, 13 s after the one before it died: c from iteration 1" in said
+    assert "0, driver restored 2 times, 3 iterations done twice" in said
+
+
 def test_the_bound_of_a_run():
     """Two devices, one iteration of 2 s each for three trials: 3 s of area each; the third trial waits."""
     events = [
@@ -153,6 +169,7 @@ def test_docs_and_code_name_the_same_figures():
     found = summarise(by_hand()).as_dict()
     keys = set(found) | {f"widths.*.{key}" for key in found["widths"]["0.5"]}
     keys |= {f"{part}.{key}" for part in ("bound", "time_use") for key in found[part]}
+    keys |= {f"restores.*.{key}" for key in summarise([*by_hand(), begin(200, 1)]).restores[0]}
     page = (Path(__file__).parents[2] / "docs" / "summary.md").read_text()
     assert set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)) == keys
 

@@ -17,9 +17,9 @@ from rich.console import Console
 
 from fluidtune.report import top
 from fluidtune.report.events import EventDict, EventLogError, NoEventLogError, this_machine
-from fluidtune.report.log_tail import newest_log
 from fluidtune.report.news import states_of
 from fluidtune.report.occupancy import latest, occupancy_of
+from fluidtune.report.run_logs import find_log
 from fluidtune.report.summary import best_of, summarise
 from fluidtune.view.followed_run import FollowedRun
 from fluidtune.view.run_list import RunList
@@ -113,7 +113,7 @@ def test_what_went_wrong_is_news() -> None:
     assert news == [
         "b failed",
         "the worker w0 on device 0 died: killed",
-        "c goes on from iteration 3",
+        "c is in another worker, with 3 iterations reported",
         "c was not resized: x",
     ]
     assert "ended after 12 s" in text and "device  node" not in text  # it has no devices any more
@@ -141,7 +141,7 @@ def test_a_restored_run_begins_with_no_trial_on_a_device() -> None:
     events = [begin(0, 1), group(0), added(0, "a"), started(0, "a", 0), result(5, "a", 1, 5.0, 1.0), begin(90, 1)]
     screen = screen_of(events)
     assert states_of(screen.run) == {"waiting": 1} and "0 of 1 device busy" in text_of(screen.draw(90.0, 40))
-    assert "the run goes on in another driver" in text_of(screen.draw(90.0, 40))
+    assert "another driver goes on, 85 s after the one before it died" in text_of(screen.draw(90.0, 40))
 
 
 def test_the_clock_of_another_machine_may_be_behind() -> None:
@@ -214,15 +214,13 @@ def test_the_newest_run_below_a_directory(tmp_path: Path, monkeypatch: pytest.Mo
     for age, name in enumerate(("new", "old")):
         log = written(tmp_path / "ray_results" / name, by_hand())
         os.utime(log, (1000 - age, 1000 - age))
-    assert newest_log(str(tmp_path / "ray_results" / "old")).parent.name == "old"
-    assert newest_log(str(tmp_path / "ray_results")).parent.name == "new"
+    assert find_log(str(tmp_path / "ray_results" / "old"), newest=True).parent.name == "old"
+    assert find_log(str(tmp_path / "ray_results"), newest=True).parent.name == "new"
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert newest_log(None).parent.name == "new"
-    with pytest.raises(NoEventLogError, match="there is no event log"):
-        newest_log(str(tmp_path / "nowhere"))
+    assert find_log(None, newest=True).parent.name == "new"
     monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
     with pytest.raises(NoEventLogError, match=r"ray_results.*; give the directory of a run$"):
-        newest_log(None)
+        find_log(None, newest=True)
 
 
 def test_a_terminal_follows_the_log_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fluidtune.cli import cli
 from fluidtune.errors import FluidTuneError
 from fluidtune.slurm.allocation import memory_of_job, share_options
 from fluidtune.slurm.submission import script, seconds_of, submission
@@ -31,7 +32,7 @@ def test_the_script_of_a_command_line() -> None:
     assert script(asked, "search.py", "/venv/bin/python") == (
         "#!/bin/bash\n#SBATCH --job-name=search.py\n#SBATCH --requeue\n#SBATCH --open-mode=append\n"
         "#SBATCH --signal=B:USR1@90\n#SBATCH --nodes 2\n#SBATCH -t 0:30:00\n"
-        "exec /venv/bin/python -m fluidtune run search.py --epochs 3\n"
+        "export FLUIDTUNE_NOTICE_S=80\nexec /venv/bin/python -m fluidtune run search.py --epochs 3\n"
     )
 
 
@@ -52,13 +53,14 @@ def test_a_time_limit_as_sbatch_reads_it() -> None:
     [
         ("s.py --time 1", "--time 1 is 60 s, and the search is told 60 s before its end"),
         ("s.py -t1", "--time 1 is 60 s"),
-        ("s.py --notice=0", "--notice 0: expected seconds"),
+        ("s.py --notice=10", "--notice 10: expected seconds before the time limit, more than 10"),
         ("s.py --comment=a\nb", "has a line break"),
+        (f"--print -- --notice-s 55 {__file__}", "--notice-s 55: of --notice 60 the driver has 50 s; give a longer"),
     ],
 )
 def test_words_that_cannot_be(words: str, said: str) -> None:
     with pytest.raises(FluidTuneError, match=said):
-        submission(words.split(" "))
+        cli(["slurm", *words.split(" ")], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

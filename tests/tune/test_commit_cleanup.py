@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fluidtune import FluidScheduler
 from fluidtune.tune.commit_cleanup import SAVE_EVERY_S, CommitCleanup
-from fluidtune.tune.tuning_job import TuningJob
 
 
 class Storage:
@@ -102,29 +99,6 @@ def test_trials_without_commits_cost_no_save_at_the_end() -> None:
     ended.run_ended(saved=True)
     ended.close()
     assert storage.done == []
-
-
-def test_paused_trials_that_are_stopped_end_once() -> None:
-    """The scheduler stops one of them, a stopper all others."""
-    told: list[Any] = []
-    scheduler = FluidScheduler()
-    scheduler._manager = SimpleNamespace(trial_removed=told.append)
-    trial: Any = SimpleNamespace(trial_id="a", status="TERMINATED")
-    scheduler.on_trial_remove(None, trial)
-    assert told == [trial]
-    added: list[Any] = []
-    job: Any = TuningJob.__new__(TuningJob)
-    job._ended = set()
-    job.log = SimpleNamespace(stopped_for_good=lambda trial: None)
-    job.stall_detector = job.limits = SimpleNamespace(forget=lambda trial: None)
-    job._commit_cleanup = SimpleNamespace(trial_ended=added.append, run_ended=lambda saved: None)
-    other = SimpleNamespace(trial_id="b", status="TERMINATED")
-    goes_on = SimpleNamespace(trial_id="c", status="RUNNING")
-    failed: Any = SimpleNamespace(trial_id="d", status="ERROR")  # Seen: `resume_errored` began such a trial anew
-    job.trial_ended(trial, "stopped")
-    job.trial_ended(failed, "failed")
-    job.run_ended([trial, other, goes_on, failed], saved=True)
-    assert added == [trial, other]
 
 
 def test_a_storage_that_fails_ends_no_job(caplog: pytest.LogCaptureFixture) -> None:

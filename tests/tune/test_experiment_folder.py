@@ -36,7 +36,7 @@ def test_what_is_written_after_tunes_last_upload_is_uploaded(storage: Any, tmp_p
     assert folder.path == tmp_path / "staging"
     for name in (EVENT_LOG_NAME, "summary.json", "timeline.png", "of-tune.json"):
         (folder.path / name).write_text(name)
-    folder.upload()
+    folder.close()
     stored = {path.name: path.read_text() for path in (tmp_path / "root" / "bucket" / "run").iterdir()}
     assert stored == {name: name for name in (EVENT_LOG_NAME, "summary.json", "timeline.png")}
     assert not list((tmp_path / "here").iterdir())
@@ -56,17 +56,9 @@ def test_a_local_experiment_has_its_files_where_they_belong(storage: Any, tmp_pa
     storage.experiment_fs_path = str(tmp_path / "storage" / "run")
     folder = ExperimentFolder(storage, restored=True)
     (folder.path / EVENT_LOG_NAME).write_text("log")
-    folder.upload()
+    folder.close()
     assert [path.name for path in (tmp_path / "storage" / "run").iterdir()] == [EVENT_LOG_NAME]
     assert not (tmp_path / "staging").exists()
-
-
-def test_a_failed_upload_is_a_warning(storage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = ExperimentFolder(storage, restored=True)
-    (folder.path / "summary.json").write_text("{}")
-    (tmp_path / "root" / "bucket" / "run").rmdir()
-    folder.upload()
-    assert "summary.json was not uploaded to bucket/run" in caplog.text
 
 
 def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -83,7 +75,7 @@ def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCapt
     storage.storage_filesystem = Away()
     folder = ExperimentFolder(storage, restored=True)
     (folder.path / "summary.json").write_text("{}")
-    folder.upload()
+    folder.close()
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2 and all("bucket/run" in line and "could not resolve host" in line for line in told)
 
@@ -100,9 +92,9 @@ def test_the_log_of_a_former_run_of_that_name_is_kept_beside_the_new_one(
         folder = ExperimentFolder(storage, restored=False)
         assert not (folder.path / EVENT_LOG_NAME).exists()
         (folder.path / EVENT_LOG_NAME).write_text(text)
-        folder.upload()
+        folder.close()
         time.sleep(0.01)
-    ExperimentFolder(storage, restored=False)
+    ExperimentFolder(storage, restored=False).close()
     assert sorted(path.read_text() for path in run.iterdir()) == ["first", "second"]
     assert all(path.name.startswith("fluid_events-") and path.suffix == ".jsonl" for path in run.iterdir())
 

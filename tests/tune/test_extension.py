@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,12 @@ from ray.tune.schedulers import ASHAScheduler, HyperBandScheduler
 from ray.tune.search.optuna import OptunaSearch
 
 import fluidtune
+from fluidtune import driver_lock
 from fluidtune.cli import cli
 from fluidtune.tune.extension import come_to_limit, lies_within
 from tests.tune.running import fit, logged
 from tests.tune.test_bad_input import refused
+from tests.tune.test_driver_lock import driven
 from tests.tune.trainables import raising, with_checkpoints
 
 ONE = fluidtune.FluidExecutor(devices="cpu:1", max_packing=1)
@@ -101,15 +101,18 @@ def test_the_command_trains_finished_trials_on_and_refuses_what_cannot_be(
     refused(lambda: cli(["continue", path, "--until", "9"], standalone_mode=False), "--until 9", "NAME=NUMBER")
     state = max(Path(path).glob("experiment_state-*.json"))
     saved = json.loads(state.read_text())
+    state.write_text(state.read_text()[:-100])
+    refused(extend(path, num_samples=1), "no run's directory")
     saved["runner_data"]["_fluidtune_search"]["ray"] = "1.0"
     state.write_text(json.dumps(saved))
     refused(extend(path, num_samples=1), "Ray 1.0")
-    log = Path(path, "fluid_events.jsonl")
-    driver = json.loads(log.read_text().splitlines()[0])
-    for pid, machine in ((os.getppid(), driver["machine"]), (1, "elsewhere")):
-        with log.open("a") as lines:
-            lines.write(json.dumps({**driver, "t": time.time(), "pid": pid, "machine": machine}) + "\n")
-        refused(extend(path, num_samples=1), f"process {pid} on {machine}", "wait for its end")
+    before = {file.name: file.read_bytes() for file in Path(path).iterdir() if file.is_file()}
+    monkeypatch.setattr(driver_lock, "PATIENCE_S", 0.1)
+    with driven(Path(path)) as (pid, _):
+        same_name = lambda: fit("fluid", with_checkpoints, space, tmp_path, executor=ONE)  # noqa: E731
+        for second in (extend(path, num_samples=1), fluidtune.Tuner.restore(path, with_checkpoints).fit, same_name):
+            refused(second, f"process {pid} on ", "wait for its end")
+    assert before.items() <= {file.name: file.read_bytes() for file in Path(path).iterdir() if file.is_file()}.items()
 
 
 @pytest.mark.ray

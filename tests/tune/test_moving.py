@@ -80,7 +80,7 @@ def tells_of_its_move(story: list[str]) -> None:
         ("left its devices: moved to another device: ", words),
         ("waits again",),
         ("moved and went on on device", "1 device idle, 1 trial waiting"),
-        ("goes on from iteration", "moved to another device: ", words),
+        ("another worker has it", "moved to another device: ", words),
         ("It never grew: no call of a torch module with parameters was seen in it",),
     ):
         assert any(all(part in line for part in parts) for line in lines), (parts, story)

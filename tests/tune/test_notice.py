@@ -6,10 +6,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from fluidtune.tune.notice import COMMITS_PART, Notice, why_not_again
+from fluidtune.tune.notice import COMMITS_PART, Notice, seconds_for, why_not_again
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,13 @@ def test_a_scripts_own_way_holds() -> None:
         other.listen()
         assert signal.getsignal(signal.SIGTERM) is own
         other.close()
+
+
+def test_a_job_of_slurm_that_ends_sooner_leaves_less(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    assert seconds_for(30.0) == 30.0
+    monkeypatch.setenv("FLUIDTUNE_NOTICE_S", "50")
+    assert seconds_for(30.0) == 30.0 and not caplog.text
+    assert seconds_for(120.0) == 50.0 and "notice_s=120: this Slurm job leaves its driver 50 s" in caplog.text
 
 
 @pytest.mark.parametrize("count", [None, "0", "1"])

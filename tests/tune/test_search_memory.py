@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -321,9 +322,16 @@ def test_a_journal_is_read_up_to_where_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_journal_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    journal = SearchJournal(tmp_path / "gone", 0)
+    """A file that may get no longer stands for it: a write takes a part of an entry, and the next one raises."""
+    journal, entry = SearchJournal(tmp_path, 0), Entry("remove", "t0")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    journal.append(entry)
+    (path,) = tmp_path.iterdir()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, limits[1]))
     for _ in range(3):
-        journal.append(Entry("remove", "t0"))
-        journal.begin()
-    assert len(caplog.records) == 1
-    assert read_entries(tmp_path / "gone", 0) == []
+        journal.append(entry)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(caplog.records) == 1 and read_entries(tmp_path, 0) == [entry]
+    journal.begin()(True)
+    journal.append(entry)
+    assert read_entries(tmp_path, 1) == [entry], "it goes on with the next snapshot"

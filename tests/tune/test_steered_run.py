@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
 from dataclasses import asdict
@@ -202,13 +201,12 @@ class Tried:
     def asked(self, kind: Any, trial: str, parameters: dict[str, Any] | None = None) -> str:
         """What the driver answers."""
         steered = SteeredRun("")
-        files = steered._files = SteeringFiles(self.path)
+        steered._files = SteeringFiles(self.path)
         act = Act("1", kind, trial, "ann", "page", parameters or {})
         (self.path / "steer" / "1.ask").write_text(json.dumps(asdict(act)))
         steered.serve(self)
         answer = json.loads((self.path / "steer" / "1.answer").read_text())
         shutil.rmtree(self.path / "steer")
-        os.close(files._lock)
         return str(answer["words"])
 
 

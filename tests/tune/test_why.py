@@ -111,7 +111,8 @@ def test_the_stories_of_trials_that_were_shrunk_and_tried_again(ray2: None, tmp_
     one(died, "its worker on device", "died")
     one(died, "left its devices, to go on later: its worker died")
     one(died, "went on on device")
-    one(died, "goes on from iteration 2: its worker died")
+    one(died, "another worker has it, with 2 iterations reported: its worker died")
+    one(died, "begins anew; 2 iterations of it are done twice")
 
     failed = why(run, ids[2])
     one(failed, "left its devices: it failed: ", "ValueError", "only once")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fluidtune.report.events import EventDict, NoEventLogError
-from fluidtune.report.log_tail import LogTail, newest_log
+from fluidtune.report.log_tail import LogTail
+from fluidtune.report.run_logs import find_log
 from fluidtune.view import followed_run, run_list
 from fluidtune.view.run_list import RunList
 from tests.report.makers import added, begin, ended, over, random_run, written
@@ -92,7 +93,7 @@ def test_what_has_a_logs_name_and_is_no_file_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "folder" / "fluid_events.jsonl").mkdir()
     (tmp_path / "nothing" / "fluid_events.jsonl").symlink_to("nowhere")
     assert list(runs.logs()) == list("ab")
-    assert newest_log(str(tmp_path)).parent.name == "a"
+    assert find_log(str(tmp_path), newest=True).parent.name == "a"
     assert [each["key"] for each in runs.glances()] == list("ab")
 
 

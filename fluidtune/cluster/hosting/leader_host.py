@@ -127,6 +127,8 @@ class LeaderHost:
         self._train_workers = None if spec.train is None else TrainWorkers(spec.train)
         self._kept, self._gpu, self._mps = kept, gpu, mps
         self._has_checkpoint = self._streams_sent = False
+        #: See `GroupFacts`.
+        self._began_at: int | None = None
         #: It has begun an iteration; and a call of a module was divided since the last boundary.
         self._began = self._divided = False
 
@@ -184,7 +186,7 @@ class LeaderHost:
     def facts(self) -> GroupFacts:
         """What is known of the trial now. What checks have found is told once."""
         assert self.session is not None
-        facts = self.session.facts()
+        facts = replace(self.session.facts(), began_at=self._began_at)
         return facts if self.division is None else self.division.facts(facts)
 
     def _kept_commits(self, storage: Any) -> list[Commit]:
@@ -293,6 +295,7 @@ class LeaderHost:
         """One iteration. An elastic class trainable comes to its boundary before the iteration."""
         trainable, session, reports = self.trainable, self.session, self.reports
         assert trainable is not None and session is not None and reports is not None
+        self._began_at = trainable.iteration if self._began_at is None else self._began_at
         self._come_to_boundary()
         if self.division is not None:
             self.division.begin_iteration()

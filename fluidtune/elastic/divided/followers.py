@@ -80,6 +80,8 @@ class Followers:
         self._forgotten: list[int] = []
         self._shares: list[float] = []
         self._paced = 0
+        #: By key of a module, why a follower cannot make a replica of it.
+        self.failed: dict[int, str] = {}
         #: Calls of this iteration that were divided; calls of which that is not decided; followers have come or gone.
         self.divided = self.undecided = 0
         self.changed = False
@@ -160,11 +162,8 @@ class Followers:
             finally:
                 self._in_turn = before
 
-    def settle(self, failed: list[str]) -> bool:
-        """Take in who has come, and what followers have said. Whether none makes a check, so that all can be asked.
-
-        Why one cannot make a replica is added to ``failed``.
-        """
+    def settle(self) -> bool:
+        """Take in who has come, and what followers have said. Whether none makes a check, so that all can be asked."""
         from .tensor_link import Lost
 
         with self._lock:
@@ -172,15 +171,13 @@ class Followers:
             self.arrived = []
         for peer in list(self.present):
             try:
-                self._read(peer, failed)
+                self._read(peer)
             except Lost as error:
                 self.lost(peer, str(error))
         return all(peer.answered is None for peer in self.present)
 
-    def ready(self, key: int, described: Description, weights: PublishedWeights, failed: list[str]) -> list[Follower]:
-        """The followers that have this module as it is; the others are sent it meanwhile. For ``failed`` see `settle`,
-        which comes first.
-        """
+    def ready(self, key: int, described: Description, weights: PublishedWeights) -> list[Follower]:
+        """The followers that have this module as it is; the others are sent it meanwhile. `settle` comes first."""
         from .tensor_link import Lost
 
         dropped, self._dropped = self._dropped, []
@@ -194,7 +191,7 @@ class Followers:
                     peer.weights.pop(gone, None)
                     peer.replicas.pop(gone, None)
                 self._provide(peer, key, described, weights)
-                self._read(peer, failed)
+                self._read(peer)
                 if key not in peer.pending and described.digest in peer.replicas[key]:
                     found.append(peer)
             except Lost as error:
@@ -229,7 +226,7 @@ class Followers:
             del has[:-REPLICAS]
         weights.send(peer.link, key, peer.weights.setdefault(key, SentWeights()))
 
-    def _read(self, peer: Follower, failed: list[str]) -> None:
+    def _read(self, peer: Follower) -> None:
         """Read which replicas a follower has made, and its answer to a check if the leader has computed the call."""
         from .tensor_link import Lost
 
@@ -239,18 +236,18 @@ class Followers:
             left = _REPLICA_S if peer.deadline is None else peer.deadline - time.monotonic()
             if not (self.patient or left < 0 or peer.link.has_message()):
                 return
-            message = self._hear(peer, max(left, 1.0), failed)
+            message = self._hear(peer, max(left, 1.0))
             if message is not None:
                 raise Lost(f"it has said {message.kind} where nothing was asked")
 
-    def _hear(self, peer: Follower, timeout: float, failed: list[str]) -> Message | None:
+    def _hear(self, peer: Follower, timeout: float) -> Message | None:
         """Receive one message. What is not an answer to a part of a call is taken in here; then None."""
         message = peer.link.receive(timeout)
         if message.kind == "ready":
             key, _, why = message.value
             peer.pending.discard(key)
             if why is not None:
-                failed.append(why)
+                self.failed[key] = why
                 peer.replicas[key] = []
             return None
         if peer.answered is None:
@@ -262,7 +259,7 @@ class Followers:
     def answer(self, peer: Follower, timeout: float) -> Message:
         """The answer to a part of a call; what the follower owed before comes first. Raises Lost."""
         while True:
-            message = self._hear(peer, timeout, [])  # a replica that cannot be made is asked for again
+            message = self._hear(peer, timeout)
             if message is not None:
                 return message
 
@@ -270,7 +267,7 @@ class Followers:
         """Wait until a follower that makes a check has answered: before, it must be sent no tensors. Raises Lost."""
         while peer.answered is not None:
             left = timeout if peer.deadline is None else max(1.0, peer.deadline - time.monotonic())
-            self._hear(peer, left, [])
+            self._hear(peer, left)
 
     def sizes(self, samples: int, peers: Sequence[Follower]) -> list[int]:
         """How many samples each part has: the leader's first. Parts are in proportion to the devices' speeds."""

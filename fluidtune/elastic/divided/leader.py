@@ -34,6 +34,9 @@ LOOPBACK = "127.0.0.1"
 #: Calls at the top of the stack for which one look lasts, and the least seconds between two looks. Judgement: a step of
 #: a loop calls a few modules; while a look lasts, torch takes a slower way for all modules.
 _LOOKED, _LOOK_S = 12, 1.0
+#: Seconds for which a follower may take in nothing of what it is sent. Judgement: it reads at once, unless it hangs. A
+#: follower waits for its leader, which reads when the loop calls a module.
+_STALL_S = 60.0
 
 
 class Division:
@@ -128,7 +131,7 @@ class Division:
 
         from .tensor_link import Link
 
-        link = Link(connection, shared, torch.device(self._device))
+        link = Link(connection, shared, torch.device(self._device), _STALL_S)
         if self.followers.closed or self._ungrowable is not None:
             link.send("refused", self._ungrowable or "the trial has ended here")
             link.close()

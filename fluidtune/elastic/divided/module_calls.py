@@ -252,12 +252,11 @@ class ModuleCalls(Nothing):
     def _ready(self, described: Description) -> list[Follower]:
         """The followers that can be asked for a part, with the weights as they are."""
         assert self._weights is not None
-        failed: list[str] = []
         ready = []
-        if self._followers.settle(failed):  # one that checks a call of this module needs its weights as they were
+        if self._followers.settle():  # one that checks a call of this module needs its weights as they were
             self._weights.publish(graphs=any(call.may_go_back for call in self._alive))
-            ready = self._followers.ready(self.key, described, self._weights, failed)
-        for why in failed:
+            ready = self._followers.ready(self.key, described, self._weights)
+        if (why := self._followers.failed.pop(self.key, None)) is not None:
             self._stays_whole(f"it cannot be sent to another process ({why})")
         return ready
 
@@ -301,7 +300,7 @@ class ModuleCalls(Nothing):
         if self._followers.patient:
             with self._followers.free_turn() as mine:
                 if mine:
-                    self._followers.settle([])
+                    self._followers.settle()
         return result
 
     def _answered(self, check: _Check, message: Message) -> None:

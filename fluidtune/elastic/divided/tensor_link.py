@@ -25,8 +25,6 @@ import torch
 _HEAD = struct.Struct("<QQI")  # bytes of the header, bytes of shared memory in use, file descriptors that follow
 #: Tensors begin at multiples of this many bytes: a cache line of x86-64.
 _ALIGNMENT = 64
-#: Seconds in which the other side takes in what it is sent. Judgement: it reads at once, unless it hangs.
-_SEND_S = 60.0
 #: The most bytes of a header: no real one has more, and a peer that says so has lost its place.
 _MOST_HEADER = 2**31
 #: How a tensor lies: its type, its shape, its strides, and whether it was on a GPU.
@@ -115,15 +113,18 @@ def on_gpu(tensor: torch.Tensor) -> bool:
 
 class Link:
     """One connection. ``shared``: both ends are on one machine, connected by a Unix socket. ``device``: of tensors that
-    come and were on a GPU at the other end.
+    come and were on a GPU at the other end. ``stall_s``: seconds for which the other side may take in nothing of what
+    it is sent; None: any, until the kernel finds it dead.
     """
 
     #: A `Pair`, which carries the tensors that it takes in place of the connection; None: there is none.
     pair: Any = None
 
-    def __init__(self, connection: socket.socket, shared: bool, device: torch.device) -> None:
-        self._socket, self._device = connection, device
-        connection.settimeout(_SEND_S)
+    def __init__(
+        self, connection: socket.socket, shared: bool, device: torch.device, stall_s: float | None = None
+    ) -> None:
+        self._socket, self._device, self._stall_s = connection, device, stall_s
+        connection.settimeout(stall_s)
         self._out = self._in = None
         _links.add(self)
         if shared:
@@ -164,18 +165,23 @@ class Link:
                     self._out.view(at, layout).copy_(tensor)
         header = pickle.dumps((kind, value, layouts, paired), 5)
         try:
-            self._socket.sendall(_HEAD.pack(len(header), used, file is not None) + header)
+            self._send(_HEAD.pack(len(header), used, file is not None) + header)
             if file is not None:
                 socket.send_fds(self._socket, [b"f"], [file])
             if self._out is None:
                 for layout, tensor in zip(own, beside, strict=True):
                     if tensor.numel():
-                        self._socket.sendall(_raw(_dense(tensor.cpu(), layout)))
+                        self._send(_raw(_dense(tensor.cpu(), layout)))
             if any(paired):
                 through = [_dense(t, y) for t, y, flag in zip(tensors, layouts, paired, strict=True) if flag]
                 self.pair.send(through, self._has_ended)
         except OSError as error:
             raise Lost(f"its connection ended: {error}") from error
+
+    def _send(self, content: bytes | memoryview) -> None:
+        left = memoryview(content)
+        while left:
+            left = left[self._socket.send(left) :]
 
     def receive(self, within: float | None = None) -> Message:
         """The next message. ``within``: seconds to wait for it; None: any.
@@ -249,7 +255,7 @@ class Link:
             if not got:
                 raise Lost("its connection has ended")
             at += got
-        self._socket.settimeout(_SEND_S)
+        self._socket.settimeout(self._stall_s)
         return buffer
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -17,8 +18,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from fluidtune.elastic.divided import call as divided_call
+from fluidtune.elastic.divided import description
+from fluidtune.elastic.divided import follower as divided_follower
 from fluidtune.elastic.divided.follower import Follower
 from fluidtune.elastic.divided.meeting import Refused, connect
+from fluidtune.elastic.divided.tensor_link import Link, Lost
 from tests.elastic.divided.grown import Grown, grown
 
 STEPS = 12
@@ -390,6 +394,44 @@ def test_followers_of_another_machine() -> None:
         assert trial.division.followers.divided
         assert not any(peer.link.shares for peer in trial.division.followers.present)
     assert loop.result() == pytest.approx(expected, rel=1e-9)
+
+
+def test_who_sends_waits_for_a_leader_that_computes_and_not_for_a_follower_that_hangs() -> None:
+    """Seen: a follower was given up where the loop called no module for a minute while it sent a large answer."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    device = torch.device("cpu")
+    leader, follower, answer = Link(ends[0], False, device, 0.1), Link(ends[1], False, device), torch.arange(1e6)
+    sending = threading.Thread(target=follower.send, args=("outputs", None, [answer]))
+    sending.start()
+    sending.join(1.0)  # ten times as long as the leader would wait
+    assert sending.is_alive() and torch.equal(leader.receive().tensors[0], answer)
+    sending.join()
+    with pytest.raises(Lost, match="timed out"):
+        leader.send("forward", None, [answer])
+
+
+def test_a_replica_that_cannot_be_made_leaves_its_own_module_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: the module that was called when the follower said so stayed whole."""
+    made, loop, other = description.rebuilt, Loop(), nn.Linear(12, 7).double()
+
+    def rebuilt(skeleton: bytes, tensors: Any, classes: Any) -> nn.Module:
+        if len(tensors[0]) == 7:
+            raise MemoryError("no room")
+        return made(skeleton, tensors, classes)
+
+    monkeypatch.setattr(divided_follower, "rebuilt", rebuilt)
+    with grown(2, patient=False) as trial:
+        until = time.monotonic() + 60
+        while not trial.division.followers.divided or len(trial.checked) < 2:
+            assert time.monotonic() < until, trial.checked
+            trial.division.begin_iteration()
+            other(torch.ones(20, 12, dtype=torch.float64))
+            time.sleep(0.1)
+            loop.step()
+            trial.facts()
+    assert {(name, verdict) for name, verdict, _ in trial.checked} == {("Sequential", "divided"), ("Linear", "whole")}
 
 
 @pytest.mark.slow

@@ -1,0 +1,118 @@
+"""One driver a run: the process that carries a run on holds a lock on a file in the run's folder, with its name in it.
+
+The kernel gives the lock back when the process has ended, however that ends. The boundary: drivers see each other where
+``flock`` reaches, which is one machine, and the machines of a shared file system that passes locks on. Two drivers
+within one process are one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.report.events import this_machine
+
+logger = logging.getLogger(__name__)
+
+#: The file, in the run's folder.
+FILE = "fluid_driver.lock"
+#: Seconds that a driver waits for the end of another one, which may be about to end. Judgement: as long as one that has
+#: got notice takes (`FluidExecutor.notice_s`).
+PATIENCE_S = 30.0
+#: Seconds between two tries. Judgement.
+_LOOK_S = 0.1
+
+
+class DriverLock:
+    """See `hold`. It is held until `close`, the end of the process, or until nothing refers to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self.file = folder / FILE, -1
+        until, told = time.monotonic() + PATIENCE_S, False
+        try:
+            while not self._take():
+                name = os.read(self.file, 4096).decode(errors="replace") or "which begins"
+                driver = f"the run in {folder} has a driver, {name}"
+                self.let_go()
+                if time.monotonic() >= until:
+                    raise FluidTuneError(f"{driver}; wait for its end, or end it first; a new run needs another name")
+                if not told:
+                    logger.warning("FluidTune: %s; waiting up to %.0f s for its end", driver, PATIENCE_S)
+                told = True
+                time.sleep(_LOOK_S)
+        except OSError as error:
+            logger.warning("FluidTune: a second driver of the run in %s would not be noticed: %s", folder, error)
+            return
+        with suppress(OSError):  # on a full disk nobody learns who drives the run
+            os.truncate(self.file, 0)
+            os.write(self.file, f"process {os.getpid()} on {this_machine()}".encode())
+
+    def _take(self) -> bool:
+        """Whether the lock is held now, of the file that is there: a driver that ends removes its own."""
+        self.file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        with suppress(FileNotFoundError):
+            return _tried(self.file, fcntl.LOCK_EX) and os.path.samestat(os.fstat(self.file), self._path.stat())
+        return False
+
+    def let_go(self) -> None:
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
+
+    def close(self) -> None:
+        """Another driver may carry the run on; idempotent."""
+        if self.file >= 0:
+            with suppress(OSError):
+                self._path.unlink()
+            self.let_go()
+
+    __del__ = close
+
+
+#: By folder, the locks of this process.
+_held: weakref.WeakValueDictionary[Path, DriverLock] = weakref.WeakValueDictionary()
+
+
+def hold(folder: Path) -> DriverLock:
+    """The lock of the run in this folder, for this process, which may have it already.
+
+    Raises:
+        FluidTuneError: another process has it, and has not ended in `PATIENCE_S` seconds.
+    """
+    folder = folder.resolve()
+    lock = _held.get(folder)
+    if lock is None or lock.file < 0:
+        lock = _held[folder] = DriverLock(folder)
+    return lock
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process that this machine sees carries the run on; True where that cannot be found out."""
+    try:
+        with (folder / FILE).open("r+") as file:
+            return not _tried(file.fileno(), fcntl.LOCK_SH)
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+
+
+def _tried(file: int, kind: int) -> bool:
+    """Whether this process has the lock now."""
+    with suppress(BlockingIOError):
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _forked() -> None:
+    """A forked process is no driver: else its parent's lock would outlive the parent."""
+    for lock in list(_held.values()):
+        lock.let_go()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,55 @@
+"""One driver a run: a second one is refused with the name of the first, and the kernel frees what a dead one had."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fluidtune import driver_lock
+from fluidtune.report.events import this_machine
+from tests.tune.test_bad_input import refused
+
+#: Its child lives until its standard input ends.
+DRIVES = """
+import os, sys
+from pathlib import Path
+from fluidtune.driver_lock import hold
+lock = hold(Path(sys.argv[1]))
+child = os.fork()
+if child:
+    print(child, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def driven(run: Path) -> Iterator[tuple[int, int]]:
+    """Another process drives the run: its number, and that of a child of it, which outlives it."""
+    command, pipe = [sys.executable, "-c", DRIVES, str(run)], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        yield process.pid, int(process.stdout.readline())
+        process.kill()
+
+
+def test_who_drives_a_run_is_named_until_it_has_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not driver_lock.is_held(tmp_path)
+    with driven(tmp_path) as (pid, child):
+        assert driver_lock.is_held(tmp_path)
+        monkeypatch.setattr(driver_lock, "PATIENCE_S", 0.1)
+        refused(lambda: driver_lock.hold(tmp_path), f"process {pid} on {this_machine()}", "wait for its end")
+        monkeypatch.undo()
+        threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+        lock = driver_lock.hold(tmp_path)  # waits for that
+        os.kill(child, 0)
+        assert driver_lock.hold(tmp_path / ".") is lock
+    lock.close()
+    assert not driver_lock.is_held(tmp_path)
