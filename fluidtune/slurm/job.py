@@ -47,7 +47,7 @@ def run_here(words: Sequence[str]) -> int:
         raise FluidTuneError(f"job {found.job}: srun starts this search {found.tasks} times; {once}")
     if not found.here:  # salloc has left us where it was typed
         srun = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1", *_RUN, *words]
-        os.execvpe("srun", srun, srun_variables(os.environ))
+        os.execvpe("srun", srun, srun_variables(os.environ, found.job))
     return Job(found, words).run()
 
 

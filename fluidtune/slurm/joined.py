@@ -38,20 +38,19 @@ _FORMAT, _HAS_NODES = "%A|%i|%T|%S|%L|%N", ("RUNNING", "COMPLETING", "SUSPENDED"
 
 @dataclass(frozen=True)
 class Sibling:
-    """A job of the array. ``name``: its id with that of the array. ``start``: as Slurm writes it. ``left``: seconds."""
+    """A job of the array. ``name``: its id with that of the array. ``start``, ``left`` of its time: as Slurm writes."""
 
     job: str
     name: str
     state: str
     start: str
-    left: float
+    left: str
     hosts: str
 
 
 def siblings(told: str) -> list[Sibling]:
     """The jobs that squeue tells of."""
-    rows = [line.split("|") for line in told.split("\n") if line]
-    return [Sibling(*row[:4], seconds_of(row[4]) or float("inf"), row[5]) for row in rows]
+    return [Sibling(*line.split("|")) for line in told.split("\n") if line]
 
 
 def head(found: Iterable[Sibling]) -> str:
@@ -103,9 +102,9 @@ def main(words: Sequence[str]) -> int:
             return _requeued(found.name)
         with suppress(FluidTuneError):  # Slurm's controller may be away
             now = array.look()
-    left = next(each.left for each in now if each.name == found.name)
-    if left < LATE_S:
-        say(f"job {found.name} has {left:g} s left, too few for the head of the search; it is requeued")
+    left = seconds_of(next(each.left for each in now if each.name == found.name))
+    if left is not None and left < LATE_S:
+        say(f"job {found.name} has {left} s left, too few for the head of the search; it is requeued")
         return _requeued(found.name)
     job = Job(found, words, array.came)
     status = job.run()

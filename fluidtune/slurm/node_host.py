@@ -157,7 +157,7 @@ def _drain(order: Order, needed: Mapping[int, str]) -> None:
         found = "".join(word.partition("=")[2] for word in told if word.startswith("--node_id="))
         reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=its Slurm job ends"]
         words = [f"--address={order.address}", f"--node-id={found}", *reason]
-        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", *words]
+        command = [str(Path(sys.executable).with_name("ray")), "drain-node", *words]
         subprocess.Popen(command, env=order.variables(os.environ), stdin=subprocess.DEVNULL)
 
 
