@@ -82,9 +82,9 @@ class Say:
 
 @dataclass(frozen=True)
 class Join:
-    """Start Ray on these nodes. ``of``: the other job whose they are. ``address``: that of the head."""
+    """Start Ray on this node. ``of``: the other job whose it is. ``address``: that of the head."""
 
-    nodes: tuple[str, ...]
+    node: str
     address: str
     of: Came | None = None
 
@@ -162,12 +162,12 @@ class Course:
                 return [Say(f"job {self.job} ends before its search has begun: give it a longer --time"), *self._end(1)]
             case "starting", Ready(node, address) if node == self.head:
                 self.state, self._address = "joining", address
-                own = [Join(self.members, address)] if self.members else self._search()
-                return [*own, *(Join(each.nodes, address, each) for each in self._early)]
+                own = [Join(node, address) for node in self.members] or self._search()
+                return [*own, *(Join(node, address, each) for each in self._early for node in each.nodes)]
             case "starting", Came():
                 self._early.append(event)
             case _, Came():
-                return [Join(event.nodes, self._address, event)]
+                return [Join(node, self._address, event) for node in event.nodes]
             case _, Ready(node):
                 self._said.add(node)
                 self._lost.discard(node)

@@ -102,7 +102,7 @@ class Job:
     def run(self) -> int:
         heard = adopt(signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT)  # Ctrl-C is the driver's
         self._selector.register(heard, selectors.EVENT_READ, lambda: self._signals(heard))
-        self._host([], (self._course.head,), self._order, dict(os.environ))
+        self._host([], self._course.head, self._order, dict(os.environ))
         while self._status is None:
             for key, _ in self._selector.select(None if self._came is None else POLL_S):
                 key.data()
@@ -130,16 +130,16 @@ class Job:
             match instruction:
                 case course.Say(line):
                     say(line)
-                case course.Join(nodes, address, of):
+                case course.Join(node, address, of):
+                    # A step of its own, as a node that is down ends the whole step that is to start on it.
                     job = of.job if of else self._job
-                    srun = ["srun", f"--jobid={job}", "--overlap", "--no-kill", "--kill-on-bad-exit=0"]
-                    srun += [f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}"]
-                    srun += ["--ntasks-per-node=1", "--cpu-bind=none", "--mem=0"]
+                    srun = ["srun", f"--jobid={job}", "--overlap", "--no-kill", f"--nodelist={node}", "--nodes=1"]
+                    srun += ["--ntasks=1", "--cpu-bind=none", "--mem=0"]
                     if of is None:
                         signal.alarm(course.JOIN_S)
                     order = replace(self._order, address=address, leaves=of is not None)
                     whose = f" of job {of.name}" if of else ""
-                    self._host(srun, nodes, order, srun_variables(os.environ, job), whose)
+                    self._host(srun, node + whose, order, srun_variables(os.environ, job))
                 case course.Drive(address):
                     own = {**self._order.variables(os.environ), "RAY_ADDRESS": address}
                     self._driver = subprocess.Popen([*_RUN, *self._words], env=own)
@@ -150,11 +150,11 @@ class Job:
                 case course.End(status):
                     self._end(status)
 
-    def _host(self, srun: list[str], nodes: Sequence[str], order: Order, own: dict[str, str], whose: str = "") -> None:
-        """Start Ray on these nodes: by srun, or here. ``whose``: what lines say of them, beside their names."""
+    def _host(self, srun: list[str], node: str, order: Order, variables: dict[str, str]) -> None:
+        """Start Ray on this node: by srun, or here."""
         command = [*srun, sys.executable, "-m", "fluidtune.slurm.node_host"]
         pipe = subprocess.PIPE
-        host = subprocess.Popen(command, 0, env=own, stdin=pipe, stdout=pipe, start_new_session=True)
+        host = subprocess.Popen(command, 0, env=variables, stdin=pipe, stdout=pipe, start_new_session=True)
         stdin, stdout = host.stdin, host.stdout
         assert stdin is not None and stdout is not None
         stdin.write(json.dumps(asdict(order)).encode() + b"\n")
@@ -163,13 +163,12 @@ class Job:
         def read() -> None:
             line = stdout.readline()
             if line:
-                node, what, text = json.loads(line)
-                lost = course.Lost(node + whose, text) if what == "lost" else course.Noticed()
-                self._take(course.Ready(node + whose, text) if what == "ready" else lost)
+                what, text = json.loads(line)
+                lost = course.Lost(node, text) if what == "lost" else course.Noticed()
+                self._take(course.Ready(node, text) if what == "ready" else lost)
                 return
             self._selector.unregister(stdout)
-            for node in nodes:
-                self._take(course.Lost(node + whose, "has ended"))
+            self._take(course.Lost(node, "has ended"))
 
         self._selector.register(stdout, selectors.EVENT_READ, read)
 

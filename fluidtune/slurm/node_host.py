@@ -162,7 +162,7 @@ def _drain(order: Order, needed: Mapping[int, str]) -> None:
 
 
 def _say(what: str, text: str) -> None:
-    print(json.dumps([os.environ.get("SLURMD_NODENAME", ""), what, text]), flush=True)
+    print(json.dumps([what, text]), flush=True)
 
 
 if __name__ == "__main__":

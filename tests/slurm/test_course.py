@@ -29,8 +29,8 @@ from fluidtune.slurm.joined import head, siblings
 HEAD, N2, N3 = Ready("n1", "h:1"), Ready("n2", "h:1"), Ready("n3", "h:1")
 CAME = Came("7_2", "8", ("n4",))
 NOTICE, DIED = Noticed(), Lost("n1", "has ended (gcs_server)")
-JOINS = Join(("n4",), "h:1", CAME)
-MEMBERS, DRIVER = Join(("n2", "n3"), "h:1"), Drive("h:1")
+JOINS = Join("n4", "h:1", CAME)
+MEMBERS, DRIVER = [Join("n2", "h:1"), Join("n3", "h:1")], Drive("h:1")
 
 
 def taken(events: list[Event]) -> list[Instruction]:
@@ -42,20 +42,20 @@ def taken(events: list[Event]) -> list[Instruction]:
 @pytest.mark.parametrize(
     "events, done",
     [
-        ([HEAD, N2, N3, NOTICE, NOTICE], [MEMBERS, DRIVER, TellDriver()]),
-        ([HEAD, N2, N3, NOTICE, DriverEnded(AGAIN)], [MEMBERS, DRIVER, TellDriver(), End(AGAIN)]),
-        ([HEAD, N2, N3, DriverEnded(-9)], [MEMBERS, DRIVER, End(137)]),
+        ([HEAD, N2, N3, NOTICE, NOTICE], [*MEMBERS, DRIVER, TellDriver()]),
+        ([HEAD, N2, N3, NOTICE, DriverEnded(AGAIN)], [*MEMBERS, DRIVER, TellDriver(), End(AGAIN)]),
+        ([HEAD, N2, N3, DriverEnded(-9)], [*MEMBERS, DRIVER, End(137)]),
         (
             [HEAD, N2, N3, DIED, N2],
-            [MEMBERS, DRIVER, "Ray on node n1 has ended (gcs_server). Run the job again", End(1)],
+            [*MEMBERS, DRIVER, "Ray on node n1 has ended (gcs_server). Run the job again", End(1)],
         ),
-        ([HEAD, NOTICE], [MEMBERS, "ends before its search has begun", End(1)]),
+        ([HEAD, NOTICE], [*MEMBERS, "ends before its search has begun", End(1)]),
         (
             [HEAD, Lost("n2", "is out"), Lost("n2", "is out"), Late(), N3],
-            [MEMBERS, "node n2 is out", "nodes n3 join later", DRIVER],
+            [*MEMBERS, "node n2 is out", "nodes n3 join later", DRIVER],
         ),
-        ([CAME, HEAD, N2, N3, DriverEnded(1)], [MEMBERS, JOINS, DRIVER, EndOthers(), End(1)]),
-        ([HEAD, CAME, N2, N3, DriverEnded(AGAIN)], [MEMBERS, JOINS, DRIVER, End(AGAIN)]),
+        ([CAME, HEAD, N2, N3, DriverEnded(1)], [*MEMBERS, JOINS, DRIVER, EndOthers(), End(1)]),
+        ([HEAD, CAME, N2, N3, DriverEnded(AGAIN)], [*MEMBERS, JOINS, DRIVER, End(AGAIN)]),
         ([CAME, NOTICE], [End(AGAIN)]),
     ],
 )
@@ -87,4 +87,4 @@ def test_the_head_of_an_array_stays_the_head(first: list[tuple[int, str]], later
 def test_whatever_happens_a_job_ends_once_and_starts_its_driver_once(happening: list[Event]) -> None:
     done = [each for each in taken(happening) if not isinstance(each, Say)]
     ends = [each for each in done if isinstance(each, End)]
-    assert done == [each for each in (MEMBERS, DRIVER, TellDriver(), *ends) if each in done] and len(ends) < 2
+    assert done == [each for each in (*MEMBERS, DRIVER, TellDriver(), *ends) if each in done] and len(ends) < 2

@@ -123,6 +123,7 @@ def test_a_search_has_what_the_job_has_and_leaves_nothing(jobs: Jobs) -> None:
 
 @pytest.mark.timeout(0)
 def test_jobs_of_two_users_on_the_same_nodes_have_a_ray_each(jobs: Jobs, pytestconfig: pytest.Config) -> None:
+    """Seen: two nodes of one machine, started at once, took one socket, and only one of them joined."""
     reads = f"test -x {sys.executable} && test -r {ROOT}/fluidtune"
     other = "nobody" if jobs.call("su", "nobody", "-s", "/bin/sh", "-c", reads).returncode == 0 else "root"
     sent = {}
@@ -186,6 +187,7 @@ def test_a_full_folder_for_temporary_files_is_named(jobs: Jobs) -> None:
 
 @pytest.mark.timeout(900)
 def test_jobs_of_an_array_join_one_search_and_leave_it(jobs: Jobs) -> None:
+    """Seen: the signal that told a node of its end ended its Ray, as Slurm sends it to all processes of a step."""
     array = jobs.submit("-c1", "--mem=1024", "--time=30", "--elastic=3", "--array=1-3%1", name="goes_on.py")
     log = jobs.folder / "storage" / "job" / EVENT_LOG_NAME
 
