@@ -138,8 +138,7 @@ class Job:
                     if of is None:
                         signal.alarm(course.JOIN_S)
                     order = replace(self._order, address=address, leaves=of is not None)
-                    whose = f" of job {of.name}" if of else ""
-                    self._host(srun, node + whose, order, srun_variables(os.environ, job))
+                    self._host(srun, f"{node} of job {of.name}" if of else node, order, srun_variables(os.environ, job))
                 case course.Drive(address):
                     own = {**self._order.variables(os.environ), "RAY_ADDRESS": address}
                     self._driver = subprocess.Popen([*_RUN, *self._words], env=own)

@@ -104,15 +104,21 @@ def _folder(order: Order) -> IO[str]:
         lock.close()  # another node has removed it in between
 
 
+def _own(order: Order) -> str:
+    """Ray's folder. Several nodes may be one machine, and Ray opens its folder, but not ours, to all users."""
+    return f"{order.folder}/{os.getpid():x}"
+
+
 def _start(order: Order) -> subprocess.Popen[bytes]:
     """Begin to start Ray here. What it prints is in a file of the folder."""
-    if order.address:  # Several nodes may be one machine: in one folder Ray gives those that start at once one socket.
-        options = [f"--address={order.address}", f"--temp-dir={order.folder}/{os.getpid():x}"]
+    options = [f"--temp-dir={_own(order)}", *_FREE_PORTS]
+    options += share_options(os.environ, len(os.sched_getaffinity(0)), order.memory)
+    if order.address:
+        options += [f"--address={order.address}"]
     else:
         with socket.create_server(("", 0)) as free:  # for Ray's client server, which takes no 0, and nobody needs
-            options = ["--head", "--port=0", f"--ray-client-server-port={free.getsockname()[1]}"]
-        options += [f"--temp-dir={order.folder}", "--include-dashboard=false"]
-    options += [*_FREE_PORTS, *share_options(os.environ, len(os.sched_getaffinity(0)), order.memory)]
+            options += ["--head", "--port=0", f"--ray-client-server-port={free.getsockname()[1]}"]
+        options += ["--include-dashboard=false"]
     command = [sys.executable, "-m", "fluidtune", "node", "start", *options]
     with open_in(order.folder, f"start-{os.getpid()}") as said:
         return subprocess.Popen(command, 0, None, subprocess.DEVNULL, said, said, env=order.variables(os.environ))
@@ -120,8 +126,7 @@ def _start(order: Order) -> subprocess.Popen[bytes]:
 
 def _watch(order: Order, heard: int) -> None:
     """Return when the standard input has ended. FluidTuneError: Ray does not start, or has ended."""
-    starting, begun, needed = _start(order), time.monotonic(), dict[int, str]()
-    ends = 0.0
+    starting, begun, ends, needed = _start(order), time.monotonic(), 0.0, dict[int, str]()
     while True:
         ready, _, _ = select.select([sys.stdin, heard], [], [], max(0.0, ends - time.monotonic()) if ends else None)
         told = heard in ready and {*os.read(heard, 4096)} & {signal.SIGTERM, signal.SIGURG}
@@ -141,7 +146,7 @@ def _watch(order: Order, heard: int) -> None:
             elif pid == starting.pid:
                 below = psutil.Process().children()
                 needed = {each.pid: each.name() for each in below if each.name() in ("raylet", "gcs_server")}
-                _say("ready", order.address or Path(order.folder, "ray_current_cluster").read_text().strip())
+                _say("ready", order.address or Path(_own(order), "ray_current_cluster").read_text().strip())
             elif pid in needed:
                 raise FluidTuneError("leaves, as its job ends" if ends else f"has ended ({needed[pid]})")
         if ends and time.monotonic() >= ends:
@@ -155,9 +160,8 @@ def _drain(order: Order, needed: Mapping[int, str]) -> None:
     for pid in needed:
         told = Path(f"/proc/{pid}/cmdline").read_text().split("\0")  # empty: it has ended
         found = "".join(word.partition("=")[2] for word in told if word.startswith("--node_id="))
-        reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=its Slurm job ends"]
-        words = [f"--address={order.address}", f"--node-id={found}", *reason]
-        command = [str(Path(sys.executable).with_name("ray")), "drain-node", *words]
+        words = [f"--address={order.address}", f"--node-id={found}", "--reason=DRAIN_NODE_REASON_PREEMPTION"]
+        command = [str(Path(sys.executable).with_name("ray")), "drain-node", *words, "--reason-message=its job ends"]
         subprocess.Popen(command, env=order.variables(os.environ), stdin=subprocess.DEVNULL)
 
 
