@@ -333,14 +333,14 @@ class _AllWords(click.Command):
         return super().parse_args(context, ["--help"]) if asks else []
 
 
-@cli.command(cls=_AllWords, options_metavar="[--print] [--notice SECONDS] [SBATCH OPTIONS]")
+@cli.command(cls=_AllWords, options_metavar="[--print] [--notice SECONDS] [--elastic JOBS] [SBATCH OPTIONS]")
 @click.argument("words", nargs=-1, metavar="SCRIPT [-- ARGS]")
 def slurm(words: tuple[str, ...]) -> None:
     """Submit SCRIPT as a Slurm job; its trials run on all nodes of the job (docs/how-to/slurm.md).
 
     The words before the first option, and those after "--", are those of `fluidtune run`. The others are sbatch's, but
-    for two. --print: print the job script and submit nothing. --notice: seconds before the time limit at which the
-    search writes its state, to be requeued (60).
+    for three. --print: print the job script and submit nothing. --notice: seconds before the time limit at which the
+    search writes its state, to be requeued (60). --elastic: as many jobs of an array join one search.
     """
     from fluidtune.slurm.job import submit
     from fluidtune.slurm.submission import script, submission

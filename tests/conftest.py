@@ -35,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--kills", type=int, default=3, help="how often tests/faults kills a driver and a node; workers twice as often"
     )
+    parser.addoption("--starts", type=int, default=2, help="how many jobs tests/slurm starts as two users")
+    parser.addoption("--at-once", type=int, default=2, help="how many of them at a time")
 
 
 @pytest.fixture

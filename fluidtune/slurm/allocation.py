@@ -17,10 +17,12 @@ STORE = 0.3
 class Allocation:
     """A job as one of its processes sees it. ``job``: its id. ``here``: Slurm's name of this node; "": it is none.
 
+    ``name``: what scontrol and scancel call it. In an array the id of one job is that of the array, and means all jobs.
     ``hosts``: Slurm's expression for the job's nodes, such as "n[1-3]". ``tasks``: the tasks of this step.
     """
 
     job: str
+    name: str
     hosts: str
     here: str
     tasks: int
@@ -29,12 +31,16 @@ class Allocation:
 def allocation(variables: Mapping[str, str]) -> Allocation:
     """The job of a process with these variables, which have SLURM_JOB_NODELIST."""
     tasks, here = int(variables.get("SLURM_STEP_NUM_TASKS", 1)), variables.get("SLURMD_NODENAME", "")
-    return Allocation(variables["SLURM_JOB_ID"], variables["SLURM_JOB_NODELIST"], here, tasks)
+    job = name = variables["SLURM_JOB_ID"]
+    if "SLURM_ARRAY_JOB_ID" in variables:
+        name = f"{variables['SLURM_ARRAY_JOB_ID']}_{variables['SLURM_ARRAY_TASK_ID']}"
+    return Allocation(job, name, variables["SLURM_JOB_NODELIST"], here, tasks)
 
 
-def srun_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment for srun in a job, without what the job's own options would have srun do."""
-    kept = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOB_NODELIST")
+def srun_variables(variables: Mapping[str, str], job: str) -> dict[str, str]:
+    """The environment for srun in this job, without what the own job's options would have srun do."""
+    own = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST") if variables["SLURM_JOB_ID"] == job else ()
+    kept = ("SLURM_CONF", *own)
     return {name: value for name, value in variables.items() if not name.startswith("SLURM_") or name in kept}
 
 

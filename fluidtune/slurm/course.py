@@ -10,6 +10,10 @@
 - *ended*: all processes end. If the driver's status is `AGAIN`, the job is requeued.
 
 A job that gets its notice before its driver has begun is not requeued: its time limit would be too short again.
+
+With ``joined`` the job is the head of an array (`joined`). Nodes of its other jobs join in any state but *ended*. A
+driver that ends otherwise than by `AGAIN` ends them, too. After any other end one of them goes on with the search. So a
+notice before the driver has begun requeues the job: it may have become the head late.
 """
 
 from __future__ import annotations
@@ -30,6 +34,15 @@ class Ready:
 
     node: str
     address: str
+
+
+@dataclass(frozen=True)
+class Came:
+    """Another job of the array has begun. ``job``: its id, for srun. ``nodes``: Slurm's names of its nodes."""
+
+    name: str
+    job: str
+    nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class DriverEnded:
     status: int
 
 
-Event = Ready | Lost | Noticed | Late | DriverEnded
+Event = Ready | Came | Lost | Noticed | Late | DriverEnded
 
 
 @dataclass(frozen=True)
@@ -68,10 +81,18 @@ class Say:
 
 
 @dataclass(frozen=True)
-class Start:
-    """Start Ray on the job's other nodes, or the script. ``address``: that of the job's Ray."""
+class Join:
+    """Start Ray on this node. ``of``: the other job whose it is. ``address``: that of the head."""
 
-    what: Literal["members", "driver"]
+    node: str
+    address: str
+    of: Came | None = None
+
+
+@dataclass(frozen=True)
+class Drive:
+    """Start the script. ``address``: that of the job's Ray."""
+
     address: str
 
 
@@ -81,27 +102,37 @@ class TellDriver:
 
 
 @dataclass(frozen=True)
+class EndOthers:
+    """The search is over: end the other jobs of the array."""
+
+
+@dataclass(frozen=True)
 class End:
     """End all processes, requeue the job if it is to be run again, and end with this exit status."""
 
     status: int
 
 
-Instruction = Say | Start | TellDriver | End
+Instruction = Say | Join | Drive | TellDriver | EndOthers | End
 
 
 @dataclass
 class Course:
-    """The state machine. ``job``: the job's id. ``head`` and ``members``: Slurm's names of its nodes."""
+    """The state machine. ``job``: the job's id. ``head`` and ``members``: Slurm's names of its nodes.
+
+    ``joined``: it is the head of an array, whose other jobs may join it.
+    """
 
     job: str
     head: str
     members: tuple[str, ...]
+    joined: bool = False
     state: Literal["starting", "joining", "searching", "ended"] = "starting"
     _address: str = ""
     _said: set[str] = field(default_factory=set)
     _lost: set[str] = field(default_factory=set)
     _told: bool = False
+    _early: list[Came] = field(default_factory=list)
 
     def take(self, event: Event) -> list[Instruction]:
         """What is to be done when this happens."""
@@ -112,6 +143,7 @@ class Course:
                 return []
             case _, Lost(node, why) if node == self.head:
                 again = f"Run the job again (scontrol requeue {self.job}); the search goes on from its state"
+                again = "Another job of the array goes on with the search" if self.joined else again
                 return [Say(f"job {self.job}: Ray on node {node} {why}. {again}"), *self._end(1)]
             case _, Lost(node, why):
                 self._said.add(node)
@@ -119,17 +151,26 @@ class Course:
                 said = Say(f"job {self.job}: Ray on node {node} {why}. The search goes on without this node")
                 return [said, *self._search_if_all()]
             case _, DriverEnded(status):
-                return self._end(status if status >= 0 else 128 - status)
+                over: list[Instruction] = [EndOthers()] if self.joined and status != AGAIN else []
+                return [*over, *self._end(status if status >= 0 else 128 - status)]
             case "searching", Noticed():
                 told, self._told = self._told, True
                 return [] if told else [TellDriver()]
+            case _, Noticed() if self.joined:
+                return self._end(AGAIN)
             case _, Noticed():
                 return [Say(f"job {self.job} ends before its search has begun: give it a longer --time"), *self._end(1)]
             case "starting", Ready(node, address) if node == self.head:
                 self.state, self._address = "joining", address
-                return [Start("members", address)] if self.members else self._search()
-            case "joining", Ready(node):
+                own = [Join(node, address) for node in self.members] or self._search()
+                return [*own, *(Join(node, address, each) for each in self._early for node in each.nodes)]
+            case "starting", Came():
+                self._early.append(event)
+            case _, Came():
+                return [Join(node, self._address, event) for node in event.nodes]
+            case _, Ready(node):
                 self._said.add(node)
+                self._lost.discard(node)
                 return self._search_if_all()
             case "joining", Late():
                 missing = ", ".join(sorted({*self.members} - self._said))
@@ -142,7 +183,7 @@ class Course:
 
     def _search(self) -> list[Instruction]:
         self.state = "searching"
-        return [Start("driver", self._address)]
+        return [Drive(self._address)]
 
     def _end(self, status: int) -> list[Instruction]:
         self.state = "ended"

@@ -1,7 +1,8 @@
 """A search in a Slurm job, where its script runs: what `course` says is carried out.
 
-The head's Ray is a child of this process, and srun starts the others on the job's other nodes. Each ends when this
-process lets go of the pipe by which it has its `Order`, however that happens.
+The head's Ray is a child of this process, and srun starts the others, on the job's other nodes and on those of the
+array's other jobs (`joined`). Each ends when this process lets go of the pipe by which it has its `Order`, however that
+happens.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 
@@ -29,6 +31,8 @@ _PATIENCE_S = 20.0
 #: The states of a job (squeue(1)) in which nobody but its time limit has ended it. A cancelled job stays cancelled, and
 #: a preempted one is requeued by Slurm.
 _OURS = ("RUNNING", "TIMEOUT")
+#: Jobs of the array that have begun are looked for this often, seconds. Judgement: Slurm's controller answers many.
+POLL_S = 10.0
 _RUN = [sys.executable, "-m", "fluidtune", "run"]
 
 
@@ -43,17 +47,16 @@ def run_here(words: Sequence[str]) -> int:
         raise FluidTuneError(f"job {found.job}: srun starts this search {found.tasks} times; {once}")
     if not found.here:  # salloc has left us where it was typed
         srun = ["srun", f"--jobid={found.job}", "--overlap", "--nodes=1", "--ntasks=1", *_RUN, *words]
-        os.execvpe("srun", srun, srun_variables(os.environ))
-    one = found.hosts == found.here
-    return _Job(found, [] if one else _asked("scontrol", "show", "hostnames", found.hosts).split(), words).run()
+        os.execvpe("srun", srun, srun_variables(os.environ, found.job))
+    return Job(found, words).run()
 
 
 def submit(script: str) -> str:
     """Submit the job script, and return the job's id. FluidTuneError: what sbatch says, or there is none."""
-    return _asked("sbatch", "--parsable", script=script).strip().partition(";")[0]
+    return asked("sbatch", "--parsable", script=script).strip().partition(";")[0]
 
 
-def _asked(program: str, *words: str, script: str = "") -> str:
+def asked(program: str, *words: str, script: str = "") -> str:
     """What a program of Slurm's prints. FluidTuneError: what it complains of."""
     if shutil.which(program) is None:
         raise FluidTuneError(f"there is no {program} here; run this where Slurm's commands are, as on a login node")
@@ -64,30 +67,50 @@ def _asked(program: str, *words: str, script: str = "") -> str:
     return done.stdout
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     print(f"fluidtune: {line}", file=sys.stderr, flush=True)
 
 
-class _Job:
-    """One job. ``nodes``: Slurm's names of its nodes. ``words``: those after `fluidtune run`."""
+def names(hosts: str) -> tuple[str, ...]:
+    """Slurm's names of the nodes in its expression for them."""
+    return tuple(asked("scontrol", "show", "hostnames", hosts).split()) if "[" in hosts or "," in hosts else (hosts,)
 
-    def __init__(self, found: Allocation, nodes: Sequence[str], words: Sequence[str]) -> None:
-        self._job, self._words = found.job, words
-        self._course = course.Course(found.job, found.here, tuple(node for node in nodes if node != found.here))
+
+class Job:
+    """One job. ``words``: those after `fluidtune run`.
+
+    ``came``: the job is the head of an array, of which this returns the jobs that have begun since it was asked last,
+    or raises FluidTuneError. ``over``: the array's other jobs are to end, too.
+    """
+
+    def __init__(
+        self, found: Allocation, words: Sequence[str], came: Callable[[], Sequence[course.Came]] | None = None
+    ) -> None:
+        self._job, self._name, self._words, self._came = found.job, found.name, words, came
+        members = tuple(node for node in names(found.hosts) if node != found.here)
+        self._course = course.Course(found.name, found.here, members, came is not None)
         folder = os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), PREFIX + secrets.token_hex(4))
         self._order = Order(folder, secrets.token_hex(32), memory_of_job(os.environ))
         self._hosts: list[subprocess.Popen[bytes]] = []
         self._driver: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._status: int | None = None
+        #: When jobs that have begun are looked for again (monotonic clock).
+        self._looks = 0.0
+        self.over = False
 
     def run(self) -> int:
         heard = adopt(signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT)  # Ctrl-C is the driver's
         self._selector.register(heard, selectors.EVENT_READ, lambda: self._signals(heard))
-        self._host([], (self._course.head,), self._order, dict(os.environ))
+        self._host([], self._course.head, self._order, dict(os.environ))
         while self._status is None:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(None if self._came is None else POLL_S):
                 key.data()
+            if self._came is not None and time.monotonic() > self._looks:
+                self._looks = time.monotonic() + POLL_S
+                with suppress(FluidTuneError):  # Slurm's controller may be away
+                    for each in self._came():
+                        self._take(each)
         return self._status
 
     def _signals(self, heard: int) -> None:
@@ -106,24 +129,28 @@ class _Job:
         for instruction in self._course.take(event):
             match instruction:
                 case course.Say(line):
-                    _say(line)
-                case course.Start("members", address):
-                    members = self._course.members
-                    srun = ["srun", f"--jobid={self._job}", "--overlap", "--no-kill", "--kill-on-bad-exit=0"]
-                    srun += [f"--nodelist={','.join(members)}", f"--nodes={len(members)}", f"--ntasks={len(members)}"]
-                    srun += ["--ntasks-per-node=1", "--cpu-bind=none", "--mem=0"]
-                    signal.alarm(course.JOIN_S)
-                    self._host(srun, members, replace(self._order, address=address), srun_variables(os.environ))
-                case course.Start("driver", address):
+                    say(line)
+                case course.Join(node, address, of):
+                    # A step of its own, as a node that is down ends the whole step that is to start on it.
+                    job = of.job if of else self._job
+                    srun = ["srun", f"--jobid={job}", "--overlap", "--no-kill", f"--nodelist={node}", "--nodes=1"]
+                    srun += ["--ntasks=1", "--cpu-bind=none", "--mem=0"]
+                    if of is None:
+                        signal.alarm(course.JOIN_S)
+                    order = replace(self._order, address=address, leaves=of is not None)
+                    self._host(srun, f"{node} of job {of.name}" if of else node, order, srun_variables(os.environ, job))
+                case course.Drive(address):
                     own = {**self._order.variables(os.environ), "RAY_ADDRESS": address}
                     self._driver = subprocess.Popen([*_RUN, *self._words], env=own)
                 case course.TellDriver() if self._driver is not None:
                     os.kill(self._driver.pid, signal.SIGTERM)
+                case course.EndOthers():
+                    self.over = True
                 case course.End(status):
                     self._end(status)
 
-    def _host(self, srun: list[str], nodes: Sequence[str], order: Order, variables: dict[str, str]) -> None:
-        """Start Ray on these nodes: by srun, or here."""
+    def _host(self, srun: list[str], node: str, order: Order, variables: dict[str, str]) -> None:
+        """Start Ray on this node: by srun, or here."""
         command = [*srun, sys.executable, "-m", "fluidtune.slurm.node_host"]
         pipe = subprocess.PIPE
         host = subprocess.Popen(command, 0, env=variables, stdin=pipe, stdout=pipe, start_new_session=True)
@@ -135,13 +162,12 @@ class _Job:
         def read() -> None:
             line = stdout.readline()
             if line:
-                node, what, text = json.loads(line)
+                what, text = json.loads(line)
                 lost = course.Lost(node, text) if what == "lost" else course.Noticed()
                 self._take(course.Ready(node, text) if what == "ready" else lost)
                 return
             self._selector.unregister(stdout)
-            for node in nodes:
-                self._take(course.Lost(node, "has ended"))
+            self._take(course.Lost(node, "has ended"))
 
         self._selector.register(stdout, selectors.EVENT_READ, read)
 
@@ -156,11 +182,11 @@ class _Job:
         end_all(0.0)
         try:
             if status == course.AGAIN:
-                state = _asked("squeue", "-h", "-j", self._job, "-o", "%T").strip()
+                state = asked("squeue", "-h", "-j", self._name, "-o", "%T").strip()
                 if state in _OURS:
-                    _asked("scontrol", "requeue", self._job)
+                    asked("scontrol", "requeue", self._name)
                 else:
-                    _say(f"job {self._job} is not requeued from here: its state is {state or 'unknown'}")
+                    say(f"job {self._name} is not requeued from here: its state is {state or 'unknown'}")
         except FluidTuneError as error:
-            _say(f"job {self._job} is not requeued: {error}; submit it again, and the search goes on from its state")
+            say(f"job {self._name} is not requeued: {error}; submit it again, and the search goes on from its state")
         self._status = status

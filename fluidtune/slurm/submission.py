@@ -1,7 +1,7 @@
 """The job script that `fluidtune slurm` hands to sbatch, from the words of its command line. Pure.
 
 The words before the first option, and those after "--", are those of `fluidtune run`. The others are sbatch's, but for
---print and --notice. sbatch's own words are not checked here: sbatch knows them, and which a site allows.
+--print, --notice and --elastic. sbatch's own words are not checked here: sbatch knows them, and which a site allows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ END_S = 10
 DRIVER_S = "FLUIDTUNE_NOTICE_S"
 #: Seconds that a job must have before its notice. Judgement: Ray starts in 5 s on a quiet node, and a trial too.
 LEAST_S = 30
+#: Seconds that a job of an array must have left to become the head (`joined`). Judgement.
+LATE_S = NOTICE_S + 2 * LEAST_S
 #: sbatch(1), --time: "minutes", "minutes:seconds", "hours:minutes:seconds", "days-hours[:minutes[:seconds]]".
 _TIME = re.compile(r"(?:(\d+)-(\d+)(?::(\d+))?(?::(\d+))?|(?:(\d+):)?(\d+):(\d+)|(\d+))")
 
@@ -30,13 +32,14 @@ class Submission:
     """What the command line says.
 
     ``options``: sbatch's, a line each. ``run``: the words of `fluidtune run`. ``notice_s``: seconds from the notice to
-    the time limit. ``shown``: the script is printed, and no job is submitted.
+    the time limit. ``shown``: the script is printed, and no job is submitted. ``jobs``: as many join one search.
     """
 
     options: tuple[str, ...]
     run: tuple[str, ...]
     notice_s: int = NOTICE_S
     shown: bool = False
+    jobs: int = 1
 
     @property
     def driver_s(self) -> int:
@@ -51,7 +54,7 @@ def submission(words: Sequence[str]) -> Submission:
     lines: list[list[str]] = []
     for word in words[first:end]:
         lines = [*lines, [word]] if word.startswith("-") else [*lines[:-1], [*lines[-1], word]]
-    kept, notice, shown, limit = [], str(NOTICE_S), False, ""
+    kept, notice, jobs, shown, limit = [], str(NOTICE_S), "1", False, ""
     for line in lines:
         name, _, value = line[0].partition("=")
         value = value or " ".join(line[1:])
@@ -59,6 +62,8 @@ def submission(words: Sequence[str]) -> Submission:
             shown = True
         elif name == "--notice":
             notice = value
+        elif name == "--elastic":
+            jobs = value
         else:
             limit = value if name in ("--time", "-t") else name[2:] if re.match(r"-t\d", name) else limit
             kept.append(" ".join(map(_word, line)))
@@ -66,13 +71,13 @@ def submission(words: Sequence[str]) -> Submission:
         raise FluidTuneError(
             f"--notice {notice}: expected seconds before the time limit, more than {END_S}, as in --notice 60"
         )
-    seconds = seconds_of(limit)
-    if seconds is not None and seconds < int(notice) + LEAST_S:
-        remedy = f"give {LEAST_S} s more than that, or a shorter --notice"
-        raise FluidTuneError(
-            f"--time {limit} is {seconds} s, and the search is told {notice} s before its end: {remedy}"
-        )
-    return Submission(tuple(kept), (*words[:first], *words[end + 1 :]), int(notice), shown)
+    if not re.fullmatch("[0-9]{1,5}", jobs) or not int(jobs):
+        raise FluidTuneError(f"--elastic {jobs}: expected the number of jobs that join the search, as in --elastic 3")
+    seconds, least = seconds_of(limit), max(int(notice), LATE_S if int(jobs) > 1 else 0) + LEAST_S
+    if seconds is not None and seconds < least:
+        told = f"and the search is told {notice} s before its end: give {least} s, or a shorter --notice"
+        raise FluidTuneError(f"--time {limit} is {seconds} s, {told}")
+    return Submission(tuple(kept), (*words[:first], *words[end + 1 :]), int(notice), shown, int(jobs))
 
 
 def seconds_of(time: str) -> int | None:
@@ -87,8 +92,10 @@ def seconds_of(time: str) -> int | None:
 def script(asked: Submission, name: str, python: str) -> str:
     """The job script, which sbatch reads. ``name``: the job's. ``python``: the program on the nodes."""
     own = [f"--job-name={_word(name)}", "--requeue", "--open-mode=append", f"--signal=B:USR1@{asked.notice_s}"]
+    program = ["fluidtune", "run"] if asked.jobs == 1 else ["fluidtune.slurm.joined"]
+    own += [f"--array=1-{asked.jobs}"] if asked.jobs > 1 else []
     lines = "".join(f"#SBATCH {setting}\n" for setting in [*own, *asked.options])
-    command = f"export {DRIVER_S}={asked.driver_s}\nexec {shlex.join([python, '-m', 'fluidtune', 'run', *asked.run])}"
+    command = f"export {DRIVER_S}={asked.driver_s}\nexec {shlex.join([python, '-m', *program, *asked.run])}"
     return f"#!/bin/bash\n{lines}{command}\n"
 
 

@@ -22,7 +22,7 @@ ClusterName=here
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={port}
 AuthType=auth/munge
-AuthInfo=socket={dir}/munge.socket
+AuthInfo=socket={dir}/munge.socket,cred_expire=30
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={dir}/state
@@ -54,9 +54,12 @@ def missing() -> str | None:
 
 
 class Slurm:
-    """A Slurm with nodes n1, n2 and n3, each of two cores, two made-up GPUs and 4 GiB. End it by `stop`."""
+    """A Slurm with nodes n1, n2 and n3, each with two made-up GPUs. End it by `stop`.
 
-    def __init__(self, folder: Path) -> None:
+    ``cores``: of each node as Slurm sees it, whatever the machine has; each comes with 2 GiB.
+    """
+
+    def __init__(self, folder: Path, cores: tuple[int, int, int] = (2, 2, 2)) -> None:
         self.folder = folder
         folder.chmod(0o755)
         (folder / "munge.key").write_bytes(os.urandom(1024))
@@ -65,8 +68,9 @@ class Slurm:
             free = [links.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
             port, *ports = [link.getsockname()[1] for link in free]
         host = socket.gethostname()
-        node = f"NodeName=n{{}} NodeHostname={host} NodeAddr=127.0.0.1 Port={{}} CPUs=2 RealMemory=4096 Gres=gpu:2"
-        nodes = "\n".join(node.format(n, each) for n, each in enumerate(ports, 1))
+        node = f"NodeName=n{{}} NodeHostname={host} NodeAddr=127.0.0.1 Port={{}} CPUs={{}} RealMemory={{}} Gres=gpu:2"
+        has = enumerate(zip(ports, cores, strict=True), 1)
+        nodes = "\n".join(node.format(n, each, count, 2048 * count) for n, (each, count) in has)
         (folder / "slurm.conf").write_text(_CONF.format(host=host, port=port, dir=folder, nodes=nodes))
         (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
         self.variables = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
@@ -92,8 +96,9 @@ class Slurm:
 
     def stop(self) -> None:
         """End all jobs and all processes of it."""
-        self.ask("scancel", "--user=root", "--user=nobody")
-        until(lambda: not self.ask("squeue", "-h"), 60)
+        for user in ("root", "nobody"):
+            self.ask("scancel", f"--user={user}")
+        until(lambda: not self.ask("squeue", "-h"), 120)
         own = [psutil.Process(int(path.read_text())) for path in self.folder.glob("*.pid")]
         for process in own:
             process.terminate()

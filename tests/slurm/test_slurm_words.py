@@ -26,19 +26,10 @@ TIMES = {
 word = st.text(st.characters(exclude_characters="\0\n\r", exclude_categories=["Cs"]), min_size=1)
 
 
-def test_the_script_of_a_command_line() -> None:
-    words = "search.py --nodes 2 -t 0:30:00 --print --notice 90 -- --epochs 3"
-    asked = submission(words.split())
-    assert script(asked, "search.py", "/venv/bin/python") == (
-        "#!/bin/bash\n#SBATCH --job-name=search.py\n#SBATCH --requeue\n#SBATCH --open-mode=append\n"
-        "#SBATCH --signal=B:USR1@90\n#SBATCH --nodes 2\n#SBATCH -t 0:30:00\n"
-        "export FLUIDTUNE_NOTICE_S=80\nexec /venv/bin/python -m fluidtune run search.py --epochs 3\n"
-    )
-
-
 @given(st.lists(word), st.lists(word))
 def test_each_word_reaches_the_one_whom_it_is_for(options: list[str], after: list[str]) -> None:
-    asked = submission(["s.py", *(f"--x={each}" for each in options), "--", *after])
+    asked = submission(["s.py", "--notice", "90", *(f"--x={each}" for each in options), "--print", "--", *after])
+    assert asked.shown and "\n#SBATCH --signal=B:USR1@90\n" in script(asked, "s.py", "python")
     assert [shlex.split(line) for line in asked.options] == [[f"--x={each}"] for each in options]
     run = shlex.split(script(asked, "s.py", "python").partition("\nexec ")[2])
     assert run == ["python", "-m", "fluidtune", "run", "s.py", *after] and asked.run == ("s.py", *after)
@@ -54,6 +45,7 @@ def test_a_time_limit_as_sbatch_reads_it() -> None:
         ("s.py --time 1", "--time 1 is 60 s, and the search is told 60 s before its end"),
         ("s.py -t1", "--time 1 is 60 s"),
         ("s.py --notice=10", "--notice 10: expected seconds before the time limit, more than 10"),
+        ("s.py --elastic x", "--elastic x: expected the number of jobs"),
         ("s.py --comment=a\nb", "has a line break"),
         (f"--print -- --notice-s 55 {__file__}", "--notice-s 55: of --notice 60 the driver has 50 s; give a longer"),
     ],
@@ -66,7 +58,6 @@ def test_words_that_cannot_be(words: str, said: str) -> None:
 @pytest.mark.parametrize(
     "variables, has",
     [
-        ("SLURM_CPUS_ON_NODE=8", "--num-cpus=4 --num-gpus=0"),
         ("SLURM_CPUS_ON_NODE=2 SLURM_MEM_PER_CPU=512 SLURM_GPUS_ON_NODE=3", "--num-cpus=2 --num-gpus=3 1024"),
         (
             "SLURM_MEM_PER_NODE=4096 CUDA_VISIBLE_DEVICES=MIG-a,MIG-b SLURM_GPUS_ON_NODE=3",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fluidtune.slurm.held_folders import open_in, sweep
 from salus_share import private_files
+from salus_share.held_folders import open_in, sweep
 
 PREFIX, LOCK = "ft-slurm-", "lock"
 
