@@ -16,11 +16,9 @@ from ray.tune.schedulers import (
     MedianStoppingRule,
     PopulationBasedTraining,
 )
-from ray.tune.stopper import CombinedStopper, MaximumIterationStopper, TimeoutStopper
 
 from fluidtune.ray_compat import schedulers
 from tests.ray_compat.algorithm_states import halve, set_population
-from tests.ray_compat.inspecting import attributes_of
 
 
 def pbt() -> PopulationBasedTraining:
@@ -48,22 +46,6 @@ def test_only_population_based_training_asks_for_checkpoints() -> None:
     assert schedulers.waits_for_checkpoints(Own()), "nobody knows what it does"
 
 
-def test_hyperband_s_rungs_are_where_we_read_them() -> None:
-    assert {"_metric_op"} <= attributes_of(HyperBandScheduler)
-    base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max", time_attr="epochs")
-    assert (schedulers.time_attribute(base), schedulers.hyperband_limit(base)) == ("epochs", 9)
-    trials = [Trial("__fake", stub=True) for _ in range(17)]
-    for trial in trials:
-        base.on_trial_add(None, trial)
-    first, second, third = schedulers.brackets(base)
-    assert [(one.band, one.index) for one in (first, second, third)] == [(0, 0), (0, 1), (0, 2)]
-    assert [one.halvings_left for one in (first, second, third)] == [0, 1, 2]
-    assert [one.competing for one in (first, second, third)] == [3, 5, 9]
-    assert (third.rung_end, third.reduction_factor, third.limit) == (1, 3, 9)
-    assert third.holds(trials[8]) and not third.holds(trials[7])
-    assert third.promoted() == third.left_over() == []
-
-
 def test_the_trials_that_hyperband_promotes_are_paused_ones_that_a_halving_kept() -> None:
     base = HyperBandScheduler(max_t=9, reduction_factor=3, metric="score", mode="max")
     trials = [Trial("__fake", stub=True) for _ in range(17)]
@@ -77,12 +59,6 @@ def test_the_trials_that_hyperband_promotes_are_paused_ones_that_a_halving_kept(
     assert third.promoted() == []
     base._hyperbands[0][2].trials_to_unpause.add(kept[0])
     assert third.promoted() == [kept[0]] and third.left_over() == []
-
-
-def test_asha_s_limit_is_where_we_read_it() -> None:
-    scheduler = ASHAScheduler(max_t=17)
-    assert (schedulers.asha_limit(scheduler), schedulers.time_attribute(scheduler)) == (17, "training_iteration")
-    assert ASHAScheduler is AsyncHyperBandScheduler, "groups.adapter_for knows the class by one of these names"
 
 
 def test_pbt_s_intervals_are_where_we_read_them() -> None:
@@ -105,11 +81,3 @@ def test_pbt_s_population_is_where_we_read_it() -> None:
     assert schedulers.trials_before_perturbation(base) == [trial]
     set_population(base, 8, {"early": 4, "there": 8})
     assert schedulers.trials_before_perturbation(base) == ["early"]
-
-
-def test_the_stoppers_iterations_are_where_we_read_them() -> None:
-    stopper = CombinedStopper(MaximumIterationStopper(7), TimeoutStopper(60))
-    first, second = schedulers.combined_stoppers(stopper)
-    assert schedulers.max_iteration(first) == 7
-    assert isinstance(second, TimeoutStopper)
-    assert schedulers.time_attribute(MedianStoppingRule(time_attr="epochs")) == "epochs"
