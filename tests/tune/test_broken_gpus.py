@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fluidtune.cluster.devices.sound_devices import SoundDevices
-from fluidtune.cluster.hosting.messages import IterationReply, WorkerInfo
+from fluidtune.cluster.hosting.messages import WorkerInfo
 from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.errors import FluidTuneError
 from tests.tune.trainables import began_at, report_saved
@@ -25,19 +25,6 @@ def sound(tried: Tried, needed: int = 1) -> None:
     """Have the job's devices watched for those that break."""
     watched = SoundDevices(tried.devices, set(), False, lambda: 2.0, needed)
     tried.job.devices = watched
-
-
-def test_a_trial_whose_gpu_breaks_goes_on_with_the_other_one(tried: Tried) -> None:
-    sound(tried)
-    run = tried.placed(1.0)
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    (broken,) = run.life.crew.devices
-    tried.answered(run, IterationReply({}, "plain", 0.0, lack=Lack(BUS, broken=0)))
-    tried.manager._advance()
-    assert run.life.crew.leader is not None and run.life.crew.devices == (1 - broken,) and not run.life.squeezed
-    (event,) = tried.logged("device_lost")
-    assert (event["device"], event["reason"]) == (broken, BUS)
-    assert not tried.job.engine.has_device(broken)
 
 
 def test_a_worker_that_starts_on_a_gpu_that_is_gone_says_so_before_its_trial_computes(tried: Tried) -> None:

@@ -12,30 +12,12 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from fluidtune.cluster.hosting.messages import IterationReply
-from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.engine import messages as m
 from fluidtune.report.fold import Fold
 from fluidtune.trials import messages as life
 from fluidtune.tune.trial_shell import LATE_S
 from tests.tune.trainables import Stepper
 from tests.tune.tried_manager import Tried, growing, wide
-
-
-def test_a_start_and_a_growth_have_the_engines_reasons(tried: Tried) -> None:
-    growing(tried)
-    (start,) = tried.logged("trial_started")
-    assert (start["why"], start["numbers"]) == ("free_device", {"waiting": 1, "idle": 2})
-    assert start["reason"] == "2 devices idle, 1 trial waiting"
-    (resize,) = tried.logged("resize_started")
-    assert resize["why"] == "idle_devices" and resize["reason"].startswith("1 device idle, no trial waits for them")
-    assert (resize["numbers"]["width"], resize["numbers"]["to"]) == (1, 2)
-    assert resize["numbers"]["left_to"] < resize["numbers"]["left"]
-
-
-def test_a_trial_has_its_name_in_the_log(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    assert tried.logged("trial_added")[0]["name"] == str(run.trial)
 
 
 def test_a_growth_whose_new_worker_is_late_says_so(tried: Tried) -> None:
@@ -49,30 +31,12 @@ def test_a_growth_whose_new_worker_is_late_says_so(tried: Tried) -> None:
     assert failed["trial"] == "a" and "was not attached in 300 s" in failed["reason"]
 
 
-def test_a_growth_that_the_leader_refuses_says_so(tried: Tried) -> None:
-    run, joiner = growing(tried)
-    tried.attached(run, joiner, "it is another trial's")
-    (failed,) = tried.logged("resize_failed")
-    assert (failed["trial"], failed["reason"]) == ("a", "it is another trial's")
-
-
 def test_a_trial_that_goes_on_without_a_dead_worker_says_why_it_is_narrower(tried: Tried) -> None:
     run, follower = wide(tried)
     tried.follower_ended(run, follower, RayActorError())
     tried.manager._advance()
     resized = tried.logged("resized")[-1]
     assert (resized["devices"], resized["why"], resized["reason"]) == ([0], "worker_lost", "worker w2 was lost")
-
-
-def test_a_trial_whose_leader_died_says_why_it_left_and_why_it_is_tried_again(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    tried.answered(run, RayActorError())
-    tried.manager._advance()
-    tried.loaded(run, None)
-    (left,), (back,) = tried.logged("trial_suspended"), tried.logged("recovered")
-    assert left["trial"] == back["trial"] == "a" and left["reason"] == back["reason"]
-    assert left["reason"].startswith("its worker died: ")
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -103,13 +67,6 @@ def test_a_trial_that_is_wanted_again_in_the_same_step_waits_by_the_log(tried: T
     tried.manager._advance()
     assert tried.written()[-3:] == ["trial_ended", "trial_added", "trial_started"]
     assert Fold(tried.logged()[:-1]).trials["a"].state == "waiting"
-
-
-def test_a_trial_that_no_worker_can_load_says_by_what(tried: Tried) -> None:
-    run = tried.placed(1.0, loaded=False)
-    tried.loaded(run, ValueError())
-    tried.manager._advance()
-    assert tried.logged("trial_ended")[0]["reason"] == "it failed: ValueError"
 
 
 def test_a_pause_of_tunes_own_has_no_reason_even_after_a_move(tried: Tried) -> None:
@@ -165,13 +122,3 @@ def test_that_a_trial_can_grow_is_said_once(tried: Tried) -> None:
     tried.trains(run, 3)
     (said,) = tried.logged("can_grow")
     assert said["trial"] == "a" and tried.logged("trial_added")[0]["growable"] is False
-
-
-def test_a_device_without_room_is_the_reason_of_a_move(tried: Tried) -> None:
-    run = tried.placed(1.0, Stepper)
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    reply = IterationReply({}, "plain", 0.0, lack=Lack("there is no room", between=True))
-    tried.answered(run, reply)
-    (lacking,) = tried.logged("room_lacking")
-    assert (lacking["trial"], lacking["reason"]) == ("a", "there is no room")
-    assert run.life.losses.last == "moved to another device: there is no room"
