@@ -249,7 +249,7 @@ def test_a_service_that_goes_on_for_long_is_summed_up_once() -> None:
         screen.hear([ev(at, "served", seconds=10.0, **counts, busy=1.0, devices=1)])
         shown = text_of(screen.draw(float(at), 40))
     assert shown.count(" 1000 ") == 1 and shown.count(" 7 ") == 1
-    assert len(screen._recent) == 7 and not screen.over
+    assert not screen.over
     screen.hear([ev(10_000, "serving_ended", seconds=1.0)])
     assert screen.over
 
@@ -276,12 +276,6 @@ def test_ctrl_c_leaves_the_last_picture(tmp_path: Path, monkeypatch: pytest.Monk
     out = io.StringIO()
     top.watch(log, Console(file=out, force_terminal=True, width=100, height=30), now=lambda: 103.0)
     assert "3 running" in out.getvalue().rpartition("\x1b[?1049l")[2]
-
-
-def test_without_a_terminal_it_is_shown_once(tmp_path: Path) -> None:
-    out = io.StringIO()
-    top.watch(written(tmp_path, by_hand()[:10]), Console(file=out, width=100), now=lambda: 103.0)
-    assert "3 running" in out.getvalue() and "\x1b" not in out.getvalue()
 
 
 def test_a_service(tmp_path: Path) -> None:

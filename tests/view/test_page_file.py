@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from fluidtune.cli import cli
 from fluidtune.view import page_file
 from fluidtune.view.page_file import plain_json, whole_page
-from tests.report.makers import added, begin, ended, random_run, result, started, written
+from tests.report.makers import added, begin, ended, result, started, written
 from tests.report.test_summary import by_hand
 
 EVIL = "</script><img src=x onerror=alert(1)><!--<script>"
@@ -60,8 +60,3 @@ def test_a_long_run_has_the_stories_of_the_best_and_of_the_failed(
 
 def test_no_number_of_python_alone() -> None:
     assert plain_json({"a": float("nan"), "b": [float("inf"), 1.5]}) == '{"a":null,"b":[null,1.5]}'
-
-
-def test_a_random_run_has_a_page(tmp_path: Path) -> None:
-    page = whole_page(written(tmp_path, random_run(1, devices=3, trials=20)))
-    assert len(data_of(page)["curves"]) == 20
