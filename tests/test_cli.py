@@ -90,14 +90,6 @@ def test_an_event_that_lacks_something_and_half_a_character_are_no_traceback(tmp
     assert "unreadable" in (tmp_path / "page.html").read_text()
 
 
-@pytest.mark.parametrize("command", ["report", "top", "view", "why"])
-def test_a_log_that_may_not_be_read_is_one_line(command: str, tmp_path: Path) -> None:
-    # The kernel lets nobody read the beginning of this file, and tests may run as root.
-    trial = ["t"] if command == "why" else []
-    refused(command, "/proc/self/mem", *trial, mentions="/proc/self/mem cannot be read: ", cwd=tmp_path)
-    refused(command, "x" * 300, *trial, mentions="x cannot be read: File name too long", cwd=tmp_path)
-
-
 def _invoke(monkeypatch: pytest.MonkeyPatch, *args: str) -> Any:
     """Run `fluidtune arbiter` in this process as on a cluster. Returns the exception, or None."""
     monkeypatch.setattr(cluster_address, "join", lambda address: True)
