@@ -49,6 +49,7 @@ def standing_alone(
         _iteration=0,
         get_trials=lambda: [],
         _pending_trials=[],
+        _cached_trial_decisions={},
         update_max_pending_trials=lambda count=None: None,
         checkpoint=lambda force: None,
     )

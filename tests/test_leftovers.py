@@ -57,18 +57,6 @@ def test_files():
     os.makedirs({lanes!r})
 """
 
-CLEAN = """
-import subprocess, sys
-
-def test_clean():
-    subprocess.Popen([sys.executable, "-c", "pass"])
-
-def test_multiprocessing():
-    from multiprocessing import get_context
-    with get_context("forkserver").Pool(1) as pool:
-        pool.map(abs, [1])
-"""
-
 
 def run(directory: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
     (directory / "conftest.py").write_text(CONFTEST)
@@ -104,10 +92,3 @@ def test_files(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"^/.*/fluidtune-forgotten$", done.stdout, re.MULTILINE)
     assert str(lanes) in done.stdout
-
-
-@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "xdist"])
-def test_nothing(options: tuple[str, ...], tmp_path: Path) -> None:
-    done = run(tmp_path, CLEAN, *options)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "left behind" not in done.stdout

@@ -80,10 +80,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("fluidtune/elastic/divided/torch_private.py", "_version"): "torch's: the writes in place of a tensor",
     ("fluidtune/elastic/data/loaders.py", "_get_iterator"): "torch's: starts the processes of a DataLoader",
     ("fluidtune/elastic/data/loaders.py", "_iterator"): "torch's: the processes of a DataLoader that persist",
-    (
-        "tests/benchmarks/test_common.py",
-        "_hyperparam_mutations",
-    ): "Ray's: what a benchmark gave to PBT",
     ("tests/conftest.py", "_fixtureinfo"): "pytest's: the fixtures of a test, which have no public reader",
     ("tests/elastic/test_commits.py", "_metadata"): "torch's: what a state_dict carries beside its entries",
     ("tests/contracts/test_processes.py", "_workers"): "torch's: the processes of a DataLoader's iterator",

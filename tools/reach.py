@@ -47,7 +47,6 @@ ENTRY_POINTS = {
     "symphony_serve:*": "CONTRIBUTING.md",
     "fluidtune.report.measured:measure": "docs/emulated.md",
     "fluidtune.report:read_events": "docs/events.md",
-    "fluidtune.cluster.emulated:paced": "docs/emulated.md",
 }
 #: Classes of ours that others call by the names of their own classes -> who does.
 CALLED_BY_OTHERS = {

@@ -173,7 +173,7 @@ The job (`job_metadata`):
 
 Tune's entry points (`entry_points`):
 
-- ``Tuner._local_tuner``, ``TunerInternal._tune_config``: where a restored Tuner keeps its `TuneConfig`.
+- ``Tuner._local_tuner``, ``TunerInternal._tune_config``, ``TunerInternal._run_config``: where a Tuner keeps these.
 - ``ray.tune.tune``, ``ray.tune.tuner``: modules from which a script may import ``run`` and ``Tuner``; ``fluidtune run
   SCRIPT`` replaces both names there, too.
 

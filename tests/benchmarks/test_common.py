@@ -1,7 +1,5 @@
 """The code that benchmarks share, without running a benchmark."""
 
-import argparse
-import json
 import subprocess
 import sys
 
@@ -9,35 +7,7 @@ import psutil
 import pytest
 
 from benchmarks import common
-from benchmarks.algorithms import algorithm
-from benchmarks.job import digits_space
 from tests.contracts.processes import until
-
-
-def test_pbt_changes_nothing_that_a_checkpoint_depends_on():
-    pbt, _ = algorithm("pbt", 9, digits_space(9))
-    assert {"lr", "momentum"} <= pbt._hyperparam_mutations.keys()
-    assert "width" in digits_space(9) and "width" not in pbt._hyperparam_mutations
-
-
-@pytest.mark.parametrize("devices", ["gpu:2", "cpu", "cpu:0", "cpu:x", "2"])
-def test_devices_other_than_cores_are_refused(devices):
-    with pytest.raises(argparse.ArgumentTypeError, match="cpu:N"):
-        common.cores(devices)
-
-
-def test_finish_prints_one_line_of_json(capsys):
-    figures = common.result("name", "cpu:2", "real", ratio=1.5)
-    common.finish(figures, as_json=True)
-    text = capsys.readouterr().out
-    assert text.count("\n") == 1
-    assert json.loads(text) == figures
-    assert {"benchmark", "machine", "devices", "kind"} <= figures.keys()
-
-
-def test_a_failing_process_shows_its_output():
-    with pytest.raises(RuntimeError, match="went wrong"):
-        common.run_process([sys.executable, "-c", "raise SystemExit('went wrong')"])
 
 
 def test_a_process_that_takes_too_long_is_killed_with_its_children():

@@ -15,8 +15,6 @@ import pytest
 from benchmarks.common import ROOT
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu.__main__ import Claim, Outcome, Part, Report
-from benchmarks.gpu.salus import PARTS
-from benchmarks.gpu.search import of_the_log
 
 SIDES = {
     "fluid": {"errors": [], "best": 0.95, "fit_seconds": 10.0, "most_at_a_time": 3, "samples": 5},
@@ -65,24 +63,6 @@ def test_what_single_parts_show() -> None:
     (claim,) = gpu.judge_salus(Outcome(0, 1.0, "", {"sides": {"lanes": {"seconds": 1.234}}}))
     assert claim.held is None and claim.found == "lanes 1.23 s"
     assert held(gpu.judge_salus(Outcome(1, 1.0, "Traceback\nKeyError: 'x'"))) == {"the benchmark of lanes ends": False}
-
-
-def test_the_parts_fit_into_half_an_hour_and_resize_needs_two_gpus() -> None:
-    one, two = gpu.parts(Path("out"), False, 1), gpu.parts(Path("out"), False, 2)
-    assert sum(part.limit for part in two) < 1800
-    assert {part.name for part in two} - {part.name for part in one} == {"resize"}
-    salus = [part.name for part in one if part.name.startswith("salus")]
-    assert salus == [f"salus, {name}" for name in PARTS], "what one of them has measured is not lost with another one"
-
-
-def test_what_an_event_log_shows() -> None:
-    sample = {"event": "device_sample", "memory_used": 7, "utilisation": 0.5}
-    began = [{"event": "trial_started", "trial": name} for name in "ab"]
-    moved = {"event": "trial_suspended", "trial": "a"}
-    worker = {"event": "worker_started", "mps": True}
-    found = of_the_log([worker, *began, sample, moved, began[0], sample | {"utilisation": None}])
-    assert (found["most_at_a_time"], found["samples"], found["memory_used"], found["under_mps"]) == (2, 2, 7, 1)
-    assert found["utilisation"] == 0.5 and found["lost"]["worker_lost"] == 0
 
 
 def python(code: str, name: str = "one", limit: float = 60.0) -> Part:

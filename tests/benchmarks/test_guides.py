@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.guide_outcomes import NOT_ENDED, Outcome, differences, read
-from benchmarks.guides import code
+from benchmarks.guide_outcomes import Outcome, differences, read
 
 #: Directories of a trial: without and with a search algorithm.
 RANDOM, SEARCHED = "train_41863_00000_0_lr=0.1_2026-01-01_00-00-00", "train_1a2b3c4d_1_lr=0.1_2026-01-01_00-00-00"
@@ -71,15 +70,3 @@ def test_less_is_compared_where_others_decide(tmp_path: Path, decides: list[Any]
     }
     assert not differences(stock, stock)
     assert {what for what, outcome in ours.items() if differences(outcome, stock)} == named
-
-
-def test_a_side_that_did_not_end_is_said_so(tmp_path: Path) -> None:
-    stock = left(tmp_path, [None, None, False])
-    assert "not compared" in differences({**stock, "status": NOT_ENDED}, stock)[0]
-
-
-def test_a_notebook_is_run_without_its_lines_for_a_shell(tmp_path: Path) -> None:
-    cells = [{"cell_type": "markdown", "source": ["text"]}, {"cell_type": "code", "source": ["x = 1\n", "!pip x\n"]}]
-    notebook = tmp_path / "a.ipynb"
-    notebook.write_text(json.dumps({"cells": cells}))
-    assert code(notebook) == "x = 1\npass\n"

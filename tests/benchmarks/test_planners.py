@@ -45,13 +45,3 @@ def test_best_finds_optima_that_are_known(loads: list[TrialLoad], n: int, c: int
 def test_relaxed_bound_is_no_lower_than_the_simple_one(group: Group) -> None:
     loads, n, c, d = group
     assert relaxed_bound(Modes(loads, n, c=c, d=d)) >= lower_bound(loads, n, c=c, d=d) * (1 - 1e-9)
-
-
-def test_relaxed_bound_by_hand() -> None:
-    # 2 trials, 1 device, no packing, no overhead: 2 h. Four on 4 devices, c = 1: h, whatever the widths.
-    assert relaxed_bound(Modes([TrialLoad(x, 1.0) for x in "ab"], 1, c=1, d=4)) == pytest.approx(2)
-    assert relaxed_bound(Modes([TrialLoad(x, 1.0) for x in "abcd"], 4, c=1, d=4)) == pytest.approx(1)
-    # c = 2, d = 1, alpha = 1.5, 3 trials on 2 devices: time shares x at 1/2 and 1 - x at 1 with
-    # x / 1.5 + 1 - x = 1 / T and 3 * (x / 2 + 1 - x) = 2 give x = 2/3 and T = 9/7.
-    three = [TrialLoad(x, 1.0, 1.5) for x in "abc"]
-    assert relaxed_bound(Modes(three, 2, c=2, d=1)) == pytest.approx(9 / 7, rel=2e-4)

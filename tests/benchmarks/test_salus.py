@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from concurrent.futures import Future
 from statistics import mean
-from threading import Semaphore
 
 import pytest
 
 from benchmarks.common import ROOT
-from benchmarks.lanes import fair_shares, gains, run
-from benchmarks.salus_jobs import all_ready, together
+from benchmarks.lanes import gains, run
 from benchmarks.salus_trace import CAPACITY, as_recorded, generated, recorded, trace
 from benchmarks.shared_device.twin import TwinJob, simulate
-from salus_share import Need, SalusError, policy
+from salus_share import Need, policy
 
 CSV = """job,runtime_s,peak_memory_mb,iterations
 net_25_1min,60,2000,600
@@ -29,11 +26,6 @@ def test_the_policies_on_a_hundred_jobs():
     found = gains(run(trace(generated(1), 1, coarse_s=10.0)))
     assert found["mean_jct"] >= 3
     assert found["makespan"] >= 1
-
-
-def test_three_equal_jobs_get_equal_shares_of_a_constant_total():
-    for span in fair_shares():
-        assert span == pytest.approx([1 / len(span)] * len(span), rel=0.05)
 
 
 def test_traces_are_seeded_and_have_the_published_work(tmp_path):
@@ -49,19 +41,6 @@ def test_traces_are_seeded_and_have_the_published_work(tmp_path):
     path.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="expected job"):
         recorded(path)
-
-
-def fails_early(begin):
-    raise ZeroDivisionError("before it could begin")
-
-
-def test_an_error_before_the_start_is_raised():
-    with pytest.raises(ZeroDivisionError, match="could begin"):
-        together(fails_early, [()])
-    failed, waits = Future(), Future()
-    failed.set_exception(MemoryError())
-    with pytest.raises(MemoryError):
-        all_ready(Semaphore(1), [waits, failed])
 
 
 def test_without_a_gpu_the_script_says_so():
@@ -93,32 +72,6 @@ def job(name: str, seconds: float, arrival: float = 0.0, need: Need = SMALL, ite
     return TwinJob(name, arrival, need, round(seconds / iteration), iteration)
 
 
-def ends(jobs, name: str, capacity: int = 100) -> dict[str, float]:
-    return {key: round(record.ended, 6) for key, record in simulate(jobs, capacity, policy(name)).items()}
-
-
-def test_fifo_is_one_after_another() -> None:
-    jobs = [job("a", 10), job("b", 2, arrival=1), job("c", 3, arrival=0.5)]
-    assert ends(jobs, "FIFO") == {"a": 10, "c": 13, "b": 15}
-
-
-def test_srtf_takes_the_shortest_at_the_next_boundary() -> None:
-    jobs = [job("a", 10), job("b", 2, arrival=1.5)]
-    assert ends(jobs, "SRTF") == {"b": 4, "a": 12}
-
-
-def test_pack_is_free_while_the_device_has_room_and_stretched_when_not() -> None:
-    half = Need(1, 10, 0.5)
-    assert ends([job("a", 10, need=half), job("b", 10, need=half)], "PACK") == {"a": 10, "b": 10}
-    assert ends([job("a", 10), job("b", 10)], "PACK") == {"a": 20, "b": 20}
-
-
-def test_a_lane_that_is_shared_serialises() -> None:
-    # Two lanes do not fit: both in one, turn by turn, at full speed.
-    big = Need(1, 60, 0.5)
-    assert ends([job("a", 10, need=big), job("b", 10, need=big)], "PACK") == {"a": 19, "b": 20}
-
-
 @pytest.mark.parametrize("ephemeral", [10, 60], ids=["own lanes", "one lane"])
 def test_fair_gives_a_third_each_of_a_constant_total(ephemeral) -> None:
     need = Need(1, ephemeral, 1.0)
@@ -142,10 +95,3 @@ def test_a_paused_job_pays_for_moving_and_loses_nothing() -> None:
     assert records["a"].pauses == 1
     assert records["b"].ended == pytest.approx(6)
     assert records["a"].ended == pytest.approx(14)
-
-
-def test_what_never_fits_is_told() -> None:
-    with pytest.raises(SalusError, match="smaller batch"):
-        simulate([job("a", 10, need=Need(99, 2))], 100, policy("PACK"))
-    with pytest.raises(SalusError, match="same name"):
-        simulate([job("a", 1), job("a", 1)], 100, policy("PACK"))

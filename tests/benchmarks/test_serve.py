@@ -1,29 +1,12 @@
-"""`benchmarks.serve` and `serve_cluster`: no figure beyond a part's tolerance is accepted; `serve_real` counts all."""
+"""`benchmarks.serve_cluster` and `serve_real`: its parts are even, and all sides have the same requests."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks import serve, serve_cluster, serve_real
-from benchmarks.serve_cluster import figure_16, zipf
+from benchmarks import serve_real
+from benchmarks.serve_cluster import figure_16
 from symphony_serve import seen_times
-
-GPUS = {"deferred": 21, "nexus": 27, "clockwork": 24, "shepherd": 22}
-ADVICE = {"calm_bad_rate": 0.009, "gpus": 10.9, "needed": 10.0}
-
-
-@pytest.mark.parametrize(
-    ("command", "part", "good", "bad"),
-    [
-        (serve, "figure_10", GPUS, [{**GPUS, "deferred": 22}]),
-        (serve, "figure_13", 7.8, [7.7]),
-        (serve_cluster, "figure_15", ADVICE, [ADVICE | {"calm_bad_rate": 0.01}, ADVICE | {"gpus": 11.1}]),
-    ],
-)
-def test_each_part_has_a_tolerance(command, part, good, bad):
-    assert command.ACCEPTS.keys() == command.PARTS.keys()
-    assert command.ACCEPTS[part](good)
-    assert not any(command.ACCEPTS[part](one) for one in bad)
 
 
 @pytest.mark.slow
@@ -31,10 +14,6 @@ def test_parts_are_more_even_than_random_ones():
     for row in figure_16(1, True):
         assert row["ours"]["rate"] < 0.1 * row["random"]["rate"]
         assert row["ours"]["memory"] < 0.1 * row["random"]["memory"]
-
-
-def test_shares_of_the_load() -> None:
-    assert zipf(["a", "b"], 1.0) == pytest.approx({"a": 2 / 3, "b": 1 / 3})
 
 
 @pytest.mark.slow

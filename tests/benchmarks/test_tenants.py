@@ -1,4 +1,4 @@
-"""Jobs that share a cluster: the commands of the sides, and the one rho."""
+"""Jobs that share a cluster: the one rho, and who has which devices."""
 
 import json
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from benchmarks import tenants
-from benchmarks.tenants import FLUID, SIDES, STOCK, THEMIS, Tenant
+from benchmarks.tenants import FLUID, STOCK, THEMIS, Tenant
 
 WIDE, NARROW = Tenant("wide", 0, 16, 1), Tenant("narrow", 0, 2, 1)
 
@@ -22,20 +22,6 @@ def test_rho_is_measured_against_a_share_of_the_cluster_and_no_more_than_the_job
     # devices, and it can use 2: it is owed 100 / 2 s, and not 100 / 2 * 2.
     assert figures["rho"] == pytest.approx({"wide": 100 / (400 / (8 / 1.5)), "narrow": 50 / (100 / 2)})
     assert figures["worst_rho"] == figures["rho"]["wide"] and figures["makespan"] == 100.0
-
-
-def test_the_sides_differ_in_nothing_but_who_runs_the_jobs():
-    def command(side):
-        return tenants.command_of(WIDE, side, "emulated:8", "head:1", "there", "profile.json", 8)
-
-    assert [("--shared" in command(side), "fluidtune" in command(side)) for side in SIDES] == [
-        (False, False),
-        (False, True),
-        (True, True),
-    ]
-    assert [each for each in command(THEMIS) if each != "--shared"] == command(FLUID)
-    script = command(FLUID).index(tenants.JOB)
-    assert command(FLUID)[script:] == [each for each in command(STOCK)[1:] if each != "--pace"]
 
 
 @pytest.mark.parametrize(("devices", "sides"), [("emulated:8", [STOCK, THEMIS]), ("cpu:2", [STOCK, FLUID, THEMIS])])

@@ -1,6 +1,6 @@
-"""Training loops: eight that keep something of their own from epoch to epoch, and those that have prepared all of it.
+"""Training loops: seven that keep something of their own from epoch to epoch, and those that have prepared all of it.
 
-Each takes ``report`` and returns what it has in the end. In the name of each of the eight stands what it keeps.
+Each takes ``report`` and returns what it has in the end. In the name of each of the seven stands what it keeps.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def parts(rate: float = 0.05, **more: Any) -> tuple[nn.Module, torch.optim.Optim
     )
 
 
-# -- the eight --
+# -- the seven --
 
 
 def own_counter(report: Report) -> Any:
@@ -76,19 +76,6 @@ def average_by_hand(report: Report) -> Any:
         with torch.no_grad():
             report(loss=nn.functional.mse_loss(average(data().tensors[0]), data().tensors[1]).item())
     return average.state_dict()
-
-
-def warm_up_by_hand(report: Report) -> Any:
-    model, optimizer, loader = elastic.prepare(*parts())
-    seen = 0
-    for _ in elastic.epochs(0, EPOCHS):
-        for x, y in loader:
-            seen += len(x)
-            for group in optimizer.param_groups:
-                group["lr"] = 0.05 * min(1.0, seen / 150)
-            loss = step(model, optimizer, x, y)
-        report(loss=loss)
-    return model.state_dict()
 
 
 def scheduler_not_prepared(report: Report) -> Any:
@@ -158,11 +145,10 @@ def loss_history(report: Report) -> Any:
     return model.state_dict()
 
 
-#: Each of the eight, with what the line names.
+#: Each of the seven, with what the line names.
 INCOMPLETE = [
     (own_counter, "steps"),
     (average_by_hand, "average"),
-    (warm_up_by_hand, "seen"),
     (scheduler_not_prepared, "scheduler"),
     (optimizer_made_anew, "the optimizer"),
     (patience, "best"),
@@ -228,38 +214,6 @@ def scaled(report: Report) -> Any:
             scaler.update()
         report(loss=loss.item(), scale=scaler.get_scale())
     return model.state_dict()
-
-
-def average_prepared(report: Report) -> Any:
-    model, optimizer, loader = parts()
-    average = copy.deepcopy(model)
-    elastic.prepare(model, optimizer, loader, average)
-    for _ in elastic.epochs(0, EPOCHS):
-        for x, y in loader:
-            step(model, optimizer, x, y)
-            with torch.no_grad():
-                for mean, now in zip(average.parameters(), model.parameters(), strict=True):
-                    mean.lerp_(now, 0.1)
-        report(loss=nn.functional.mse_loss(average(data().tensors[0]), data().tensors[1]).item())
-    return average.state_dict()
-
-
-def two_optimizers(report: Report) -> Any:
-    made, judged = net(2), net(1)
-    optimizers = [torch.optim.Adam(made.parameters(), 0.01), torch.optim.RMSprop(judged.parameters(), 0.01)]
-    loader = DataLoader(data(), 6, shuffle=True)
-    elastic.prepare(made, judged, *optimizers, loader)
-    for _ in elastic.epochs(0, EPOCHS):
-        for _, y in loader:
-            fake = made(torch.randn(len(y), 2))
-            optimizers[1].zero_grad()
-            (judged(fake.detach()).mean() - judged(y).mean()).backward()
-            optimizers[1].step()
-            optimizers[0].zero_grad()
-            (-judged(fake).mean()).backward()
-            optimizers[0].step()
-        report(judged=judged(y).mean().item())
-    return [made.state_dict(), judged.state_dict()]
 
 
 def lbfgs(report: Report) -> Any:
@@ -376,8 +330,6 @@ WHOLE = [
     loader_with_generator,
     counter_in_state,
     scaled,
-    average_prepared,
-    two_optimizers,
     lbfgs,
     averaged_model,
     numpy_draws,

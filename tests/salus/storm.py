@@ -1,4 +1,4 @@
-"""A storm of random events over one device: every promise is checked after each. `test_admission` runs it.
+"""A storm of random events over one device: every promise is checked after each. `test_policies` runs it.
 
 python -m tests.salus.storm --events 100000 --seed 1      all policies, that many events each
 """

@@ -20,22 +20,6 @@ def table(capacity, *jobs, **options):
     return made
 
 
-def test_step_1_opens_lanes_while_they_fit() -> None:
-    made = table(100, ("a", 10, 20), ("b", 10, 20))
-    assert made.lanes == {0: Lane(20, ("a",)), 1: Lane(20, ("b",))}
-    assert made.reserved == 60
-    # To the last byte.
-    assert made.admit("c", 10, 30) == 2
-    assert made.reserved == 100
-
-
-def test_step_2_as_printed_would_break_the_safety_condition() -> None:
-    made = table(100, ("a", 10, 40), ("b", 10, 40))
-    # A lane with L >= E is there, but its P has no room.
-    assert made.admit("c", 1, 40) is None
-    assert made.reserved == 100
-
-
 def test_step_3_grows_the_smallest_lane_that_helps() -> None:
     made = table(100, ("a", 10, 15), ("b", 10, 30))
     # A new lane does not fit (65 + 5 + 40), none is that large; lane 0 would grow to 40: 20 + 5 + 30 + 40 fits.

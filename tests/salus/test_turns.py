@@ -121,13 +121,6 @@ def test_a_lane_is_kept_for_the_shortest_job_on_both_sides(directory, monkeypatc
     assert turns[first : first + 6] == ["j1"] * 6
 
 
-def test_a_job_that_does_not_come_back_in_time_loses_the_lane_on_both_sides(directory, monkeypatch) -> None:
-    jobs = [job(0, 0, (1, 9), 8, 8, 0), job(1, 1, (0, 6), 6, 4, 12)]
-    turns = [row[1] for row in same(jobs, "SRTF", directory, monkeypatch) if row[0] == "turn"]
-    first = turns.index("j1")
-    assert turns[first : first + 4] == ["j1", "j0", "j1", "j0"]
-
-
 def test_a_job_that_made_room_has_the_standing_that_it_left_with_on_both_sides(directory, monkeypatch) -> None:
     # j1's persistent memory does not fit beside j0's, so j0 leaves and comes back.
     jobs = [job(0, 0, (6, 2), 6, 32, 0), job(1, 4, (5, 2), 3, 8, 0), job(2, 4, (1, 1), 20, 32, 0)]

@@ -15,12 +15,6 @@ GOOD, BAD, LEFT = (
 )
 
 
-def test_a_file_that_cannot_be_collected_runs_whole_under_stock(tmp_path: Path) -> None:
-    case = '<testcase classname="" name="ray.tune.tests.test_api" file="ray/tune/tests/test_api.py"><error/></testcase>'
-    (tmp_path / "report.xml").write_text(f"<testsuites><testsuite>{case}</testsuite></testsuites>")
-    assert ray_suite.read_report(tmp_path / "report.xml") == {"ray/tune/tests/test_api.py": Outcome("error", False)}
-
-
 def checkout(directory: Path) -> Path:
     tests = directory / "python" / "ray" / "tune" / "tests"
     tests.mkdir(parents=True)
@@ -70,23 +64,3 @@ def test_a_test_that_fails_twice_makes_the_command_fail(tmp_path, outcomes, caps
     said = json.loads(capsys.readouterr().out)
     assert said["not_listed"] == said["differences"] == ["test_api.py::test_bad[1.5]"]
     assert said["with_executor_pass_fluidtune"] == 2 and said["with_executor_pass_stock"] == 1
-
-
-def test_tests_that_are_missing_after_a_crash_have_not_passed(tmp_path, outcomes, capsys) -> None:
-    outcomes["stock"] = [{**passed(GOOD, LEFT), **failed(BAD)}]
-    outcomes["fluid"] = [{}, passed(LEFT)]
-    assert ray_suite.main([str(checkout(tmp_path))]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["not_listed"] == ["test_api.py::TestRun::test_good"]
-    assert [said[f"all_pass_{where}"] for where in ("fluidtune", "stock", "neither")] == [1, 1, 1]
-
-
-def test_the_overlay_is_the_installed_ray_with_the_checkouts_tests(tmp_path) -> None:
-    import ray
-
-    ray_suite.overlay(checkout(tmp_path / "checkout"), tmp_path)
-    place = tmp_path / "ray"
-    assert (place / "tune" / "tests" / "test_api.py").is_file()
-    installed = Path(ray.__file__).resolve().parent
-    assert (place / "tune" / "tuner.py").resolve() == installed / "tune" / "tuner.py"
-    assert (place / "__init__.py").resolve() == installed / "__init__.py"

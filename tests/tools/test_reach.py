@@ -62,54 +62,6 @@ if __name__ == "__main__":
     assert left(tmp_path, files) == unused
 
 
-def test_names_that_a_package_brings_lazily_are_reached_by_their_use(tmp_path: Path) -> None:
-    files = {
-        CLI: "from fluidtune.room import work\n\ndef main():\n    work()\n",
-        "fluidtune/room/__init__.py": "_HOMES = {'work': 'fluidtune.room.parts', 'idle': 'fluidtune.room.spare'}\n",
-        "fluidtune/room/parts.py": "def work():\n    pass\n",
-        "fluidtune/room/spare.py": "def idle():\n    pass\n",
-    }
-    assert left(tmp_path, files) == {"fluidtune.room.spare"}
-
-
-def test_what_is_defined_for_other_projects_is_reached(tmp_path: Path) -> None:
-    files = {
-        CLI: """
-import threading
-import click
-from fluidtune.base import Base
-
-class Theirs(threading.Thread):
-    def run(self):
-        helper()
-
-class Ours(Base):
-    def step(self):
-        pass
-
-    def idle(self):
-        pass
-
-@click.command()
-def command():
-    pass
-
-def helper():
-    pass
-
-def main():
-    Theirs(), Ours().turn()
-""",
-        "fluidtune/base.py": "class Base:\n    def turn(self):\n        self.step()\n",
-    }
-    assert left(tmp_path, files) == {"fluidtune.cli:Ours.idle"}
-
-
-def test_an_entry_point_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="no run"):
-        left(tmp_path, {CLI: ""}, "fluidtune.cli:run")
-
-
 def test_the_pages_name_the_entry_points() -> None:
     for entry, page in ENTRY_POINTS.items():
         module, _, name = entry.partition(":")

@@ -141,21 +141,6 @@ def kinds(instructions: list[m.Instruction]) -> list[str]:
 # --- a leader
 
 
-def test_a_trial_gets_a_worker_loads_and_tells_tune() -> None:
-    driver = Driver()
-    assert driver.placed(3) == [m.RequestLeader(3, (), 1)]
-    assert driver.found() == [m.Load(process("w0", 3))]
-    assert driver.loaded() == [m.TellStarted(process("w0", 3))]
-    assert driver.asked() == [m.CallLeader(process("w0", 3), driver.call)]
-    assert driver.states == ("live", "steady", "stay")
-
-
-def test_a_gangs_one_process_sees_all_of_its_devices() -> None:
-    driver = Driver(gang=True)
-    assert driver.placed(1, 2, 3) == [m.RequestLeader(1, (2, 3), 1)]
-    assert driver.life.crew.devices == (1, 2, 3)
-
-
 def test_what_tune_waits_for_is_asked_of_the_next_leader() -> None:
     driver = Driver().live()
     driver.asked()
@@ -285,19 +270,6 @@ def test_a_process_that_may_not_be_forked_is_replaced_by_another() -> None:
     assert told(driver.hears(m.PlainProcessNeeded("it reads X"))) == [engine.WorkerLost("a", alive=0)]
 
 
-def test_a_worker_that_dies_while_the_trial_waits_for_one_costs_the_place() -> None:
-    driver = Driver()
-    driver.placed(2)
-    assert told(driver.hears(m.PlaceDied())) == [engine.WorkerLost("a", device=2)]
-    assert not driver.life.wants_leader(1)
-
-
-def test_a_second_place_costs_the_first() -> None:
-    driver = Driver().live()
-    out = driver.placed(1)
-    assert kinds(out) == ["DropCalls", "Unload", "RequestLeader"] and driver.life.wants_leader(2)
-
-
 def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> None:
     driver = Driver().elastic()
     driver.asked()
@@ -362,25 +334,11 @@ def test_tune_gets_a_checkpoint_that_was_written_again_before_the_result_after_i
     assert driver.hears(m.CheckpointKept()) == []
 
 
-def test_an_elastic_trial_commits_when_it_leaves() -> None:
-    driver = Driver().elastic()
-    driver.hears(m.LeaveWanted("for a test"))
-    assert kinds(driver.asked()) == ["NoteDeparture", "Unload"]
-
-
 def test_that_a_trial_cannot_commit_is_said_once() -> None:
     driver = Driver().elastic()
     out = driver.trained(2, kind="elastic", cannot_commit="a lock cannot be pickled")
     assert kinds(out)[:2] == ["Warn", "Write"]
     assert "Warn" not in kinds(driver.trained(3, kind="elastic", cannot_commit="a lock"))
-
-
-def test_a_place_that_comes_before_the_move_is_over_is_taken() -> None:
-    driver = Driver().elastic()
-    driver.hears(m.LeaveWanted("for a test"))
-    driver.asked()
-    assert kinds(driver.placed(1)) == ["RequestLeader"]
-    assert driver.hears(m.Unloaded()) == []
 
 
 def test_a_trial_that_lost_its_new_place_before_the_move_was_over_is_announced_once() -> None:

@@ -16,14 +16,13 @@ from ray.tune.schedulers import (
     HyperBandScheduler,
     PopulationBasedTraining,
 )
-from ray.tune.search import ConcurrencyLimiter, Repeater
+from ray.tune.search import Repeater
 from ray.tune.search.optuna import OptunaSearch
-from ray.tune.stopper import MaximumIterationStopper
 
 import fluidtune
 from fluidtune.report import summarise
 from tests.tune.running import Recorder, events_of, fit, outcome
-from tests.tune.trainables import Stepper, with_checkpoints
+from tests.tune.trainables import Stepper
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray2")]
 
@@ -120,23 +119,6 @@ def test_an_asynchronous_algorithm_has_a_valid_run(tmp_path: Path) -> None:
         assert result.metrics["training_iteration"] == result.metrics["at"], "an iteration was lost or done twice"
 
 
-@pytest.mark.parametrize("scheduler", [ASHAScheduler, HyperBandScheduler])
-def test_a_searcher_limits_how_many_trials_run_at_once(scheduler: Any, tmp_path: Path) -> None:
-    """Bayesian search under HyperBand or ASHA: synchronous and asynchronous BOHB, with Optuna's TPE as the model."""
-    results, recorder = run(
-        "fluid",
-        tmp_path,
-        scheduler(max_t=4, reduction_factor=2),
-        {"x": tune.uniform(0, 8)},
-        trainable=with_checkpoints,
-        search_alg=ConcurrencyLimiter(OptunaSearch(), max_concurrent=2),
-        num_samples=5,
-    )
-    assert len(results) == 5
-    iterations = recorder.iterations()
-    assert all(its == list(range(1, len(its) + 1)) and len(its) <= 4 for its in iterations.values())
-
-
 def test_a_repeater_gets_its_repetitions(tmp_path: Path) -> None:
     repeated = Repeater(OptunaSearch(), repeat=2, set_index=False)
     space = {"x": tune.choice([1, 2])}
@@ -152,11 +134,6 @@ def test_another_time_attribute_decides_the_same_and_its_budgets_are_estimated(s
 
     sides = [run(side, tmp_path, make(), max_concurrent_trials=1)[0] for side in ("stock", "fluid")]
     assert outcome(sides[1]) == outcome(sides[0])
-
-
-def test_the_iteration_of_a_stopper_object_is_a_budget(tmp_path: Path) -> None:
-    run("fluid", tmp_path, None, stop=MaximumIterationStopper(5))
-    assert {e["iterations"] for e in events_of(tmp_path, "trial_added")} == {5.0}
 
 
 class Generations(FIFOScheduler):

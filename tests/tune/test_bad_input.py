@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -234,36 +233,3 @@ class TestWhatOnlyTheClusterKnows:
         with caplog.at_level("WARNING", logger="fluidtune"):
             assert not fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=many).errors
         assert "may have 64 devices, and the Ray cluster has 2" in caplog.text
-
-    def test_a_trial_larger_than_the_job(self, tmp_path: Path) -> None:
-        larger = tune.with_resources(without_checkpoints, {"cpu": 2})
-        with pytest.raises(Exception, match=r"asks for 2 CPUs, the job has 1"):
-            fit("fluid", larger, {"x": 1}, tmp_path, executor=FluidExecutor(devices="cpu:1"))
-
-    def test_more_workers_than_the_cluster_has(self, tmp_path: Path) -> None:
-        three = FluidExecutor(devices="cpu", max_workers=3, reserve=True)
-        refused(
-            lambda: fit("fluid", without_checkpoints, {"x": 1}, tmp_path, executor=three),
-            *("max_workers=3", "at most 2"),
-        )
-
-    @pytest.mark.parametrize(
-        "bundles, mentions",
-        [
-            ([{"CPU": 1, "GPU": 1}], 'asks for 1 GPU, .* devices="gpu"'),
-            ([{"CPU": 1, "licence": 1}], "asks for 1 licence, the job's first trial for 0"),
-        ],
-    )
-    def test_a_later_trial_that_asks_for_what_the_first_did_not(
-        self, bundles: list[dict[str, float]], mentions: str, tmp_path: Path
-    ) -> None:
-        def asked(config: dict[str, Any]) -> tune.PlacementGroupFactory:
-            return tune.PlacementGroupFactory(bundles if config["x"] else [{"CPU": 1}])
-
-        sized = tune.with_resources(lambda config: without_checkpoints(config), asked)
-        space = {"x": tune.grid_search([0, 1, 0]), "n": 1}
-        retried = {"failure_config": tune.FailureConfig(max_failures=-1)}
-        # The job is not ended: the trial fails once, and says why.
-        first, refused, last = fit("fluid", sized, space, tmp_path, run=retried, executor=FluidExecutor())
-        assert first.error is None and last.error is None and last.metrics["training_iteration"] == 1
-        assert re.search(mentions, str(refused.error))

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from ray import tune
-from ray.tune.schedulers import HyperBandScheduler
 
 from fluidtune.cluster.devices import leased_devices
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
@@ -18,12 +14,9 @@ from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune import arbiter_progress
 from fluidtune.tune.arbiter_progress import Progress
-from fluidtune.tune.tuning_job import TuningJob
 from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
 from tests.engine.helpers import resize
 from tests.themis.fake_tenant import FakeTenant, gpu
-from tests.tune.running import fit
-from tests.tune.trainables import Stepper
 from themis_bridge import ThemisError, independent_finish_time
 from themis_bridge.agent import Gained, Leave, Lost
 from themis_bridge.app_record import valued
@@ -274,7 +267,7 @@ def test_a_trial_that_can_grow_without_commits_is_counted_too():
         engine.handle(m.Result("a", 2.0, 1.0), now=1.0)
     progress = progress_of(engine)
     progress.update({})
-    assert progress.valuation(1.0, 4).useful >= 1
+    assert valuation(progress, 1.0, 4).useful >= 1
 
 
 def test_rungs_to_come_are_part_of_the_work():
@@ -414,27 +407,3 @@ def test_a_job_is_one_of_the_user_that_it_or_its_metadata_names(monkeypatch):
         job = SimpleNamespace(setup=setup, engine=None, trials=SimpleNamespace(rungs_after=lambda group: ()))
         found = device_setup.hold_devices(job, settings, "app", 1)
         assert found._tenant.user == user
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray2")
-def test_rungs_to_come_are_told_from_the_start(tmp_path: Path, monkeypatch: Any) -> None:
-    told: list[float] = []
-    decide = TuningJob.decide
-
-    def decided(self: TuningJob, *args: Any) -> Any:
-        instructions = decide(self, *args)
-        progress = Progress(self.engine, self.trials.rungs_after, None, None)
-        progress.update({})
-        left = sum(job.iters_remaining for jobs in progress._phases for job in jobs)
-        told.append(sum(trial.done for trial in self.engine._state.trials.values()) + left)
-        return instructions
-
-    monkeypatch.setattr(TuningJob, "decide", decided)
-    space = {"x": tune.grid_search(list(range(17)))}
-    results = fit("fluid", Stepper, space, tmp_path, scheduler=HyperBandScheduler(max_t=9, reduction_factor=3))
-    done = sum(result.metrics["training_iteration"] for result in results)
-    assert done == 75
-    # 51 of them in the first rungs. While a trial goes on without a pause, what follows counts twice for a moment.
-    assert min(told) >= done
-    assert sum(total < done + 1 for total in told) > 0.9 * len(told)

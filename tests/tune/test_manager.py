@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError
 from ray.tune import PlacementGroupFactory
 
 from fluidtune import FluidExecutor
@@ -29,7 +28,6 @@ from fluidtune.tune import final_report, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup, devices_of_one_node
 from fluidtune.tune.trial_registry import is_one_bundle
 from fluidtune.tune.trial_run import PROGRESS, TrialRun, keep_progress
-from fluidtune.tune.trial_shell import LATE_S
 from fluidtune.tune.tuning_job import TuningJob
 from tests.engine.helpers import book, resize
 from tests.tune.tried_manager import Tried, growing, leader_of, wide
@@ -117,14 +115,6 @@ def asked_to_save(tried: Tried, run: TrialRun, told: list[Any]) -> list[str]:
     return called
 
 
-def test_a_checkpoint_that_came_with_its_result_is_not_asked_for(tried: Tried) -> None:
-    run, told = reported(tried, saved="first")
-    assert asked_to_save(tried, run, told) == ["load", "train"]
-    assert told == [], "Tune is called back by its own loop"
-    assert tried.manager.step(0.0) and told == ["first"]
-    assert asked_to_save(tried, run, told)[2:] == ["save"], "a second checkpoint is an object of its own"
-
-
 def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tried) -> None:
     """The driver before had it restored and heard results; then it died. Seen: iterations were reported twice."""
     saved = SimpleNamespace(checkpoint=SimpleNamespace(path="/runs/donor/checkpoint_3"), metrics={})
@@ -144,35 +134,6 @@ def test_another_trials_checkpoint_is_news_once_also_to_a_later_driver(tried: Tr
     assert restored("a", saved) == (saved, True)
     assert restored("b", other) == (other,), "the algorithm has given it another one since"
     assert restored("a", saved) == (saved,), "under the same driver it is given that one again"
-
-
-def test_an_algorithm_that_waits_for_checkpoints_gets_a_future(tried: Tried) -> None:
-    tried.job.waits_for_checkpoints = True
-    run, _ = reported(tried, saved="first")
-    future = tried.manager.schedule_actor_task(run.tracked, "save", _return_future=True)
-    assert future is not None and leader_of(run).actor.called[2:] == ["save"]
-
-
-def test_a_trial_that_is_stopped_while_it_trains_is_exported_after_its_iteration(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A scheduler stops another trial than the one whose result it is told. Seen: that trial failed (`KeyError`)."""
-    run = tried.placed(1.0)
-    told: list[str] = []
-
-    def train_on(*args: Any) -> None:
-        reply = IterationReply({"training_iteration": 1}, "plain", 1.0, 1)
-        tried.answered(run, reply if leader_of(run).actor.called[-1] == "train" else ["model"])
-
-    monkeypatch.setattr(tried.manager._calls, "wait_for_one", train_on)
-    monkeypatch.setattr(tried.manager._calls, "resolve_call", train_on)
-    schedule = tried.manager.schedule_actor_task
-    schedule(run.tracked, "train", on_result=lambda *args: told.append("trained"))
-    exported = lambda tracked, value: told.append(value)  # noqa: E731
-    future = schedule(run.tracked, "export_model", (["model"],), on_result=exported, _return_future=True)
-    assert leader_of(run).actor.called == ["load", "train"]
-    tried.manager.resolve_future(future)
-    assert leader_of(run).actor.called == ["load", "train", "export_model"] and told == [["model"]]
 
 
 def test_nothing_waits_for_a_trial_without_devices_to_be_exported(tried: Tried) -> None:
@@ -223,25 +184,6 @@ def test_a_follower_is_ended_at_once_when_its_trial_shrinks_and_not_heard_of_aga
     assert tried.written()[-3:] == ["resize_started", "worker_replaced", "resized"]
 
 
-def test_a_follower_is_unloaded_when_its_trial_loses_its_leader(tried: Tried) -> None:
-    run, follower = wide(tried)
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    tried.answered(run, RayActorError())
-    actor: Any = follower.actor
-    assert actor.called == ["attach", "follow", "unload"] and list(tried.watched) == [follower.name]
-    tried.manager._advance()
-    assert tried.written()[-3:] == ["worker_lost", "trial_suspended", "trial_started"]
-
-
-def test_a_worker_that_is_late_for_one_trial_is_not_for_the_next(tried: Tried) -> None:
-    # Seen: a worker that never came to its loop's first boundary was waited for without an end.
-    run, joiner = growing(tried)
-    tried.attached(run, joiner, "it is another trial's")
-    assert run.life.crew.change == "steady" and tried.written()[-1] == "resize_failed"
-    tried.manager._shell.report_late(time.monotonic() + LATE_S + 60)
-    assert tried.written()[-1] == "resize_failed" and not tried.manager._shell._following
-
-
 def test_a_later_trial_of_a_trainable_that_can_grow_does_so_when_it_is_loaded(tried: Tried) -> None:
     run, joiner = growing(tried)
     tried.attached(run, joiner, "for a test")
@@ -268,23 +210,6 @@ def test_a_trial_leaves_its_devices_when_one_of_them_is_lost(tried: Tried) -> No
     assert tried.written()[3:] == ["device_lost", "device_gained", "trial_started"]
 
 
-def test_an_elastic_trial_is_reached_on_its_own_node_only_until_it_needs_another_node(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tried.job, "setup", replace(tried.job.setup, one_node=True))
-    run = tried.placed(1.0)
-    assert tried.job.load_spec(run).one_node
-    assert run.life.wish == "stay"
-    # A node has come, and the trial is to grow onto it.
-    tried.devices.nodes[1] = "other"
-    tried.trains(run, 1)
-    assert run.life.wish == "leave" and run.life.crew.change == "steady"
-    first: Any = run.life.crew.leader
-    tried.manager.schedule_actor_task(run.tracked, "train")
-    assert first.actor.called == ["load", "train", "unload"]
-    assert not tried.job.load_spec(run).one_node
-
-
 def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
     tried: Tried, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,11 +222,6 @@ def test_trials_are_reached_from_all_nodes_once_the_job_has_had_devices_on_two(
     assert not tried.job.load_spec(run).one_node
     del tried.devices.nodes[1]
     assert not tried.job.load_spec(run).one_node
-
-
-def test_trials_of_a_cluster_of_several_nodes_are_reached_from_all_of_them(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    assert not tried.job.load_spec(run).one_node  # all devices are on one node so far
 
 
 def test_the_report_is_drawn_before_the_run_returns(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,27 +344,6 @@ def test_a_request_that_says_more_than_one_bundle_is_for_ray(request_: Placement
 @pytest.mark.labels
 def test_a_label_selector_says_more_than_one_bundle() -> None:
     assert not is_one_bundle(PlacementGroupFactory([{"GPU": 1}], bundle_label_selector=[{"zone": "a"}]))
-
-
-@pytest.mark.parametrize("on_demand", [True, False])
-def test_a_later_trial_of_several_bundles_is_left_to_ray_by_a_job_on_demand(tried: Tried, on_demand: bool) -> None:
-    """Seen: it failed. A job that holds its devices all the time might hold those that Ray waits for."""
-    rays: Any = SimpleNamespace(_live_actors_to_ray_actors_resources={})
-    tried.manager.stand_before(rays)
-    tried.job.trials._scheduler.executor = FluidExecutor(reserve=not on_demand)
-    request = PlacementGroupFactory([{"GPU": 1.0}, {"GPU": 1.0}])
-    trial: Any = SimpleNamespace(trial_id="b", placement_group_factory=request, max_failures=-1)
-    tried.manager.note_trial(trial)
-    assert tried.manager.hosts("b") is not on_demand
-    tried.manager.trial_removed(trial)
-    assert ("b" in tried.job._ended) is not on_demand
-
-
-def test_the_status_line_counts_the_trials_that_tune_wants_to_run(tried: Tried) -> None:
-    run = tried.placed(1.0)
-    assert tried.manager.status_line() == "FluidTune: 1/2 gpu devices busy, 1 trials on them (0 on several), 0 waiting"
-    tried.manager.remove_actor(run.tracked)
-    assert tried.manager.status_line() == "FluidTune: 0/2 gpu devices busy, 0 trials on them (0 on several), 0 waiting"
 
 
 def test_no_batch_of_events_sorts_the_queue(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:

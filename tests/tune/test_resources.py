@@ -169,11 +169,6 @@ class TestGPUs:
             assert gpu != other or ended <= began + 0.01, "two trials were on one GPU"
         assert all(r.metrics["free"].get("GPU", 0) == 0 for r in results)
 
-    @pytest.mark.newest
-    def test_a_generous_limit_of_trials_at_once_shares_no_gpu(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"cpu": 1, "gpu": 1}, trials=6, at_once=8, meeting=True)
-        assert together(results) == 2
-
     @pytest.mark.core
     def test_half_a_gpu_is_shared_by_two(self, tmp_path: Path) -> None:
         results = run(tmp_path, {"cpu": 1, "gpu": 0.5}, devices="gpu:1", meeting=True)
@@ -189,14 +184,6 @@ class TestGPUs:
         events = events_of(tmp_path)
         assert not [e for e in events if e["event"].startswith("resize")]
         occupancy_of(events)
-
-    @pytest.mark.newest
-    def test_a_trial_over_two_gpus_that_can_grow_is_never_resized(self, tmp_path: Path) -> None:
-        results = run(tmp_path, {"gpu": 2}, trials=3, trainable=several, devices="emulated:4")
-        assert [r.metrics["training_iteration"] for r in results] == [4] * 3
-        events = events_of(tmp_path)
-        assert [e for e in events if e["event"] == "can_grow"]
-        assert not [e for e in events if e["event"].startswith("resize")]
 
 
 def test_a_later_trial_of_several_bundles_runs_as_under_stock(tmp_path: Path) -> None:

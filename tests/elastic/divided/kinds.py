@@ -1,8 +1,8 @@
 """Kinds of modules and of calls: what is divided, and what stays whole and with which word.
 
 Each kind is a function that returns (module, step); ``step(module, x, y, i)`` is the loss of step i, or does the step
-itself and returns a number. ``DIVIDED`` has kinds of which calls are divided; ``WHOLE`` has those that stay whole, each
-with a part of the word that says why.
+itself and returns a number. ``LOOPS`` gets a loop of it: of a ``divided`` kind some calls are divided, and of a
+``whole`` one some stay whole, with a part of the word that says why.
 """
 
 from __future__ import annotations
@@ -19,22 +19,46 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tests.elastic.divided.public_loops import LOOPS, Loop, Row
+
+#: Of each kind.
+STEPS = 16
 Step = Callable[[Any, torch.Tensor, torch.Tensor, int], Any]
-DIVIDED: dict[str, Callable[[], tuple[Any, Step]]] = {}
-WHOLE: dict[str, tuple[str, Callable[[], tuple[Any, Step]]]] = {}
 
 
-def divided(make: Any) -> Any:
-    DIVIDED[make.__name__] = make
+def keep(make: Any, divided: bool | None, word: str | None, tolerance: float = 1e-9) -> Any:
+    def loop() -> Loop:
+        module, step = make()
+        data = torch.Generator().manual_seed(2)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.05, momentum=0.9)
+        for i in range(STEPS):
+            x = torch.randn(13 if i % 4 == 3 else 20, 12, generator=data)
+            y = torch.randint(5, (len(x),), generator=data)
+            loss = step(module, x, y, i)
+            if isinstance(loss, torch.Tensor):
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+                optimizer.step()
+            yield float(loss)
+        return module
+
+    assert make.__name__ not in LOOPS
+    LOOPS[make.__name__] = Row(loop, divided, word, tolerance)
     return make
 
 
-def whole(word: str) -> Any:
-    def keep(make: Any) -> Any:
-        WHOLE[make.__name__] = word, make
-        return make
+def divided(make: Any) -> Any:
+    return keep(make, True, None)
 
-    return keep
+
+def roughly(tolerance: float) -> Any:
+    """Divided, and equal to itself alone within this."""
+    return lambda make: keep(make, True, None, tolerance)
+
+
+def whole(word: str) -> Any:
+    return lambda make: keep(make, None, word)
 
 
 def net(*more: nn.Module, width: int = 16) -> nn.Sequential:
@@ -351,7 +375,7 @@ def adversaries() -> Any:
     return pair, step
 
 
-@divided
+@roughly(1e-5)
 def layers_added_frozen_and_cast() -> Any:
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         if i == 5:
@@ -573,7 +597,7 @@ def reentrant_checkpoint_around() -> Any:
     )
 
 
-@divided
+@roughly(1e-2)
 def autocast() -> Any:
     def step(m: Any, x: Any, y: Any, i: int) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):

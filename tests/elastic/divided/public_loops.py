@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,7 +20,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = 12
@@ -29,10 +27,13 @@ Loop = Generator[float, None, Any]
 
 
 class Row(NamedTuple):
-    """``divided``: whether some call is. ``word``: why some stay whole. ``tolerance``: of losses and weights."""
+    """``divided``: whether some call is; None: some may be. ``word``: why some stay whole.
+
+    ``tolerance``: of losses and weights.
+    """
 
     make: Callable[[], Loop]
-    divided: bool
+    divided: bool | None
     word: str | None
     tolerance: float
 
@@ -79,24 +80,21 @@ def adam(*modules: nn.Module, lr: float = 1e-2) -> torch.optim.Adam:
 
 
 class Block(nn.Module):
-    def __init__(self, c: int, drop: float = 0.0) -> None:
+    def __init__(self, c: int) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(c, c, 3, padding=1, bias=False), nn.BatchNorm2d(c)
         self.conv2, self.bn2 = nn.Conv2d(c, c, 3, padding=1, bias=False), nn.BatchNorm2d(c)
-        self.drop = drop
 
     def forward(self, x: Any) -> Any:
         out = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)), inplace=True)))
-        if self.drop and self.training:  # stochastic depth, by sample
-            out = out * torch.empty(len(x), 1, 1, 1).bernoulli_(1 - self.drop) / (1 - self.drop)
         return F.relu(out + x, inplace=True)
 
 
 class ResNet(nn.Module):
-    def __init__(self, c: int = 4, classes: int = 4, drop: float = 0.0) -> None:
+    def __init__(self, c: int = 4, classes: int = 4) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(3, c, 3, padding=1, bias=False), nn.BatchNorm2d(c), nn.ReLU(inplace=True))
-        self.layers = nn.Sequential(Block(c, drop), nn.MaxPool2d(2), Block(c, drop))
+        self.layers = nn.Sequential(Block(c), nn.MaxPool2d(2), Block(c))
         self.fc = nn.Linear(c, classes)
 
     def forward(self, x: Any) -> Any:
@@ -118,52 +116,6 @@ def resnet_and_data_loader() -> Loop:
         model.eval()
         with torch.no_grad():
             sum((model(x).argmax(1) == y).sum().item() for x, y in loader)
-    return model
-
-
-@loop()
-def stochastic_depth_and_mixup_or_cutmix() -> Loop:
-    model = ResNet(drop=0.3)
-    optimizer = sgd(model)
-    for x, y in labelled(16, 4, 3, 6, 6):
-        lam, order = np.random.beta(1.0, 1.0), torch.randperm(len(x))
-        if np.random.rand() < 0.5:
-            x = lam * x + (1 - lam) * x[order]
-        else:
-            x[:, :, :3, 2:5], lam = x[order, :, :3, 2:5], 0.75
-        out = model(x)
-        yield stepped(optimizer, lam * F.cross_entropy(out, y) + (1 - lam) * F.cross_entropy(out, y[order]))
-    return model
-
-
-class UNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down, self.mid = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()), nn.Conv2d(4, 8, 3, padding=1)
-        self.up, self.head = nn.ConvTranspose2d(8, 4, 2, stride=2), nn.Conv2d(8, 5, 1)
-        self.aux = nn.Conv2d(8, 5, 1)
-
-    def forward(self, x: Any) -> Any:
-        a = self.down(x)
-        b = F.relu(self.mid(F.max_pool2d(a, 2)))
-        out = {"out": self.head(torch.cat([a, self.up(b)], 1))}
-        if self.training:
-            out["aux"] = F.interpolate(self.aux(b), x.shape[-2:], mode="bilinear", align_corners=False)
-        return out
-
-
-@loop()
-def unet_with_ignored_pixels_and_dice() -> Loop:
-    model = UNet()
-    optimizer = adam(model)
-    for _ in range(STEPS):
-        x, y = torch.randn(10, 3, 6, 6), torch.randint(5, (10, 6, 6))
-        y[torch.rand(y.shape) < 0.2] = 255
-        out = model(x)
-        loss = F.cross_entropy(out["out"], y, ignore_index=255) + 0.4 * F.cross_entropy(out["aux"], y, ignore_index=255)
-        p = out["out"].softmax(1)[:, 1]
-        dice = 1 - 2 * (p * (y == 1)).sum() / (p.sum() + (y == 1).sum() + 1)
-        yield stepped(optimizer, loss + dice)
     return model
 
 
@@ -201,111 +153,6 @@ def detector_with_a_list_of_targets() -> Loop:
 
 
 @loop()
-def online_hard_examples_and_focal() -> Loop:
-    model = ResNet()
-    optimizer = sgd(model)
-    for i, (x, y) in enumerate(labelled(16, 4, 3, 6, 6)):
-        each = F.cross_entropy(model(x), y, reduction="none")
-        focal = (1 - torch.exp(-each)) ** 2 * each
-        yield stepped(optimizer, each.topk(6)[0].mean() if i % 2 else focal.mean())
-    return model
-
-
-@loop()
-def margins_and_class_weights_from_a_later_epoch() -> Loop:
-    counts = np.array([40.0, 20.0, 10.0, 5.0])
-    margins = torch.tensor(0.5 / np.sqrt(np.sqrt(counts)))
-
-    class NormedLinear(nn.Module):
-        def __init__(self, a: int, b: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(a, b))
-
-        def forward(self, x: Any) -> Any:
-            return F.normalize(x, dim=1).mm(F.normalize(self.weight, dim=0))
-
-    model = nn.Sequential(mlp(8, 12, 8), nn.BatchNorm1d(8), NormedLinear(8, 4))
-    optimizer = sgd(model)
-    for i, (x, y) in enumerate(labelled()):
-        weight = None if i < 6 else torch.tensor((1 - 0.9) / (1 - 0.9**counts))
-        out = model(x)
-        hot = F.one_hot(y, 4).double()
-        yield stepped(optimizer, F.cross_entropy(10 * (out - hot * margins), y, weight=weight))
-    return model
-
-
-@loop()
-def distillation_with_features() -> Loop:
-    class Net(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.body, self.fc = (
-                nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU()),
-                nn.Linear(width, 4),
-            )
-
-        def forward(self, x: Any, is_feat: bool = False) -> Any:
-            f = self.body(x)
-            return ([f], self.fc(f)) if is_feat else self.fc(f)
-
-    teacher, student, embed = Net(16).eval(), Net(6), nn.Linear(6, 16)
-    optimizer = sgd(student, embed)
-    for x, y in labelled():
-        with torch.no_grad():
-            feats, soft = teacher(x, is_feat=True)
-        own, out = student(x, is_feat=True)
-        kl = F.kl_div(F.log_softmax(out / 4, 1), F.softmax(soft / 4, 1), reduction="batchmean") * 16
-        yield stepped(optimizer, F.cross_entropy(out, y) + kl + F.mse_loss(embed(own[0]), feats[0]))
-    return student, embed, teacher
-
-
-@loop()
-def fake_quantisation_with_straight_through_gradients() -> Loop:
-    class Round(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x.round()
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-            return grads[0]
-
-    class QuantLinear(nn.Linear):
-        def forward(self, x: Any) -> Any:
-            scale = self.weight.detach().abs().max() / 7
-            return F.linear(x, Round.apply(self.weight / scale) * scale, self.bias)
-
-    model = nn.Sequential(QuantLinear(8, 12), nn.Hardtanh(), QuantLinear(12, 4))
-    optimizer = sgd(model)
-    for x, y in labelled():
-        yield stepped(optimizer, F.cross_entropy(model(x), y))
-    return model
-
-
-@loop()
-def observers_of_quantisation() -> Loop:
-    """The range of activations is an average that the forward writes; layers below are divided."""
-
-    class Observed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.fc2 = nn.Linear(8, 12), nn.Linear(12, 4)
-            self.register_buffer("high", torch.ones(()))
-
-        def forward(self, x: Any) -> Any:
-            z = F.relu(self.fc1(x))
-            if self.training:
-                self.high.mul_(0.9).add_(0.1 * z.detach().max())
-            return self.fc2(torch.clamp(z, max=self.high))
-
-    model = Observed()
-    optimizer = sgd(model)
-    for x, y in labelled():
-        yield stepped(optimizer, F.cross_entropy(model(x), y))
-    return model
-
-
-@loop()
 def masked_autoencoder() -> Loop:
     class Mae(nn.Module):
         def __init__(self) -> None:
@@ -332,28 +179,6 @@ def masked_autoencoder() -> Loop:
 
 
 # --- generative
-
-
-@loop()
-def vae_with_a_sum_and_annealed_kl() -> Loop:
-    class Vae(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder = mlp(8, 12, 6), mlp(3, 12, 8)
-
-        def forward(self, x: Any) -> Any:
-            mu, logvar = self.encoder(x).chunk(2, 1)
-            z = mu + torch.randn_like(mu) * torch.exp(0.5 * logvar)
-            return torch.sigmoid(self.decoder(z)), mu, logvar
-
-    model = Vae()
-    optimizer = adam(model)
-    for i in range(STEPS):
-        x = torch.rand(14, 8)
-        out, mu, logvar = model(x)
-        kl = -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())
-        yield stepped(optimizer, F.binary_cross_entropy(out, x, reduction="sum") + min(1.0, i / 8) * kl)
-    return model
 
 
 @loop()
@@ -399,18 +224,6 @@ def wgan_with_a_gradient_penalty() -> Loop:
 
 
 @loop()
-def wgan_with_clipped_weights() -> Loop:
-    critic, generator = mlp(6, 12, 1), mlp(3, 12, 6)
-    of_c, of_g = (torch.optim.RMSprop(m.parameters(), 1e-2, eps=1e-2) for m in (critic, generator))
-    for _ in range(STEPS):
-        loss = stepped(of_c, critic(generator(torch.randn(12, 3)).detach()).mean() - critic(torch.randn(12, 6)).mean())
-        for p in critic.parameters():
-            p.data.clamp_(-0.1, 0.1)
-        yield loss + stepped(of_g, -critic(generator(torch.randn(12, 3))).mean())
-    return critic, generator
-
-
-@loop()
 def spectral_norm_and_r1() -> Loop:
     net_d = nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 12)), nn.Softplus(), nn.Linear(12, 1))
     net_g = mlp(3, 12, 6)
@@ -423,97 +236,6 @@ def spectral_norm_and_r1() -> Loop:
         loss = F.softplus(net_d(fake.detach())).mean() + F.softplus(-score).mean() + slope.square().sum(1).mean()
         yield stepped(of_d, loss) + stepped(of_g, F.softplus(-net_d(fake)).mean())
     return net_d, net_g
-
-
-@loop()
-def ddpm_with_an_average_of_weights() -> Loop:
-    class Denoiser(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.time, self.body = nn.Sequential(nn.Linear(8, 8), nn.SiLU()), mlp(6 + 8, 16, 6, act=nn.SiLU)
-
-        def forward(self, x: Any, t: Any) -> Any:
-            freqs = torch.exp(-math.log(1e4) * torch.arange(4) / 4)
-            angles = t[:, None] * freqs[None]
-            return self.body(torch.cat([x, self.time(torch.cat([angles.cos(), angles.sin()], 1))], 1))
-
-    model = Denoiser()
-    average = copy.deepcopy(model).eval().requires_grad_(False)
-    optimizer = adam(model)
-    alphas = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 50), 0)
-    for i in range(STEPS):
-        x, t = torch.randn(12, 6), torch.randint(0, 50, (12,))
-        noise = torch.randn_like(x)
-        noisy = alphas[t].sqrt()[:, None] * x + (1 - alphas[t]).sqrt()[:, None] * noise
-        yield stepped(optimizer, F.mse_loss(model(noisy, t), noise))
-        for own, other in zip(average.parameters(), model.parameters(), strict=True):
-            own.data.mul_(0.9).add_(other.data, alpha=0.1)
-        if i % 4 == 3:
-            with torch.no_grad():
-                average(torch.randn(4, 6), torch.full((4,), 49))
-    return model, average
-
-
-@loop()
-def coupling_flow() -> Loop:
-    class Coupling(nn.Module):
-        def __init__(self, flip: bool) -> None:
-            super().__init__()
-            self.net, self.flip = mlp(3, 12, 6, act=nn.Tanh), flip
-
-        def forward(self, x: Any) -> Any:
-            a, b = x.chunk(2, 1)
-            a, b = (b, a) if self.flip else (a, b)
-            s, t = self.net(a).chunk(2, 1)
-            return torch.cat([a, b * torch.exp(torch.tanh(s)) + t], 1), torch.tanh(s).sum(1)
-
-    class Flow(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(Coupling(bool(i % 2)) for i in range(3))
-            self.register_buffer("mean", torch.zeros(6))
-
-        def log_prob(self, x: Any) -> Any:
-            total = torch.zeros(len(x))
-            for layer in self.layers:
-                x, log_det = layer(x)
-                total = total + log_det
-            return torch.distributions.Normal(self.mean, 1.0).log_prob(x).sum(1) + total
-
-    model = Flow()
-    optimizer = adam(model)
-    for _ in range(STEPS):
-        yield stepped(optimizer, -model.log_prob(torch.randn(14, 6)).mean())
-    return model
-
-
-@loop()
-def vq_vae_with_a_codebook_that_averages() -> Loop:
-    class Quantizer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(5, 3)
-            self.embedding.weight.requires_grad_(False)
-            self.register_buffer("size", torch.ones(5))
-            self.register_buffer("total", self.embedding.weight.data.clone())
-
-        def forward(self, z: Any) -> Any:
-            index = torch.cdist(z, self.embedding.weight).argmin(1)
-            q = self.embedding(index)
-            if self.training:
-                hot = F.one_hot(index, 5).double()
-                self.size.data.mul_(0.9).add_(hot.sum(0), alpha=0.1)
-                self.total.data.mul_(0.9).add_(hot.t() @ z.detach(), alpha=0.1)
-                self.embedding.weight.data.copy_(self.total / self.size[:, None])
-            return z + (q - z).detach(), 0.25 * F.mse_loss(q.detach(), z)
-
-    encoder, quantizer, decoder = mlp(8, 12, 3), Quantizer(), mlp(3, 12, 8)
-    optimizer = adam(encoder, decoder)
-    for _ in range(STEPS):
-        x = torch.randn(14, 8)
-        q, commitment = quantizer(encoder(x))
-        yield stepped(optimizer, F.mse_loss(decoder(q), x) + commitment)
-    return encoder, quantizer, decoder
 
 
 @loop()
@@ -540,18 +262,6 @@ def mixture_density_with_strided_outputs() -> Loop:
 
 
 # --- representations
-
-
-@loop()
-def simclr() -> Loop:
-    model = nn.Sequential(ResNet(classes=8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6))
-    optimizer = sgd(model)
-    for x, _ in labelled(8, 4, 3, 6, 6):
-        views = torch.cat([x + 0.1 * torch.randn_like(x), x.flip(-1)])
-        z = F.normalize(model(views), dim=1)
-        sim = (z @ z.T / 0.5).masked_fill(torch.eye(16, dtype=torch.bool), -1e9)
-        yield stepped(optimizer, F.cross_entropy(sim, torch.arange(16).roll(8)))
-    return model
 
 
 @loop()
@@ -586,127 +296,7 @@ def moco_with_a_queue() -> Loop:
     return model
 
 
-@loop()
-def byol() -> Loop:
-    online = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 6))
-    target, predictor = copy.deepcopy(online), nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6))
-    for p in target.parameters():
-        p.requires_grad = False
-    optimizer = sgd(online, predictor)
-    for i, (x, _) in enumerate(labelled()):
-        one, two = x + 0.1 * torch.randn_like(x), x + 0.1 * torch.randn_like(x)
-        with torch.no_grad():
-            t1, t2 = target(one).detach(), target(two).detach()
-        p1, p2 = predictor(online(one)), predictor(online(two))
-        loss = (2 - 2 * F.cosine_similarity(p1, t2) + 2 - 2 * F.cosine_similarity(p2, t1)).mean()
-        yield stepped(optimizer, loss)
-        tau = 1 - 0.1 * (math.cos(math.pi * i / STEPS) + 1) / 2
-        for own, other in zip(target.parameters(), online.parameters(), strict=True):
-            own.data = tau * own.data + (1 - tau) * other.data
-    return online, target, predictor
-
-
-@loop()
-def clip_with_two_towers() -> Loop:
-    class Clip(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.image, self.tokens, self.text = mlp(8, 12, 6), nn.Embedding(10, 6), nn.Linear(6, 6)
-            self.logit_scale = nn.Parameter(torch.ones([]) * math.log(1 / 0.07))
-
-        def forward(self, image: Any, text: Any) -> Any:
-            a = F.normalize(self.image(image), dim=-1)
-            b = F.normalize(self.text(self.tokens(text))[torch.arange(len(text)), text.argmax(-1)], dim=-1)
-            return a, b, self.logit_scale.exp()
-
-    model = Clip()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, eps=1e-3, weight_decay=0.2)
-    for _ in range(STEPS):
-        a, b, scale = model(torch.randn(12, 8), torch.randint(10, (12, 5)))
-        logits, labels = scale * a @ b.t(), torch.arange(12)
-        yield stepped(optimizer, (F.cross_entropy(logits, labels) + F.cross_entropy(logits.t(), labels)) / 2)
-        with torch.no_grad():
-            model.logit_scale.clamp_(0, math.log(100))
-    return model
-
-
-@loop()
-def batch_hard_triplets() -> Loop:
-    model = mlp(8, 12, 6)
-    optimizer = adam(model)
-    for x, y in labelled(16, 3):
-        z = F.normalize(model(x), dim=1)
-        d, same = torch.cdist(z, z), y[:, None] == y[None]
-        hardest, closest = (d * same).max(1)[0], (d + 10 * same).min(1)[0]
-        yield stepped(optimizer, F.relu(hardest - closest + 0.3).mean())
-    return model
-
-
-@loop()
-def barlow_twins_inside_the_model() -> Loop:
-    class Barlow(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone, self.projector = mlp(8, 12, 8), nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6))
-            self.bn = nn.BatchNorm1d(6, affine=False)
-
-        def forward(self, y1: Any, y2: Any) -> Any:
-            z1, z2 = self.projector(self.backbone(y1)), self.projector(self.backbone(y2))
-            c = self.bn(z1).T @ self.bn(z2) / len(z1)
-            return (torch.diagonal(c) - 1).square().sum() + 0.005 * (c - torch.diag(torch.diagonal(c))).square().sum()
-
-    model = Barlow()
-    optimizer = sgd(model)
-    for x, _ in labelled():
-        yield stepped(optimizer, model(x, x + 0.2 * torch.randn_like(x)))
-    return model
-
-
-@loop()
-def siamese_pairs() -> Loop:
-    class Siamese(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cnn = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(inplace=True), nn.Dropout2d(0.2), nn.Flatten())
-            self.fc = nn.Linear(48, 4)
-
-        def forward_once(self, x: Any) -> Any:
-            return self.fc(self.cnn(x))
-
-        def forward(self, a: Any, b: Any) -> Any:
-            return self.forward_once(a), self.forward_once(b)
-
-    model = Siamese()
-    optimizer = adam(model)
-    for x, y in labelled(10, 2, 1, 6, 6):
-        d = F.pairwise_distance(*model(x, torch.randn_like(x)), keepdim=True)
-        yield stepped(optimizer, ((1 - y) * d.T**2 + y * F.relu(2 - d.T) ** 2).mean())
-    return model
-
-
 # --- sequences
-
-
-@loop()
-def ctc() -> Loop:
-    class Speech(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.rnn = nn.Conv1d(4, 6, 3, padding=1), nn.GRU(6, 6, bidirectional=True, batch_first=True)
-            self.fc = nn.Linear(12, 5)
-
-        def forward(self, x: Any) -> Any:
-            out, _ = self.rnn(F.relu(self.conv(x)).transpose(1, 2))
-            return F.log_softmax(self.fc(out), 2).transpose(0, 1)
-
-    model = Speech()
-    optimizer = adam(model)
-    for _ in range(STEPS):
-        out = model(torch.randn(8, 4, 10))
-        lengths = torch.randint(2, 4, (8,))
-        labels = torch.randint(1, 5, (int(lengths.sum()),))
-        yield stepped(optimizer, F.ctc_loss(out, labels, torch.full((8,), 10), lengths, zero_infinity=True))
-    return model
 
 
 @loop()
@@ -730,39 +320,6 @@ def packed_sequences() -> Loop:
         x = pad_sequence([torch.randint(1, 11, (int(n),)) for n in lengths], batch_first=True)
         y = torch.where(x > 0, x % 4, -100)
         yield stepped(optimizer, F.cross_entropy(model(x, lengths).transpose(1, 2), y))
-    return model
-
-
-@loop()
-def seq2seq_with_teacher_forcing() -> Loop:
-    """Whether the next input is the truth is drawn from Python's random numbers within the forward."""
-
-    class Seq2Seq(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.encoder, self.decoder = nn.Embedding(7, 5), nn.GRU(5, 6), nn.GRUCell(5, 6)
-            self.out = nn.Linear(6, 7)
-
-        def forward(self, source: Any, target: Any, ratio: float = 0.5) -> Any:
-            _, h = self.encoder(self.embed(source))
-            h, token, outputs = h[0], target[0], []
-            for t in range(1, len(target)):
-                h = self.decoder(self.embed(token), h)
-                outputs.append(self.out(h))
-                token = target[t] if random.random() < ratio else outputs[-1].argmax(1)
-            return torch.stack(outputs)
-
-    model = Seq2Seq()
-    optimizer = adam(model)
-    for _ in range(STEPS):
-        source, target = torch.randint(7, (6, 10)), torch.randint(7, (5, 10))
-        out = model(source, target)
-        loss = F.cross_entropy(out.view(-1, 7), target[1:].reshape(-1))
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        yield loss.item()
     return model
 
 
@@ -831,21 +388,6 @@ def causal_mask_of_the_size_of_the_batch() -> Loop:
 
 
 @loop()
-def padded_tokens_and_their_mean() -> Loop:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-    embed, encoder, head = nn.Embedding(9, 8, padding_idx=0), nn.TransformerEncoder(layer, 2), nn.Linear(8, 9)
-    optimizer = adam(embed, encoder, head)
-    for _ in range(STEPS):
-        x = torch.randint(1, 9, (10, 6))
-        x[torch.arange(6)[None] >= torch.randint(3, 7, (10, 1))] = 0
-        masked = (torch.rand(x.shape) < 0.3) & (x > 0)
-        h = encoder(embed(x.masked_fill(masked, 8)), src_key_padding_mask=x == 0)
-        each = F.cross_entropy(head(h[masked]), x[masked], reduction="none")
-        yield stepped(optimizer, each.sum() / max(1, int(masked.sum())))
-    return embed, encoder, head
-
-
-@loop()
 def truncated_backpropagation_with_carried_states() -> Loop:
     class Lm(nn.Module):
         def __init__(self) -> None:
@@ -865,16 +407,6 @@ def truncated_backpropagation_with_carried_states() -> Loop:
         hidden = tuple(h.detach() for h in hidden)
         out, hidden = model(text[i * 5 : i * 5 + 5], hidden)
         yield stepped(optimizer, F.cross_entropy(out.view(-1, 9), text[i * 5 + 1 : i * 5 + 6].view(-1)))
-    return model
-
-
-@loop()
-def curriculum_of_lengths() -> Loop:
-    model = Gpt()
-    optimizer = adam(model)
-    for i in range(STEPS):
-        x = torch.randint(9, (8 if i % 5 else 9, 4 + i // 4))
-        yield stepped(optimizer, F.cross_entropy(model(x[:, :-1]).transpose(1, 2), x[:, 1:]))
     return model
 
 
@@ -924,118 +456,7 @@ def experts_with_a_balancing_loss() -> Loop:
     return model
 
 
-@loop()
-def perceiver_with_learned_latents() -> Loop:
-    class Perceiver(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.latents = nn.Parameter(torch.randn(3, 8))
-            self.cross, self.head = nn.MultiheadAttention(8, 2, batch_first=True, kdim=5, vdim=5), nn.Linear(8, 4)
-
-        def forward(self, x: Any, mask: Any = None) -> Any:
-            z = self.latents.unsqueeze(0).repeat(len(x), 1, 1)
-            z = z + self.cross(z, x, x, key_padding_mask=mask, need_weights=False)[0]
-            return self.head(z.mean(1))
-
-    model = Perceiver()
-    optimizer = adam(model)
-    for x, y in labelled(12, 4, 6, 5):
-        yield stepped(optimizer, F.cross_entropy(model(x, mask=torch.arange(6).expand(12, 6) >= y[:, None] + 2), y))
-    return model
-
-
-@loop()
-def set_transformer() -> Loop:
-    class Sab(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attn, self.ff, self.ln = Attention(8, 2, 0.0), nn.Linear(8, 8), nn.LayerNorm(8)
-
-        def forward(self, x: Any) -> Any:
-            h = self.ln(x + self.attn(x))
-            return h + F.relu(self.ff(h))
-
-    model = nn.Sequential(nn.Linear(2, 8), Sab(), Sab(), nn.Linear(8, 2))
-    optimizer = adam(model)
-    for _ in range(STEPS):
-        x = torch.randn(9, random.choice([5, 9]), 2)
-        yield stepped(optimizer, (model(x).mean(1) - x.max(1)[0]).square().mean())
-    return model
-
-
 # --- other losses and data
-
-
-@loop()
-def auc_loss() -> Loop:
-    model = mlp(8, 12, 1)
-    optimizer = adam(model)
-    for x, y in labelled(16, 2):
-        s = torch.sigmoid(model(x)).squeeze(1)
-        yield stepped(optimizer, (1 - (s[y == 1][:, None] - s[y == 0][None])).square().mean())
-    return model
-
-
-@loop()
-def several_tasks_with_uncertainties_and_projected_gradients() -> Loop:
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shared = mlp(8, 12, 12)
-            self.heads = nn.ModuleDict({"class": nn.Linear(12, 4), "depth": nn.Linear(12, 1)})
-            self.log_vars = nn.Parameter(torch.zeros(2))
-
-        def forward(self, x: Any) -> Any:
-            z = self.shared(x)
-            return {name: head(z) for name, head in self.heads.items()}
-
-    model = Heads()
-    optimizer = adam(model)
-    for x, y in labelled():
-        out = model(x)
-        losses = torch.stack([F.cross_entropy(out["class"], y), F.mse_loss(out["depth"][:, 0], x.sum(1))])
-        losses = losses * torch.exp(-model.log_vars) + model.log_vars
-        shared = list(model.shared.parameters())
-        one, two = (torch.autograd.grad(loss, shared, retain_graph=True) for loss in losses)
-        optimizer.zero_grad()
-        losses.sum().backward()
-        for p, a, b in zip(shared, one, two, strict=True):
-            dot = (a * b).sum()
-            p.grad = a + b - (dot / (b * b).sum() * b if dot < 0 else 0)
-        optimizer.step()
-        yield losses.sum().item()
-    return model
-
-
-@loop()
-def pseudo_labels_and_consistency() -> Loop:
-    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 4))
-    optimizer = sgd(model)
-    for i, (x, y) in enumerate(labelled(8)):
-        weak, strong = torch.randn(14, 8), torch.randn(14, 8)
-        labelled_out, weak_out, strong_out = model(torch.cat([x, weak, strong])).split([8, 14, 14])
-        with torch.no_grad():
-            probs, guess = weak_out.softmax(1).max(1)
-        each = F.cross_entropy(strong_out, guess, reduction="none") * probs.ge(0.35 + 0.01 * i)
-        yield stepped(optimizer, F.cross_entropy(labelled_out, y) + each.mean())
-    return model
-
-
-@loop()
-def active_learning() -> Loop:
-    pool, labels = torch.randn(60, 8), torch.randint(4, (60,))
-    known = list(range(8))
-    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 4))
-    for _ in range(STEPS // 4):
-        optimizer = adam(model)
-        for _ in range(4):
-            x, y = pool[known], labels[known]
-            yield stepped(optimizer, F.cross_entropy(model(x), y))
-        rest = [i for i in range(60) if i not in known]
-        with torch.no_grad():  # by dropout
-            probs = torch.stack([model(pool[rest]).softmax(1) for _ in range(3)]).mean(0)
-        known += [rest[i] for i in (-(probs * probs.log()).sum(1)).topk(5)[1].tolist()]
-    return model
 
 
 @loop()
@@ -1111,50 +532,6 @@ def graphs_in_one_batch_with_pooling() -> Loop:
 
 
 @loop()
-def rays_of_a_scene() -> Loop:
-    class Nerf(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp(3 * 5, 16, 4)
-
-        def forward(self, x: Any) -> Any:
-            bands = [x, *(f(2.0**k * x) for k in range(2) for f in (torch.sin, torch.cos))]
-            out = self.net(torch.cat(bands, -1))
-            return torch.sigmoid(out[..., :3]), F.relu(out[..., 3])
-
-    coarse, fine = Nerf(), Nerf()
-    optimizer = adam(coarse, fine)
-    for _ in range(STEPS):
-        origin, direction, truth = torch.randn(10, 3), torch.randn(10, 3), torch.rand(10, 3)
-        loss: Any = 0.0
-        z = torch.linspace(0, 1, 5).expand(10, 5) + 0.1 * torch.rand(10, 5)
-        for model in (coarse, fine):
-            rgb, sigma = model(origin[:, None] + direction[:, None] * z[..., None])
-            alpha = 1 - torch.exp(-sigma * 0.2)
-            passed = torch.cumprod(torch.cat([torch.ones(10, 1), 1 - alpha + 1e-10], 1), 1)[:, :-1]
-            weights = alpha * passed
-            loss = loss + F.mse_loss((weights[..., None] * rgb).sum(1), truth)
-            picks = torch.multinomial(weights.detach() + 1e-3, 5, replacement=True)
-            z = torch.sort(torch.cat([z, z.gather(1, picks)], 1), 1)[0]
-        yield stepped(optimizer, loss)
-    return coarse, fine
-
-
-@loop()
-def equation_with_second_derivatives() -> Loop:
-    net = mlp(2, 10, 10, 1, act=nn.Tanh)
-    optimizer = adam(net)
-    for _ in range(STEPS):
-        t, x = torch.rand(12, 1, requires_grad=True), torch.rand(12, 1, requires_grad=True)
-        u = net(torch.cat([t, x], 1))
-        u_t, u_x = torch.autograd.grad(u, (t, x), torch.ones_like(u), create_graph=True)
-        (u_xx,) = torch.autograd.grad(u_x, x, torch.ones_like(u_x), create_graph=True)
-        border = net(torch.cat([torch.zeros(6, 1), torch.rand(6, 1)], 1))
-        yield stepped(optimizer, (u_t + u * u_x - 0.01 * u_xx).square().mean() + border.square().mean())
-    return net
-
-
-@loop()
 def jacobian_penalty_by_batched_gradients() -> Loop:
     model = mlp(5, 10, 3, act=nn.Tanh)
     optimizer = adam(model)
@@ -1166,32 +543,6 @@ def jacobian_penalty_by_batched_gradients() -> Loop:
         (slope,) = torch.autograd.grad(out, x, each[0], create_graph=True)
         yield stepped(optimizer, F.cross_entropy(out, y) + slope.square().mean() * rows.square().mean())
     return model
-
-
-@loop()
-def convolutional_lstm() -> Loop:
-    class Cell(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(1 + 3, 12, 3, padding=1)
-
-        def forward(self, x: Any, state: tuple[torch.Tensor, torch.Tensor]) -> Any:
-            h, c = state
-            i, f, o, g = torch.split(self.conv(torch.cat([x, h], 1)), 3, 1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            return torch.sigmoid(o) * torch.tanh(c), c
-
-    cell, head = Cell(), nn.Conv2d(3, 1, 1)
-    optimizer = adam(cell, head)
-    for _ in range(STEPS):
-        video = torch.randn(8, 4, 1, 5, 5)
-        state = torch.zeros(8, 3, 5, 5), torch.zeros(8, 3, 5, 5)
-        loss: Any = 0.0
-        for t in range(3):
-            state = cell(video[:, t], state)
-            loss = loss + F.mse_loss(head(state[0]), video[:, t + 1])
-        yield stepped(optimizer, loss)
-    return cell, head
 
 
 @loop()
@@ -1271,22 +622,6 @@ def maml() -> Loop:
 
 
 @loop()
-def reptile_with_copies() -> Loop:
-    model = mlp(8, 10, 4)
-    for i in range(STEPS):
-        fast = copy.deepcopy(model)
-        optimizer = torch.optim.SGD(fast.parameters(), 0.1)
-        x, y = torch.randn(10, 8), torch.randint(4, (10,))
-        loss = 0.0
-        for _ in range(3):
-            loss = stepped(optimizer, F.cross_entropy(fast(x), y))
-        for p, q in zip(model.parameters(), fast.parameters(), strict=True):
-            p.data.add_(q.data - p.data, alpha=0.5 * (1 - i / STEPS))
-        yield loss
-    return model
-
-
-@loop()
 def ppo() -> Loop:
     class ActorCritic(nn.Module):
         def __init__(self) -> None:
@@ -1323,106 +658,6 @@ def ppo() -> Loop:
             ratio = torch.exp(policy.log_prob(a[pick]) - old[pick])
             loss = -torch.min(ratio * edge, ratio.clamp(0.8, 1.2) * edge).mean()
             yield stepped(optimizer, loss + F.mse_loss(value[:, 0], gain) - 0.01 * policy.entropy().mean())
-    return model
-
-
-@loop()
-def dqn_with_replay() -> Loop:
-    policy, target = mlp(5, 12, 3), mlp(5, 12, 3)
-    target.load_state_dict(policy.state_dict())
-    optimizer = adam(policy)
-    memory: deque[Any] = deque(maxlen=40)
-    state = torch.randn(1, 5)
-    for i in range(STEPS):
-        for _ in range(10):
-            with torch.no_grad():
-                action = policy(state).max(1)[1].view(1, 1) if random.random() > 0.3 else torch.randint(3, (1, 1))
-            following = torch.tanh(state + action - 1 + 0.1 * torch.randn(1, 5))
-            memory.append((state, action, following, following.sum()[None]))
-            state = following
-        s, a, n, r = (torch.cat(each) for each in zip(*random.sample(memory, 8), strict=True))
-        with torch.no_grad():
-            goal = r + 0.9 * target(n).max(1)[0]
-        loss = F.smooth_l1_loss(policy(s).gather(1, a)[:, 0], goal)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_value_(policy.parameters(), 0.1)
-        optimizer.step()
-        if i % 4 == 3:
-            target.load_state_dict(policy.state_dict())
-        yield loss.item()
-    return policy, target
-
-
-@loop()
-def soft_actor_critic() -> Loop:
-    actor, q1, q2 = mlp(5, 12, 4), mlp(7, 12, 1), mlp(7, 12, 1)
-    log_alpha = torch.zeros(1, requires_grad=True)
-    of_a, of_q, of_alpha = adam(actor), adam(q1, q2), torch.optim.Adam([log_alpha], 1e-2)
-
-    def drawn(s: Any) -> Any:
-        mean, log_std = actor(s).chunk(2, -1)
-        policy = torch.distributions.Normal(mean, log_std.clamp(-5, 2).exp())
-        raw = policy.rsample()
-        return torch.tanh(raw), (policy.log_prob(raw) - torch.log(1 - torch.tanh(raw) ** 2 + 1e-6)).sum(1, keepdim=True)
-
-    for _ in range(STEPS):
-        s, a, r, n = torch.randn(12, 5), torch.rand(12, 2), torch.randn(12, 1), torch.randn(12, 5)
-        with torch.no_grad():
-            action, log = drawn(n)
-            z = torch.cat([n, action], 1)
-            goal = r + 0.9 * (torch.min(q1(z), q2(z)) - log_alpha.exp() * log)
-        z = torch.cat([s, a], 1)
-        loss = stepped(of_q, F.mse_loss(q1(z), goal) + F.mse_loss(q2(z), goal))
-        action, log = drawn(s)
-        z = torch.cat([s, action], 1)
-        loss += stepped(of_a, (log_alpha.exp().detach() * log - torch.min(q1(z), q2(z))).mean())
-        yield loss + stepped(of_alpha, -(log_alpha.exp() * (log.detach() - 2)).mean())
-    return actor, q1, q2, log_alpha
-
-
-@loop()
-def hypernetwork() -> Loop:
-    class Hyper(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.make, self.body = mlp(3, 10, 8 * 4 + 4), nn.Linear(8, 8)
-
-        def forward(self, x: Any, task: Any) -> Any:
-            made = self.make(task)
-            weight, bias = made[:, :32].view(-1, 4, 8), made[:, 32:]
-            return torch.bmm(weight, torch.tanh(self.body(x))[..., None])[..., 0] + bias
-
-    model = Hyper()
-    optimizer = adam(model)
-    for x, y in labelled():
-        yield stepped(optimizer, F.cross_entropy(model(x, F.one_hot(y % 3, 3).double()), y))
-    return model
-
-
-@loop()
-def low_rank_adapters_on_a_frozen_base() -> Loop:
-    class Lora(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base, self.drop = base, nn.Dropout(0.1)
-            self.a, self.b = (
-                nn.Parameter(torch.randn(2, base.in_features) / 3),
-                nn.Parameter(torch.zeros(base.out_features, 2)),
-            )
-
-        def forward(self, x: Any) -> Any:
-            return self.base(x) + self.drop(x) @ self.a.T @ self.b.T * 2.0
-
-    model = Gpt(drop=0.0).requires_grad_(False)
-    model.attn.qkv, model.attn.proj = Lora(model.attn.qkv), Lora(model.attn.proj)
-    optimizer = adam(model)
-    for i in range(STEPS):
-        if i == 8:  # the head is trained, too
-            model.token.weight.requires_grad_(True)
-            optimizer.add_param_group({"params": [model.token.weight]})
-        x = torch.randint(9, (10, 7))
-        yield stepped(optimizer, F.cross_entropy(model(x[:, :-1]).transpose(1, 2), x[:, 1:]))
     return model
 
 
@@ -1473,28 +708,6 @@ def sharpness_aware() -> Loop:
 
 
 @loop()
-def lookahead_with_clipping_and_accumulation() -> Loop:
-    model = nn.Sequential(
-        nn.Linear(8, 12), nn.GroupNorm(3, 12), nn.ReLU(), parametrizations.weight_norm(nn.Linear(12, 4))
-    )
-    fast = adam(model)
-    slow = [p.detach().clone() for p in model.parameters()]
-    for i, (x, y) in enumerate(labelled(13)):
-        loss = F.cross_entropy(model(x), y) / 2
-        loss.backward()
-        if i % 2:
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            fast.step()
-            fast.zero_grad()
-        if i % 5 == 4:
-            for p, q in zip(model.parameters(), slow, strict=True):
-                q.add_(p.data - q, alpha=0.5)
-                p.data.copy_(q)
-        yield loss.item()
-    return model
-
-
-@loop()
 def closures_of_lbfgs() -> Loop:
     model = mlp(4, 6, 1, act=nn.Tanh)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
@@ -1525,26 +738,6 @@ def style_transfer_of_an_image() -> Loop:
         gram = out.flatten(2) @ out.flatten(2).transpose(1, 2)
         yield stepped(optimizer, F.mse_loss(out, content) + 1e-3 * F.mse_loss(gram, style))
     return image
-
-
-@loop()
-def checkpointed_blocks() -> Loop:
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Tanh()) for _ in range(3))
-            self.head = nn.Linear(8, 4)
-
-        def forward(self, x: Any) -> Any:
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False) if self.training else block(x)
-            return self.head(x)
-
-    model = Deep()
-    optimizer = adam(model)
-    for x, y in labelled():
-        yield stepped(optimizer, F.cross_entropy(model(x), y))
-    return model
 
 
 @loop()
@@ -1580,15 +773,6 @@ def module_with_its_training_step() -> Loop:
     return model
 
 
-@loop("compiled", divided=False)
-def compiled_model() -> Loop:
-    model = torch.compile(mlp(8, 12, 4), backend="eager")
-    optimizer = adam(model)
-    for x, y in labelled():
-        yield stepped(optimizer, F.cross_entropy(model(x), y))
-    return model
-
-
 @loop()
 def data_parallel_on_the_cpu() -> Loop:
     model = nn.DataParallel(ResNet())
@@ -1613,45 +797,3 @@ def shallow_copies_of_a_layer() -> Loop:
                 p.data.mul_(0.5)
         yield stepped(optimizer, F.cross_entropy(out, y) + F.mse_loss(out, other(x).detach()))
     return one
-
-
-@loop(tolerance=2e-2)  # of bfloat16
-def autocast_with_a_scaler() -> Loop:
-    model = ResNet().float()
-    optimizer = sgd(model)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
-    for x, y in labelled(12, 4, 3, 6, 6):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = F.cross_entropy(model(x.float()), y)
-        optimizer.zero_grad()
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        yield loss.item()
-    return model
-
-
-AUXILIARY: list[torch.Tensor] = []
-
-
-@loop("outside of it")
-def losses_that_layers_leave_in_a_global_list() -> Loop:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.fc = nn.Linear(8, 12), nn.Linear(8, 12)
-
-        def forward(self, x: Any) -> Any:
-            gate = torch.sigmoid(self.gate(x))
-            AUXILIARY.append(gate.mean())
-            return gate * self.fc(x)
-
-    model = nn.Sequential(Gated(), nn.Linear(12, 4))
-    optimizer = adam(model)
-    for x, y in labelled():
-        loss = F.cross_entropy(model(x), y) + 0.1 * sum(AUXILIARY)
-        AUXILIARY.clear()
-        yield stepped(optimizer, loss)
-    return model
