@@ -103,22 +103,14 @@ class Device:
         except DeviceLost as lost:
             raise DeviceLost(str(lost), self._back) from None
 
-    async def measure(self, model: str, inputs: list[Any]) -> Waited:
-        """As `run`, but what fails raises, and DeviceLost is over when the model is back. Raises ServeError if not."""
-        return await self._in_turn(model, lambda process: process.measure(inputs))
+    async def measure(self, model: str, inputs: list[Any], turn: bool = True) -> Waited:
+        """As `run`, but what fails raises, and DeviceLost is over when the model is back. Raises ServeError if not.
 
-    async def measure_first(self, model: str, inputs: list[Any]) -> Waited:
-        """As `measure`, but the batch takes no turn: one that takes too long, or never ends, holds nobody up."""
+        turn: whether the batch takes one. One that does not holds nobody up if it takes too long, or never ends.
+        """
+        if turn:
+            return await self._in_turn(model, lambda process: process.measure(inputs))
         return await self._of(model).measure(inputs)
-
-    async def first_run(self, model: str, inputs: list[Any]) -> float:
-        """The seconds of a batch, as `measure_first`. Raises ServeError if the process is lost."""
-        began = time.monotonic()
-        try:
-            await self.measure_first(model, inputs)
-        except DeviceLost as lost:
-            raise ServeError(f"its process has ended, or hangs, while it was measured ({lost})") from None
-        return time.monotonic() - began
 
     async def _in_turn(self, model: str, run: Callable[[Process], Awaitable[Waited]]) -> Waited:
         began, waits = time.monotonic(), self._turn.locked()

@@ -41,7 +41,7 @@ from fluidtune.serving.service_devices import Devices
 from fluidtune.serving.setting import Setting
 from fluidtune.serving.watching import Watch
 from fluidtune.serving.winners import Winner
-from symphony_serve.errors import ServeError
+from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile, check_slo
 from symphony_serve.shell.async_server import AsyncServer
@@ -320,7 +320,7 @@ class Rollouts:
         """Raises ServeError if the version is too slow, or fails with its own samples."""
         setting, key = self._setting, version.key
         delays = self.answering[self.service.serving.key].model.delays
-        alone = await asyncio.gather(*[device.first_run(key, samples.inputs[:1]) for device in devices])
+        alone = await asyncio.gather(*[_first_run(device, key, samples.inputs[:1]) for device in devices])
         check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.smallest)
         runs = [_in_turns(device, key, setting.slo) for device in devices]
         profile = await measure_profile(runs, samples.inputs, LONGEST * setting.slo, setting.max_batch)
@@ -369,6 +369,16 @@ class Rollouts:
         ]
 
 
+async def _first_run(device: Device, key: str, inputs: list[Any]) -> float:
+    """The seconds of a batch that takes no turn. Raises ServeError if its process is lost."""
+    began = time.monotonic()
+    try:
+        await device.measure(key, inputs, turn=False)
+    except DeviceLost as lost:
+        raise ServeError(f"its process has ended, or hangs, while it was measured ({lost})") from None
+    return time.monotonic() - began
+
+
 def _in_turns(device: Device, key: str, slo: float) -> Callable[[list[Any]], Awaitable[Waited]]:
     """Runs batches of a version that is measured.
 
@@ -379,8 +389,7 @@ def _in_turns(device: Device, key: str, slo: float) -> Callable[[list[Any]], Awa
 
     async def run(inputs: list[Any]) -> Waited:
         size, began = len(inputs), time.monotonic()
-        measure = device.measure if seconds.pop(size, math.inf) <= slo else device.measure_first
-        found = await measure(key, inputs)
+        found = await device.measure(key, inputs, turn=seconds.pop(size, math.inf) <= slo)
         seconds[size] = time.monotonic() - began - found.seconds
         return found
 

@@ -9,6 +9,7 @@ import pytest
 
 from fluidtune.serving import device as device_module
 from symphony_serve.errors import DeviceLost, ServeError
+from tests.serve.driving import PATIENCE_S
 from tests.serving.fake_ray import loading
 from tests.serving.stand_ins import device
 
@@ -53,8 +54,7 @@ def test_one_batch_runs_at_a_time_whichever_model_has_it(one):
         others = [asyncio.ensure_future(ask("b@2", [2])) for ask in (made.measure, made.run)]
         await asyncio.sleep(0.01)
         assert not any(other.done() for other in others)
-        # A first run takes no turn.
-        assert await asyncio.wait_for(made.first_run("b@2", [1]), 5.0) >= 0
+        assert (await asyncio.wait_for(made.measure("b@2", [1], turn=False), PATIENCE_S)).outputs == ["b@21"]
         first.go.set()
         assert await running == (["a1"], 0.5)
         for other in others:
@@ -125,9 +125,6 @@ def test_a_process_that_is_lost_while_it_is_measured_is_waited_for_unless_it_doe
         if ends == "it is back":
             second.loads()
             assert await lost.value.back() and (await made.measure("b@2", [1])).outputs == ["b@21"]
-            second.mortal = True
-            with pytest.raises(ServeError, match=r"its process has ended, or hangs, while it was measured \(killed\)"):
-                await made.first_run("b@2", [1])
             return
         second.fails("no weights") if ends == "it does not load" else made.want({"a": BOTH["a"]})
         with pytest.raises(ServeError, match="no weights" if ends == "it does not load" else "its process was ended"):

@@ -96,15 +96,14 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
 
         made._reconcile()
         if at == "it is measured":
-            measure_first = device_module.Device.measure_first
+            measure, happened = device_module.Device.measure, []
 
-            async def measures(one, model, inputs):
+            async def measures(one, model, inputs, turn):
                 if not happened:
                     happened.append(happens())
-                return await measure_first(one, model, inputs)
+                return await measure(one, model, inputs, turn)
 
-            happened = []
-            monkeypatch.setattr(device_module.Device, "measure_first", measures)
+            monkeypatch.setattr(device_module.Device, "measure", measures)
         made._tell(Deploy("c", "other", Winner("c", None, {}, 2.0), 1.0))
         if at == "it loads":
             await asyncio.sleep(0.01)
@@ -123,6 +122,34 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
         else:
             assert made.service.serving.trial == "c" and "refused" not in [one.get("state") for one in told]
             assert [one.profile.max_batch for one in added] == [4]
+
+    asyncio.run(run())
+
+
+def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
+    """There is memory for two."""
+    from fluidtune.serving.model_versions import Deploy, Loaded, Measured, handle
+
+    async def run():
+        made, release, deploys = rollouts(), asyncio.Event(), []
+        for name in "bc":
+            deploys.append(Deploy(name, "run", Winner(name, None, {}, 2.0)))
+        for event in (deploys[0], Loaded(2), Measured(2)):
+            made.service = handle(made.service, event)
+        made.answering = dict.fromkeys(made.desired(0))
+        assert list(made.answering) == ["b@2", "a"]
+
+        async def remove(key):
+            await release.wait()
+
+        made._server = SimpleNamespace(remove=remove)
+        made._tell(deploys[1])
+        await asyncio.sleep(0.01)
+        assert made.desired(0).keys() == {"a", "b@2"}
+        release.set()
+        await asyncio.sleep(0.01)
+        assert made.desired(0).keys() == {"b@2", "c@3"}
+        made._work.cancel()
 
     asyncio.run(run())
 
