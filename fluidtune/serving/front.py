@@ -196,7 +196,7 @@ class Front:
         if name != self._names[0]:
             return name
         if not version:
-            able = service.phase != "canary" or self._is_able(service.known[1].key)
+            able = service.phase != "canary" or self._server.able_for(service.known[1].key)  # type: ignore[union-attr]
             return service.drawn(number, able).key
         if version not in service.answering:
             raise Said(404, "not_found", f"version {version} of {name} is not there any more")
@@ -358,10 +358,6 @@ class Front:
         able = server.able_for(key) if key else bool(server.able)
         if not able:
             raise refused("no_model_process", "no model process answers")
-
-    def _is_able(self, key: str) -> bool:
-        """Whether a device can run a batch of this model now."""
-        return self._server is not None and self._server.serves(key) and self._server.able_for(key)
 
     def _hurried(self, name: str, arrival: float, until: float, holding: Holding) -> bool:
         """Whether the client left less than the SLO: it wanted its answer sooner, or its body came slowly."""

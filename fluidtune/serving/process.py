@@ -66,10 +66,10 @@ STATES: dict[tuple[State, str], State] = {
 async def fetched(reference: Any, wait_s: float) -> Any:
     """As ``ray.get`` with a time-out, on the event loop. Raises GetTimeoutError and what ``ray.get`` raises."""
     told = asyncio.wrap_future(reference.future())
-    # Not `wait_for`, which would cancel it: Ray gives an answer that comes late all the same.
-    done, _ = await asyncio.wait([told], timeout=wait_s)
-    if not done:
-        told.add_done_callback(lambda late: late.cancelled() or late.exception())
+    # Ray gives an answer that comes late all the same, when nobody waits for it any more.
+    told.add_done_callback(lambda late: late.cancelled() or late.exception())
+    # Not `wait_for`, which would cancel it.
+    if not (await asyncio.wait([told], timeout=wait_s))[0]:
         raise GetTimeoutError(f"no answer within {wait_s} s")
     return told.result()
 

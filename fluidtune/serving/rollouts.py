@@ -185,7 +185,7 @@ class Rollouts:
         other = self.service.other
         if other is None or other.state != state:
             return
-        # A device without the serving version loads still, and takes no batch yet.
+        # Other devices load still.
         in_use = [device for device in self._present() if self.service.serving.key in device.models]
         answers = all(await asyncio.gather(*[device.processes[other.key].answers() for device in in_use]))
         if self.service.other is not other:

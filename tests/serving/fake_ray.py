@@ -7,8 +7,6 @@ from collections import defaultdict
 from concurrent.futures import Future
 from types import SimpleNamespace
 
-from ray.exceptions import GetTimeoutError
-
 from fluidtune.serving import process as process_module
 from fluidtune.serving import stage_group
 from fluidtune.serving.loaded_model import Samples
@@ -28,13 +26,10 @@ def loading(*names):
 
 
 class FakeRay:
-    """asked: what each call has asked, in their order: the actor, the method, what it got. alive: actors not killed.
-
-    Once `hung` is True, no answer is there within any time.
-    """
+    """asked: what each call has asked, in their order: the actor, the method, what it got. alive: actors not killed."""
 
     def __init__(self, monkeypatch):
-        self.asked, self.alive, self.hung, self._made = [], [], False, 0
+        self.asked, self.alive, self._made = [], [], 0
         self._answers = defaultdict(asyncio.Queue)
         monkeypatch.setattr(process_module, "ray", self)
         monkeypatch.setattr(process_module, "PAUSE_S", 0.0)
@@ -70,8 +65,6 @@ class FakeRay:
 
     async def fetched(self, reference, wait_s):
         self.asked.append(reference)
-        if self.hung or wait_s < 0:
-            raise GetTimeoutError
         answer = await self._answers[reference[1]].get()
         answer = await answer if asyncio.isfuture(answer) else answer
         if isinstance(answer, Exception):
@@ -82,7 +75,7 @@ class FakeRay:
 class One:
     """A process of one actor."""
 
-    actors, measured = 1, "measure"
+    actors, measured, waited = 1, "measure", 0.5
 
     def make(self, ray, tell, changed, forks=None):
         return Process(1, loading("t"), {"num_cpus": 1.0}, "its group", tell, changed, forks)
@@ -97,7 +90,7 @@ class One:
 class Staged:
     """A group of two actors, which is one process to its device."""
 
-    actors, measured = 2, "run"
+    actors, measured, waited = 2, "run", 0.0
 
     def make(self, ray, tell, changed, forks=None):
         return StageGroup(2, 1e9, 1, loading("t"), {"num_cpus": 1.0}, "its group", tell, changed, forks)

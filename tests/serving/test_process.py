@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
-from fluidtune.serving import process as process_module
 from fluidtune.serving.process import STATES, State
 from symphony_serve.errors import DeviceLost, ServeError
 from tests.serve.driving import PATIENCE_S
@@ -95,7 +94,7 @@ def test_a_process_that_is_gone_is_told_killed_and_replaced_and_is_back(in_life,
         await one.loaded()
         assert (one.pids[0], told[2:]) == (8, [("worker_started", "models-1-t-2")])
         ray.say("run", kind.batch(2))
-        assert (await one.run([1])).outputs == [(200, "2")]
+        assert await one.run([1]) == ([(200, "2")], kind.waited)
 
     in_life(test)
 
@@ -198,19 +197,6 @@ def test_what_must_be_in_a_plain_process_gets_one(in_life, kind, what):
     in_life(test, SimpleNamespace(turn_off=off.append, runtime_env=lambda: {}), ready=what != "ready")
 
 
-def test_a_batch_says_how_long_it_has_waited_for_its_turn(monkeypatch):
-    async def main():
-        ray, kind = FakeRay(monkeypatch), One()
-        one = kind.make(ray, lambda event, **fields: None, lambda: None)
-        ray.say("ready", kind.ready(7))
-        await one.loaded()
-        ray.say("measure", kind.batch(2))
-        assert await one.measure([1]) == ([(200, "2")], 0.5)
-        one.stop()
-
-    asyncio.run(main())
-
-
 EVENTS = st.sampled_from(["loads", "fails", "dies", "batch dies", "hangs", "answers"])
 
 
@@ -265,13 +251,3 @@ def test_a_group_is_cut_as_before(monkeypatch):
         one.stop()
 
     asyncio.run(main())
-
-
-def test_a_load_that_never_ends_is_no_longer_waited_for_than_this(in_life, monkeypatch):
-    monkeypatch.setattr(process_module, "LOAD_S", -1.0)
-
-    async def test(one, ray, told):
-        with pytest.raises(ServeError, match="no process has loaded model t within"):
-            await one.loaded()
-
-    in_life(test, ready=False)
