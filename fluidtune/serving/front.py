@@ -352,12 +352,15 @@ class Front:
         server, service = self._check_there(), self.rollouts.service
         model, version = (asked.model, asked.version) if asked is not None else ("", "")
         self._check_loaded(model)
-        key = model or ("" if self._setting.placing is not None else self._names[0])
-        if key == self._names[0]:
-            key = service.answering.get(version, service.serving).key
-        able = server.able_for(key) if key else bool(server.able)
-        if not able:
+        key = service.answering.get(version, service.serving).key if model == self._names[0] else model
+        if not self._is_able(server, key):
             raise refused("no_model_process", "no model process answers")
+
+    def _is_able(self, server: AsyncServer, key: str = "") -> bool:
+        """Whether a device can answer now for this model; "": for the one that ``POST /`` asks, or any of several."""
+        if self._setting.placing is None:
+            key = key or self.rollouts.service.serving.key
+        return server.able_for(key) if key else bool(server.able)
 
     def _hurried(self, name: str, arrival: float, until: float, holding: Holding) -> bool:
         """Whether the client left less than the SLO: it wanted its answer sooner, or its body came slowly."""
@@ -416,7 +419,7 @@ class Front:
     def _doing(self) -> str:
         """What it does now, with what it waits for."""
         waits = self._devices.waits if self._devices is not None else ""
-        if not waits and self._server is not None and not self._server.able:
+        if not waits and self._server is not None and not self._is_able(self._server):
             waits = "waiting for a model process"
         return waits if waits and self._state in ("loading", "serving") else self._state
 

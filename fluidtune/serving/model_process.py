@@ -7,7 +7,7 @@ import gc
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +104,8 @@ class ModelProcess:
         function, before = loading.function(), _memory()
         self._model = LoadedModel(trial.name, as_function(loaded(function, trial)))
         self._bytes = _grown(before, _memory())
-        self._turn = Turn("service", served=True) if loading.beside else None
+        #: Takes the device, and says for how many seconds that was waited for.
+        self._taken = Turn("service", served=True).taken if loading.beside else lambda: contextlib.nullcontext(0.0)
 
     def ready(self) -> Ready:
         """It has loaded the model."""
@@ -146,12 +147,6 @@ class ModelProcess:
         """As `run`, but what fails raises: a batch that is too large for the memory is not to be measured."""
         with self._taken() as waited:
             return self._model.attempt(inputs), waited
-
-    @contextlib.contextmanager
-    def _taken(self) -> Iterator[float]:
-        """The device, with the seconds that it was waited for."""
-        with self._turn.taken() if self._turn else contextlib.nullcontext(0.0) as waited:
-            yield waited
 
 
 def _memory() -> tuple[int, int]:

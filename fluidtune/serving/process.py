@@ -21,7 +21,7 @@ from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.serving.loaded_model import Packed, Samples
 from fluidtune.serving.model_layers import Stage
-from fluidtune.serving.model_process import Loading, ModelProcess, Place, Ready
+from fluidtune.serving.model_process import Loading, ModelProcess, Place
 from fluidtune.serving.model_versions import labels
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.shell.device import Waited
@@ -200,9 +200,8 @@ class Process:
         self._handle("loaded")
 
     def _take_in(self, answer: Any) -> None:
-        """What the process answers when it is ready."""
-        found: Ready = answer
-        pid, self.samples, self.bytes = found
+        """What the process answers when it is ready: here a `model_process.Ready`."""
+        pid, self.samples, self.bytes = answer
         self.pids = [pid]
 
     async def _listen(self) -> None:

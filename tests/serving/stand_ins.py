@@ -22,7 +22,7 @@ class FakeProcess:
         self.loading, self.changed, self.key = loading, changed, loading.trials[0].name
         self.samples, self.bytes, self.trouble, self.stages = Samples([1], [1]), 7, "", []
         FakeProcess.started += 1
-        self.pids, self._pid, self.mortal, self.asked, self.where = [], FakeProcess.started, False, 0, None
+        self.pids, self._pid, self.mortal, self.where = [], FakeProcess.started, False, None
         self.go, self.stopped = asyncio.Event(), False
         self.go.set()
         self.state = "loading"
@@ -73,7 +73,6 @@ class FakeProcess:
 
     async def answers(self):
         await self.go.wait()
-        self.asked += 1
         if self.mortal and self.state == "ready":
             self.dies()
         return self.state == "ready"
