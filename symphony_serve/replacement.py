@@ -26,6 +26,8 @@ PHASES: dict[tuple[Phase, Phase], str] = {
     ("drifting", "settled"): "Rates",
     ("drifting", "searching"): "Rates, Down, Up",
     ("settled", "searching"): "Down, Up",
+    ("settled", "moving"): "Lost",
+    ("drifting", "moving"): "Lost",
     ("searching", "moving"): "Found",
     ("searching", "settled"): "Found, NotFound",
     ("moving", "settled"): "Held, Dropped, NotHeld",
@@ -46,7 +48,7 @@ Placement = Mapping[int, frozenset[str]]
 
 @dataclass(frozen=True)
 class Device:
-    """The models of a device: that it holds, that load, and that are being unloaded. up: its process is there."""
+    """The models of a device: that it holds, that load, and that are being unloaded. up: it has processes."""
 
     held: frozenset[str] = frozenset()
     loads: frozenset[str] = frozenset()
@@ -156,20 +158,28 @@ class Dropped:
 
 
 @dataclass(frozen=True)
+class Lost:
+    """The model's process on the device has died. The next one loads it; say `Held` or `NotHeld`."""
+
+    device: int
+    model: str
+
+
+@dataclass(frozen=True)
 class Down:
-    """The device's process is gone, with the models that it held. Its next one begins without any."""
+    """The device has had no process for a while, and models are to stand on the others."""
 
     device: int
 
 
 @dataclass(frozen=True)
 class Up:
-    """The device's next process is there."""
+    """The device has a process again."""
 
     device: int
 
 
-Event = Rates | Found | NotFound | Held | NotHeld | Dropped | Down | Up
+Event = Rates | Found | NotFound | Held | NotHeld | Dropped | Lost | Down | Up
 
 
 @dataclass(frozen=True)
@@ -232,6 +242,14 @@ def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
         changed = replace(device, up=up, held=device.held if up else frozenset())
         return _search(_with(state, event.device, changed), state.planned) if changed != device else (state, [])
     model = frozenset({event.model})
+    if isinstance(event, Lost):
+        if event.model not in device.held:
+            return state, []
+        state = _with(state, event.device, replace(device, held=device.held - model, loads=device.loads | model))
+        # It comes back where it stood, on the way to wherever the models are to stand.
+        if state.target is None and not state.searching:
+            state = replace(state, target=state.placed)
+        return replace(state, since=None), []
     if isinstance(event, Dropped):
         return _steps(_with(state, event.device, replace(device, drops=device.drops - model)))
     held = device.held | model if isinstance(event, Held) else device.held

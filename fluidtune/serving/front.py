@@ -17,14 +17,12 @@ import platform
 import time
 import uuid
 from asyncio import FIRST_COMPLETED
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 from prometheus_client import CONTENT_TYPE_LATEST
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -47,6 +45,7 @@ from fluidtune.serving.answers import (
     route,
 )
 from fluidtune.serving.capacity import DIRECTORY, PROFILES
+from fluidtune.serving.device import Device, Measured
 from fluidtune.serving.following import follow
 from fluidtune.serving.inference_protocol import Asked, Interface, server_metadata
 from fluidtune.serving.intake import Holding, Intake, collect_seldom
@@ -55,12 +54,11 @@ from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import labels
 from fluidtune.serving.openapi import DOCUMENT, PAGE, Described, document, page
 from fluidtune.serving.placed_devices import PlacedDevices
-from fluidtune.serving.remote_devices import PlacedDevice, RemoteDevice, said_of
+from fluidtune.serving.process import Process, said_of
 from fluidtune.serving.rollouts import Answering, Rollouts
-from fluidtune.serving.served_devices import Measured, OwnDevices, ServedDevices
+from fluidtune.serving.service_devices import Devices, OwnDevices
 from fluidtune.serving.setting import Setting
-from fluidtune.serving.staged_devices import StagedDevice
-from fluidtune.serving.versioned_device import VersionedDevice
+from fluidtune.serving.stage_group import StageGroup
 from fluidtune.serving.watching import MINUTE_S, Books, ServingGauges, ServingLog, Watch, demand, exposition
 from fluidtune.serving.wire import MODEL_VERSION, REQUEST_ID, SOURCE, TIMEOUT, timeout_s
 from symphony_serve.autoscale import Autoscaler
@@ -109,7 +107,7 @@ class Front:
         self._server: AsyncServer | None = None
         #: By path, the OpenAPI document of all, and its page.
         self._document: dict[str, bytes] = {}
-        self._devices: ServedDevices | None = None
+        self._devices: Devices | None = None
         self._forks: ForkedActors | None = None
         self._intake = Intake(setting.slo)
         #: What is kept for `fluidtune serve plan`: profiles and delays of a time without overload.
@@ -198,7 +196,7 @@ class Front:
         if name != self._names[0]:
             return name
         if not version:
-            able = service.phase != "canary" or self.rollouts.able(service.known[1])
+            able = service.phase != "canary" or self._server.able_for(service.known[1].key)  # type: ignore[union-attr]
             return service.drawn(number, able).key
         if version not in service.answering:
             raise Said(404, "not_found", f"version {version} of {name} is not there any more")
@@ -351,15 +349,18 @@ class Front:
 
     def _check_ready(self, asked: Route | None) -> None:
         """Raises `Said` if no model process can answer now. asked: about a model, and maybe a version of it."""
-        server = self._check_there()
-        if self._setting.placing is not None:
-            self._check_loaded(asked.model if asked is not None else "")
-            able = server.able_for(asked.model) if asked is not None and asked.model else bool(server.able)
-        else:
-            named = self.rollouts.service.answering.get(asked.version) if asked is not None else None
-            able = bool(server.able) and (named is None or self.rollouts.able(named))
-        if not able:
+        server, service = self._check_there(), self.rollouts.service
+        model, version = (asked.model, asked.version) if asked is not None else ("", "")
+        self._check_loaded(model)
+        key = service.answering.get(version, service.serving).key if model == self._names[0] else model
+        if not self._is_able(server, key):
             raise refused("no_model_process", "no model process answers")
+
+    def _is_able(self, server: AsyncServer, key: str = "") -> bool:
+        """Whether a device can answer now for this model; "": for the one that ``POST /`` asks, or any of several."""
+        if self._setting.placing is None:
+            key = key or self.rollouts.service.serving.key
+        return server.able_for(key) if key else bool(server.able)
 
     def _hurried(self, name: str, arrival: float, until: float, holding: Holding) -> bool:
         """Whether the client left less than the SLO: it wanted its answer sooner, or its body came slowly."""
@@ -418,7 +419,7 @@ class Front:
     def _doing(self) -> str:
         """What it does now, with what it waits for."""
         waits = self._devices.waits if self._devices is not None else ""
-        if not waits and self._server is not None and not self._server.able:
+        if not waits and self._server is not None and not self._is_able(self._server):
             waits = "waiting for a model process"
         return waits if waits and self._state in ("loading", "serving") else self._state
 
@@ -459,7 +460,7 @@ class Front:
             "slo_s": self._setting.slo,
             "delays_s": next(iter(self._delays().values()), None),
             "seconds": time.monotonic() - self._began,
-            "devices": self._devices.count if self._devices is not None else self._setting.devices,
+            "devices": self._devices.count if self._devices and self._server else self._setting.devices,
             "devices_wanted": self._watch.wanted if self._watch is not None else None,
             "app": self._setting.leasing.app if self._setting.leasing is not None else None,
             "log": str(self._log.directory) if self._log.directory is not None else None,
@@ -553,7 +554,7 @@ class Front:
         setting = self._setting
         self._state = "loading"
         held = self._devices = self._devices or await self._get_devices()
-        devices, samples, placed, profiles = await held.first()
+        devices, samples, profiles = await held.first()
         self._state = "measuring"
         inputs = {key: some.inputs for key, some in samples.items()}
         models = await measure_models(
@@ -579,55 +580,44 @@ class Front:
             del about["paths"]["/"]["post"]
         self._document = {DOCUMENT: json.dumps(about).encode(), PAGE: page(about).encode()}
         self.rollouts.answering.update(found)
-        self._server = AsyncServer(models, devices, self._books.batch, placed)
+        have = {number: device.models for number, device in devices.items()}
+        self._server = AsyncServer(models, devices, self._books.batch, have)
         held.serve(self._server, lambda: self._watch.wanted if self._watch is not None else 1)
         self._note()
         self._keep_profiles()
         scaler = Autoscaler({one.name: (one.profile, one.budget) for one in models})
         self._watch = Watch(self._books, self._log, ServingGauges(), lambda: held.count, scaler, self._note)
         self._watch.start()
-        self.rollouts.begin(self._server, self._watch)
+        self.rollouts.begin(self._server, self._watch, held)
         if setting.following is not None:
             following = follow(self.rollouts, setting.run, setting.following)
             self._following = asyncio.create_task(following, name="serve-follow")
         collect_seldom()
         self._state, self._why = "serving", ""
 
-    async def _get_devices(self) -> ServedDevices:
+    async def _get_devices(self) -> Devices:
         setting = self._setting
+        own = OwnDevices(setting.devices, setting.resources, setting.stages)
         if setting.placing is not None:
-            own = OwnDevices(setting.devices, setting.resources, self._start_placed)
-            return PlacedDevices(setting, own, self._log.write, self._offered)
+            return PlacedDevices(setting, own, self._start_device, self._log.write, self._offered)
         if setting.leasing is None:
-            return OwnDevices(setting.devices, setting.resources, self._start_device, setting.stages)
+            return Devices(own, self._start_device, self.rollouts.desired)
         # Here and not above: a service with devices of its own needs neither Themis nor its solver.
         from fluidtune.serving.model_leases import ModelLeases
 
-        return await asyncio.to_thread(ModelLeases, setting.leasing, self._start_device, self._log.write)
+        leases = await asyncio.to_thread(ModelLeases, setting.leasing, self._log.write)
+        return Devices(leases, self._start_device, self.rollouts.desired)
 
-    def _start_device(self, number: int, group: Any = None) -> VersionedDevice:
-        """The processes of a device. ``group``: the placement group that holds it, if it is held."""
+    def _start_device(self, number: int, group: Any) -> Device:
+        """A device without a model. ``group``: the placement group that holds it, if it is held."""
+        setting, stages = self._setting, self._setting.stages
 
-        stages, room = self._setting.stages, self._setting.room
+        def make(loading: Loading, changed: Callable[[], None]) -> Process:
+            given = number, loading, setting.resources, group, self._log.write, changed, self._forks
+            return Process(*given) if stages == 1 else StageGroup(stages, setting.room, *given)
 
-        def make(loading: Loading, resources: Mapping[str, Any]) -> RemoteDevice:
-            given = number, loading, resources, self._log.write, self._forks
-            return RemoteDevice(*given) if stages == 1 else StagedDevice(stages, room, *given)
-
-        return self.rollouts.device(make, self._options(group))
-
-    def _start_placed(self, number: int, group: Any = None) -> PlacedDevice:
-        """The process of a device without a model, as `_start_device`."""
-        loading = replace(self._setting.loading, trials=())
-        return PlacedDevice(number, loading, self._options(group), self._log.write, self._forks)
-
-    def _options(self, group: Any) -> dict[str, Any]:
-        """Ray's options for a process of a device."""
-        options: dict[str, Any] = dict(self._setting.resources)
-        if group is not None:  # Bundles of stages are alike; -1 is any of them.
-            index = 0 if self._setting.stages == 1 else -1
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-        return options
+        # The server keeps to the profile, which has at most twice as many batches in the stages.
+        return Device(make, 1 if stages == 1 else 2 * stages)
 
     def _offered(self) -> dict[str, int]:
         """As `watching.demand`, of all so far."""

@@ -1,16 +1,14 @@
-"""The process of a device: it holds the models that it is told to, and runs one batch at a time."""
+"""The process of a model: it loads the model, and runs one batch at a time."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import platform
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +20,7 @@ from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.sharing.beside import Turn
 from fluidtune.cluster.sharing.gpu_probe import cuda_failure
 from fluidtune.errors import FluidTuneError
-from fluidtune.ray_compat.accelerators import VISIBLE_GPUS, adopt_environment
+from fluidtune.ray_compat.accelerators import adopt_environment
 from fluidtune.serving.loaded_model import LoadedModel, Outcome, Packed, Samples, failed, in_a_line
 from fluidtune.serving.model_layers import as_function
 from fluidtune.serving.winners import Winner, mark_of
@@ -36,7 +34,7 @@ CONTEXT = 500 << 20
 
 @dataclass(frozen=True)
 class Loading:
-    """How a process comes to the models.
+    """How processes come to the models, each to one.
 
     load: a pickled ``load(checkpoint_directory, config)``, for trials without one of their own. paths: of the process
     that pickled it, to import from. beside: the process takes turns with trials. environment: variables that it sets
@@ -58,15 +56,24 @@ class Loading:
             raise FluidTuneError(f"load={load!r} cannot be sent to another process ({error}); define it in a module")
         return cls(pickled, tuple(sys.path), tuple(trials), beside)
 
-    def functions(self) -> dict[bytes, Callable[..., Any]]:
-        """Each ``load`` of the trials, in the process that calls it. Raises ServeError if it cannot be imported."""
+    def each(self) -> dict[str, Loading]:
+        """How a process comes to each of the models, by name."""
+        return {trial.name: replace(self, trials=(trial,)) for trial in self.trials}
+
+    def function(self) -> Callable[..., Any]:
+        """The ``load`` of the one trial, in the process that calls it. Raises ServeError if it cannot be imported."""
         sys.path += [path for path in self.paths if path not in sys.path]
-        return {one: function_of(one) for one in {trial.load or self.load for trial in self.trials}}
+        try:
+            return cloudpickle.loads(self.trials[0].load or self.load)
+        except ImportError as error:
+            said = f"load cannot be imported on {platform.node()} ({error})"
+            raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
 
 
-class Held(NamedTuple):
-    """A model that was loaded into a process that runs: its samples, and the bytes that the process grew by."""
+class Ready(NamedTuple):
+    """What a process says when it has loaded its model: its id, the samples, and the bytes by which it grew."""
 
+    pid: int
     samples: Samples
     bytes: int
 
@@ -74,11 +81,10 @@ class Held(NamedTuple):
 class Place(NamedTuple):
     """Where a process is, and the memory of its machine and of its GPU, in bytes; of the GPU 0 without one.
 
-    gpus: what CUDA lets it see. used, gpu_used: by this process. free, gpu_free: for others.
+    used, gpu_used: by this process. free, gpu_free: for others.
     """
 
     node: str
-    gpus: str
     used: int
     free: int
     gpu_used: int
@@ -87,55 +93,23 @@ class Place(NamedTuple):
 
 @NeedsPlainProcess.handed_on_by
 class ModelProcess:
-    """Loads the models at its start. It is a Ray actor without restarts: the front starts another one.
+    """Loads the model at its start. It is a Ray actor without restarts: the front starts another one.
 
-    Raises ServeError if a model cannot be loaded, or cannot answer its own samples.
+    Raises ServeError if the model cannot be loaded, or cannot answer its own samples.
     """
 
     def __init__(self, loading: Loading):
         adopt_environment(loading.environment)
-        functions = loading.functions()
-        models = {trial.name: loaded(functions[trial.load or loading.load], trial) for trial in loading.trials}
-        self._models = {name: LoadedModel(name, as_function(model)) for name, model in models.items()}
-        self._turn = Turn("service", served=True) if loading.beside else None
-        #: By name, what has become of models that were loaded since.
-        self._told: dict[str, Held | BaseException] = {}
+        (trial,) = loading.trials
+        function, before = loading.function(), _memory()
+        self._model = LoadedModel(trial.name, as_function(loaded(function, trial)))
+        self._bytes = _grown(before, _memory())
+        #: Takes the device, and says for how many seconds that was waited for.
+        self._taken = Turn("service", served=True).taken if loading.beside else lambda: contextlib.nullcontext(0.0)
 
-    def ready(self) -> tuple[int, dict[str, Samples]]:
-        """This process' id, and the samples of each model."""
-        return os.getpid(), {name: model.samples for name, model in self._models.items()}
-
-    def hold(self, trial: Winner) -> None:
-        """Begin to load one more model, beside the batches. `held` says what has become of it."""
-        threading.Thread(target=self._hold, args=(trial,), name="serve-load", daemon=True).start()
-
-    def _hold(self, trial: Winner) -> None:
-        before = _memory()
-        try:
-            model = LoadedModel(trial.name, as_function(loaded(function_of(trial.load), trial)))
-        except BaseException as error:
-            self._told[trial.name] = error
-            return
-        self._models[trial.name] = model
-        self._told[trial.name] = Held(model.samples, _grown(before, _memory()))
-
-    def held(self, name: str) -> Held | None:
-        """What has become of the model; None: it loads. Raises ServeError if it cannot be loaded."""
-        told = self._told.pop(name, None)
-        if isinstance(told, BaseException):
-            raise told
-        return told
-
-    def drop(self, name: str) -> None:
-        """Let go of the model and of its memory."""
-        self._models.pop(name, None)
-        gc.collect()
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
-        # What was freed goes back to the machine; only glibc has this.
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+    def ready(self) -> Ready:
+        """It has loaded the model."""
+        return Ready(os.getpid(), self._model.samples, self._bytes)
 
     def alive(self) -> None:
         """The process answers, so it can answer others."""
@@ -152,33 +126,27 @@ class ModelProcess:
         if torch is not None and torch.cuda.is_initialized():
             gpu_free, gpu_used = torch.cuda.mem_get_info()[0], torch.cuda.memory_reserved() + CONTEXT
         node = ray.get_runtime_context().get_node_id()
-        return Place(node, os.environ.get(VISIBLE_GPUS, ""), used, free, gpu_used, gpu_free)
+        return Place(node, used, free, gpu_used, gpu_free)
 
-    def run(self, name: str, inputs: list[Packed]) -> tuple[list[Outcome], float]:
+    def run(self, inputs: list[Packed]) -> tuple[list[Outcome], float]:
         """The batch's outcomes, and the seconds that it has waited for its turn.
 
         If the model fails with the batch, each input is tried alone, as it came.
         """
         with self._taken() as waited:
-            return self._run(self._models[name], inputs), waited
+            return self._run(inputs), waited
 
-    def _run(self, model: LoadedModel, inputs: list[Packed]) -> list[Outcome]:
+    def _run(self, inputs: list[Packed]) -> list[Outcome]:
         try:
-            return model.attempt(inputs)
+            return self._model.attempt(inputs)
         except Exception as error:
             end_without_gpu()
-            return [failed(error)] if len(inputs) == 1 else [self._run(model, [one])[0] for one in inputs]
+            return [failed(error)] if len(inputs) == 1 else [self._run([one])[0] for one in inputs]
 
-    def measure(self, name: str, inputs: list[Packed]) -> tuple[list[Outcome], float]:
+    def measure(self, inputs: list[Packed]) -> tuple[list[Outcome], float]:
         """As `run`, but what fails raises: a batch that is too large for the memory is not to be measured."""
         with self._taken() as waited:
-            return self._models[name].attempt(inputs), waited
-
-    @contextlib.contextmanager
-    def _taken(self) -> Iterator[float]:
-        """The device, with the seconds that it was waited for."""
-        with self._turn.taken() if self._turn else contextlib.nullcontext(0.0) as waited:
-            yield waited
+            return self._model.attempt(inputs), waited
 
 
 def _memory() -> tuple[int, int]:
@@ -190,17 +158,8 @@ def _memory() -> tuple[int, int]:
 
 
 def _grown(before: tuple[int, int], after: tuple[int, int]) -> int:
-    """Bytes of a model that was loaded between two `_memory`: those of the GPU, if it has any there."""
-    return after[0] - before[0] if after[0] > before[0] else max(0, after[1] - before[1])
-
-
-def function_of(load: bytes) -> Callable[..., Any]:
-    """A pickled ``load``. Raises ServeError if its module is not to be found."""
-    try:
-        return cloudpickle.loads(load)
-    except ImportError as error:
-        said = f"load cannot be imported on {platform.node()} ({error})"
-        raise ServeError(f"{said}; put its module where every node finds it, for example into PYTHONPATH") from None
+    """Bytes that a model takes: those of the GPU, if it has any there, with those of the process there."""
+    return after[0] - before[0] + CONTEXT if after[0] > before[0] else max(0, after[1] - before[1])
 
 
 def end_without_gpu() -> None:
@@ -223,7 +182,7 @@ def loaded(load: Callable[..., Any], trial: Winner) -> Any:
         raise
     except NeedsPlainProcess:
         raise
-    except BaseException as error:  # A process may have other models, which are to stay.
+    except BaseException as error:
         said = f"the checkpoint of trial {trial.name} does not load: {in_a_line(error)}"
         raise ServeError(f"{said}; check load and {trial.checkpoint.path}") from error
     if not callable(as_function(model)):

@@ -1,8 +1,9 @@
 """The versions of a served model: which one serves, which one stands beside it, and what may be asked next. It is pure.
 
 A version is a checkpoint of a trial, with a number from 1. At most two are loaded at a time. An event goes into
-`handle`, and the service after it comes out, with what the shell (`rollouts`) must do. docs/serving-decisions.md shows
-the tables as diagrams, and a test holds the two equal.
+`handle`, and the service after it comes out. What there must be for it, such as processes, is read off the service
+(`Service.loaded`); the shell (`rollouts`) brings it about. docs/serving-decisions.md shows the tables as diagrams, and
+a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -106,6 +107,11 @@ class Service:
         return [one for one in (self.serving, self.other, self.last) if one is not None]
 
     @property
+    def loaded(self) -> list[Version]:
+        """The versions that each device is to have."""
+        return [one for one in (self.serving, self.other) if one is not None]
+
+    @property
     def answering(self) -> dict[str, Version]:
         """By number, the versions that a request may name."""
         found = [one for one in self.known if one.state in ("serving", "canary", "kept")]
@@ -174,25 +180,8 @@ class Rollback:
 Event = Deploy | Restored | Loaded | Measured | Failed | Promote | Rollback
 
 
-@dataclass(frozen=True)
-class Load:
-    """Start processes for the version beside the others, time its batches, and say `Loaded` and `Measured`."""
-
-    version: Version
-
-
-@dataclass(frozen=True)
-class End:
-    """Let the version answer what it has, and end its processes."""
-
-    version: Version
-
-
-Act = Load | End
-
-
-def handle(service: Service, event: Event) -> tuple[Service, list[Act]]:
-    """The service after the event, and what must be done.
+def handle(service: Service, event: Event) -> Service:
+    """The service after the event.
 
     Raises ServeError in one line for what cannot be asked now; nothing has changed then. An event of a version that is
     not loading any more changes nothing.
@@ -204,44 +193,42 @@ def handle(service: Service, event: Event) -> tuple[Service, list[Act]]:
         if phase != "one":
             raise ServeError(f"a version comes back to a service that is {phase}, expected one version")
         back = replace(event.version, state="loading", aim=event.version.state)
-        return replace(service, other=back), [Load(back)]
+        return replace(service, other=back)
     if isinstance(event, Promote):
         if other is None or other.state != "canary":
             raise ServeError("there is no canary to promote; fluidtune serve status shows the versions")
-        return _move(service, other), []
+        return _move(service, other)
     if isinstance(event, Rollback):
         if other is None:
             raise ServeError(f"only {service.serving.said} is loaded, so there is nothing to go back to; deploy one")
         if other.state != "kept":
-            return Service(service.serving, last=replace(other, state="ended")), [End(other)]
-        gone = service.serving
-        return Service(replace(other, state="serving"), last=replace(gone, state="ended")), [End(gone)]
+            return Service(service.serving, last=replace(other, state="ended"))
+        return Service(replace(other, state="serving"), last=replace(service.serving, state="ended"))
     if other is None or other.number != event.number or phase != "loading":
-        return service, []
+        return service
     if isinstance(event, Failed):
-        return Service(service.serving, last=replace(other, state="refused", why=event.why)), [End(other)]
+        return Service(service.serving, last=replace(other, state="refused", why=event.why))
     if isinstance(event, Loaded):
-        return replace(service, other=replace(other, state="measuring")), []
+        return replace(service, other=replace(other, state="measuring"))
     if other.state != "measuring":
-        return service, []
+        return service
     if other.aim == "serving":
-        return _move(service, other), []
-    return replace(service, other=replace(other, state=other.aim)), []
+        return _move(service, other)
+    return replace(service, other=replace(other, state=other.aim))
 
 
-def _deploy(service: Service, event: Deploy) -> tuple[Service, list[Act]]:
+def _deploy(service: Service, event: Deploy) -> Service:
     other = service.other
     if other is not None and other.state == "canary":
         said = f"{other.said} is a canary; first fluidtune serve promote, or fluidtune serve rollback"
         raise ServeError(said)
     if other is not None and other.state != "kept":
         raise ServeError(f"{other.said} is being deployed; wait for it, or give it up with fluidtune serve rollback")
-    ends: list[Act] = [End(other)] if other is not None else []
     aim: State = "serving" if event.share >= 1 else "canary"
     number = 1 + max(one.number for one in service.known)
     new = Version(number, event.trial, event.run, event.what, aim=aim, share=event.share)
     last = replace(other, state="ended") if other is not None else service.last
-    return Service(service.serving, new, last), [*ends, Load(new)]
+    return Service(service.serving, new, last)
 
 
 def _move(service: Service, new: Version) -> Service:

@@ -1,28 +1,27 @@
-"""The devices of a service of several models, of which each device holds those that are placed on it.
+"""The devices of a service of several models, of which each device has those that are placed on it.
 
 `symphony_serve.replacement` decides when the models are placed anew and by which steps, and
-`symphony_serve.placement.replanning` where; here it is carried out, beside the requests, on the front's event loop. A
-model that does not load is left out, and the others are served, unless the service starts for the first time. All times
-are seconds, all memory is bytes.
+`symphony_serve.placement.replanning` where. Here it is told what has become of the processes, and what it says is what
+each device is to have. A model that does not load is left out, and the others are served, unless the service starts for
+the first time. All times are seconds, all memory is bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ray import cloudpickle
 
 from fluidtune.ray_compat import kept_state
+from fluidtune.serving.device import Device
 from fluidtune.serving.loaded_model import Samples
-from fluidtune.serving.remote_devices import LOOK_S, PlacedDevice
-from fluidtune.serving.served_devices import First, OwnDevices
+from fluidtune.serving.process import LOOK_S
+from fluidtune.serving.service_devices import Devices, First, Source
 from fluidtune.serving.setting import PlacedModel, Setting
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.replanning import ALONE, Placement, replanned
@@ -30,14 +29,13 @@ from symphony_serve.placement.served_models import Cut, ServedModel
 from symphony_serve.profiles import Profile, check_slo
 from symphony_serve.replacement import (
     Act,
-    Device,
     Down,
-    Drop,
     Dropped,
     Event,
     Found,
     Held,
     Hold,
+    Lost,
     NotFound,
     NotHeld,
     Rates,
@@ -46,6 +44,7 @@ from symphony_serve.replacement import (
     Up,
     handle,
 )
+from symphony_serve.replacement import Device as Place
 from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.measuring import measure_profile
 
@@ -55,52 +54,52 @@ logger = logging.getLogger(__name__)
 WINDOW_S = 10.0
 #: Rates must differ for so long at the least before there is a search; two windows, so that one burst is not enough.
 LEAST_PATIENCE_S = 2 * WINDOW_S
-#: Seconds between two looks whether a batch that is on its way has ended.
-DRAIN_S = 0.005
+#: Seconds without any process after which a device is down. Judgement: a process that has ended is mostly back by then.
+DOWN_S = 10.0
 
 
-class PlacedDevices:
-    """See the module. own: the devices, which begin without a model. tell: is called with an event and its fields.
+class PlacedDevices(Devices):
+    """See the module. source: of the devices. start: as for `Devices`. tell: is called with an event and its fields.
 
-    offered: the requests to each model so far, as `watching.demand` counts them. Implements `ServedDevices`.
+    offered: the requests to each model so far, as `watching.demand` counts them.
     """
-
-    waits = trouble = ""
 
     def __init__(
         self,
         setting: Setting,
-        own: OwnDevices[PlacedDevice],
+        source: Source,
+        start: Callable[[int, Any], Device],
         tell: Callable[..., None],
         offered: Callable[[], Mapping[str, int]],
     ):
         assert setting.placing is not None
-        self._placing, self._own, self._tell_log, self._offered = setting.placing, own, tell, offered
-        self._trials = {trial.name: trial for trial in setting.loading.trials}
+        super().__init__(source, start, lambda number: {key: self._loading[key] for key in self._given(number)})
+        self._placing, self._tell_log, self._offered = setting.placing, tell, offered
+        self._loading = setting.loading.each()
         self._asked: dict[str, PlacedModel] = {one.name: one for one in setting.placing.models}
-        self._devices: dict[int, PlacedDevice] = {}
         self._samples: dict[str, Samples] = {}
         self._models: list[ServedModel] = []
+        #: By device, the model that is loaded there to see its bytes and seconds.
+        self._tried: dict[int, str] = {}
         #: By model, its profile before Ray restarted the front; None: the service starts for the first time.
         self._profiles: dict[str, Profile] | None = None
         #: Why models were not loaded when that was last tried.
         self._failed: dict[str, str] = {}
         self._state: Standing | None = None
-        self._server: AsyncServer | None = None
+        #: When the load of a model on a device began, and since when a device has no process.
+        self._began: dict[tuple[int, str], float] = {}
+        self._without: dict[int, float] = {}
         #: Why the latest search was begun, and where the models were placed last and why, for the status.
         self._why, self._said = "the service starts", ""
         #: What the latest search foresees: the part of the requests that is answered in time.
         self._attainment = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watching: asyncio.Task[None] | None = None
 
-    @property
-    def count(self) -> int:
-        return self._own.count
-
-    @property
-    def pids(self) -> list[int]:
-        return self._own.pids
+    def _given(self, number: int) -> frozenset[str]:
+        """The models that a device is to have now."""
+        if self._state is None:
+            return frozenset({self._tried[number]} if number in self._tried else ())
+        return self._state.devices[number].all
 
     # The start.
 
@@ -110,7 +109,7 @@ class PlacedDevices:
         Where a front was before, bytes and seconds are known. Raises ServeError if a model cannot be loaded; where a
         front was before, if none can.
         """
-        self._devices = dict((await self._own.first()).devices)  # type: ignore[arg-type]
+        await super().first()
         began = time.monotonic()
         kept = await asyncio.to_thread(kept_state.kept, self._key)
         if kept is not None:
@@ -118,26 +117,21 @@ class PlacedDevices:
         else:
             self._models = await self._measured()
         rates = {one.name: one.rate for one in self._placing.models}
-        devices = {number: Device(device.models) for number, device in self._devices.items()}
         sizes = {one.name: one.cuts[ALONE].bytes for one in self._models}
-        self._state = Standing(sizes, self._placing.memory, devices, LEAST_PATIENCE_S, rates)
-        self._heed_losses()
+        places = {number: Place(self._given(number)) for number in self.present}
+        self._state = Standing(sizes, self._placing.memory, places, LEAST_PATIENCE_S, rates)
         loaded = time.monotonic()
-        self._tell(Found(self._state.searches, await self._found(rates, tuple(devices))))
+        self._hear(Found(self._state.searches, await self._found(rates, tuple(places))))
         while self._state.phase in ("searching", "moving") and not (self._failed and self._profiles is None):
             await asyncio.sleep(LOOK_S)
-            await self._look()
+            self._look()
         missing = {name for name in self._asked if not self._state.stands(name)}
         if self._failed and (self._profiles is None or missing == self._asked.keys()):
             raise ServeError(next(iter(self._failed.values())))
         # To place them took the one or the other: each model was loaded once, and then again where it stands.
         patience = max(LEAST_PATIENCE_S, time.monotonic() - loaded, loaded - began)
         self._state = replace(self._state, patience=patience)
-        held = {number: one.held for number, one in self._state.devices.items()}
-        profiles = {name: one for name, one in (self._profiles or {}).items() if name in missing}
-        for device in self._devices.values():
-            device.lost = lambda: None  # Until `serve` its models are measured, and loaded again if it is lost.
-        return First(self._devices, self._samples, held, profiles)
+        return First(self.present, self._samples, {name: self._profiles[name] for name in missing if self._profiles})
 
     @property
     def _key(self) -> str:
@@ -146,48 +140,43 @@ class PlacedDevices:
 
     async def _measured(self) -> list[ServedModel]:
         """The models, each loaded and run on one device, and no two at a time on one. Raises ServeError."""
-        waiting = list(self._trials)
+        waiting = list(self._asked)
         found: dict[str, ServedModel] = {}
 
-        async def on(device: PlacedDevice) -> None:
+        async def on(number: int, device: Device) -> None:
             while waiting:
-                name = waiting.pop(0)
-                for model in device.models:
-                    await device.unload(model)
+                name = self._tried[number] = waiting.pop(0)
+                self.reconcile()
+                await device.processes[name].loaded()
                 found[name] = await self._look_at(name, device)
 
-        tasks = [asyncio.create_task(on(device), name="serve-size") for device in self._devices.values()]
+        tasks = [asyncio.create_task(on(*one), name="serve-size") for one in self.present.items()]
         try:
             await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        return [found[name] for name in self._trials]
+        return [found[name] for name in self._asked]
 
-    async def _look_at(self, name: str, device: PlacedDevice) -> ServedModel:
-        asked = self._asked[name]
-        held = await device.load(self._trials[name])
-        inputs = held.samples.inputs
-        self._samples[name] = held.samples
-        profile = await measure_profile([lambda batch: device.measure(name, batch)], inputs, asked.slo, 1)
+    async def _look_at(self, name: str, device: Device) -> ServedModel:
+        asked, process = self._asked[name], device.processes[name]
+        self._samples[name] = process.samples
+        profile = await measure_profile([process.measure], process.samples.inputs, asked.slo, 1)
         check_slo(name, profile, asked.slo)
-        size = asked.bytes if asked.bytes is not None else float(held.bytes)
+        size = asked.bytes if asked.bytes is not None else float(process.bytes)
         return ServedModel(name, {ALONE: Cut((profile.seconds(1),), size)}, asked.slo, asked.weight)
 
     # What the front calls.
 
-    async def interrupted(self) -> bool:
-        return False
-
     def anew(self) -> None:
         self._end_tasks()
-        self._own.anew()
-        self._state, self._failed = None, {}
+        self._state, self._failed, self._tried = None, {}, {}
+        super().anew()
 
     def serve(self, server: AsyncServer, wanted: Callable[[], int]) -> None:
-        self._server = server
-        self._heed_losses()
-        self._watching = asyncio.create_task(self._watch(), name="serve-placement")
+        self._first = list(self._held.values())
+        super().serve(server, wanted)
+        self._begin(self._watch())
         if self._profiles is None:
             self._profiles = {name: server.profile(name) for name in self._asked}
             known = cloudpickle.dumps((self._models, self._samples, self._profiles))
@@ -195,13 +184,12 @@ class PlacedDevices:
 
     async def close(self) -> None:
         self._end_tasks()
-        await self._own.close()
+        await super().close()
         await asyncio.to_thread(kept_state.forget, self._key)
 
     def _end_tasks(self) -> None:
-        for task in (self._watching, *self._tasks):
-            if task is not None:
-                task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     @property
     def unavailable(self) -> dict[str, str]:
@@ -213,8 +201,7 @@ class PlacedDevices:
         """For the status: the models of each device, what is done, why it was placed so, and what is not there."""
         state, unavailable = self._state, self.unavailable
         missing = [f"{name} is not loaded: {why}" for name, why in unavailable.items()]
-        lost = {number: device.trouble for number, device in self._devices.items() if device.trouble}
-        gone = [f"device {number} has no process: {why}" for number, why in lost.items()]
+        gone = [f"device {number} has no process" for number in self._without]
         return {
             "phase": state.phase if state is not None else "searching",
             "devices": {str(number): sorted(one.held) for number, one in state.devices.items()} if state else {},
@@ -226,16 +213,17 @@ class PlacedDevices:
 
     # The machine.
 
-    def _tell(self, event: Event) -> None:
+    def _hear(self, event: Event) -> None:
         assert self._state is not None
         before = self._state
         self._state, acts = handle(before, event)
         if isinstance(event, Found) and event.search == before.searches and before.searching:
             self._tell_placed(event.placement, before)
         for act in acts:
-            self._begin(self._do(act))
+            self._do(act)
+        self.reconcile()
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Any) -> None:
         task = asyncio.create_task(work, name="serve-place")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -246,13 +234,16 @@ class PlacedDevices:
         shown = {str(number): sorted(models) for number, models in placement.items()}
         self._tell_log("models_placed", devices=shown, reason=self._said, attainment=self._attainment)
 
-    async def _do(self, act: Act) -> None:
+    def _do(self, act: Act) -> None:
+        """A load and an unload are done when `_look` sees that they are."""
         if isinstance(act, Search):
-            await self._search(act)
+            self._begin(self._search(act))
         elif isinstance(act, Hold):
-            await self._hold(act)
+            self._began[act.device, act.model] = time.monotonic()
         else:
-            await self._drop(act)
+            gap = "no device has it for a while: the memory leaves no other way" if act.last else "it stands elsewhere"
+            self._moved(act.device, act.model, "unloaded", gap)
+            self.present[act.device].leave(act.model)
 
     async def _search(self, act: Search) -> None:
         try:
@@ -261,9 +252,9 @@ class PlacedDevices:
             logger.warning("No other placement of the models was found (%s); they stand as before", error)
             self._said = f"{self._why}; no other placement: {error}"
             self._tell_log("models_kept", reason=self._said)
-            self._tell(NotFound(act.number))
+            self._hear(NotFound(act.number))
         else:
-            self._tell(Found(act.number, placement))
+            self._hear(Found(act.number, placement))
 
     async def _found(self, rates: Mapping[str, float], devices: tuple[int, ...]) -> Placement:
         """Search in a thread, so that requests are answered meanwhile."""
@@ -276,41 +267,10 @@ class PlacedDevices:
         )
         return found
 
-    async def _hold(self, act: Hold) -> None:
-        began = time.monotonic()
-        try:
-            await self._devices[act.device].load(self._trials[act.model])
-        except Exception as error:
-            logger.warning("Device %d could not load model %s: %s", act.device, act.model, error)
-            self._failed[act.model] = str(error) if isinstance(error, ServeError) else repr(error)
-            self._moved(act, "failed", self._failed[act.model])
-            self._tell(NotHeld(act.device, act.model))
-            return
-        self._failed.pop(act.model, None)
-        self._moved(act, "loaded", f"in {time.monotonic() - began:.1f} s")
-        self._tell(Held(act.device, act.model))
-        self._give(act.device)
+    def _moved(self, number: int, model: str, what: str, why: str) -> None:
+        self._tell_log("model_moved", trial=model, device=number, what=what, reason=why)
 
-    async def _drop(self, act: Drop) -> None:
-        self._give(act.device)
-        if self._server is not None:
-            while not self._server.closed and self._server.busy_with(act.device, act.model):
-                await asyncio.sleep(DRAIN_S)
-        await self._devices[act.device].unload(act.model)
-        gap = "no device has it for a while: the memory leaves no other way" if act.last else "it stands elsewhere"
-        self._moved(act, "unloaded", gap)
-        self._tell(Dropped(act.device, act.model))
-
-    def _moved(self, act: Hold | Drop, what: str, why: str) -> None:
-        self._tell_log("model_moved", trial=act.model, device=act.device, what=what, reason=why)
-
-    def _give(self, number: int) -> None:
-        """Tell the server which models the device has."""
-        assert self._state is not None
-        if self._server is not None:
-            self._server.hold(number, self._state.devices[number].held)
-
-    # What happens meanwhile.
+    # What has become of the processes.
 
     async def _watch(self) -> None:
         """See which processes are there, and measure the rates."""
@@ -318,7 +278,7 @@ class PlacedDevices:
         while True:
             await asyncio.sleep(LOOK_S)
             try:
-                await self._look()
+                self._look()
                 now = time.monotonic()
                 if now - last >= WINDOW_S:
                     offered = dict(self._offered())
@@ -328,25 +288,44 @@ class PlacedDevices:
             except Exception:
                 logger.exception("A look at the placement has failed")
 
-    def _heed_losses(self) -> None:
-        for number, device in self._devices.items():
-            device.lost = functools.partial(self._lost, number)
+    def _look(self) -> None:
+        """Tell the machine where what is differs from what it takes to be."""
+        for number, device in self.present.items():
+            self._look_whether_up(number, device)
+            for model, process in list(device.processes.items()):
+                self._look_at_one(number, device, model, process.state == "ready", process.trouble)
 
-    def _lost(self, number: int) -> None:
-        """The process of the device is gone, with its models: the server must know before the next one is there."""
-        self._why = f"the process of device {number} is gone"
-        self._tell(Down(number))
-        self._give(number)
-
-    async def _look(self) -> None:
+    def _look_whether_up(self, number: int, device: Device) -> None:
         assert self._state is not None
-        for number, device in self._devices.items():
-            if device.pid is None:
-                with contextlib.suppress(ServeError):  # It is tried again and told where it was missed.
-                    await device.look(0.0)
-            if device.pid is not None and not self._state.devices[number].up:
-                self._why = f"the process of device {number} is back"
-                self._tell(Up(number))
+        place, now = self._state.devices[number], time.monotonic()
+        if device.models or not device.processes:
+            self._without.pop(number, None)
+            if not place.up:
+                self._why = f"device {number} is back"
+                self._hear(Up(number))
+        elif place.up and now - self._without.get(number, now) > DOWN_S:
+            self._why = f"device {number} has no process"
+            self._hear(Down(number))
+
+    def _look_at_one(self, number: int, device: Device, model: str, ready: bool, trouble: str) -> None:
+        assert self._state is not None
+        place = self._state.devices[number]
+        if model in place.held and not ready:
+            now = self._began[number, model] = time.monotonic()
+            if device.lost:
+                self._without.setdefault(number, now)
+            self._hear(Lost(number, model))
+        elif model in place.loads and ready:
+            self._failed.pop(model, None)
+            self._moved(number, model, "loaded", f"in {time.monotonic() - self._began.pop((number, model)):.1f} s")
+            self._hear(Held(number, model))
+        elif model in place.loads and trouble:
+            logger.warning("Device %d could not load model %s: %s", number, model, trouble)
+            self._failed[model] = trouble
+            self._moved(number, model, "failed", trouble)
+            self._hear(NotHeld(number, model))
+        elif model in place.drops and not (self._server is not None and self._server.busy_with(number, model)):
+            self._hear(Dropped(number, model))
 
     def _rate(self, event: Rates) -> None:
         assert self._state is not None
@@ -356,4 +335,4 @@ class PlacedDevices:
             lacking = [name for name in self._asked if not self._state.stands(name)]
             changed = f"requests/s changed: {', '.join(changes)}"
             self._why = f"no device has {', '.join(lacking)}" if lacking else changed
-        self._tell(event)
+        self._hear(event)

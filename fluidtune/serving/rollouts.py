@@ -1,4 +1,4 @@
-"""Carries out what `model_versions` decides: loads, measures and ends versions, and keeps what a restart must know.
+"""Brings about what `model_versions` says is to be: loads, measures and ends versions, and keeps what a restart needs.
 
 All of it runs on the front's event loop, beside the requests. All times are seconds.
 """
@@ -10,24 +10,23 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import cloudpickle
 
 from fluidtune.ray_compat import kept_state
+from fluidtune.serving.device import Device
 from fluidtune.serving.held_checkpoints import HeldCheckpoints
 from fluidtune.serving.inference_protocol import Interface
 from fluidtune.serving.intake import largest_body
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import (
-    Act,
     Deploy,
     Event,
     Failed,
-    Load,
     Loaded,
     Measured,
     Promote,
@@ -37,12 +36,12 @@ from fluidtune.serving.model_versions import (
     Version,
     handle,
 )
-from fluidtune.serving.remote_devices import LOAD_S, LOOK_S, RemoteDevice
+from fluidtune.serving.process import LOOK_S
+from fluidtune.serving.service_devices import Devices
 from fluidtune.serving.setting import Setting
-from fluidtune.serving.versioned_device import VersionedDevice
 from fluidtune.serving.watching import Watch
 from fluidtune.serving.winners import Winner
-from symphony_serve.errors import ServeError
+from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile, check_slo
 from symphony_serve.shell.async_server import AsyncServer
@@ -73,7 +72,7 @@ class Answering:
 class Rollouts:
     """The versions of the model that ``POST /`` asks. tell: is called with an event of the log and its fields.
 
-    One thing: what may be asked, the devices with their processes, and the server change together.
+    One thing: what may be asked, what devices are to have, and the server change together.
     """
 
     def __init__(self, setting: Setting, tell: Callable[..., None]):
@@ -84,12 +83,14 @@ class Rollouts:
         #: Of each model of the server, by its key: what the front knows of it.
         self.answering: dict[str, Answering] = {}
         self._before: Version | None = None
-        self._devices: list[VersionedDevice] = []
+        self._devices: Devices | None = None
+        #: What `desired` said last.
+        self._had: dict[str, Loading] = {}
         self._server: AsyncServer | None = None
         self._watch: Watch | None = None
-        #: The task that carries out the latest acts, when those before are done; and the one in it that loads.
+        #: The task that ends and loads versions until none is to, and the one in it that loads this version.
         self._work: asyncio.Task[None] | None = None
-        self._loader: asyncio.Task[None] | None = None
+        self._loader: tuple[int, asyncio.Task[None]] | None = None
         self._keeping = asyncio.Lock()
 
     @property
@@ -107,44 +108,42 @@ class Rollouts:
         await self._checkpoints.begin()
         await self._let_go(self._before)
 
-    def begin(self, server: AsyncServer, watch: Watch) -> None:
+    def begin(self, server: AsyncServer, watch: Watch, devices: Devices) -> None:
         """The server answers, with the serving version."""
-        self._server, self._watch = server, watch
+        self._server, self._watch, self._devices = server, watch, devices
         if self._before is not None:
             self._tell(Restored(self._before))
             self._before = None
 
     async def close(self) -> None:
         """The service is over."""
-        for task in (self._loader, self._work):
+        for task in (self._work, self._loader[1] if self._loader is not None else None):
             if task is not None:
                 task.cancel()
         await asyncio.to_thread(kept_state.forget, kept_state.own_name())
         await self._checkpoints.keep(())
 
-    def device(
-        self, make: Callable[[Loading, Mapping[str, Any]], RemoteDevice], resources: Mapping[str, Any]
-    ) -> VersionedDevice:
-        """A device that comes now, with all that the others have."""
-        other = self.service.other
-        beside = self._loading(other) if other is not None else None
-        stages = self._setting.stages  # The server keeps to the profile, which has at most twice as many in them.
-        turns = 1 if stages == 1 else 2 * stages
-        made = VersionedDevice(make, resources, self._loading(self.service.serving), beside, turns)
-        self._devices = [*self._present(), made]
-        return made
+    def desired(self, number: int) -> dict[str, Loading]:
+        """By key, the models that each device is to have: those that answer, and a version that loads.
 
-    def able(self, version: Version) -> bool:
-        """Whether each device has a process of this version that is there."""
-        present = self._present()
-        return bool(present) and all(device.able(version.key) for device in present if self._is_in_use(device))
+        A version that ends has its processes until it has answered what it has; the next one loads only then.
+        """
+        found = {key: self._had[key] for key in self._ending if key in self._had}
+        for version in self.service.loaded:
+            if version is self.service.serving or not self._ending:
+                found |= self._loading(version)
+        self._had = found
+        return found
 
-    def _present(self) -> list[VersionedDevice]:
-        return [device for device in self._devices if not device.over]
+    @property
+    def _ending(self) -> list[str]:
+        """The keys that answer, and are to end."""
+        loaded = {version.key for version in self.service.loaded}
+        others = {trial.name for trial in self._setting.loading.trials[1:]}
+        return [key for key in self.answering if key not in loaded | others]
 
-    def _is_in_use(self, device: VersionedDevice) -> bool:
-        """Whether its serving process has loaded; else it takes no batch yet."""
-        return device.able(self.service.serving.key)
+    def _present(self) -> list[Device]:
+        return list(self._devices.present.values()) if self._devices is not None else []
 
     # What operators ask.
 
@@ -181,32 +180,24 @@ class Rollouts:
     async def _check_able(self, state: str) -> None:
         """Raises ServeError if the version in this state is to answer all, and its processes are not there.
 
-        It waits for the batches that these run, at most `remote_devices.HUNG_S`.
+        It waits for the batches that these run, at most `process.HUNG_S`.
         """
         other = self.service.other
         if other is None or other.state != state:
             return
-        answers = await self._answers([one for one in self._present() if self._is_in_use(one)])
+        # Other devices load still.
+        in_use = [device for device in self._present() if self.service.serving.key in device.models]
+        answers = all(await asyncio.gather(*[device.processes[other.key].answers() for device in in_use]))
         if self.service.other is not other:
             raise ServeError(f"{other.said} is no {state} version any more; fluidtune serve status shows the versions")
         if not answers:
             said = f"a process of {other.said} does not answer, or has ended and loads again"
             raise ServeError(f"{said}; ask once more when fluidtune serve status counts all of them")
 
-    async def _answers(self, devices: Iterable[VersionedDevice], wait_s: float = 0.0) -> bool:
-        """Whether the process beside answers on each of these devices that is not over by then.
-
-        wait_s: seconds in which one that has not answered may be there again.
-        """
-
-        async def answers(device: VersionedDevice) -> bool:
-            return await device.check_beside(wait_s) or device.over
-
-        return all(await asyncio.gather(*[answers(one) for one in devices if not one.over]))
-
     async def _check_memory(self) -> None:
         """Raises ServeError if the machines have no memory for one more process of each device."""
-        places = await asyncio.gather(*[device.place() for device in self._present()])
+        key = self.service.serving.key
+        places = await asyncio.gather(*[device.processes[key].place() for device in self._present()])
         needs = Counter[str]()
         for place in places:
             needs[place.node] += place.used
@@ -225,16 +216,21 @@ class Rollouts:
         """Let the machine handle the event, and carry out what it says. Raises ServeError."""
         before = {one.number: one for one in self.service.known}
         last = self.service.last
-        self.service, acts = handle(self.service, event)
+        self.service = handle(self.service, event)
         for one in self.service.known:
             if one.number not in before or before[one.number].state != one.state:
                 self._say(one)
-        for device in self._present():
-            device.serve(self.service.serving.key)
+        self._reconcile()
         if last is not None and last not in self.service.known and self._watch is not None:
             self._watch.forget(last.key)
-        if acts:
-            self._carry_out(acts)
+        if self._loader is not None and not self._loads(self._loader[0]):
+            self._loader[1].cancel()
+        if self._work is None or self._work.done():
+            self._work = asyncio.create_task(self._settle(), name="serve-rollout")
+
+    def _reconcile(self) -> None:
+        if self._devices is not None:
+            self._devices.reconcile()
 
     def _say(self, one: Version) -> None:
         why = {"reason": one.why} if one.why else {}
@@ -242,27 +238,27 @@ class Rollouts:
         told = {"trial": one.trial, "version": one.number, "state": one.state, "run": one.run, **why, **share}
         self._tell_log("version_changed", **told)
 
-    def _carry_out(self, acts: list[Act]) -> None:
-        """Do this when what was to be done before is done. A version that is to end is not loaded any further."""
-        loader = self._loader
-        if loader is not None and loader is not asyncio.current_task() and not isinstance(acts[0], Load):
-            loader.cancel()
-        self._work = asyncio.create_task(self._do(self._work, acts), name="serve-rollout")
+    async def _settle(self) -> None:
+        """End and load versions until what is there is what is to be."""
+        assert self._server is not None
+        while True:
+            if ending := self._ending:
+                await self._server.remove(ending[0])
+                del self.answering[ending[0]]
+                self._reconcile()
+            elif (other := self.service.other) is not None and self._loads(other.number):
+                loader = asyncio.create_task(self._load(other), name="serve-load")
+                self._loader = other.number, loader
+                await asyncio.wait([loader])
+                self._loader = None
+                await self._keep()
+            else:
+                return
 
-    async def _do(self, before: asyncio.Task[None] | None, acts: list[Act]) -> None:
-        if before is not None:
-            await asyncio.wait([before])
-        for act in acts:
-            if not isinstance(act, Load):
-                await self._end(act.version)
-            elif self._loads(act.version):
-                self._loader = asyncio.create_task(self._load(act.version), name="serve-load")
-                await asyncio.wait([self._loader])
-
-    def _loads(self, version: Version) -> bool:
-        """Whether the version is still to be loaded."""
+    def _loads(self, number: int) -> bool:
+        """Whether the version of this number loads or is measured."""
         other = self.service.other
-        return other is not None and other.number == version.number
+        return other is not None and other.number == number and self.service.phase == "loading"
 
     async def _load(self, version: Version) -> None:
         assert self._server is not None and self._watch is not None
@@ -272,8 +268,7 @@ class Rollouts:
             self._tell(Loaded(version.number))
             model = await self._measured(version, samples, devices)
             found = Answering.of(model, samples, self._setting.max_body)
-            if not await self._answers(devices, LOAD_S):
-                raise ServeError("a process of it has ended while it was measured, and no other one has loaded it")
+            await asyncio.gather(*[device.processes[version.key].loaded() for device in devices if not device.over])
             self._server.add(found.model)
         except Exception as error:
             why = " ".join(str(error).split()) if isinstance(error, ServeError) else repr(error)
@@ -283,30 +278,21 @@ class Rollouts:
             self.answering[version.key] = found
             self._watch.serves(version.key, found.model.profile, found.model.budget)
             self._tell(Measured(version.number))
-        self._loader = None
-        await self._keep()
 
-    async def _samples(self, version: Version) -> tuple[Samples, list[VersionedDevice]]:
+    async def _samples(self, version: Version) -> tuple[Samples, list[Device]]:
         """The samples of a version that each device has loaded, and these devices. Raises ServeError.
 
-        One that is leased later loads it as well before it takes its first batch (`device`).
+        One that is leased later loads it as well before it joins the server.
         """
-        loading, until = self._loading(version), time.monotonic() + LOAD_S
-        while time.monotonic() < until:
-            found: list[dict[str, Samples] | None] = []
+        while True:
             devices = self._present()
-            for device in devices:
-                device.load_beside(loading)
-                try:
-                    found.append(await device.look_beside())
-                except ServeError:
-                    if not device.over:
-                        raise
-                    found.append(None)
-            if found and found[0] and all(found):
-                return found[0][version.key], devices
+            processes = [found for device in devices if (found := device.processes.get(version.key)) is not None]
+            for process in processes:
+                if process.trouble:
+                    raise ServeError(process.trouble)
+            if devices and len(processes) == len(devices) and all(one.state == "ready" for one in processes):
+                return processes[0].samples, devices
             await asyncio.sleep(LOOK_S)
-        raise ServeError(f"not every device has loaded it within {LOAD_S:.0f} s; does load end, and is there a device?")
 
     def _check_form(self, version: Version, samples: Samples) -> None:
         """Raises ServeError if clients of the serving version would have to send something else."""
@@ -317,7 +303,7 @@ class Rollouts:
             said = f": {trouble}" if trouble is not None else ""
             raise ServeError(f"its inputs have another form than those of {self.service.serving.said}{said}")
 
-    async def _measured(self, version: Version, samples: Samples, devices: Sequence[VersionedDevice]) -> Model:
+    async def _measured(self, version: Version, samples: Samples, devices: Sequence[Device]) -> Model:
         """The version, measured on those of the devices whose lease goes on until the end. Raises ServeError."""
         while there := [device for device in devices if not device.over]:
             try:
@@ -330,29 +316,22 @@ class Rollouts:
                     return model
         raise ServeError("no device with it is left; deploy it again")
 
-    async def _measure(self, version: Version, samples: Samples, devices: Sequence[VersionedDevice]) -> Model:
+    async def _measure(self, version: Version, samples: Samples, devices: Sequence[Device]) -> Model:
         """Raises ServeError if the version is too slow, or fails with its own samples."""
         setting, key = self._setting, version.key
         delays = self.answering[self.service.serving.key].model.delays
-        alone = await asyncio.gather(*[device.first_run(key, samples.inputs[:1]) for device in devices])
+        alone = await asyncio.gather(*[_first_run(device, key, samples.inputs[:1]) for device in devices])
         check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.smallest)
         runs = [_in_turns(device, key, setting.slo) for device in devices]
         profile = await measure_profile(runs, samples.inputs, LONGEST * setting.slo, setting.max_batch)
         self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.smallest)
         return Model(key, profile, setting.slo, setting.batching, setting.policy, delays)
 
-    async def _end(self, version: Version) -> None:
-        assert self._server is not None
-        if version.key in self.answering:
-            await self._server.remove(version.key)
-            del self.answering[version.key]
-        for device in self._present():
-            device.end_beside()
-
-    def _loading(self, version: Version) -> Loading:
+    def _loading(self, version: Version) -> dict[str, Loading]:
+        """How processes come to the models of a version: of the first one, to all trials that are served."""
         if version.number == 1:
-            return self._setting.loading
-        return replace(self._setting.loading, trials=(replace(version.what, name=version.key),))
+            return self._setting.loading.each()
+        return {version.key: replace(self._setting.loading, trials=(replace(version.what, name=version.key),))}
 
     async def _keep(self) -> None:
         """Keep what a restart must know. A version that loads is none of it."""
@@ -370,7 +349,7 @@ class Rollouts:
 
     def stages(self) -> list[list[dict[str, Any]]]:
         """Of each device with a model in stages, what they hold and need."""
-        held = [device.stages for device in self._present()]
+        held = [process.stages for device in self._present() for process in device.processes.values()]
         return [[stage._asdict() for stage in one] for one in held if one]
 
     def status(self, now: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
@@ -390,7 +369,17 @@ class Rollouts:
         ]
 
 
-def _in_turns(device: VersionedDevice, key: str, slo: float) -> Callable[[list[Any]], Awaitable[Waited]]:
+async def _first_run(device: Device, key: str, inputs: list[Any]) -> float:
+    """The seconds of a batch that takes no turn. Raises ServeError if its process is lost."""
+    began = time.monotonic()
+    try:
+        await device.measure(key, inputs, turn=False)
+    except DeviceLost as lost:
+        raise ServeError(f"its process has ended, or hangs, while it was measured ({lost})") from None
+    return time.monotonic() - began
+
+
+def _in_turns(device: Device, key: str, slo: float) -> Callable[[list[Any]], Awaitable[Waited]]:
     """Runs batches of a version that is measured.
 
     One takes a turn if the batch of its size before it took at most ``slo`` seconds. So the first one of a size takes
@@ -400,8 +389,7 @@ def _in_turns(device: VersionedDevice, key: str, slo: float) -> Callable[[list[A
 
     async def run(inputs: list[Any]) -> Waited:
         size, began = len(inputs), time.monotonic()
-        measure = device.measure if seconds.pop(size, math.inf) <= slo else device.measure_first
-        found = await measure(key, inputs)
+        found = await device.measure(key, inputs, turn=seconds.pop(size, math.inf) <= slo)
         seconds[size] = time.monotonic() - began - found.seconds
         return found
 

@@ -34,7 +34,7 @@ from fluidtune.serving.capacity import start_policy
 from fluidtune.serving.held_checkpoints import held, let_go
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.placed_models import Models, placed_models
-from fluidtune.serving.remote_devices import HUNG_S, LOAD_S
+from fluidtune.serving.process import HUNG_S, LOAD_S
 from fluidtune.serving.setting import Following, Placing, Setting
 from fluidtune.serving.winners import Winner, ranking, run_directory, winner_named, winners
 from symphony_serve.errors import ServeError
@@ -461,10 +461,9 @@ def status_text(found: dict[str, Any]) -> str:
     why = f" ({found['why']})" if found["why"] else ""
     leased = " leased" if found["app"] else ""
     groups = found.get("stages", [])
-    processes = found["devices"] * max(map(len, groups), default=1)
     lines = [
-        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {len(found['device_pids'])} of {processes}"
-        f"{leased} devices, {found['unanswered']} requests wait, {found['seconds']:.0f} s"
+        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {found['devices']}{leased} devices with "
+        f"{len(found['device_pids'])} processes, {found['unanswered']} requests wait, {found['seconds']:.0f} s"
     ]
     if found["devices_wanted"] not in (None, found["devices"]):
         lines.append(f"  the load wants {found['devices_wanted']} devices")

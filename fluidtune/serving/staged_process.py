@@ -53,8 +53,7 @@ class StageProcess:
         adopt_environment(loading.environment)
         (trial,) = loading.trials
         self._name, self._number, self._count, self._room = trial.name, number, count, room
-        (load,) = loading.functions().values()
-        model = loaded(load, trial)
+        model = loaded(loading.function(), trial)
         layers = layers_of(model)
         if layers is None:
             said = f"load returned {type(model).__name__} for trial {trial.name}, which has no layers to cut"

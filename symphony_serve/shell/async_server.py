@@ -269,16 +269,16 @@ class AsyncServer:
         slots = self._slots.values()
         return [slot.number for slot in slots if not slot.leaves and (slot.models is None or model in slot.models)]
 
-    def join(self, number: int, device: Device) -> None:
-        """A device with all models comes. Its batches are taken to take the times that are known.
+    def join(self, number: int, device: Device, held: frozenset[str] | None = None) -> None:
+        """A device comes, with all models or with those that it holds. Its batches are taken to take the known times.
 
         Raises ServeError if a device of that number is there, also one that leaves and still has a batch, or if it
-        lacks a model.
+        lacks a model that it is to have.
         """
-        self._check(number, device, None)
+        self._check(number, device, held)
         if number in self._slots:
             raise ServeError(f"device {number} is there already; let it leave first")
-        self._join(number, device, None)
+        self._join(number, device, held)
 
     def _join(self, number: int, device: Device, held: frozenset[str] | None) -> None:
         slot = self._slots[number] = _Slot(number, device, self._left.pop(number, 0) + 1, held)
@@ -314,13 +314,14 @@ class AsyncServer:
     def add(self, model: Model) -> None:
         """One more model takes requests. Its delays are those of the models that are there: all have one event loop.
 
-        Raises ServeError if a device lacks it, if one of its name is there, or if a batch of 1 with these delays takes
-        longer than its SLO.
+        Raises ServeError if a device that has all models lacks it, if one of its name is there, or if a batch of 1 with
+        these delays takes longer than its SLO.
         """
         model = replace(model, delays=self._delays)
         if model.name in self._slos:
             raise ServeError(f"model {model.name} is served already, expected another name")
-        lacking = sorted(slot.number for slot in self._slots.values() if model.name not in slot.device.models)
+        all_have = [slot for slot in self._slots.values() if slot.models is None]
+        lacking = sorted(slot.number for slot in all_have if model.name not in slot.device.models)
         if lacking:
             raise ServeError(f"device {lacking[0]} has not the model {model.name}: every device has each model")
         self._handle(ModelAdded(model))

@@ -21,6 +21,7 @@ from symphony_serve.replacement import (
     Found,
     Held,
     Hold,
+    Lost,
     NotFound,
     NotHeld,
     Phase,
@@ -158,6 +159,17 @@ def test_a_model_that_stays_broken_is_tried_again_ever_more_seldom():
     assert handle(state, Held(0, "b"))[0].fails == {}
 
 
+def test_a_model_whose_process_dies_comes_back_where_it_stood_or_is_left_out():
+    state, _ = handle(standing(2, "a", "bc"), Found(1, {0: frozenset("a"), 1: frozenset("bc")}))
+    state, acts = handle(state, Lost(1, "b"))
+    assert (acts, state.phase, state.devices[1].held) == ([], "moving", frozenset("c"))
+    assert handle(state, Lost(1, "b")) == (state, [])
+    back, acts = handle(state, Held(1, "b"))
+    assert (acts, back.phase, back.devices[1].held) == ([], "settled", frozenset("bc"))
+    left_out, acts = handle(state, NotHeld(1, "b"))
+    assert (acts, left_out.phase, left_out.failed) == ([], "settled", {"b"})
+
+
 def test_a_model_whose_load_ends_the_process_is_left_out_as_well():
     placement = {0: frozenset("a"), 1: frozenset("bc")}
     state, _ = handle(standing(2, "a", "bc"), Found(1, placement))
@@ -287,6 +299,17 @@ class Replacing(RuleBasedStateMachine):
             self.tell(Held(act.device, act.model))
         else:
             self.tell(NotHeld(act.device, act.model))
+
+    @rule(data=st.data())
+    def process_dies(self, data):
+        """The next one loads the model; if the model was being unloaded, that is done."""
+        number = data.draw(st.sampled_from(sorted(self.state.devices)))
+        held = sorted(self.state.devices[number].held)
+        if held and self.state.devices[number].up:
+            model = data.draw(st.sampled_from(held))
+            self.tell(Lost(number, model))
+            assert model in self.state.devices[number].loads
+            self.flights.append(Hold(number, model))
 
     @rule(data=st.data())
     def device_goes_or_comes(self, data):

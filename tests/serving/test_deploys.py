@@ -149,7 +149,7 @@ def test_a_second_deploy_is_refused_and_a_process_that_is_killed_while_it_loads_
     (killed,) = until(lambda: _model_processes() - before)
     os.kill(killed, signal.SIGKILL)
     thread.join(PATIENCE_S)
-    assert "has ended before it had loaded the models" in found[0] and "\n" not in found[0]
+    assert "has ended before it had loaded the model (" in found[0] and "\n" not in found[0]
     assert answer(served)[0] == "first"
 
 

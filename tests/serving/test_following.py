@@ -37,7 +37,7 @@ def test_what_was_rolled_back_is_deployed_when_it_has_got_better(monkeypatch):
         service = Service(Version(1, "a", "run", SimpleNamespace(value=0.4), "serving"))
 
         async def deploy(self, winner, run, share):
-            self.service, _ = handle(self.service, Deploy(winner.name, run, winner, share))
+            self.service = handle(self.service, Deploy(winner.name, run, winner, share))
 
     rollouts = Rollouts()
 
@@ -48,7 +48,7 @@ def test_what_was_rolled_back_is_deployed_when_it_has_got_better(monkeypatch):
     assert look() == "loading"
     now[0] = 0.6
     assert look() == "loading" and rollouts.service.other.what.value == 0.5  # One deploy at a time.
-    rollouts.service, _ = handle(rollouts.service, Rollback())
+    rollouts.service = handle(rollouts.service, Rollback())
     now[0] = 0.5
     assert look() == "one"
     now[0] = 0.55

@@ -47,6 +47,9 @@ class Server:
     def wait(self, name):
         return 0.3
 
+    def able_for(self, name):
+        return self.able > 0
+
     def ask(self, name, value, within, source=""):
         self.withins.append(within)
         self.answers.append(Waits())
@@ -83,7 +86,7 @@ def made():
         service = Service(Version(1, "t", "run", state="serving"))
         answering = Answering.of(model, Samples([1], [2]), 100)
         about = {"service": service, "answering": {"t": answering}, "keys": ["t"], "close": nothing}
-        one.rollouts, one._document, one._kept = SimpleNamespace(**about, able=lambda version: True), {}, ""
+        one.rollouts, one._document, one._kept = SimpleNamespace(**about), {}, ""
         one._log = SimpleNamespace(write=lambda event, **fields: None, close=lambda: None)
         return one
 

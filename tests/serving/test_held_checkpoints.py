@@ -23,7 +23,7 @@ from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import EAGER, Batching, Model
 from symphony_serve.profiles import Profile
-from tests.serving.test_rollouts import Leased
+from tests.serving.stand_ins import FakeDevices, device
 
 HERE = pyarrow.fs.LocalFileSystem()
 
@@ -99,7 +99,7 @@ def test_a_copy_that_cannot_be_made_is_said_with_its_place(tmp_path):
 
 
 class Service:
-    """A `Rollouts` of the run, with a device that loads at once. now: what the front of a service has kept."""
+    """A `Rollouts` of the run, on a device that loads at once. now: what the front of a service has kept."""
 
     def __init__(self, run: Path, first: Winner, monkeypatch, now=None):
         from fluidtune.serving import rollouts
@@ -121,20 +121,18 @@ class Service:
         """Nothing is on its way to it."""
 
     async def deploy(self, one: Winner, fails: bool = False) -> None:
-        number = max(known.number for known in self.rollouts.service.known) + 1
-
-        def happens(size):
-            if fails:
-                raise ServeError("it is slow")
-
-        device = Leased(f"{one.name}@{number}", happens)
-        device.place, device.end_beside = self._place, lambda: None
-        self.rollouts._devices = [device]
+        made = device(lambda key: ServeError("it is slow") if fails and "@" in key else True)
+        await self.has(made)
         await self.rollouts.deploy(one, "run", 1.0)
         await asyncio.wait([self.rollouts._work])
 
-    async def _place(self):
-        return SimpleNamespace(node="n", used=0, free=1, gpu_used=0, gpu_free=0)
+    async def has(self, made) -> None:
+        """The service has this device."""
+        self.rollouts._devices = FakeDevices(self.rollouts.desired, made)
+        self.rollouts._devices.reconcile()
+        place = SimpleNamespace(node="n", used=0, free=1, gpu_used=0, gpu_free=0)
+        for process in made.processes.values():
+            process.where = place
 
 
 @pytest.mark.serve
@@ -234,9 +232,7 @@ def test_a_value_whose_checkpoint_is_gone_keeps_no_other_one_back(tmp_path, monk
             monkeypatch.setattr(following, "winners", lambda *given, **named: [best])
             await following.look(service.rollouts, str(tmp_path), Following(1.0, "score", "max"))
 
-        device = Leased("c@2")
-        device.place, device.end_beside = service._place, lambda: None
-        service.rollouts._devices = [device]
+        await service.has(device())
         with pytest.raises(ServeError, match="is not there"):
             await look(gone)
         await look(there)

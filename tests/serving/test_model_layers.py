@@ -61,7 +61,7 @@ def through(processes, inputs):
 def test_any_number_of_stages_answers_bit_by_bit_what_the_whole_model_does(winner, count):
     processes, said = group(winner, count)
     rows = torch.rand(3, 8).tolist()
-    whole, _ = ModelProcess(Loading.of(layered.load, [winner])).run("t", packed(rows))
+    whole, _ = ModelProcess(Loading.of(layered.load, [winner])).run(packed(rows))
     passed = through(processes, rows)
     assert passed.value == whole and len(passed.seconds) == count
     assert len(said.pids) == count and said.samples["t"].inputs == layered.SAMPLES
@@ -80,7 +80,7 @@ def test_a_process_drops_the_layers_of_the_other_stages(winner):
 
     stages = tuple(Stage(first, end, 1.0, 0, 0) for first, end in ((0, 2), (2, 5)))
     # Not pickled: the list is to be this process'.
-    loading = SimpleNamespace(environment={}, trials=(winner,), functions=lambda: {b"": load})
+    loading = SimpleNamespace(environment={}, trials=(winner,), function=lambda: load)
     processes = [StageProcess(loading, number, 2, math.inf) for number in range(2)]
     said = Started((), {}, stages)
     for one in processes:
@@ -124,7 +124,7 @@ def test_a_model_that_its_user_has_cut(winner):
     processes, said = group(winner, 2, load_cut)
     assert through(processes, ["abc", ""]).value == [(200, "6"), (200, "0")]
     assert [(one.first, one.end, one.weights) for one in said.stages] == [(0, 1, 0), (1, 2, 0)]
-    assert ModelProcess(Loading.of(load_cut, [winner])).run("t", packed(["abc"]))[0] == [(200, "6")]
+    assert ModelProcess(Loading.of(load_cut, [winner])).run(packed(["abc"]))[0] == [(200, "6")]
 
 
 def test_what_fails_in_a_stage_is_told_at_the_end_and_the_next_stages_leave_it_alone(winner):
@@ -244,7 +244,7 @@ def test_status_tells_what_the_stages_hold():
     found = {"state": "serving", "why": "", "app": None, "slo_s": 0.2, "device_pids": [7, 8], "devices": 1}
     found |= {"devices_wanted": 1, "unanswered": 0, "seconds": 9.0, "trials": [], "stages": [stages]}
     assert service.status_text(found).splitlines() == [
-        "serving: SLO 200 ms, 2 of 2 devices, 0 requests wait, 9 s",
+        "serving: SLO 200 ms, 1 devices with 2 processes, 0 requests wait, 9 s",
         "  group 0, stage 0: layers 0 to 1, 12.5 ms, 3 of 4 MB of weights, 4.096 kB out",
         "  group 0, stage 1: layers 2 to 4, 10.0 ms, 1 of 4 MB of weights, 0.012 kB out",
     ]

@@ -1,4 +1,4 @@
-"""The process of a device, without a process: what it loads, and what becomes of each input of a batch."""
+"""The process of a model, without a process: what it loads, and what becomes of each input of a batch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray.tune import Checkpoint
 from fluidtune.errors import BadInput, FluidTuneError
 from fluidtune.serving import model_process
 from fluidtune.serving.loaded_model import Packed
-from fluidtune.serving.model_process import Loading, ModelProcess, _grown
+from fluidtune.serving.model_process import CONTEXT, Loading, ModelProcess, _grown
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from tests.serving.runs import FAILS, load
@@ -29,7 +29,7 @@ def winner(tmp_path):
 
 def outcomes(load, winner, inputs):
     process = ModelProcess(Loading.of(load, [winner]))
-    return [(status, json.loads(text)) for status, text in process.run("t", list(map(Packed.of, inputs)))[0]]
+    return [(status, json.loads(text)) for status, text in process.run(list(map(Packed.of, inputs)))[0]]
 
 
 def made(function, samples=(1,)):
@@ -45,7 +45,7 @@ def test_a_batch_is_answered(winner):
 
 def test_a_measurement_fails_where_the_model_fails(winner):
     with pytest.raises(ValueError, match="a negative number"):
-        ModelProcess(Loading.of(load, [winner])).measure("t", list(map(Packed.of, [1, FAILS])))
+        ModelProcess(Loading.of(load, [winner])).measure(list(map(Packed.of, [1, FAILS])))
 
 
 @pytest.mark.parametrize(
@@ -112,16 +112,15 @@ def test_a_process_whose_gpu_has_failed_ends(winner, monkeypatch, inputs):
     monkeypatch.setattr(model_process, "cuda_failure", lambda: "device-side assert triggered")
     monkeypatch.setattr("os._exit", lambda status: (_ for _ in ()).throw(SystemExit(status)))
     with pytest.raises(SystemExit) as ended:
-        process.run("t", list(map(Packed.of, inputs)))
+        process.run(list(map(Packed.of, inputs)))
     assert ended.value.code == 1
 
 
 @pytest.mark.parametrize(
     ("before", "after", "bytes_"),
-    [((0, 500), (0, 530), 30), ((0, 500), (40, 3000), 40), ((40, 3000), (60, 3100), 20), ((40, 3000), (40, 2900), 0)],
+    [((0, 500), (0, 530), 30), ((0, 500), (40, 3000), 40 + CONTEXT), ((0, 3000), (0, 2900), 0)],
 )
 def test_a_models_bytes_are_those_of_the_gpu_if_it_has_any_there(before, after, bytes_):
-    """On a GPU the first model has brought the process' own memory there."""
     assert _grown(before, after) == bytes_
 
 
@@ -136,15 +135,10 @@ def exits(*given):
         (made(exits), r"the model of trial u fails with its own samples: .*SystemExit\(3\)"),
     ],
 )
-def test_a_model_that_exits_is_one_that_fails_and_the_others_of_its_process_stay(winner, load, said):
-    """Seen: `sys.exit` in a model's `load` ended the process of the models that were there before."""
+def test_a_model_that_exits_is_one_that_fails(winner, load, said):
     exiting = dataclasses.replace(winner, name="u", load=Loading.of(load, []).load)
     with pytest.raises(ServeError, match=said):
         ModelProcess(Loading.of(load, [exiting]))
-    process = ModelProcess(Loading.of(made(lambda values: values), [winner]))
-    process._hold(exiting)
-    with pytest.raises(ServeError, match=said):
-        process.held("u")
 
 
 class Unsaid(BaseException):
@@ -197,6 +191,6 @@ def test_inputs_that_a_failed_batch_has_changed_are_tried_again_as_they_came(win
     rows = [kind([2.0 * number, float(number % 7 == 6)]) for number in range(360)]
     samples = [kind([1.0, 0.0])]
     process = ModelProcess(Loading.of(made(halve, samples), [winner]))
-    found = [one for at in range(0, 360, 9) for one in process.run("t", list(map(Packed.of, rows[at : at + 9])))[0]]
+    found = [one for at in range(0, 360, 9) for one in process.run(list(map(Packed.of, rows[at : at + 9])))[0]]
     assert [text for status, text in found if status == 200] == [f"{n}.0" for n in range(360) if n % 7 != 6]
-    assert process.ready()[1]["t"].inputs[0][0] == 1.0
+    assert process.ready().samples.inputs[0][0] == 1.0

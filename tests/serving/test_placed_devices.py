@@ -10,55 +10,37 @@ from types import SimpleNamespace
 import pytest
 
 from fluidtune.serving import placed_devices
+from fluidtune.serving.device import Device
 from fluidtune.serving.loaded_model import Samples
-from fluidtune.serving.model_process import Held, Loading
 from fluidtune.serving.placed_devices import PlacedDevices
-from fluidtune.serving.served_devices import First
+from fluidtune.serving.service_devices import OwnDevices
 from fluidtune.serving.setting import PlacedModel, Placing
-from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 from symphony_serve.replacement import Rates
 from symphony_serve.shell.device import Waited
 from tests.serve.driving import PATIENCE_S
+from tests.serving.fake_ray import loading
+from tests.serving.stand_ins import FakeProcess
 
 #: Bytes of a model and of a device, seconds of an input, and the rate that keeps one and a half devices busy.
 SIZE, MEMORY, SECONDS, MANY = 1.0, 2.5, 0.02, 75.0
 
 
-class Pretended:
-    """A device. `most`: the most models that it had at a time. `broken`: names that it does not load."""
-
-    def __init__(self):
-        self.models, self.most, self.broken, self.pid, self.trouble = frozenset(), 0, set(), 1, ""
-
-    async def load(self, trial):
-        self.most = max(self.most, len(self.models) + 1)
-        await asyncio.sleep(0)
-        if trial.name in self.broken:
-            raise ServeError(f"the checkpoint of trial {trial.name} does not load: ValueError")
-        self.models |= {trial.name}
-        return Held(Samples([1], [1]), 7)
-
-    def dies(self):
-        self.models, self.pid = frozenset(), None
-        self.lost()
-
-    async def unload(self, model):
-        self.models -= {model}
-
-    async def measure(self, model, inputs):
-        assert model in self.models
+class Pretended(FakeProcess):
+    async def measure(self, inputs):
+        assert self.state == "ready"
         await asyncio.sleep(SECONDS * len(inputs))
         return Waited([(200, "1")] * len(inputs), 0.0)
 
-    async def look(self, wait_s):
-        return None if self.pid is None else {}
+
+def broken(name):
+    return f"the checkpoint of trial {name} does not load: ValueError"
 
 
 class Server:
     """Batches of each model are on their way to each device once."""
 
-    closed = False
+    devices = frozenset()
 
     def __init__(self):
         self.held, self.busy = {}, set()
@@ -69,6 +51,9 @@ class Server:
     def profile(self, model):
         return f"profile of {model}"
 
+    def leave(self, number):
+        raise AssertionError("no device goes")
+
     def busy_with(self, number, model):
         assert model not in self.held[number], "it would get another one"
         before = (number, model) in self.busy
@@ -77,24 +62,36 @@ class Server:
 
 
 class Service:
+    """Two devices, and their placement. broken: the names of models that do not load. most: of models on a device."""
+
     def __init__(self, monkeypatch, memory=MEMORY, size=SIZE, kept=None, **rates):
         monkeypatch.setattr(placed_devices, "LOOK_S", 0.01)
+        monkeypatch.setattr(placed_devices, "DOWN_S", 0.05)
         self.kept = {} if kept is None else kept
         store = {"kept": self.kept.get, "keep": self.kept.__setitem__, "forget": lambda name: self.kept.pop(name, None)}
         monkeypatch.setattr(placed_devices, "kept_state", SimpleNamespace(own_name=lambda: "x", **store))
-        self.devices, self.log, self.offered = {0: Pretended(), 1: Pretended()}, [], dict.fromkeys(rates, 0)
+        self.devices, self.log, self.offered = {}, [], dict.fromkeys(rates, 0)
+        self.broken, self.most = set(), 0
         models = tuple(PlacedModel(name, 4.0, rate, bytes=size) for name, rate in rates.items())
-        trials = tuple(Winner(name, None, {}, None) for name in rates)
-        setting = SimpleNamespace(placing=Placing(models, memory, 30.0), loading=Loading(b"", (), trials))
+        setting = SimpleNamespace(placing=Placing(models, memory, 30.0), loading=loading(*rates))
+        own = OwnDevices(2, {"num_cpus": 0.0})
+        self.placed = PlacedDevices(setting, own, self.start, self.tell, lambda: self.offered)
 
-        async def first():
-            return First(self.devices, {})
+    def start(self, number, group):
+        def make(given, changed):
+            name = given.trials[0].name
+            process = Pretended(given, changed, None)
+            asyncio.get_running_loop().call_later(0.001, self.begin, name, process)
+            self.most = max(self.most, len(device.processes) + 1)
+            return process
 
-        async def close():
-            """Nothing was started."""
+        device = self.devices[number] = Device(make)
+        return device
 
-        own = SimpleNamespace(count=2, pids=[], first=first, close=close, anew=lambda: None)
-        self.placed = PlacedDevices(setting, own, self.tell, lambda: self.offered)
+    def begin(self, name, process):
+        """It has loaded its model, or cannot."""
+        if not process.stopped:
+            process.fails(broken(name)) if name in self.broken else process.loads()
 
     def tell(self, event, **fields):
         self.log.append((event, fields))
@@ -104,6 +101,10 @@ class Service:
 
     def stands(self):
         return ["".join(sorted(device.models)) for device in self.devices.values()]
+
+    def where(self, name):
+        """A device that has the model, and its process."""
+        return next((number, one.processes[name]) for number, one in self.devices.items() if name in one.models)
 
     async def until_settled(self):
         end = time.monotonic() + PATIENCE_S
@@ -118,44 +119,18 @@ class Service:
         await self.until_settled()
 
 
-@pytest.mark.parametrize("at", [4, 5])
-def test_a_load_that_goes_on_in_the_next_process_is_none_that_failed(monkeypatch, at):
-    """As one that must be in a plain process. at: which of the loads, when each was loaded once."""
-
-    async def run():
-        service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
-        load, loads = Pretended.load, []
-
-        async def in_the_next(device, trial):
-            loads.append(trial.name)
-            if len(loads) == at:
-                device.dies()
-                await asyncio.sleep(0.05)
-                device.pid = 2
-            return await load(device, trial)
-
-        monkeypatch.setattr(Pretended, "load", in_the_next)
-        first = await service.placed.first()
-        assert first.held == {number: device.models for number, device in service.devices.items()}
-        assert len(loads) >= at and set("".join(service.stands())) == {"a", "b", "c"}
-        await service.placed.close()
-
-    asyncio.run(run())
-
-
 def test_three_models_are_placed_and_placed_anew_and_no_device_ever_has_more_than_two(monkeypatch):
     async def run():
         service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
         first = await service.placed.first()
         assert sorted(service.stands()) == ["ab", "ac"]
-        assert first.held == {number: device.models for number, device in service.devices.items()}
         assert first.samples == dict.fromkeys("abc", Samples([1], [1]))
         server = Server()
         service.placed.serve(server, lambda: 1)
         await service.rates(a=1.0, b=1.0, c=MANY)
         assert sorted(service.stands()) == ["ac", "bc"]
-        assert all(server.held[number] == service.devices[number].models for number in server.held)
-        assert [device.most for device in service.devices.values()] == [2, 2]
+        assert server.held == {number: device.models for number, device in service.devices.items()}
+        assert service.most == 2
         assert [one["what"] for one in service.said("model_moved")][-2:] == ["unloaded", "loaded"]
         (_, last) = service.said("models_placed")
         assert "requests/s changed: a 75 to 1, b 1 to 1, c 1 to 75; placed anew" in last["reason"]
@@ -168,9 +143,9 @@ def test_a_model_that_does_not_load_leaves_the_models_as_they_stood(monkeypatch)
     async def run():
         service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
         await service.placed.first()
+        service.placed.serve(Server(), lambda: 1)
         before = service.stands()
-        for device in service.devices.values():
-            device.broken = {"c"}
+        service.broken = {"c"}
         await service.rates(a=1.0, b=1.0, c=MANY)
         assert service.stands() == before
         (failed,) = [one for one in service.said("model_moved") if one["what"] == "failed"]
@@ -180,41 +155,50 @@ def test_a_model_that_does_not_load_leaves_the_models_as_they_stood(monkeypatch)
     asyncio.run(run())
 
 
+def test_a_process_that_dies_loads_its_model_where_it_stood_and_the_others_answer(monkeypatch):
+    async def run():
+        service = Service(monkeypatch, memory=2.0, a=1.0, b=1.0, c=1.0, d=1.0)
+        await service.placed.first()
+        server, before = Server(), service.stands()
+        service.placed.serve(server, lambda: 1)
+        number, process = service.where("b")
+        others = service.devices[number].models - {"b"}
+        service.log.clear()
+        process.dies()
+        assert server.held[number] == others, "the server knows at once"
+        await until(lambda: service.placed.placement()["phase"] == "moving")
+        assert service.placed.placement()["devices"][str(number)] == [*others]
+        process.loads()
+        assert server.held[number] == {*others, "b"}
+        await service.until_settled()
+        assert service.stands() == before and [one["what"] for one in service.said("model_moved")] == ["loaded"]
+        assert not service.said("models_placed")
+        await service.placed.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("size", "stands", "said"), [(SIZE, "ac", "models_kept"), (0.5, "abc", "models_placed")])
-def test_a_device_that_dies_is_replaced_by_the_other_if_all_models_fit_there(monkeypatch, size, stands, said):
+def test_a_device_that_is_down_is_replaced_by_the_other_if_all_models_fit_there(monkeypatch, size, stands, said):
     async def run():
         service = Service(monkeypatch, size=size, a=MANY, b=1.0, c=1.0)
         await service.placed.first()
         service.placed.serve(Server(), lambda: 1)
         gone = next(number for number, models in enumerate(service.stands()) if "b" in models)
         service.log.clear()
-        service.devices[gone].dies()
-        assert service.placed.placement()["devices"][str(gone)] == []
+        lost = list(service.devices[gone].processes.values())
+        for process in lost:
+            process.dies()
+        await until(lambda: service.said(said))
         await service.until_settled()
         assert service.stands()[1 - gone] == stands
-        assert f"the process of device {gone} is gone" in service.said(said)[0]["reason"]
-        service.devices[gone].pid = 2
-        await service.placed._look()
+        assert f"device {gone} has no process" in service.said(said)[0]["reason"]
+        for process in lost:
+            process.loads()
+        await until(lambda: len(service.said("models_placed")) == 1 + (said == "models_placed"))
         await service.until_settled()
-        assert f"the process of device {gone} is back" in service.said("models_placed")[-1]["reason"]
+        assert f"device {gone} is back" in service.said("models_placed")[-1]["reason"]
         assert {model for models in service.stands() for model in models} == set("abc")
-        await service.placed.close()
-
-    asyncio.run(run())
-
-
-def test_a_device_that_is_lost_while_its_models_are_measured_keeps_its_place(monkeypatch):
-    """It loads them again itself (`PlacedDevice.measure`). Seen: the model got smaller batches from then on."""
-
-    async def run():
-        service = Service(monkeypatch, a=MANY, b=1.0, c=1.0)
-        first = await service.placed.first()
-        service.devices[0].lost()
-        assert service.placed.placement()["phase"] == "settled"
-        service.placed.serve(Server(), lambda: 1)
-        assert {int(one): set(models) for one, models in service.placed.placement()["devices"].items()} == first.held
-        service.devices[0].lost()
-        assert service.placed.placement()["phase"] == "searching"
         await service.placed.close()
 
     asyncio.run(run())
@@ -242,8 +226,7 @@ def test_models_that_do_not_fit_are_refused_when_their_bytes_are_measured(monkey
 def test_a_model_that_does_not_load_at_the_start_is_an_error(monkeypatch):
     async def run():
         service = Service(monkeypatch, a=1.0, b=1.0)
-        for device in service.devices.values():
-            device.broken = {"b"}
+        service.broken = {"b"}
         with pytest.raises(ServeError, match="the checkpoint of trial b does not load"):
             await service.placed.first()
 
@@ -257,7 +240,7 @@ async def until(holds):
         await asyncio.sleep(0.01)
 
 
-def test_a_process_that_comes_back_has_the_models_that_load_and_says_why_the_other_one_does_not(monkeypatch):
+def test_a_model_that_does_not_load_any_more_is_left_out_and_tried_again_after_a_while(monkeypatch):
     """Two devices with room for two models each. Seen: no next process came up, and nothing said why."""
 
     async def run():
@@ -265,24 +248,18 @@ def test_a_process_that_comes_back_has_the_models_that_load_and_says_why_the_oth
         await service.placed.first()
         server = Server()
         service.placed.serve(server, lambda: 1)
-        (gone,) = [number for number, models in enumerate(service.stands()) if "b" in models]
-        (other,) = set(service.stands()[gone]) - {"b"}
-        for device in service.devices.values():
-            device.broken = {"b"}
-        service.devices[gone].dies()
-        assert server.held[gone] == frozenset()
-        await service.until_settled()
-        service.devices[gone].pid = 2
+        number, process = service.where("b")
+        (other,) = service.devices[number].models - {"b"}
+        service.broken = {"b"}
+        process.dies()
+        process.fails(broken("b"))
         await until(lambda: service.placed.unavailable)
         await service.until_settled()
-        said = "the checkpoint of trial b does not load: ValueError"
-        assert service.stands()[gone] == other and server.held[gone] == {other}
-        assert service.placed.placement()["unavailable"] == {"b": said}
-        assert service.placed.placement()["why"].endswith(f"; b is not loaded: {said}")
-        assert said in [one["reason"] for one in service.said("model_moved") if one["what"] == "failed"]
-        # It is tried again after a while, and the reason is that no device has it.
-        for device in service.devices.values():
-            device.broken = set()
+        assert service.stands()[number] == other and server.held[number] == {other}
+        assert service.placed.placement()["unavailable"] == {"b": broken("b")}
+        assert service.placed.placement()["why"].endswith(f"; b is not loaded: {broken('b')}")
+        assert broken("b") in [one["reason"] for one in service.said("model_moved") if one["what"] == "failed"]
+        service.broken = set()
         await service.rates(a=1.0, b=0.0, c=1.0, d=1.0)
         assert service.placed.unavailable == {} and "b" in "".join(service.stands())
         assert service.said("models_placed")[-1]["reason"].startswith("no device has b; placed anew")
@@ -301,12 +278,11 @@ def test_a_front_that_is_restarted_serves_the_models_that_load(monkeypatch):
         await until(lambda: kept)
         service.placed._end_tasks()
         service = Service(monkeypatch, kept=kept, a=1.0, b=1.0)
-        for device in service.devices.values():
-            device.broken = {"b"}
+        service.broken = {"b"}
         first = await service.placed.first()
-        assert set().union(*first.held.values()) == {"a"} and first.profiles == {"b": "profile of b"}
+        assert set().union(*service.stands()) == {"a"} and first.profiles == {"b": "profile of b"}
         assert first.samples == dict.fromkeys("ab", Samples([1], [1]))
-        assert service.placed.unavailable == {"b": "the checkpoint of trial b does not load: ValueError"}
+        assert service.placed.unavailable == {"b": broken("b")}
         await service.placed.close()
         assert kept == {}
 
@@ -321,8 +297,7 @@ def test_a_front_that_is_restarted_fails_if_no_model_loads(monkeypatch):
         await until(lambda: kept)
         service.placed._end_tasks()
         service = Service(monkeypatch, kept=kept, a=1.0)
-        for device in service.devices.values():
-            device.broken = {"a"}
+        service.broken = {"a"}
         with pytest.raises(ServeError, match="the checkpoint of trial a does not load"):
             await service.placed.first()
 

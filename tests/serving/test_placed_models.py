@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import replace
 
 import pytest
 from ray.tune import Checkpoint
 
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving.loaded_model import Packed, Samples
+from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.model_process import Loading, ModelProcess
 from fluidtune.serving.placed_models import placed_models
 from fluidtune.serving.service import loader, serve
 from fluidtune.serving.winners import Winner, mark_of
 from symphony_serve.errors import ServeError
-from tests.serve.driving import until
 
 FILE = """
 [[models]]
@@ -134,39 +131,11 @@ def doubles(directory, config):
     return model
 
 
-def held(process):
-    return until(lambda: process.held("m"))
-
-
-def test_a_process_loads_a_model_beside_its_batches_and_lets_it_go(tmp_path):
-    process = ModelProcess(Loading(b"", (), ()))
-    assert process.ready()[1] == {}
-    process.hold(trial(tmp_path, doubles))
-    found = held(process)
-    assert found.samples == Samples([1, 2], [2, 4]) and found.bytes >= 0
-    assert process.run("m", [Packed.of(4)])[0] == [(200, json.dumps(8))] and process.held("m") is None
-    process.drop("m")
-    with pytest.raises(KeyError):
-        process.measure("m", [Packed.of(4)])
-
-
-def test_a_load_that_fails_is_told_and_the_other_models_go_on(tmp_path):
-    def broken(directory, config):
-        raise ValueError("no weights")
-
-    process = ModelProcess(Loading(b"", (), (trial(tmp_path, doubles),)))
-    process.hold(replace(trial(tmp_path, broken), name="n"))
-    with pytest.raises(ServeError, match="the checkpoint of trial n does not load: ValueError"):
-        until(lambda: process.held("n"))
-    assert process.run("m", [Packed.of(1)])[0] == [(200, "2")]
-
-
 def test_weights_that_have_changed_are_not_loaded(tmp_path):
     (tmp_path / "weights").write_bytes(b"0" * 10)
     mark = mark_of(str(tmp_path))
-    process = ModelProcess(Loading(b"", (), (trial(tmp_path, doubles, mark),)))
-    assert process.run("m", [Packed.of(1)])[0] == [(200, "2")]
+    loading = Loading(b"", (), (trial(tmp_path, doubles, mark),))
+    assert ModelProcess(loading).run([Packed.of(1)])[0] == [(200, "2")]
     (tmp_path / "weights").write_bytes(b"0" * 9 + b"1")
-    process.hold(trial(tmp_path, doubles, mark))
     with pytest.raises(ServeError, match="the files of model m have changed since it was placed; stop the service"):
-        held(process)
+        ModelProcess(loading)

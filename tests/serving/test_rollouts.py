@@ -3,43 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from fluidtune.serving import device as device_module
 from fluidtune.serving.loaded_model import Samples
-from fluidtune.serving.model_process import Loading, Place
+from fluidtune.serving.model_process import Place
 from fluidtune.serving.winners import Winner
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import EAGER, Batching, Model
 from symphony_serve.profiles import Profile
-from symphony_serve.shell.device import Waited
+from tests.serving.fake_ray import loading
+from tests.serving.stand_ins import FakeDevices, device
 
 pytestmark = pytest.mark.serve
 
 GIB = 2**30
 
 
-class Device:
-    """Stands for a `VersionedDevice` that says this of its memory."""
-
-    over = False
-
-    def __init__(self, place):
-        self._place = place
-
-    async def place(self):
-        return self._place
-
-
 def rollouts(*places, trials=1, serving=True):
     from fluidtune.serving.rollouts import Rollouts
 
-    winners = tuple(Winner(name, None, {}, 1.0) for name in "ab"[:trials])
-    setting = SimpleNamespace(run="run", stages=1, placing=None, loading=Loading(b"", (), winners))
+    setting = SimpleNamespace(run="run", stages=1, placing=None, loading=loading(*"ab"[:trials]))
     made = Rollouts(setting, lambda event, **fields: None)
-    made._devices, made._server = [Device(place) for place in places], object() if serving else None
+    made._devices = FakeDevices(made.desired, *[device() for _ in places])
+    made._reconcile()
+    for one, place in zip(made._devices.present.values(), places, strict=True):
+        one.processes["a"].where = place
+    made._server = object() if serving else None
     return made
 
 
@@ -47,13 +42,13 @@ def rollouts(*places, trials=1, serving=True):
     ("places", "given", "said"),
     [
         (
-            [Place("n", "", 2 * GIB, 3 * GIB, 0, 0)] * 2,
+            [Place("n", 2 * GIB, 3 * GIB, 0, 0)] * 2,
             {},
             "a second version takes about 4.0 GiB of the machine, as the first one does, and 3.0 GiB are free",
         ),
-        ([Place("n", "0", GIB, 9 * GIB, 6 * GIB, 2 * GIB)], {}, "about 6.0 GiB of the GPU, .* and 2.0 GiB are free"),
-        ([Place("n", "", GIB, 9 * GIB, 0, 0)], {"trials": 2}, "this service has several trials"),
-        ([Place("n", "", GIB, 9 * GIB, 0, 0)], {"serving": False}, "the service does not answer yet"),
+        ([Place("n", GIB, 9 * GIB, 6 * GIB, 2 * GIB)], {}, "about 6.0 GiB of the GPU, .* and 2.0 GiB are free"),
+        ([Place("n", GIB, 9 * GIB, 0, 0)], {"trials": 2}, "this service has several trials"),
+        ([Place("n", GIB, 9 * GIB, 0, 0)], {"serving": False}, "the service does not answer yet"),
         ([], {}, "the service does not answer yet"),
     ],
 )
@@ -65,60 +60,19 @@ def test_a_deploy_that_cannot_be_is_refused_before_anything_starts(places, given
 
 
 def test_devices_of_two_machines_each_need_memory_of_their_own():
-    made = rollouts(Place("n", "", 2 * GIB, 3 * GIB, 0, 0), Place("m", "", 2 * GIB, 3 * GIB, 0, 0))
+    made = rollouts(Place("n", 2 * GIB, 3 * GIB, 0, 0), Place("m", 2 * GIB, 3 * GIB, 0, 0))
     asyncio.run(made._check_memory())
 
 
-class Leased:
-    """Stands for a `VersionedDevice` that has loaded the new version if it was there when that was loaded.
-
-    happens: is called before its batch of this size is measured, and with 0 before it has loaded.
-    """
-
-    def __init__(self, key, happens=lambda size: None):
-        self.over, self._key, self._loaded, self._happens = False, key, False, happens
-
-    def load_beside(self, loading):
-        self._loaded = True
-
-    async def look_beside(self):
-        self._happens(0)
-        if self.over:
-            raise ServeError("a process has ended before it had loaded the models")
-        return {self._key: Samples([1], [1])}
-
-    async def measure(self, key, inputs):
-        self._happens(len(inputs))
-        if self.over or not self._loaded:
-            raise ServeError("its process was ended while it was measured")
-        return Waited([(200, "1")] * len(inputs), 0.0)
-
-    measure_first = measure
-
-    async def first_run(self, key, inputs):
-        await self.measure(key, inputs)
-        return 0.001
-
-    async def check_beside(self, wait_s):
-        return self._loaded and not self.over
-
-    def able(self, key):
-        return True
-
-    def serve(self, key):
-        """There are no processes."""
-
-
-@pytest.mark.parametrize(
-    ("what", "size"),
-    [*((what, size) for what in ("a lease comes", "the lease ends") for size in range(3)), ("all leases end", 1)],
-)
-def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothing_of_it(monkeypatch, what, size):
+@pytest.mark.parametrize("at", ["it loads", "it is measured"])
+@pytest.mark.parametrize("what", ["a lease comes", "the lease ends", "all leases end", "a process dies"])
+def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothing_of_it(monkeypatch, what, at):
     """Seen: a deploy was refused: "its process was ended while it was measured"."""
     from fluidtune.serving import rollouts as module
     from fluidtune.serving.model_versions import Deploy
 
     monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: None, own_name=lambda: "x"))
+    monkeypatch.setattr(module, "LOOK_S", 0.001)
 
     async def run():
         made, told, added = rollouts(), [], []
@@ -127,20 +81,44 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
         serving = Model("a", Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))
         made.answering["a"] = module.Answering.of(serving, Samples([1], [1]), 100)
         made._server, made._watch = SimpleNamespace(add=added.append), SimpleNamespace(serves=lambda *given: None)
+        loads = at == "it is measured"
+        present = made._devices.present
+        present.update({number: device(lambda key: loads or key == "a" or None) for number in range(2)})
 
-        def happens(at):
-            if at == size and what == "a lease comes":
-                made._devices.append(Leased("c@2"))
-            elif at == size:
-                for device in made._devices[0 if what == "all leases end" else 1 :]:
-                    device.over = True
+        def happens():
+            if what == "a lease comes":
+                present[2] = device()
+            elif what == "a process dies":
+                present[1].processes["c@2"].fails("a process has ended before it had loaded the model")
+            for number in {"the lease ends": [1], "all leases end": [0, 1]}.get(what, []):
+                present.pop(number).stop()
+            made._reconcile()
 
-        monkeypatch.setattr(module, "LOOK_S", 0.0)
-        made._devices = [Leased("c@2"), Leased("c@2", happens)]
+        made._reconcile()
+        if at == "it is measured":
+            measure, happened = device_module.Device.measure, []
+
+            async def measures(one, model, inputs, turn):
+                if not happened:
+                    happened.append(happens())
+                return await measure(one, model, inputs, turn)
+
+            monkeypatch.setattr(device_module.Device, "measure", measures)
         made._tell(Deploy("c", "other", Winner("c", None, {}, 2.0), 1.0))
+        if at == "it loads":
+            await asyncio.sleep(0.01)
+            happens()
+            for one in present.values():
+                process = one.processes["c@2"]
+                process.trouble or process.loads()
+            if what == "all leases end":  # Then it waits for the next one.
+                present[3] = device()
+                made._reconcile()
         await asyncio.wait([made._work])
-        if what == "all leases end":
-            assert told[-1]["state"] == "refused" and "no device with it is left" in told[-1]["reason"]
+        refused = {("all leases end", "it is measured"): "no device with it is left"}
+        refused |= {("a process dies", at): "(a process has ended before it|its process has ended, or hangs)"}
+        if (what, at) in refused:
+            assert told[-1]["state"] == "refused" and re.search(refused[what, at], told[-1]["reason"])
         else:
             assert made.service.serving.trial == "c" and "refused" not in [one.get("state") for one in told]
             assert [one.profile.max_batch for one in added] == [4]
@@ -148,11 +126,37 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
     asyncio.run(run())
 
 
+def test_the_kept_version_has_answered_and_ended_before_the_next_one_loads():
+    """There is memory for two."""
+    from fluidtune.serving.model_versions import Deploy, Loaded, Measured, handle
+
+    async def run():
+        made, release, deploys = rollouts(), asyncio.Event(), []
+        for name in "bc":
+            deploys.append(Deploy(name, "run", Winner(name, None, {}, 2.0)))
+        for event in (deploys[0], Loaded(2), Measured(2)):
+            made.service = handle(made.service, event)
+        made.answering = dict.fromkeys(made.desired(0))
+        assert list(made.answering) == ["b@2", "a"]
+
+        async def remove(key):
+            await release.wait()
+
+        made._server = SimpleNamespace(remove=remove)
+        made._tell(deploys[1])
+        await asyncio.sleep(0.01)
+        assert made.desired(0).keys() == {"a", "b@2"}
+        release.set()
+        await asyncio.sleep(0.01)
+        assert made.desired(0).keys() == {"b@2", "c@3"}
+        made._work.cancel()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("state", ["canary", "kept"])
 def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, state):
     """The version is waited for, and meanwhile somebody else rolls back and deploys another one."""
-    from dataclasses import replace
-
     from fluidtune.serving import rollouts as module
     from fluidtune.serving.model_versions import Version
 
@@ -160,18 +164,16 @@ def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, sta
 
     async def run():
         made = rollouts()
-        old, new = (Version(number, "b", "run", state=state, share=0.5) for number in (2, 3))
+        made._devices.present[0] = device()
+        winner = Winner("b", None, {}, 2.0)
+        old, new = (Version(number, "b", "run", winner, state=state, share=0.5) for number in (2, 3))
         before = made.service = replace(made.service, other=old)
-        device, release = Leased("b@2"), asyncio.Event()
-
-        async def check_beside(wait_s):
-            return await release.wait()
-
-        device.check_beside, made._devices = check_beside, [device]
+        made._reconcile()
+        made._devices.present[0].processes["b@2"].go.clear()
         asked = asyncio.ensure_future(made.promote() if state == "canary" else made.rollback())
         await asyncio.sleep(0.01)
         made.service = replace(before, other=new)
-        release.set()
+        made._devices.present[0].processes["b@2"].go.set()
         with pytest.raises(ServeError, match=rf"version 2 \(trial b\) is no {state} version any more"):
             await asked
         assert made.service.other is new
@@ -183,7 +185,7 @@ def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, sta
 def test_whoever_moves_the_requests_waits_as_long_as_a_batch_may_take(monkeypatch, method):
     """Seen: `promote` was refused while the canary ran a batch of more than a second."""
     from fluidtune.serving import service
-    from fluidtune.serving.remote_devices import HUNG_S
+    from fluidtune.serving.process import HUNG_S
 
     waited = []
     front = SimpleNamespace(**{method: SimpleNamespace(remote=lambda: "asked")})

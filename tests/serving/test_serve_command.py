@@ -127,7 +127,7 @@ def test_the_status_in_words():
         "app": None,
     }
     assert status_text({**found, "seconds": 9.0, "trials": [trial]}).splitlines() == [
-        "serving: SLO 200 ms, 1 of 2 devices, 1 requests wait, 9 s",
+        "serving: SLO 200 ms, 2 devices with 1 processes, 1 requests wait, 9 s",
         "  the load wants 3 devices",
         "  a (version 1, serving): 3 answered, 1 late; 2.0 ms alone, 2.0 requests in a batch",
         "    last minute: 2.5 requests/s answered, p99 12.0 ms",
@@ -138,7 +138,7 @@ def test_the_status_in_words():
     assert lines[2].startswith("  a (version 2, canary of 10 %): 3 answered")
     assert (lines[3], lines[-1]) == ("    last minute: 2.5 requests/s answered", "    it is slow")
     leased = {**found, "app": "run-served", "devices_wanted": 2, "seconds": 9.0, "trials": []}
-    assert status_text(leased) == "serving: SLO 200 ms, 1 of 2 leased devices, 1 requests wait, 9 s"
+    assert status_text(leased) == "serving: SLO 200 ms, 2 leased devices with 1 processes, 1 requests wait, 9 s"
 
 
 NAME, SHOWN = "[/x] \x1b[2J \x9b2J \n  it is fine \ud83d", r"[/x] \x1b[2J \x9b2J \n  it is fine \ud83d"

@@ -1,4 +1,4 @@
-"""A device that is a group of processes in a row, each with a stage of the model. The front's side of `staged_process`.
+"""A group of processes in a row, each with a stage of the model: what the front calls of `staged_process`.
 
 A group is one thing: when one of its processes ends, all end, and all start anew with the same cut. All times are
 seconds.
@@ -17,8 +17,8 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from fluidtune.serving.loaded_model import Outcome, Packed, Samples
-from fluidtune.serving.remote_devices import HUNG_S, RemoteDevice, fetched, said_of
+from fluidtune.serving.loaded_model import Outcome, Packed
+from fluidtune.serving.process import HUNG_S, Process, fetched, said_of
 from fluidtune.serving.staged_process import Passed, StageProcess, Started
 from symphony_serve.errors import DeviceLost, ServeError
 from symphony_serve.shell.device import Waited
@@ -28,17 +28,16 @@ from symphony_serve.shell.device import Waited
 HOPS = 64
 
 
-class StagedDevice(RemoteDevice):
-    """A group of ``count`` processes; the other arguments are those of `RemoteDevice`. room: bytes of weights of each.
+class StageGroup(Process):
+    """A group of ``count`` processes; the other arguments are those of `Process`. room: bytes of weights of each.
 
     Several batches may be in it. `run` returns in the order in which it was called.
     """
 
-    PROCESS = StageProcess
+    ACTOR = StageProcess
 
     def __init__(self, count: int, room: float, *given: Any):
         self._count, self._room = count, room
-        self._pids: tuple[int, ...] = ()
         #: How many batches are in it, and what is set when the latest one is not any more.
         self._flying, self._latest = 0, asyncio.Event()
         self._latest.set()
@@ -47,8 +46,8 @@ class StagedDevice(RemoteDevice):
         super().__init__(*given)
 
     def _make(self, options: Mapping[str, Any]) -> list[Any]:
-        made = self._class.options(**options)
-        return [made.remote(self.loading, number, self._count, self._room) for number in range(self._count)]
+        made = [self._class.options(**options, **self._place_of(number)) for number in range(self._count)]
+        return [one.remote(self._loading, number, self._count, self._room) for number, one in enumerate(made)]
 
     def _ask(self, what: str, *given: Any) -> Any:
         """Ray's reference to what the last process answers. Each gets what the one before answers."""
@@ -58,16 +57,11 @@ class StagedDevice(RemoteDevice):
             told = getattr(actor, what).remote(told)
         return told
 
-    def _take_in(self, answer: Started) -> dict[str, Samples]:
-        self._pids, samples, stages = answer
-        self.pid, self.stages = self._pids[0], list(stages)
-        return samples
+    def _take_in(self, answer: Started) -> None:
+        pids, samples, stages = answer
+        self.pids, self.samples, self.stages = list(pids), samples[self.key], list(stages)
 
-    @property
-    def pids(self) -> list[int]:
-        return list(self._pids) if self.pid is not None else []
-
-    async def run(self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
+    async def run(self, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
         """An `Outcome` for each input, and the seconds that the batch has stood before stages."""
         with self._in_order() as before:
             packed = [Packed.of(one) for one in inputs]
@@ -82,7 +76,7 @@ class StagedDevice(RemoteDevice):
                 outcomes += [alone.failed] if alone.failed is not None else alone.value
             return Waited(outcomes, waited)
 
-    async def measure(self, model: str, inputs: list[Any]) -> Waited:
+    async def measure(self, inputs: list[Any]) -> Waited:
         """As `run`, but what fails raises."""
         with self._in_order() as before:
             passed = (await self._through([Packed.of(one) for one in inputs], before))[0]
@@ -107,6 +101,7 @@ class StagedDevice(RemoteDevice):
 
         Raises DeviceLost. ``before``: see `_in_order`. ``passed``: is called when it has left the first stage.
         """
+        self._check_ready()
         began, empty, process = time.monotonic(), not self._flying, self._processes
         self._flying += 1
         try:
@@ -117,9 +112,9 @@ class StagedDevice(RemoteDevice):
             except RayError as error:
                 if process == self._processes:  # Else the group was replaced because of another batch.
                     self._plainly(error)
-                    self._replace(said_of(error), process)
+                    self._lose(said_of(error), process)
                 await before.wait()
-                raise DeviceLost(said_of(error), self._back) from None
+                raise DeviceLost(said_of(error), self.back) from None
             there = time.monotonic()
             await before.wait()
             stood = time.monotonic() - there

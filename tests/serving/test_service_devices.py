@@ -1,4 +1,4 @@
-"""A service on leases, without Ray: stand-ins of the tenant and of model processes, and a real server."""
+"""Devices that come and go, without Ray: stand-ins of the tenant and of model processes, and a real server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import threading
 import pytest
 
 from benchmarks.served_by_thread import ServedByThread
-from fluidtune.serving import model_leases
+from fluidtune.serving import service_devices
+from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_leases import Leasing, ModelLeases
+from fluidtune.serving.service_devices import Devices, OwnDevices
 from symphony_serve.delays import Delays
 from symphony_serve.errors import DeviceLost, Refused, ServeError
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
+from symphony_serve.shell.async_server import AsyncServer
 from symphony_serve.shell.device import LocalDevice
 from tests.serve.driving import PATIENCE_S, never_back, until
+from tests.serving import stand_ins
+from tests.serving.fake_ray import loading
 from tests.themis.fake_tenant import FakeTenant, gpu
 from themis_bridge import ThemisError
 from themis_bridge.agent import Gained, Leave, Lost
@@ -24,23 +29,35 @@ from themis_bridge.agent import Gained, Leave, Lost
 SLO_S = 60.0
 
 
+DELAYS = Delays(jitter=SLO_S / 2)
+SAMPLES = {"t": Samples([1], [2])}
+
+
 class Device(LocalDevice):
-    """Stands for a model process, which doubles numbers. found: the samples; None: it loads; or why it cannot load.
+    """Stands for a `Device` with one model, which doubles numbers. loads: False: it loads still; or why it cannot.
 
     A batch waits until `go` is set. group: of its lease. starts: how many processes it has had.
     """
 
-    def __init__(self, number, group, found):
+    lost, over, samples = False, False, SAMPLES
+
+    def __init__(self, number, group, loads):
         super().__init__({"t": self._double})
-        self.number, self.group, self.found = number, group, found
-        self.pids, self.starts, self.stopped = [number], 1, False
+        self.number, self.group, self.loads = number, group, loads
+        self.pids, self.starts, self.stopped, self.changed = [number], 0, False, lambda: None
         self.go, self.entered, self.killed = threading.Event(), threading.Event(), False
         self.go.set()
 
-    async def look(self, wait_s):
-        if isinstance(self.found, Exception):
-            raise self.found
-        return self.found
+    @property
+    def loaded(self):
+        return self.loads is True
+
+    @property
+    def trouble(self):
+        return self.loads if isinstance(self.loads, str) else ""
+
+    def want(self, loadings):
+        self.starts += not loadings
 
     def _double(self, values):
         self.entered.set()
@@ -58,25 +75,21 @@ class Device(LocalDevice):
         self.stopped = True
         self.kill()
 
-    def again(self):
-        self.starts += 1
-
 
 class Service:
     """Leases with stand-ins; ``wanted`` is what the load wants. Its thread is the test's, which calls `step`.
 
-    found: what a process finds that begins to load, see `Device`.
+    loads: of a device that begins to load, see `Device`.
     """
 
     def __init__(self, monkeypatch, most=None):
-        monkeypatch.setattr(model_leases, "POLL_S", 0.001)
-        monkeypatch.setattr(model_leases, "PAUSE_S", 0.001)
-        self.now, self.wanted, self.started, self.told, self.found = 0.0, 1, [], [], {"t": [1]}
-        self.leases = ModelLeases(
-            Leasing("run-served", "anna", "GPU", most), self.start, self.tell, FakeTenant, lambda: self.now
-        )
-        self.tenant = self.leases._tenant
-        model = Model("t", Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER, delays=Delays(jitter=SLO_S / 2))
+        monkeypatch.setattr(service_devices, "LOOK_S", 0.001)
+        monkeypatch.setattr(service_devices, "PAUSE_S", 0.001)
+        self.now, self.wanted, self.started, self.told, self.loads = 0.0, 1, [], [], True
+        source = ModelLeases(Leasing("run-served", "anna", "GPU", most), self.tell, FakeTenant)
+        self.leases = Devices(source, self.start, lambda number: {"t": "loading"}, lambda: self.now)
+        self.tenant = source._tenant
+        model = Model("t", Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER, delays=DELAYS)
         self.server = ServedByThread([model], [LocalDevice({"t": list})])
         self.server.leave(0)
         until(lambda: not self.server.look("devices"))
@@ -85,7 +98,7 @@ class Service:
         self.leases._task = self.thread.call(lambda: asyncio.create_task(asyncio.sleep(0)))
 
     def start(self, number, group):
-        self.started.append(Device(number, group, self.found))
+        self.started.append(Device(number, group, self.loads))
         return self.started[-1]
 
     def tell(self, event, **fields):
@@ -143,13 +156,13 @@ def served(service):
 def test_the_first_lease_is_waited_for_and_its_models(service):
     service.step()
     assert (service.leases.waits, service.leases.count) == ("waiting for a lease of a GPU", 0)
-    service.found = None
+    service.loads = False
     service.step(Gained(gpu(3), 7))
     assert service.leases.waits == "" and service.started[0].group == ("m-3", 7)
     loads = asyncio.run_coroutine_threadsafe(service.leases.first(), service.thread.loop)
-    service.started[0].found = {"t": [5]}
+    service.started[0].loads = True
     service.step()
-    assert loads.result(PATIENCE_S)[:2] == ({0: service.started[0]}, {"t": [5]})
+    assert loads.result(PATIENCE_S)[:2] == ({0: service.started[0]}, SAMPLES)
     assert service.leases.count == 0, "it is measured first"
     assert service.told == [("device_gained", 0)]
     assert (service.tenant.app, service.tenant.user) == ("run-served", "anna")
@@ -241,13 +254,13 @@ def test_devices_that_the_load_does_not_want_go_by_their_numbers_except_the_last
     served.until(lambda: served.leases.count == 3)
     served.wanted = 1
     served.step()
-    served.step(later=model_leases.SPARE_S / 2)
+    served.step(later=service_devices.SPARE_S / 2)
     served.wanted = 3
-    served.step(later=model_leases.SPARE_S)
+    served.step(later=service_devices.SPARE_S)
     served.wanted = 0
     served.step()
     assert served.leases.count == 3, "it wanted three in between"
-    served.step(later=model_leases.SPARE_S)
+    served.step(later=service_devices.SPARE_S)
     assert served.leases.count == 1
     served.until(lambda: len(served.tenant.left) == 2)
     assert sorted(served.tenant.left) == [("m-1", 2), ("m-2", 3)]
@@ -258,27 +271,17 @@ def test_devices_that_the_load_does_not_want_go_by_their_numbers_except_the_last
     assert served.started[-1].number == 1, "the smallest number that is free"
 
 
-def test_models_that_do_not_load_are_told_once_and_tried_again(service):
-    service.found = ServeError("no such file")
+def test_models_that_do_not_load_are_told_and_tried_again(service):
+    service.loads = "no such file"
     service.step(Gained(gpu(0), 1))
-    service.step(later=0.01)
     with pytest.raises(ServeError, match="no such file"):
         service.first()
     assert not service.thread.run(service.leases.interrupted()), "it is the models' fault"
-    service.started[0].found = {"t": [1]}
+    service.started[0].loads = True
     service.thread.call(service.leases.anew)
     service.step()
-    assert service.first().samples == {"t": [1]}
-    assert service.started[0].starts > 1
-
-
-def test_a_process_that_ends_with_its_lease_says_nothing_about_the_models(service):
-    service.found = ServeError("the placement group is removed")
-    service.step(Gained(gpu(0), 1))
-    service.found = {"t": [1]}
-    service.step(Lost(gpu(0), 1), Gained(gpu(0), 2), later=0.01)
-    service.step()
-    assert service.first().devices == {0: service.started[1]}
+    assert service.first().samples == SAMPLES
+    assert service.started[0].starts == 1
 
 
 def test_a_lease_that_goes_while_it_is_measured_interrupts_only(service):
@@ -315,7 +318,6 @@ def test_a_service_that_the_arbiter_refuses_for_good_says_why(served):
     assert served.started[0].stopped
     with pytest.raises(ServeError, match="another app"):
         served.first()
-    assert not served.thread.run(served.leases.interrupted())
 
 
 def test_a_service_that_the_arbiter_never_lets_in_says_why():
@@ -323,7 +325,56 @@ def test_a_service_that_the_arbiter_never_lets_in_says_why():
         raise ThemisError("the arbiter leases single CPUs")
 
     with pytest.raises(ServeError, match="leases single CPUs"):
-        ModelLeases(Leasing("a", "", "GPU", None), None, None, refuse)
+        ModelLeases(Leasing("a", "", "GPU", None), lambda event, **fields: None, refuse)
+
+
+def test_own_devices_come_at_once_and_all_of_them_are_waited_for():
+    async def run():
+        made = []
+        devices = Devices(
+            OwnDevices(2, {"num_cpus": 0.0}),
+            lambda *given: made.append(Device(*given, False)) or made[-1],
+            lambda number: {"t": "loading"},
+        )
+        first = asyncio.ensure_future(devices.first())
+        while len(made) < 2:
+            await asyncio.sleep(0.01)
+        made[0].loads = True
+        assert (await asyncio.wait({first}, timeout=0.3))[1] == {first}
+        made[1].loads = True
+        assert list((await first).devices.values()) == made
+        await devices.close()
+        assert all(one.stopped for one in made)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("models", ["t", "tu"])
+@pytest.mark.parametrize("source", ["own", "leased"])
+def test_what_a_process_that_dies_had_is_answered_by_the_next_one_and_its_neighbours_meanwhile(source, models):
+    async def run():
+        own = OwnDevices(1, {"num_cpus": 0.0})
+        leases = ModelLeases(Leasing("a", "", "GPU", None), lambda event, **fields: None, FakeTenant)
+        leases._tenant.notices = [Gained(gpu(0), 1)]
+        desired = {name: loading(name) for name in models}
+        devices = Devices(own if source == "own" else leases, lambda *given: stand_ins.device(), lambda number: desired)
+        (one,) = (await devices.first()).devices.values()
+        served = [Model(name, Profile.linear(0.0, 1e-3, 4), SLO_S, policy=EAGER, delays=DELAYS) for name in models]
+        async with AsyncServer(served, {0: one}, None, {0: one.models}) as server:
+            devices.serve(server, lambda: 1)
+            one.processes["t"].mortal = True
+            waits = server.ask("t", 1)
+            while one.processes["t"].state == "ready":
+                await asyncio.sleep(0.001)
+            assert not server.able_for("t")
+            if "u" in models:
+                assert await server.ask("u", 2) == "u2"
+            one.processes["t"].mortal = False
+            one.processes["t"].loads()
+            assert await waits == "t1"
+        await devices.close()
+
+    asyncio.run(run())
 
 
 def test_what_waits_is_refused_when_the_service_ends(served):
