@@ -148,6 +148,8 @@ class Trial:
     best: float | None = None
     #: Its last iteration when its driver ended, until it has gone on; else 0.
     stood: int = 0
+    #: The largest number of an iteration so far.
+    most: int = 0
     #: The `resize_started` of its resize that has not ended.
     resizing: EventDict | None = None
     notes: list[Note] = field(default_factory=list)
@@ -416,6 +418,9 @@ class Fold(Holdings):
         at, times, metric = float(event["t"]), int(event.get("iterations") or 1), event["metric"]
         trial.since, trial.state = at, "running"
         trial.iteration, trial.seconds, trial.metric = int(event["iteration"]), event["seconds"], metric
+        counted, trial.most = trial.most, max(trial.most, trial.iteration)
+        if event.get("kept") and trial.iteration <= counted:
+            return  # the driver that died had written it down
         trial.iterations += times
         if trial.target is not None and trial.iteration > trial.target:
             trial.target = None  # Tune has raised it, and does not say how far

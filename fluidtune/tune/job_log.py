@@ -206,6 +206,8 @@ class JobLog:
             "metric": value,
             **needs,
         }
+        if reply.kept:
+            return self._events.write("trial_result", **line, kept=True)
         for due in self._iteration_lines.iteration(line, self._clock()):
             self._events.write("trial_result", **due)
         self._iterations.inc(1, {"experiment": self._job})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fluidtune.report.fold import fold_of
 from fluidtune.report.summary import WidthFigures, duration, render, summarise
 from tests.report.makers import added, begin, ended, ev, group, over, resized, resizing, result, started, text_of
 
@@ -97,7 +98,9 @@ def test_what_was_done_twice_after_a_driver_that_died_and_one_that_ended():
         ev(121, "went_on", trial="c", iteration=1, reported=1),
         ev(122, "went_on", trial="c", iteration=2, reported=2),
     ]
+    events += [{**result(122, "a", number, 1.0, 1.0), "kept": True} for number in (2, 3)]  # the first is in the log
     events += [ev(123, "went_on", trial="d", iteration=1, reported=3), over(130), begin(140, 2)]
+    assert [line.iteration for line in fold_of(events).trials["a"].lines()][-3:] == [1, 2, 3]
     first, second = summarise(events).restores
     assert first == {"at": 20.0, "seconds": 13.0, "died": True, "trials": {"c": [1, 1]}}
     assert second == {"at": 40.0, "seconds": 10.0, "died": False, "trials": {}} and summarise(events).done_twice == 3

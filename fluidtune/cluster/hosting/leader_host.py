@@ -213,7 +213,7 @@ class LeaderHost:
         reports.drop_stored(stored)
         missed = reports.next_missed()
         if missed is not None:
-            return IterationReply(missed, self._kind(), seconds_of(missed), reports.reported)
+            return IterationReply(missed, self._kind(), seconds_of(missed), reports.reported, kept=True)
         lack = self.lane.settle(ticket) if self.lane is not None else None
         if lack is not None:
             return IterationReply({}, self._kind(), 0.0, lack=lack)

@@ -87,7 +87,8 @@ class IterationReply:
     needs only within an iteration. ``compute``: the part of its device that it kept busy, 0 to 1; None: not known.
     ``gpu``: what NVML says of the device; None in most iterations. ``saved``: what Tune's ``save`` would return now, if
     the result came with a checkpoint, so that Tune will ask. ``rewritten``: checkpoints of iterations that ran again
-    and are not reported again. Tune lacks them, or the trial would have gone on from there.
+    and are not reported again. Tune lacks them, or the trial would have gone on from there. ``kept``: an earlier worker
+    has done the iteration, and a commit has kept its result, which Tune has missed.
     """
 
     result: dict[str, Any]
@@ -103,6 +104,7 @@ class IterationReply:
     gpu: DeviceSample | None = None
     saved: Any = None
     rewritten: list[Any] = field(default_factory=list)
+    kept: bool = False
 
 
 @dataclass
