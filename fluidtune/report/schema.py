@@ -102,7 +102,7 @@ SCHEMA = {
         "can_grow": "trial:text",
         "trial_started": "trial:text devices:places share:amount resumed:given reason? why? numbers?",
         "trial_result": "trial:text iteration:amount seconds:amount width:amount metric:number? iterations?:count"
-        " began?:number memory?",
+        " began?:number memory? kept?",
         "trial_silent": "trial:text seconds:amount usual",
         "resize_started": "trial:text devices_from:places devices_to:places reason why? numbers?",
         "resized": "trial:text devices:places seconds:amount share?:amount? reason? why?",

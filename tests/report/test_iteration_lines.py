@@ -58,7 +58,7 @@ def logged(directory: Any, events: list[EventDict]) -> list[EventDict]:
         fields = {name: value for name, value in event.items() if name not in ("t", "event")}
         clock.now = event["t"]
         if event["event"] == "trial_result":
-            reply: Any = SimpleNamespace(seconds=fields["seconds"], memory=None)
+            reply: Any = SimpleNamespace(seconds=fields["seconds"], memory=None, kept=False)
             log.iteration(fields["trial"], fields["iteration"], fields["width"], reply, fields["metric"], memory=False)
         else:
             log.write(event["event"], **fields)
