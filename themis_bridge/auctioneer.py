@@ -83,8 +83,10 @@ class Auctioneer:
         self._state, self._leases, self._given = state, leases, policy
         #: No round before this time on the arbiter's clock; `clear_soon` makes it earlier.
         self.not_before = 0.0
-        #: Since when a round has been due that waits for the first report of some app; infinite: none is.
+        #: Since when a round has been due that waits for reports of apps; infinite: none is.
         self._due_since = math.inf
+        #: When the arbiter began, without reports.
+        self._began = state.clock
         #: Number of rounds in which the policy raised an exception, which is a bug.
         self.failed = 0
         self.tally = Tally()
@@ -114,12 +116,12 @@ class Auctioneer:
         state = self._state
         offer = {} if state.clock < self.not_before or not state.apps else state.offerable()
         if not offer:
+            self._due_since = math.inf
             return
-        if state.apps.keys() - state.reports.keys():
-            # An app that has just joined, or every app after a restart of the arbiter, has its say first.
-            self._due_since = min(self._due_since, state.clock)
-            if state.clock - self._due_since < state.settings.answer_s:
-                return
+        self._due_since, wait, silent = min(self._due_since, state.clock), state.settings.answer_s, self._silent()
+        # However many apps come one after the other, a round waits no longer than that.
+        if any(age < wait for age in silent.values()) and state.clock - self._due_since < 2 * wait:
+            return
         self._due_since = math.inf
         # A round is about GPUs that the same apps may have. Other groups of GPUs have their turn in the next rounds.
         groups: dict[frozenset[str], dict[str, Gpu]] = {}
@@ -128,19 +130,30 @@ class Auctioneer:
         state.rounds += 1
         self.not_before = state.clock + self.retry_s / len(groups)
         barred = list(groups)[state.rounds % len(groups)]
-        self._clear(groups[barred], [app for app in state.apps if app in state.reports and app not in barred])
+        self._clear(groups[barred], [app for app in state.apps if app not in silent and app not in barred])
+
+    def _silent(self) -> dict[str, float]:
+        """App that has no part in a round now -> since when its report is too old, or has yet to come, s."""
+        state, found = self._state, {}
+        for name, app in state.apps.items():
+            newest = state.reports.get(name)
+            due = max(app.joined, self._began) if newest is None else newest.at + state.settings.answer_s
+            if newest is None or state.clock > due:
+                found[name] = state.clock - due
+        return found
 
     # --- one round
 
     def _clear(self, offer: dict[str, Gpu], apps: list[str]) -> None:
         """Clear one offer. ``apps``: those that may have its GPUs."""
-        state = self._state
-        for app in apps:
-            state.take_report(app)
-        aside = set_aside(state, apps, offer)
-        rest = {gpu: place for gpu, place in offer.items() if gpu not in aside}
-        outcome = Outcome()
+        state, outcome = self._state, Outcome()
+        aside: dict[str, str] = {}
+        rest = offer
         try:
+            for app in apps:
+                state.take_report(app)
+            aside = set_aside(state, apps, offer)
+            rest = {gpu: place for gpu, place in offer.items() if gpu not in aside}
             if rest and apps:
                 outcome = self._decided(self._situation(rest, aside, apps))
         except Exception:

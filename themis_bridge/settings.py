@@ -22,7 +22,7 @@ class Settings:
     lease_s: length of a lease; 10 minutes is the paper's choice (section 6.4). The first lease of a GPU is up to half
         shorter or longer.
     notice_s: how long before its end a lease is auctioned and its holder told; an iteration that outlasts it is lost.
-    answer_s: how long a round waits for the first report of an app. Reports that are older are not compared.
+    answer_s: how long a round waits for the report of an app. One that is older has no part in it.
     patience_s: an app that has sent nothing for this long is gone.
     pace_s: time between rounds while nothing new happens.
     quotas: by user, the most GPUs that his apps may hold together. An app without a user is its own user.

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from themis_bridge import arbiter_view
@@ -249,7 +250,7 @@ class ArbiterActor:
         self._ticks.append(time.monotonic() - began)
         self._ticked += 1
 
-    def _try(self, what: Callable[[], None]) -> None:
+    def _try(self, what: Callable[[], object]) -> None:
         try:
             what()
         except Exception:
@@ -261,12 +262,12 @@ class ArbiterActor:
             news = self._groups.work(self._wanted, CALLS_S)
             with self._lock:
                 for each in news:
-                    self._handle(each)
+                    self._try(partial(self._handle, each))
 
     def _pass_time(self) -> None:
         with self._lock:
             rounds, began = self._arbiter.state.rounds, time.monotonic()
-            self._handle(m.Tick())
+            self._try(lambda: self._handle(m.Tick()))
             if self._arbiter.state.rounds != rounds:
                 self._round_seconds = time.monotonic() - began
                 self._unwritten = True

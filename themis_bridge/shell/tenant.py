@@ -172,6 +172,8 @@ class Tenant:
                 return  # The driver has left its cluster; a call would make Ray start a new one.
             try:
                 self._exchange()
+            except ThemisError as error:
+                self._take(m.Refused(f"the arbiter cannot take the report of {self.app}: {_plain(error)}", "wait"))
             except (ray.exceptions.RayError, ValueError) as error:
                 logger.warning("themis: the arbiter does not answer (%s); the job goes on", type(error).__name__)
                 self._find_arbiter()
@@ -181,6 +183,8 @@ class Tenant:
 
     def _find_arbiter(self) -> None:
         """Find the arbiter that Ray has restarted, or start one if it was stopped."""
+        if self._over.is_set():
+            return  # the job has left, or is about to
         try:
             self._arbiter = control.start(self._unit)
             self._join_again()

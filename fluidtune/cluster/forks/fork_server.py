@@ -101,7 +101,8 @@ class ForkServer:
         if "ready" in said:
             command = shlex.join([sys.executable, "-I", "-S", str(fork_launcher.__file__), self._name])
             return ServerState(command, None, said["failed"], said["pid"], said["ready"])
-        words = os.pread(self._log, _LAST_WORDS, 0).decode(errors="replace").strip().splitlines()
+        last = max(0, os.fstat(self._log).st_size - _LAST_WORDS)
+        words = os.pread(self._log, _LAST_WORDS, last).decode(errors="replace").strip().splitlines()
         self.stop()
         return ServerState(None, said.get("unfit", f"it died while it imported: {(words or ['it ended'])[-1]}"))
 
