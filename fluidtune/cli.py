@@ -342,8 +342,8 @@ def slurm(words: tuple[str, ...]) -> None:
     for three. --print: print the job script and submit nothing. --notice: seconds before the time limit at which the
     search writes its state, to be requeued (60). --elastic: as many jobs of an array join one search.
     """
-    from fluidtune.slurm.job import submit
-    from fluidtune.slurm.submission import script, submission
+    from fluidtune.slurm.job import asked as slurm_says
+    from fluidtune.slurm.submission import END_S, script, submission
     from fluidtune.tune.run_options import read
 
     asked = submission(words)
@@ -355,14 +355,14 @@ def slurm(words: tuple[str, ...]) -> None:
     named = found[0][0]
     if "m" not in found[1] and not os.path.exists(named):
         raise FluidTuneError(f"there is no script {named!r}; give the path of a Python file")
-    given = found[1].get("notice_s")
-    if isinstance(given, float) and given > asked.driver_s:
-        longer = f"of --notice {asked.notice_s} the driver has {asked.driver_s} s; give a longer --notice"
+    given, leaves = found[1].get("notice_s"), asked.notice_s - END_S
+    if isinstance(given, float) and given > leaves:
+        longer = f"of --notice {asked.notice_s} the driver has {leaves} s; give a longer --notice"
         raise FluidTuneError(f"--notice-s {given:g}: {longer}")
     text = script(asked, os.path.basename(named.rstrip("/")), sys.executable)
     if asked.shown:
         return click.echo(text, nl=False)
-    job = submit(text)
+    job = slurm_says("sbatch", "--parsable", script=text).strip().partition(";")[0]
     click.echo(f"job {job} is submitted; `squeue --jobs {job} --start` says when it begins, or what it waits for")
 
 

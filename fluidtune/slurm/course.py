@@ -11,9 +11,10 @@
 
 A job that gets its notice before its driver has begun is not requeued: its time limit would be too short again.
 
-With ``joined`` the job is the head of an array (`joined`). Nodes of its other jobs join in any state but *ended*. A
-driver that ends otherwise than by `AGAIN` ends them, too. After any other end one of them goes on with the search. So a
-notice before the driver has begun requeues the job: it may have become the head late.
+With ``joined`` the job is the head of an array (`joined`). Nodes of its other jobs join once its Ray runs, and again
+after a fault. The search is over when the driver exits by itself, with any status but `AGAIN`: then the other jobs end,
+too. After any other end, as by a signal, one of them goes on with the search. So a notice requeues the job whatever the
+driver has done: it may have become the head late.
 """
 
 from __future__ import annotations
@@ -38,19 +39,21 @@ class Ready:
 
 @dataclass(frozen=True)
 class Came:
-    """Another job of the array has begun. ``job``: its id, for srun. ``nodes``: Slurm's names of its nodes."""
+    """Another job of the array runs. ``job``: its id, for srun. ``nodes``: Slurm's names. ``start``: epoch seconds."""
 
     name: str
     job: str
     nodes: tuple[str, ...]
+    start: int
 
 
 @dataclass(frozen=True)
 class Lost:
-    """Ray has not started on a node, or has ended there."""
+    """Ray has not started on a node, or has ended there. ``leaves``: as the node's job is to end."""
 
     node: str
     why: str
+    leaves: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,18 @@ class Join:
     address: str
     of: Came | None = None
 
+    @property
+    def name(self) -> str:
+        """What the node is called in events and lines."""
+        return f"{self.node} of job {self.of.name}" if self.of else self.node
+
 
 @dataclass(frozen=True)
 class Drive:
-    """Start the script. ``address``: that of the job's Ray."""
+    """Start the script. ``address``: that of the job's Ray. ``counted``: it knows how often its job was requeued."""
 
     address: str
+    counted: bool = True
 
 
 @dataclass(frozen=True)
@@ -102,18 +111,17 @@ class TellDriver:
 
 
 @dataclass(frozen=True)
-class EndOthers:
-    """The search is over: end the other jobs of the array."""
-
-
-@dataclass(frozen=True)
 class End:
-    """End all processes, requeue the job if it is to be run again, and end with this exit status."""
+    """End all processes, requeue the job if it is to be run again, and end with this exit status.
+
+    ``others``: the search is over, and the other jobs of the array end, too.
+    """
 
     status: int
+    others: bool = False
 
 
-Instruction = Say | Join | Drive | TellDriver | EndOthers | End
+Instruction = Say | Join | Drive | TellDriver | End
 
 
 @dataclass
@@ -130,29 +138,27 @@ class Course:
     state: Literal["starting", "joining", "searching", "ended"] = "starting"
     _address: str = ""
     _said: set[str] = field(default_factory=set)
-    _lost: set[str] = field(default_factory=set)
+    #: By name of a node of another job, the job as it was when Ray was last started there; without lost nodes.
+    _joins: dict[str, Came] = field(default_factory=dict)
     _told: bool = False
-    _early: list[Came] = field(default_factory=list)
 
     def take(self, event: Event) -> list[Instruction]:
         """What is to be done when this happens."""
         match self.state, event:
             case "ended", _:
                 return []
-            case _, Lost(node, _) if node in self._lost:
-                return []
             case _, Lost(node, why) if node == self.head:
                 again = f"Run the job again (scontrol requeue {self.job}); the search goes on from its state"
                 again = "Another job of the array goes on with the search" if self.joined else again
                 return [Say(f"job {self.job}: Ray on node {node} {why}. {again}"), *self._end(1)]
-            case _, Lost(node, why):
+            case _, Lost(node, why, leaves):
                 self._said.add(node)
-                self._lost.add(node)
+                if not leaves:
+                    self._joins.pop(node, None)
                 said = Say(f"job {self.job}: Ray on node {node} {why}. The search goes on without this node")
                 return [said, *self._search_if_all()]
             case _, DriverEnded(status):
-                over: list[Instruction] = [EndOthers()] if self.joined and status != AGAIN else []
-                return [*over, *self._end(status if status >= 0 else 128 - status)]
+                return self._end(status if status >= 0 else 128 - status, self.joined and 0 <= status != AGAIN)
             case "searching", Noticed():
                 told, self._told = self._told, True
                 return [] if told else [TellDriver()]
@@ -162,29 +168,28 @@ class Course:
                 return [Say(f"job {self.job} ends before its search has begun: give it a longer --time"), *self._end(1)]
             case "starting", Ready(node, address) if node == self.head:
                 self.state, self._address = "joining", address
-                own = [Join(node, address) for node in self.members] or self._search()
-                return [*own, *(Join(node, address, each) for each in self._early for node in each.nodes)]
-            case "starting", Came():
-                self._early.append(event)
-            case _, Came():
-                return [Join(node, self._address, event) for node in event.nodes]
+                return [*(Join(node, address) for node in self.members), *self._search_if_all()]
+            case (("joining" | "searching"), Came()):
+                joins = [Join(node, self._address, event) for node in event.nodes]
+                new = [join for join in joins if self._joins.get(join.name) != event]
+                self._joins.update((join.name, event) for join in new)
+                return [*new]
             case _, Ready(node):
                 self._said.add(node)
-                self._lost.discard(node)
                 return self._search_if_all()
             case "joining", Late():
                 missing = ", ".join(sorted({*self.members} - self._said))
                 without = f"nodes {missing} join later than after {JOIN_S} s; the search begins without them"
-                return [Say(f"job {self.job}: {without}"), *self._search()]
+                self._said.update(self.members)
+                return [Say(f"job {self.job}: {without}"), *self._search_if_all()]
         return []
 
     def _search_if_all(self) -> list[Instruction]:
-        return self._search() if self.state == "joining" and self._said >= {*self.members} else []
-
-    def _search(self) -> list[Instruction]:
+        if self.state != "joining" or not self._said >= {*self.members}:
+            return []
         self.state = "searching"
-        return [Drive(self._address)]
+        return [Drive(self._address, counted=not self.joined)]
 
-    def _end(self, status: int) -> list[Instruction]:
+    def _end(self, status: int, others: bool = False) -> list[Instruction]:
         self.state = "ended"
-        return [End(status)]
+        return [End(status, others)]

@@ -18,7 +18,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def adopt(*numbers: int) -> int:
     """From now on orphans among the descendants become children.
 
-    Returns a descriptor from which the number of each of these signals, and of SIGCHLD, can be read as a byte.
+    Returns a descriptor. A byte in it is the number of one of these signals, blocked so far or not, or of SIGCHLD.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     heard, said = os.pipe()
@@ -26,6 +26,7 @@ def adopt(*numbers: int) -> int:
     signal.set_wakeup_fd(said, warn_on_full_buffer=False)
     for number in (signal.SIGCHLD, *numbers):
         signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     return heard
 
 

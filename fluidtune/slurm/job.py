@@ -31,8 +31,10 @@ _PATIENCE_S = 20.0
 #: The states of a job (squeue(1)) in which nobody but its time limit has ended it. A cancelled job stays cancelled, and
 #: a preempted one is requeued by Slurm.
 _OURS = ("RUNNING", "TIMEOUT")
-#: Jobs of the array that have begun are looked for this often, seconds. Judgement: Slurm's controller answers many.
+#: The array's jobs are looked at this often, seconds. Judgement: Slurm's controller answers many.
 POLL_S = 10.0
+#: How often a job asks Slurm for what it cannot do without, and seconds in between. Judgement: as long as `KillWait`.
+TRIES, RETRY_S = 15, 2.0
 _RUN = [sys.executable, "-m", "fluidtune", "run"]
 
 
@@ -51,16 +53,15 @@ def run_here(words: Sequence[str]) -> int:
     return Job(found, words).run()
 
 
-def submit(script: str) -> str:
-    """Submit the job script, and return the job's id. FluidTuneError: what sbatch says, or there is none."""
-    return asked("sbatch", "--parsable", script=script).strip().partition(";")[0]
-
-
-def asked(program: str, *words: str, script: str = "") -> str:
-    """What a program of Slurm's prints. FluidTuneError: what it complains of."""
+def asked(program: str, *words: str, script: str = "", tries: int = 1) -> str:
+    """What a program of Slurm's prints; times are epoch seconds. FluidTuneError: what it complains of at last."""
     if shutil.which(program) is None:
         raise FluidTuneError(f"there is no {program} here; run this where Slurm's commands are, as on a login node")
-    done = subprocess.run([program, *words], input=script, capture_output=True, text=True)
+    told = {**os.environ, "SLURM_TIME_FORMAT": "%s"} if program == "squeue" else None  # a job has sbatch's variables
+    done = subprocess.run([program, *words], input=script, capture_output=True, text=True, env=told)
+    if done.returncode and tries > 1:  # Slurm's controller may be away
+        time.sleep(RETRY_S)
+        return asked(program, *words, script=script, tries=tries - 1)
     if done.returncode:
         said = " ".join(done.stderr.replace(f"{program}: error: ", "").split())
         raise FluidTuneError(f"{program} refuses: {said}. `sinfo` lists partitions, nodes and limits")
@@ -71,6 +72,19 @@ def say(line: str) -> None:
     print(f"fluidtune: {line}", file=sys.stderr, flush=True)
 
 
+def again(name: str) -> int:
+    """Requeue this job, unless somebody has ended it: a line says so. Returns its exit status, `course.AGAIN`."""
+    try:
+        state = asked("squeue", "-h", "-j", name, "-o", "%T", tries=TRIES).strip()
+        if state in _OURS:
+            asked("scontrol", "requeue", name, tries=TRIES)
+        else:
+            say(f"job {name} is not requeued from here: its state is {state or 'unknown'}")
+    except FluidTuneError as error:
+        say(f"job {name} is not requeued: {error}; submit it again, and the search goes on from its state")
+    return course.AGAIN
+
+
 def names(hosts: str) -> tuple[str, ...]:
     """Slurm's names of the nodes in its expression for them."""
     return tuple(asked("scontrol", "show", "hostnames", hosts).split()) if "[" in hosts or "," in hosts else (hosts,)
@@ -79,8 +93,8 @@ def names(hosts: str) -> tuple[str, ...]:
 class Job:
     """One job. ``words``: those after `fluidtune run`.
 
-    ``came``: the job is the head of an array, of which this returns the jobs that have begun since it was asked last,
-    or raises FluidTuneError. ``over``: the array's other jobs are to end, too.
+    ``came``: the job is the head of an array, of which this returns the other jobs that run, or raises FluidTuneError.
+    ``over``: the search is over, and the array's other jobs are to end, too.
     """
 
     def __init__(
@@ -95,19 +109,18 @@ class Job:
         self._driver: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._status: int | None = None
-        #: When jobs that have begun are looked for again (monotonic clock).
-        self._looks = 0.0
         self.over = False
 
     def run(self) -> int:
         heard = adopt(signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM, signal.SIGINT)  # Ctrl-C is the driver's
         self._selector.register(heard, selectors.EVENT_READ, lambda: self._signals(heard))
         self._host([], self._course.head, self._order, dict(os.environ))
+        looks = 0.0  # when the array's jobs are looked at again (monotonic clock)
         while self._status is None:
             for key, _ in self._selector.select(None if self._came is None else POLL_S):
                 key.data()
-            if self._came is not None and time.monotonic() > self._looks:
-                self._looks = time.monotonic() + POLL_S
+            if self._came is not None and time.monotonic() > looks:
+                looks = time.monotonic() + POLL_S
                 with suppress(FluidTuneError):  # Slurm's controller may be away
                     for each in self._came():
                         self._take(each)
@@ -130,7 +143,7 @@ class Job:
             match instruction:
                 case course.Say(line):
                     say(line)
-                case course.Join(node, address, of):
+                case course.Join(node, address, of) as join:
                     # A step of its own, as a node that is down ends the whole step that is to start on it.
                     job = of.job if of else self._job
                     srun = ["srun", f"--jobid={job}", "--overlap", "--no-kill", f"--nodelist={node}", "--nodes=1"]
@@ -138,15 +151,15 @@ class Job:
                     if of is None:
                         signal.alarm(course.JOIN_S)
                     order = replace(self._order, address=address, leaves=of is not None)
-                    self._host(srun, f"{node} of job {of.name}" if of else node, order, srun_variables(os.environ, job))
-                case course.Drive(address):
+                    self._host(srun, join.name, order, srun_variables(os.environ, job))
+                case course.Drive(address, counted):
                     own = {**self._order.variables(os.environ), "RAY_ADDRESS": address}
+                    own |= {} if counted else {"SLURM_RESTART_COUNT": "0"}
                     self._driver = subprocess.Popen([*_RUN, *self._words], env=own)
                 case course.TellDriver() if self._driver is not None:
                     os.kill(self._driver.pid, signal.SIGTERM)
-                case course.EndOthers():
-                    self.over = True
-                case course.End(status):
+                case course.End(status, others):
+                    self.over = others
                     self._end(status)
 
     def _host(self, srun: list[str], node: str, order: Order, variables: dict[str, str]) -> None:
@@ -154,20 +167,18 @@ class Job:
         command = [*srun, sys.executable, "-m", "fluidtune.slurm.node_host"]
         pipe = subprocess.PIPE
         host = subprocess.Popen(command, 0, env=variables, stdin=pipe, stdout=pipe, start_new_session=True)
-        stdin, stdout = host.stdin, host.stdout
-        assert stdin is not None and stdout is not None
-        stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+        stdout = host.stdout
+        assert host.stdin is not None and stdout is not None
+        host.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         self._hosts.append(host)
 
         def read() -> None:
-            line = stdout.readline()
-            if line:
-                what, text = json.loads(line)
-                lost = course.Lost(node, text) if what == "lost" else course.Noticed()
-                self._take(course.Ready(node, text) if what == "ready" else lost)
-                return
-            self._selector.unregister(stdout)
-            self._take(course.Lost(node, "has ended"))
+            what, text = json.loads(stdout.readline() or '["lost", "has ended"]')
+            if what in ("lost", "left"):  # which is the last that it says
+                self._selector.unregister(stdout)
+                self._take(course.Lost(node, text, what == "left"))
+            else:
+                self._take(course.Ready(node, text) if what == "ready" else course.Noticed())
 
         self._selector.register(stdout, selectors.EVENT_READ, read)
 
@@ -180,13 +191,4 @@ class Job:
             with suppress(subprocess.TimeoutExpired):
                 host.wait(_PATIENCE_S)
         end_all(0.0)
-        try:
-            if status == course.AGAIN:
-                state = asked("squeue", "-h", "-j", self._name, "-o", "%T").strip()
-                if state in _OURS:
-                    asked("scontrol", "requeue", self._name)
-                else:
-                    say(f"job {self._name} is not requeued from here: its state is {state or 'unknown'}")
-        except FluidTuneError as error:
-            say(f"job {self._name} is not requeued: {error}; submit it again, and the search goes on from its state")
-        self._status = status
+        self._status = again(self._name) if status == course.AGAIN else status

@@ -125,7 +125,7 @@ def _start(order: Order) -> subprocess.Popen[bytes]:
 
 
 def _watch(order: Order, heard: int) -> None:
-    """Return when the standard input has ended. FluidTuneError: Ray does not start, or has ended."""
+    """Return when the standard input has ended, or the node has left. FluidTuneError: Ray does not start, or ended."""
     starting, begun, ends, needed = _start(order), time.monotonic(), 0.0, dict[int, str]()
     while True:
         ready, _, _ = select.select([sys.stdin, heard], [], [], max(0.0, ends - time.monotonic()) if ends else None)
@@ -147,10 +147,13 @@ def _watch(order: Order, heard: int) -> None:
                 below = psutil.Process().children()
                 needed = {each.pid: each.name() for each in below if each.name() in ("raylet", "gcs_server")}
                 _say("ready", order.address or Path(_own(order), "ray_current_cluster").read_text().strip())
+            elif pid in needed and not ends:
+                raise FluidTuneError(f"has ended ({needed[pid]})")
             elif pid in needed:
-                raise FluidTuneError("leaves, as its job ends" if ends else f"has ended ({needed[pid]})")
+                ends = time.monotonic()
         if ends and time.monotonic() >= ends:
-            raise FluidTuneError("leaves, as its job ends")
+            _say("left", "leaves, as its job ends")
+            return
         if sys.stdin in ready and not os.read(sys.stdin.fileno(), 4096):
             return
 

@@ -41,11 +41,6 @@ class Submission:
     shown: bool = False
     jobs: int = 1
 
-    @property
-    def driver_s(self) -> int:
-        """Seconds from the notice in which the driver must end."""
-        return self.notice_s - END_S
-
 
 def submission(words: Sequence[str]) -> Submission:
     """What these words after `fluidtune slurm` say. FluidTuneError: notice or limit is too short."""
@@ -95,7 +90,7 @@ def script(asked: Submission, name: str, python: str) -> str:
     program = ["fluidtune", "run"] if asked.jobs == 1 else ["fluidtune.slurm.joined"]
     own += [f"--array=1-{asked.jobs}"] if asked.jobs > 1 else []
     lines = "".join(f"#SBATCH {setting}\n" for setting in [*own, *asked.options])
-    command = f"export {DRIVER_S}={asked.driver_s}\nexec {shlex.join([python, '-m', *program, *asked.run])}"
+    command = f"export {DRIVER_S}={asked.notice_s - END_S}\nexec {shlex.join([python, '-m', *program, *asked.run])}"
     return f"#!/bin/bash\n{lines}{command}\n"
 
 

@@ -13,16 +13,6 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.slurm.allocation import memory_of_job, share_options
 from fluidtune.slurm.submission import script, seconds_of, submission
 
-TIMES = {
-    "30": 1800,
-    "1:30": 90,
-    "2:00:01": 7201,
-    "1-2": 93600,
-    "1-2:30": 95400,
-    "1-0:0:5": 86405,
-    "0": None,
-    "-1": None,
-}
 word = st.text(st.characters(exclude_characters="\0\n\r", exclude_categories=["Cs"]), min_size=1)
 
 
@@ -35,8 +25,13 @@ def test_each_word_reaches_the_one_whom_it_is_for(options: list[str], after: lis
     assert run == ["python", "-m", "fluidtune", "run", "s.py", *after] and asked.run == ("s.py", *after)
 
 
-def test_a_time_limit_as_sbatch_reads_it() -> None:
-    assert {time: seconds_of(time) for time in TIMES} == TIMES
+@given(*[st.integers(1, 59)] * 4)
+def test_a_time_limit_as_sbatch_reads_it(d: int, h: int, m: int, s: int) -> None:
+    hours = h * 3600
+    short = {"0": None, "-1": None, f"{m}": m * 60, f"{m}:{s}": m * 60 + s, f"{h}:00:{s}": hours + s}
+    days = {f"{d}-{h}": hours, f"{d}-{h}:{m}": hours + m * 60, f"{d}-{h}:{m}:{s}": hours + m * 60 + s}
+    told = {**short, **{time: d * 86400 + rest for time, rest in days.items()}}
+    assert {time: seconds_of(time) for time in told} == told
 
 
 @pytest.mark.parametrize(
@@ -59,11 +54,8 @@ def test_words_that_cannot_be(words: str, said: str) -> None:
     "variables, has",
     [
         ("SLURM_CPUS_ON_NODE=2 SLURM_MEM_PER_CPU=512 SLURM_GPUS_ON_NODE=3", "--num-cpus=2 --num-gpus=3 1024"),
-        (
-            "SLURM_MEM_PER_NODE=4096 CUDA_VISIBLE_DEVICES=MIG-a,MIG-b SLURM_GPUS_ON_NODE=3",
-            "--num-cpus=4 --num-gpus=2 4096",
-        ),
-        ("SLURM_MEM_PER_NODE=0 CUDA_VISIBLE_DEVICES=NoDevFiles", "--num-cpus=4 --num-gpus=0"),
+        ("SLURM_MEM_PER_NODE=0 CUDA_VISIBLE_DEVICES=MIG-a,MIG-b SLURM_GPUS_ON_NODE=3", "--num-cpus=4 --num-gpus=2"),
+        ("SLURM_MEM_PER_NODE=4096 CUDA_VISIBLE_DEVICES=NoDevFiles", "--num-cpus=4 --num-gpus=0 4096"),
     ],
 )
 def test_what_a_job_has_of_a_node_of_four_cores(variables: str, has: str) -> None:
