@@ -64,7 +64,10 @@ def standing_alone(
         membership=lambda trial: Membership("g", True, 10.0),
     )
     folder = SimpleNamespace(
-        path=directory, close=lambda: None, hash_seed=lambda: None, keep_hash_seed=lambda seed: None
+        path=directory,
+        lock=SimpleNamespace(close=lambda: None),
+        **dict.fromkeys(("begin", "close", "hash_seed"), lambda: None),
+        keep_hash_seed=lambda seed: None,
     )
     with ExitStack() as stack:
         for target, name, stand_in in (
@@ -79,6 +82,6 @@ def standing_alone(
         stack.enter_context(patch("ray.put", lambda value: value))
         context = SimpleNamespace(runtime_env={}, get_node_id=lambda: "here", get_job_id=lambda: "job")
         stack.enter_context(patch("ray.get_runtime_context", lambda: context))
-        job = TuningJob(controller, scheduler, {"GPU": 1.0})
+        job = TuningJob(controller, scheduler, {"GPU": 1.0}, folder)
         stack.callback(job.log.close)
         yield FluidActorManager(job)

@@ -32,21 +32,25 @@ _LOOK_S = 0.1
 class DriverLock:
     """See `hold`. It is held until `close`, the end of the process, or until nothing refers to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, patience_s: float) -> None:
         self._path, self.file = folder / FILE, -1
-        until, told = time.monotonic() + PATIENCE_S, False
+        until, told = time.monotonic() + patience_s, False
         try:
             while not self._take():
                 name = os.read(self.file, 4096).decode(errors="replace") or "which begins"
                 driver = f"the run in {folder} has a driver, {name}"
+                driven = not _tried(self.file, fcntl.LOCK_SH)  # who only looks (`is_held`) shares the lock
                 self.let_go()
-                if time.monotonic() >= until:
+                if driven and time.monotonic() >= until:
                     raise FluidTuneError(f"{driver}; wait for its end, or end it first; a new run needs another name")
-                if not told:
-                    logger.warning("FluidTune: %s; waiting up to %.0f s for its end", driver, PATIENCE_S)
-                told = True
+                if driven and not told:
+                    logger.warning("FluidTune: %s; waiting up to %.0f s for its end", driver, patience_s)
+                told = told or driven
                 time.sleep(_LOOK_S)
         except OSError as error:
+            if os.path.lexists(self._path) and not os.access(self._path, os.W_OK, effective_ids=True):
+                self.let_go()
+                raise FluidTuneError(f"another user's driver may have the run: {error}; if none has, remove that file")
             logger.warning("FluidTune: a second driver of the run in %s would not be noticed: %s", folder, error)
             return
         with suppress(OSError):  # on a full disk nobody learns who drives the run
@@ -55,9 +59,17 @@ class DriverLock:
 
     def _take(self) -> bool:
         """Whether the lock is held now, of the file that is there: a driver that ends removes its own."""
-        self.file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self.file = os.open(self._path, flags | os.O_RDWR | os.O_CREAT, 0o644)
+        except PermissionError:  # another user's
+            self.file = os.open(self._path, flags | os.O_RDONLY)
+        return _tried(self.file, fcntl.LOCK_EX) and self._is_there()
+
+    def _is_there(self) -> bool:
+        """Whether the path still leads to the file of this lock."""
         with suppress(FileNotFoundError):
-            return _tried(self.file, fcntl.LOCK_EX) and os.path.samestat(os.fstat(self.file), self._path.stat())
+            return os.path.samestat(os.fstat(self.file), self._path.stat())
         return False
 
     def let_go(self) -> None:
@@ -69,7 +81,8 @@ class DriverLock:
         """Another driver may carry the run on; idempotent."""
         if self.file >= 0:
             with suppress(OSError):
-                self._path.unlink()
+                if self._is_there():
+                    self._path.unlink()
             self.let_go()
 
     __del__ = close
@@ -79,23 +92,24 @@ class DriverLock:
 _held: weakref.WeakValueDictionary[Path, DriverLock] = weakref.WeakValueDictionary()
 
 
-def hold(folder: Path) -> DriverLock:
+def hold(folder: Path, waits: bool = True) -> DriverLock:
     """The lock of the run in this folder, for this process, which may have it already.
 
     Raises:
-        FluidTuneError: another process has it, and has not ended in `PATIENCE_S` seconds.
+        FluidTuneError: another process has it, and if this one ``waits``, has not ended in `PATIENCE_S` seconds. Or
+            the file is another user's and cannot be tried.
     """
     folder = folder.resolve()
     lock = _held.get(folder)
     if lock is None or lock.file < 0:
-        lock = _held[folder] = DriverLock(folder)
+        lock = _held[folder] = DriverLock(folder, PATIENCE_S if waits else 0.0)
     return lock
 
 
 def is_held(folder: Path) -> bool:
     """Whether a process that this machine sees carries the run on; True where that cannot be found out."""
     try:
-        with (folder / FILE).open("r+") as file:
+        with (folder / FILE).open("rb") as file:
             return not _tried(file.fileno(), fcntl.LOCK_SH)
     except OSError as error:
         return not isinstance(error, FileNotFoundError)

@@ -58,6 +58,7 @@ def test_version_and_help() -> None:
         ("report .", "there is no event log in the directory '.'"),
         ("report no_event_log", "is not a FluidTune event log: line 1"),
         ("report served --html page.html", "served is the log of a service; give the run that it serves"),
+        ("top --json served", "served is the log of a service; type: fluidtune serve status --json"),
         ("plan no_event_log", "is not a FluidTune event log: line 1"),
         ("view no_event_log", "is not a FluidTune event log: line 1"),
         ("view run --port 70000", "port 70000 cannot be had: it is no port; give another --port"),

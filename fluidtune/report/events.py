@@ -65,8 +65,8 @@ def _plain(value: Any) -> Any:
 class EventLog:
     """Appends events to one JSON-lines file. Several threads of one process may write.
 
-    What cannot be written is lost, and the run goes on. A restored run reads one fact from it: the hash seed of
-    ``run_started``. ``warning``: what Python's log says about the first loss, with a ``%s`` for the error.
+    What cannot be written is lost, and the run goes on. ``warning``: what Python's log says about the first loss, with
+    a ``%s`` for the error.
     """
 
     def __init__(self, warning: str) -> None:

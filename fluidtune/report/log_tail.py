@@ -79,8 +79,9 @@ def driver_died(head: EventDict) -> bool:
     if head.get("pid") is None or head.get("machine") != this_machine():
         return False
     try:
-        # Otherwise the number is another process' by now. Both times are of a clock that is set now and then.
-        return float(psutil.Process(head["pid"]).create_time()) > head["t"] + 60
+        process = psutil.Process(head["pid"])
+        # The number may be another process' by now. Both times are of a clock that is set now and then.
+        return process.status() == psutil.STATUS_ZOMBIE or float(process.create_time()) > head["t"] + 60
     except psutil.NoSuchProcess:
         return True
     except (psutil.Error, OverflowError, ValueError):

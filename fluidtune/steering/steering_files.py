@@ -6,7 +6,7 @@
 
 Each change is one rename or removal, so an act is either taken or withdrawn. It works from each node that has the run's
 folder. The folder is the run's user's alone (mode 0700). The files are JSON, and nothing is unpickled. Whether the
-driver lives, its lock says (`driver_lock`).
+driver lives, its lock says (`driver_lock`), else its log and its process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any, get_args
 
 from fluidtune.driver_lock import is_held
 from fluidtune.errors import FluidTuneError
-from fluidtune.report.events import this_machine
 from fluidtune.report.fold import fold_of
+from fluidtune.report.log_tail import driver_died
 from fluidtune.steering.acts import Act, Answer, Kind
 from fluidtune.steering.json_values import LONGEST, cut, read_json
 
@@ -140,9 +140,10 @@ def ask_driver(log: Path, act: Act) -> str:
         raise SteeringRefused(_why_silent(log))
     except OSError as error:
         raise SteeringRefused(f"{folder} cannot be written: {error.strerror}; the user who runs the search steers it")
-    here, until = fold_of(log).head.get("machine") == this_machine(), time.monotonic() + PATIENCE_S
+    until = time.monotonic() + PATIENCE_S
     while True:
-        died = here and not is_held(log.parent)
+        # By the lock alone, one that could make none, or whose lock was removed, would be called dead.
+        died = not is_held(log.parent) and ((fold := fold_of(log)).over or driver_died(fold.head))
         if found := _answered(answer):
             if found.refused:
                 raise SteeringRefused(found.words)
@@ -151,14 +152,13 @@ def ask_driver(log: Path, act: Act) -> str:
             with contextlib.suppress(FileNotFoundError):
                 ask.unlink()
                 raise SteeringRefused(_why_silent(log))
-            if died and (fold_of(log).over or not taken.exists()):
+            if died and (fold.over or not taken.exists()):
                 raise SteeringRefused(ENDED)
+            words = f"the driver has not answered for {PATIENCE_S:.0f} s, and may do it yet: see fluidtune why"
             if died:
                 words = "the driver ended before it answered, and may have saved the act: see fluidtune why, once the"
-                raise FluidTuneError(f"{words} run is restored")
-            raise FluidTuneError(
-                f"the driver has not answered for {PATIENCE_S:.0f} s, and may do it yet: see fluidtune why"
-            )
+                words += " run is restored"
+            raise FluidTuneError(words)
         time.sleep(LOOK_S)
 
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.tune import TuneConfig
+from ray.tune import RunConfig, TuneConfig
 from ray.tune.experiment import Experiment
 
 from fluidtune.cluster.devices.layout import DeviceSpec, layout
 from fluidtune.cluster.forks.nodes import while_ray_starts
 from fluidtune.cluster.new_processes import worker_environment
-from fluidtune.driver_lock import DriverLock, hold
+from fluidtune.driver_lock import hold
 from fluidtune.errors import FluidTuneError, UnpicklableTrainableError
 from fluidtune.ray_compat.entry_points import RAY_RUN, RAY_TUNER, folder_of, run_config, tune_config
 from fluidtune.tune import extension
@@ -42,14 +42,16 @@ def run(run_or_experiment: Any, *, executor: FluidExecutor | None = None, **kwar
         executor: the execution settings; None: the defaults.
 
     Raises:
-        FluidTuneError: this cluster cannot satisfy the settings, or the trainable cannot be sent to a worker.
+        FluidTuneError: this cluster cannot satisfy the settings, the trainable cannot be sent to a worker, or the run
+            has another driver.
     """
     called.append("ray.tune.run")
     if callable(run_or_experiment):
         _check_picklable(run_or_experiment)
     kwargs["scheduler"] = scheduler = _wrapped(kwargs.get("scheduler"), executor)
-    _ready(scheduler.executor)
-    return RAY_RUN(run_or_experiment, **kwargs)
+    with _held(RunConfig(**{each: kwargs.get(each) for each in ("name", "storage_path", "storage_filesystem")})):
+        _ready(scheduler.executor)
+        return RAY_RUN(run_or_experiment, **kwargs)
 
 
 class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
@@ -159,17 +161,17 @@ class Tuner(RAY_TUNER):  # type: ignore[valid-type, misc]
 
     def fit(self) -> Any:
         called.append("ray.tune.Tuner")
-        config, lock = tune_config(self), _held(run_config(self))
-        with nullcontext() if lock is None else closing(lock):
+        config = tune_config(self)
+        with _held(run_config(self)):
             if config is not None:  # over Ray Client the cluster itself checks the settings
                 _ready(config.scheduler.executor)
             return super().fit()
 
 
-def _held(config: Any) -> DriverLock | None:
-    """The lock of the run with this `RunConfig`; None: it has no local folder so far. Raises as `hold`."""
+def _held(config: Any) -> AbstractContextManager[Any]:
+    """The lock of the run with this `RunConfig`, none if it has no local folder so far. Raises as `hold`."""
     folder = folder_of(config)
-    return None if folder is None else hold(folder)
+    return nullcontext() if folder is None else closing(hold(folder))
 
 
 def _wrapped(scheduler: Any, executor: FluidExecutor | None) -> FluidScheduler:

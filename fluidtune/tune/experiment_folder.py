@@ -36,10 +36,10 @@ class ExperimentFolder:
     """The folder of one experiment. ``storage``: its `StorageContext`. ``path``: where the driver writes.
 
     ``restored``: the run goes on from an earlier driver's, and so does its event log. The log of another run of that
-    name is kept beside the new one, with the time of its end in its name, and so is the log of its service.
+    name is kept beside the new one from `begin` on, with the time of its end in its name, as is its service's.
 
     Raises:
-        FluidTuneError: another driver has the folder.
+        FluidTuneError: another driver has the folder. A restored run waits for no end: Tune has read its state by now.
     """
 
     def __init__(self, storage: Any, restored: bool) -> None:
@@ -50,14 +50,17 @@ class ExperimentFolder:
         self.is_local = self._files.type_name == "local"
         self.path = Path(self._remote if self.is_local else storage.experiment_driver_staging_path)
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = hold(self.path)
-        if restored and self.is_local:
-            remove_partial(self.path)
-        if not restored:
+        self.lock = hold(self.path, waits=not restored)
+
+    def begin(self) -> None:
+        """Make the folder ready for this driver's event log, once nothing can refuse the job."""
+        if not self._restored:
             for folder, files in {str(self.path): _HERE, self._remote: self._files}.items():
                 for log in _LOGS:
                     _set_aside(files, f"{folder}/{log}")
-        elif not self.is_local:
+        elif self.is_local:
+            remove_partial(self.path)
+        else:
             try:
                 for name in (EVENT_LOG_NAME, STATE_NAME):
                     with suppress(FileNotFoundError):  # a new experiment
@@ -86,7 +89,7 @@ class ExperimentFolder:
 
     def close(self) -> None:
         """The files are complete: bring them into the experiment's storage. If that fails, a warning says so."""
-        self._lock.close()
+        self.lock.close()
         if self.is_local:
             return
         for name in _FILES:

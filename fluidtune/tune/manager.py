@@ -15,6 +15,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,10 +62,12 @@ def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory)
     if isinstance(manager, FluidActorManager):
         manager.note_trial(trial)
         return manager
-    job = TuningJob.for_controller(controller, scheduler, trial)
-    if job is None:
-        return None
-    manager = FluidActorManager(job)
+    with ExitStack() as undone:
+        job = TuningJob.for_controller(controller, scheduler, trial, undone)
+        if job is None:
+            return None
+        manager = FluidActorManager(job)
+        undone.pop_all()
     replace_actor_manager(controller, manager)
     job.keep_search(memory)
 

@@ -89,7 +89,7 @@ class SteeredRun:
         self._job = job
         if steer:
             try:
-                self._files = SteeringFiles(job.directory)
+                self._files = SteeringFiles(job.folder.path)
             except OSError as error:
                 logger.warning("FluidTune: this run cannot be steered: %s", error)
 

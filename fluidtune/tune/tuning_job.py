@@ -10,7 +10,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import ray
@@ -67,10 +67,10 @@ class TuningJob:
     """
 
     @classmethod
-    def for_controller(cls, controller: Any, scheduler: Any, trial: Trial) -> TuningJob | None:
+    def for_controller(cls, controller: Any, scheduler: Any, trial: Trial, undone: ExitStack) -> TuningJob | None:
         """The job of the controller's first trial; None when the job is left to Ray.
 
-        A restored run is laid out as it was, whatever trial comes first now.
+        A restored run is laid out as it was, whatever trial comes first now. ``undone``: what a failure undoes.
 
         Raises:
             FluidTuneError: the run has another driver, the cluster cannot hold what its first trial asks for, or the
@@ -88,9 +88,11 @@ class TuningJob:
                 "Ray Tune"
             )
             return None
-        return cls(controller, scheduler, request)
+        folder = ExperimentFolder(storage(controller), was_restored(controller))
+        undone.callback(folder.lock.close)
+        return cls(controller, scheduler, request, folder)
 
-    def __init__(self, controller: Any, scheduler: Any, request: dict[str, float]):
+    def __init__(self, controller: Any, scheduler: Any, request: dict[str, float], folder: ExperimentFolder):
         settings = scheduler.executor
         self._controller = controller
         self._scheduler = scheduler
@@ -98,7 +100,8 @@ class TuningJob:
         #: Whether the run goes on from an earlier driver's, whether a trial has reported to this one, and whether
         #: Tune's latest state is in the run's storage.
         self.restored, self.reported, self.state_stored = was_restored(controller), False, True
-        self._folder = ExperimentFolder(storage(controller), self.restored)
+        #: Where the job's event log is.
+        self.folder = folder
         concurrency = _asked_concurrency(controller.search_alg)
         self.setup = set_up_devices(self.name, settings, request, concurrency, scheduler.synchronous)
         self.engine = Engine(
@@ -123,6 +126,7 @@ class TuningJob:
         #: How many trials leave their devices with that batch. Each leaves one for a trial that arrives.
         self.departing = 0
         self.devices = hold_devices(self, settings, app, most_pending_groups(self._pending))
+        folder.begin()
         #: The script says ``reuse_actors=True``: a process serves one trial after another.
         self.reuses = asked_reuse(controller)
         #: The algorithm may wait for the future of a trial's checkpoint.
@@ -132,7 +136,7 @@ class TuningJob:
         #: Called when Tune has written its state.
         self._on_state = [self._snapshot_pace.state_written]
         store_whole_files(controller, self._state_written)
-        if (seed := self._folder.hash_seed()) is not None:
+        if (seed := self.folder.hash_seed()) is not None:
             hash_seed.go_on_with(seed)
         self.pool = WorkerPool(
             self.setup.layout,
@@ -144,7 +148,7 @@ class TuningJob:
             divided=self.setup.lanes is not None,
         )
         experiment = storage(controller).experiment_dir_name
-        self.log = JobLog(experiment, self._folder.path, self.engine)
+        self.log = JobLog(experiment, self.folder.path, self.engine)
         self.gpu_telemetry = GpuTelemetry(experiment, self.log)
         self.stall_detector = StallDetector()
         self.limits = TrialLimits(settings.trial_timeout_s, settings.stall_timeout_s)
@@ -157,11 +161,6 @@ class TuningJob:
         #: Trials whose log files this driver writes.
         self._logged: set[str] = set()
 
-    @property
-    def directory(self) -> Path:
-        """Where the job's event log is."""
-        return self._folder.path
-
     # --- devices
 
     def begin(self, wait_s: float) -> list[m.Event]:
@@ -169,7 +168,7 @@ class TuningJob:
         came = self.setup.shown_nodes(self.devices.poll(wait_s)[0])
         name = storage(self._controller).experiment_dir_name
         seed = hash_seed.of_workers(dict(ray.get_runtime_context().runtime_env))
-        self._folder.keep_hash_seed(seed)
+        self.folder.keep_hash_seed(seed)
         self.log.run_started(name, self._scheduler, self.setup.layout.kind, came)
         return [m.DeviceGained(device, node) for device, node in came.items()]
 
@@ -295,7 +294,7 @@ class TuningJob:
 
     def keep_search(self, memory: SearchMemory) -> None:
         """Tune's snapshots and the run's folder keep what the algorithm knows."""
-        memory.start(self._folder.path if self._folder.is_local else None, self._snapshot_pace.news_came)
+        memory.start(self.folder.path if self.folder.is_local else None, self._snapshot_pace.news_came)
         self._on_state.append(memory.state_written)
 
     def _state_written(self) -> Callable[[bool], None]:
@@ -395,7 +394,7 @@ class TuningJob:
             self._commit_cleanup.close()
         finally:
             self.log.close()
-            self._folder.close()
+            self.folder.close()
 
 
 def _asked_concurrency(search_alg: Any) -> int | None:

@@ -54,11 +54,14 @@ class FollowedRun:
             found = self.model.changes(int(heard) if known else 0)
             found["unreadable"] = self._tail.dropped if self._tail is not None else 0
             found |= {"cursor": f"{self._epoch}.{self.model.fold.heard}", "left": self._left, "trouble": self._trouble}
-            return {**found, "died": self.died(), "service": self._service.figures()}
+            died = not self.model.fold.over and driver_died(self.model.fold.head)
+            return {**found, "died": died, "service": self._service.figures()}
 
     def as_dict(self) -> dict[str, Any]:
-        """The run at this moment for a program. Times are seconds since its first event."""
+        """The run at this moment for a program. Times are seconds since its first event. Raises for a service's log."""
         glance, shown = self.glance(), self.look()
+        if self.model.fold.counts["serving_started"]:
+            raise EventLogError(f"{self.log.parent} is the log of a service; type: fluidtune serve status --json")
         held = {number: devices for number, devices, *_ in shown.get("held", [])}
         best = dict(zip(("trial", "metric"), glance["best"] or (), strict=False))
         return {
@@ -73,10 +76,6 @@ class FollowedRun:
             "news": [{"at": at, "text": text} for at, text in shown.get("news", [])],
             **{"trouble": glance["trouble"], "dropped_lines": shown["unreadable"]},
         }
-
-    def died(self) -> bool:
-        """Whether the driver is gone without a word, as far as the log was read."""
-        return not self.model.fold.over and driver_died(self.model.fold.head)
 
     def _read(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -99,7 +98,8 @@ class FollowedRun:
     def _begin(self) -> None:
         """Read the file that is there now, from its first line on."""
         tail = LogTail(self.log)
-        self.close()
+        if self._tail is not None:
+            self._tail.close()
         self._tail, self._epoch, self.model, self._trouble = tail, secrets.token_hex(4), RunModel(), ""
         self._service = ServiceFigures(self.log.parent)
 
@@ -134,10 +134,3 @@ class FollowedRun:
             return not self.model.fold.over and time.time() - self.log.stat().st_mtime < QUIET_S
         except OSError:
             return False
-
-    def close(self) -> None:
-        """Close the log and that of the service. The next `look` reads them from their first lines."""
-        self._service.close()
-        if self._tail is not None:
-            self._tail.close()
-            self._tail = None

@@ -34,7 +34,6 @@ def whole_page(log: Path) -> str:
     trials = [row[2] for row in shown["trials"]]
     curves = {trial: run.curve(trial) for trial in trials}
     stories = {trial: run.story(trial) for trial in _told(run, trials)}
-    run.close()
     data = {"run": shown, "curves": curves, "stories": stories, "directory": str(log.parent)}
     # Within a script element only "<" can end it or begin a comment.
     inlined = plain_json(data).replace("<", "\\u003c")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from fluidtune.report.events import EVENT_LOG_NAME
-from fluidtune.report.log_tail import LogTail, seconds_since
+from fluidtune.report.events import EVENT_LOG_NAME, EventDict
+from fluidtune.report.log_tail import LogTail, driver_died, seconds_since
 from fluidtune.report.run_logs import find_log, logs_in, results_directory
 from fluidtune.view.followed_run import PIECE, FollowedRun
 
@@ -33,8 +32,8 @@ class RunList:
         self._root = root.absolute()
         self._lock = threading.Lock()
         self._kept: dict[str, FollowedRun] = {}
-        #: Key -> the file that was read, what was said of it, and whether its driver is gone.
-        self._glances: dict[str, tuple[tuple[int, int, int], dict[str, Any], Callable[[], bool]]] = {}
+        #: Key -> the file that was read, what was said of it, and its `run_started`.
+        self._glances: dict[str, tuple[tuple[int, int, int], dict[str, Any], EventDict]] = {}
         logs = list(self.logs().values())
         if not logs:
             find_log(root)  # whose error says what there is instead
@@ -80,10 +79,9 @@ class RunList:
             known = self._glances.get(key)
             if known is None or known[0] != stamp:
                 run = self._run(key, log)
-                if run is None:
-                    continue
-                known = self._glances[key] = (stamp, run.glance(), run.died)
-            glance = known[1]
+                assert run is not None
+                known = self._glances[key] = (stamp, run.glance(), run.model.fold.head)
+            _, glance, head = known
             silence = seconds_since(time.time(), glance["origin"] + glance["seconds"])
-            found.append({"key": key, **glance, "silence": silence, "died": known[2]()})
+            found.append({"key": key, **glance, "silence": silence, "died": not glance["over"] and driver_died(head)})
         return found

@@ -37,7 +37,8 @@ class ServiceFigures:
         """Its state, and its table as `fluidtune report RUN_DIR/serving` prints it; None: there is none."""
         try:
             if (self._tail is None or self._tail.left is None) and self._log.is_file():
-                self.close()
+                if self._tail is not None:
+                    self._tail.close()
                 self._tail, self._sum, self._state = LogTail(self._log), ServingSummary(), ""
             events = self._tail.new() if self._tail is not None else []
             for event in events:
@@ -49,9 +50,3 @@ class ServiceFigures:
             return None
         rows = [list(row) for row in rows_of_serving(self._sum)]
         return {"state": self._state, "title": title_of_serving(self._sum), "columns": COLUMNS, "rows": rows}
-
-    def close(self) -> None:
-        """Close the log. The next `figures` reads it from its first line."""
-        if self._tail is not None:
-            self._tail.close()
-            self._tail = None

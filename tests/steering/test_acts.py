@@ -42,15 +42,6 @@ def test_the_diagram_shows_exactly_the_changes_of_the_code() -> None:
     assert all(hasattr(a.Steering, cause) for causes in a.STATES.values() for cause in causes.split(", "))
 
 
-def test_a_stopped_trial_ends_at_its_next_result() -> None:
-    steering = a.Steering()
-    assert steering.stops == set()
-    assert said(steering, act("stop")) == ""
-    assert steering.stops == {"t"}
-    assert steering.ended("t") == [a.Note(act("stop"), "done")]
-    assert steering.stops == set()
-
-
 def test_a_kept_trial_goes_on_once_the_algorithm_wants_to_stop_it() -> None:
     steering = a.Steering()
     assert steering.stop_meant("t") is None
@@ -62,6 +53,7 @@ def test_a_kept_trial_goes_on_once_the_algorithm_wants_to_stop_it() -> None:
     # It can still be stopped, and then it ends.
     assert said(steering, act("stop", "2")) == ""
     assert steering.stops == {"t"}
+    assert steering.ended("t") == [a.Note(act("stop", "2"), "done")] and steering.stops == set()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ray.tune import TuneConfig
 from ray.tune.schedulers import ASHAScheduler
 
 import fluidtune
-from fluidtune import FluidExecutor, FluidScheduler, FluidTuneError
+from fluidtune import FluidExecutor, FluidScheduler, FluidTuneError, driver_lock
 from fluidtune.tune import api, tuning_job
 from tests.tune.running import fit
 from tests.tune.trainables import without_checkpoints
@@ -171,9 +171,10 @@ class TestWhatOnlyTheClusterKnows:
         assert not list(tmp_path.glob("*/*/result.json"))
 
     def test_a_restored_run_that_is_refused_once_is_not_begun_anew(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         """Seen: the run began anew, over its results, as soon as the cluster had the devices."""
+        from tests.tune.test_driver_lock import driven  # which imports this module
 
         def fails(config: dict[str, Any]) -> None:
             tune.report({"score": 1})
@@ -198,6 +199,10 @@ class TestWhatOnlyTheClusterKnows:
                 lambda *asked: set_up(*asked) if not refusals else (_ for _ in ()).throw(refusals.pop()),
             )
             refused(lambda: restored().fit(), "no device now")
+        with driven(tmp_path / "run") as (pid, _):
+            stock = tune.Tuner.restore(str(tmp_path / "run"), fails, param_space={"x": 1}, resume_errored=True)
+            refused(stock.fit, f"process {pid} on ")
+        assert "waiting up to" not in caplog.text  # Seen: it waited, and went on from the state that it had read before
         (result,) = restored().fit()
         assert trials() == before and not result.error
 
@@ -223,8 +228,10 @@ class TestWhatOnlyTheClusterKnows:
             tune_config=TuneConfig(scheduler=FluidScheduler(executor=FluidExecutor(devices="cpu:64", reserve=True))),
             run_config=tune.RunConfig(storage_path=str(tmp_path), verbose=0),
         )
-        with pytest.raises(Exception, match=r'devices="cpu:64" asks for 64 CPUs, the Ray cluster has 2'):
+        with pytest.raises(Exception, match=r'devices="cpu:64" asks for 64 CPUs, the Ray cluster has 2') as kept:
             tuner.fit()
+        # Seen: a notebook keeps the error, and with it the lock was kept.
+        assert kept.value and list(tmp_path.iterdir()) and not list(tmp_path.rglob(driver_lock.FILE))
 
     def test_more_devices_than_there_are_are_a_limit_and_the_job_says_what_it_has(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture

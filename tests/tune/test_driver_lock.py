@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,3 +55,28 @@ def test_who_drives_a_run_is_named_until_it_has_died(tmp_path: Path, monkeypatch
         assert driver_lock.hold(tmp_path / ".") is lock
     lock.close()
     assert not driver_lock.is_held(tmp_path)
+    # Who only looks is no driver, and a file that came into the place of the lock is another driver's.
+    (tmp_path / driver_lock.FILE).touch()
+    with (tmp_path / driver_lock.FILE).open() as looks:
+        fcntl.flock(looks, fcntl.LOCK_SH)
+        threading.Timer(0.3, fcntl.flock, (looks, fcntl.LOCK_UN)).start()
+        lock = driver_lock.hold(tmp_path, waits=False)
+    (tmp_path / driver_lock.FILE).unlink()
+    (tmp_path / driver_lock.FILE).touch()
+    lock.close()
+    assert (tmp_path / driver_lock.FILE).exists()
+
+
+def test_another_users_driver_is_seen() -> None:
+    """Seen: who may not write the file was only warned."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name, driven(Path(name)) as (pid, _):
+        Path(name).chmod(0o777)
+        for mode, said in ((0o444, f"process {pid} on "), (0, "if none has, remove that file")):
+            (Path(name) / driver_lock.FILE).chmod(mode)
+            user = os.geteuid()
+            os.seteuid(user or 65534)
+            try:
+                refused(lambda: driver_lock.hold(Path(name), waits=False), said)
+                assert driver_lock.is_held(Path(name))
+            finally:
+                os.seteuid(user)

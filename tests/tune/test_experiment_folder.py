@@ -31,8 +31,14 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     )
 
 
+def begun(storage: Any, restored: bool) -> ExperimentFolder:
+    folder = ExperimentFolder(storage, restored)
+    folder.begin()
+    return folder
+
+
 def test_what_is_written_after_tunes_last_upload_is_uploaded(storage: Any, tmp_path: Path) -> None:
-    folder = ExperimentFolder(storage, restored=True)
+    folder = begun(storage, restored=True)
     assert folder.path == tmp_path / "staging"
     for name in (EVENT_LOG_NAME, "summary.json", "timeline.png", "of-tune.json"):
         (folder.path / name).write_text(name)
@@ -44,21 +50,11 @@ def test_what_is_written_after_tunes_last_upload_is_uploaded(storage: Any, tmp_p
 
 def test_a_new_driver_goes_on_with_the_stored_log_and_the_same_one_with_its_own(storage: Any, tmp_path: Path) -> None:
     (tmp_path / "root" / "bucket" / "run" / EVENT_LOG_NAME).write_text("of the former driver\n")
-    own = ExperimentFolder(storage, restored=True).path / EVENT_LOG_NAME
+    own = begun(storage, restored=True).path / EVENT_LOG_NAME
     assert own.read_text() == "of the former driver\n"
     own.write_text("longer than what is stored\n")
-    again = ExperimentFolder(storage, restored=True)
+    again = begun(storage, restored=True)
     assert (again.path / EVENT_LOG_NAME).read_text() == "longer than what is stored\n"
-
-
-def test_a_local_experiment_has_its_files_where_they_belong(storage: Any, tmp_path: Path) -> None:
-    storage.storage_filesystem = pyarrow.fs.LocalFileSystem()
-    storage.experiment_fs_path = str(tmp_path / "storage" / "run")
-    folder = ExperimentFolder(storage, restored=True)
-    (folder.path / EVENT_LOG_NAME).write_text("log")
-    folder.close()
-    assert [path.name for path in (tmp_path / "storage" / "run").iterdir()] == [EVENT_LOG_NAME]
-    assert not (tmp_path / "staging").exists()
 
 
 def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -73,7 +69,7 @@ def test_a_storage_that_is_away_ends_no_job(storage: Any, caplog: pytest.LogCapt
         open_output_stream = open_input_stream
 
     storage.storage_filesystem = Away()
-    folder = ExperimentFolder(storage, restored=True)
+    folder = begun(storage, restored=True)
     (folder.path / "summary.json").write_text("{}")
     folder.close()
     told = [record.getMessage() for record in caplog.records]
@@ -88,28 +84,23 @@ def test_the_log_of_a_former_run_of_that_name_is_kept_beside_the_new_one(
     run = tmp_path / "root" / "bucket" / "run"
     if local:
         storage.storage_filesystem, storage.experiment_fs_path = pyarrow.fs.LocalFileSystem(), str(run)
+    # Seen: the new run's page showed the former one's service.
+    (run / "serving").mkdir()
+    (run / "serving" / EVENT_LOG_NAME).write_text("of the service")
+    begun(storage, restored=True).close()
+    ExperimentFolder(storage, restored=False).close()  # Seen: a run that was refused took the former one's log away
+    assert (run / "serving" / EVENT_LOG_NAME).exists()
     for text in ("first", "second"):
-        folder = ExperimentFolder(storage, restored=False)
+        folder = begun(storage, restored=False)
         assert not (folder.path / EVENT_LOG_NAME).exists()
         (folder.path / EVENT_LOG_NAME).write_text(text)
         folder.close()
         time.sleep(0.01)
-    ExperimentFolder(storage, restored=False).close()
-    assert sorted(path.read_text() for path in run.iterdir()) == ["first", "second"]
-    assert all(path.name.startswith("fluid_events-") and path.suffix == ".jsonl" for path in run.iterdir())
-
-
-def test_the_log_of_a_former_runs_service_is_kept_beside_it_too(storage: Any, tmp_path: Path) -> None:
-    """Seen: the new run's page showed the former one's service."""
-    run = tmp_path / "root" / "bucket" / "run"
-    storage.storage_filesystem, storage.experiment_fs_path = pyarrow.fs.LocalFileSystem(), str(run)
-    (run / "serving").mkdir()
-    (run / "serving" / EVENT_LOG_NAME).write_text("of the former run")
-    ExperimentFolder(storage, restored=True)
-    assert (run / "serving" / EVENT_LOG_NAME).exists()
-    ExperimentFolder(storage, restored=False)
-    (kept,) = (run / "serving").iterdir()
-    assert kept.name.startswith("fluid_events-") and kept.read_text() == "of the former run"
+    begun(storage, restored=False).close()
+    logs = [path for path in run.rglob("*") if path.is_file()]
+    assert local != (tmp_path / "staging").exists()
+    assert sorted(path.read_text() for path in logs) == ["first", "of the service", "second"]
+    assert all(path.name.startswith("fluid_events-") and path.suffix == ".jsonl" for path in logs)
 
 
 def reports(config: dict[str, Any]) -> None:
@@ -133,12 +124,12 @@ def test_a_log_that_cannot_be_written_ends_no_job(tmp_path: Path, caplog: pytest
 @pytest.mark.parametrize("state", ['{"hash_seed": "7"}', '{"hash_s', "[7]"])
 def test_a_run_goes_on_with_the_hash_seed_of_its_last_driver(state: str, storage: Any, tmp_path: Path) -> None:
     """Seen: a run that was restored twice hashed strings in another way than its commits."""
-    folder = ExperimentFolder(storage, restored=False)
+    folder = begun(storage, restored=False)
     for seed in ("6", "7"):
         folder.keep_hash_seed(seed)
     assert (folder.path / STATE_NAME).read_text() == '{"hash_seed": "7"}'
     (folder.path / STATE_NAME).write_text(state)
-    assert ExperimentFolder(storage, restored=True).hash_seed() == ("7" if state.endswith('"7"}') else None)
+    assert begun(storage, restored=True).hash_seed() == ("7" if state.endswith('"7"}') else None)
 
 
 @pytest.mark.timeout(20)
@@ -147,8 +138,8 @@ def test_no_hash_seed_is_read_of_what_is_no_file_or_of_another_runs_log(storage:
     (tmp_path / "staging").mkdir()
     state = tmp_path / "staging" / STATE_NAME
     os.mkfifo(state)
-    assert ExperimentFolder(storage, restored=True).hash_seed() is None
+    assert begun(storage, restored=True).hash_seed() is None
     state.unlink()
     state.write_text('{"hash_seed": "7"}')
-    assert ExperimentFolder(storage, restored=True).hash_seed() == "7"
-    assert ExperimentFolder(storage, restored=False).hash_seed() is None
+    assert begun(storage, restored=True).hash_seed() == "7"
+    assert begun(storage, restored=False).hash_seed() is None

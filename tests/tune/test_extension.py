@@ -110,7 +110,9 @@ def test_the_command_trains_finished_trials_on_and_refuses_what_cannot_be(
     monkeypatch.setattr(driver_lock, "PATIENCE_S", 0.1)
     with driven(Path(path)) as (pid, _):
         same_name = lambda: fit("fluid", with_checkpoints, space, tmp_path, executor=ONE)  # noqa: E731
-        for second in (extend(path, num_samples=1), fluidtune.Tuner.restore(path, with_checkpoints).fit, same_name):
+        resumed = lambda: fluidtune.run(with_checkpoints, name="fluid", storage_path=str(tmp_path), resume=True)  # noqa: E731
+        ours = (extend(path, num_samples=1), fluidtune.Tuner.restore(path, with_checkpoints).fit, same_name, resumed)
+        for second in ours:
             refused(second, f"process {pid} on ", "wait for its end")
     assert before.items() <= {file.name: file.read_bytes() for file in Path(path).iterdir() if file.is_file()}.items()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -321,9 +322,9 @@ def test_a_job_in_rays_local_mode_is_left_to_ray(tried: Tried, monkeypatch: pyte
     """Newer Rays have no such mode. Seen: the script's own process was cleaned as a worker's."""
     request = PlacementGroupFactory([{"GPU": 1.0}])
     trial: Any = SimpleNamespace(placement_group_factory=request)
-    assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is not None
+    assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial, ExitStack()) is not None
     monkeypatch.setattr(tuning_job, "in_local_mode", lambda: True)
-    assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial) is None
+    assert TuningJob.for_controller(tried.job._controller, tried.job._scheduler, trial, ExitStack()) is None
 
 
 @pytest.mark.parametrize(
