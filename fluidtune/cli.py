@@ -564,7 +564,7 @@ def serve(context: click.Context, address: str) -> None:
 @_models_option("--gpu-memory", "--memory", "memory", type=float, help="With --models: GiB on a device.  [no limit]")
 @_models_option("--seconds", "search_s", default=10.0, show_default=True, help="With --models: a search ends then.")
 @click.option("--top", type=int, default=1, show_default=True, help="How many trials, the best ones.")
-@click.option("--devices", default=None, help='"cpu:N" or "gpu:N": N processes, N at most if --shared.  [one; any]')
+@click.option("--devices", default=None, help='"cpu:N" or "gpu:N": N devices, N at most if --shared.  [one; any]')
 @click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
 @click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
 @click.option("--starts", default="eager", show_default=True, help='When a batch starts: or "deferred".')

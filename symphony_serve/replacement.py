@@ -31,6 +31,7 @@ PHASES: dict[tuple[Phase, Phase], str] = {
     ("searching", "moving"): "Found",
     ("searching", "settled"): "Found, NotFound",
     ("moving", "settled"): "Held, Dropped, NotHeld",
+    ("moving", "drifting"): "Held, Dropped, NotHeld",
     ("moving", "searching"): "Down, Up",
 }
 #: A rate differs if one of the two is more than this many times the other. Judgement: devices are seldom so full that a
@@ -71,7 +72,7 @@ class Standing:
     search: the number of the latest search, while it goes on. target: where the models are to stand. placed: where they
     stood when all was done. guests: (device, model) that stand elsewhere than they are to, until there is room. failed:
     models that stand nowhere because they did not load; they are left out until there is another search. fails: how
-    often in a row that was so, by model: the more often, the longer they are left out, as each attempt may cost others.
+    often in a row a model did not load: the more often, the longer until it is tried again, as that may cost others.
     """
 
     sizes: Mapping[str, float]
@@ -107,6 +108,12 @@ class Standing:
     def stands(self, model: str) -> list[int]:
         """The devices that can answer for the model."""
         return [number for number, device in self.up.items() if model in device.held]
+
+    @property
+    def lacking(self) -> list[str]:
+        """The models that stand nowhere, or not on a device that is up and on which they were placed."""
+        short = {model for number, device in self.up.items() for model in self.placed.get(number, set()) - device.held}
+        return [model for model in self.sizes if model in short or not self.stands(model)]
 
 
 @dataclass(frozen=True)
@@ -249,7 +256,7 @@ def handle(state: Standing, event: Event) -> tuple[Standing, list[Act]]:
         # It comes back where it stood, on the way to wherever the models are to stand.
         if state.target is None and not state.searching:
             state = replace(state, target=state.placed)
-        return replace(state, since=None), []
+        return state, []
     if isinstance(event, Dropped):
         return _steps(_with(state, event.device, replace(device, drops=device.drops - model)))
     held = device.held | model if isinstance(event, Held) else device.held
@@ -265,11 +272,11 @@ def _not_held(state: Standing, event: NotHeld) -> Standing:
     model, target = event.model, state.target
     if target is not None and target != state.placed and not state.failed and _fits(state, state.placed):
         return replace(state, target=state.placed, guests=frozenset())
+    fails = {**state.fails, model: state.fails.get(model, 0) + 1}
     if state.stands(model):
-        return replace(state, target=None, guests=frozenset())
+        return replace(state, target=None, guests=frozenset(), fails=fails)
     if target is not None:
         target = {number: models - ({model} if number == event.device else set()) for number, models in target.items()}
-    fails = {**state.fails, model: state.fails.get(model, 0) + 1}
     return replace(state, target=target, failed=state.failed | {model}, fails=fails)
 
 
@@ -280,7 +287,7 @@ def _with(state: Standing, number: int, device: Device) -> Standing:
 def _rated(state: Standing, event: Rates) -> tuple[Standing, list[Act]]:
     if state.phase not in ("settled", "drifting"):
         return state, []
-    lacking = [model for model in state.sizes if not state.stands(model)]
+    lacking = state.lacking
     others = differ(state.planned, event.rates, event.seconds)
     if not lacking and not others:
         return replace(state, since=None), []

@@ -21,6 +21,7 @@ from symphony_serve.shell.device import Waited
 
 class Device:
     """A `symphony_serve.shell.Device`. Its models are those that have a process that is ready.
+    One thing: which processes there are, and whose turn it is, change together.
 
     make: starts the process of a model on this device; it calls what it is given when its state is another one. turns:
     batches that run at a time; more than one in a pipeline of stages.
@@ -85,6 +86,11 @@ class Device:
         self.leaving.add(key)
         self._give()
 
+    def stay(self, key: str) -> None:
+        """The model that was leaving gets batches again, if it still has its process."""
+        self.leaving.discard(key)
+        self._give()
+
     def stop(self) -> None:
         """End all processes for good. The batch that runs is lost."""
         self.over = True
@@ -122,7 +128,7 @@ class Device:
     def _of(self, model: str) -> Process:
         process = self.processes.get(model)
         if process is None:
-            raise ServeError(f"the process of model {model} was ended")
+            raise DeviceLost(f"the process of model {model} was ended", _never_back)
         return process
 
     async def check(self) -> None:
@@ -136,6 +142,10 @@ class Device:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._there.wait(), LOOK_S)
         return not self.lost
+
+
+async def _never_back() -> bool:
+    raise ServeError("its process was ended")
 
 
 class Measured(NamedTuple):

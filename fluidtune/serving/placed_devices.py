@@ -240,6 +240,7 @@ class PlacedDevices(Devices):
             self._begin(self._search(act))
         elif isinstance(act, Hold):
             self._began[act.device, act.model] = time.monotonic()
+            self.present[act.device].stay(act.model)
         else:
             gap = "no device has it for a while: the memory leaves no other way" if act.last else "it stands elsewhere"
             self._moved(act.device, act.model, "unloaded", gap)
@@ -332,7 +333,6 @@ class PlacedDevices(Devices):
         planned = self._state.planned
         if self._state.phase in ("settled", "drifting"):
             changes = [f"{name} {planned.get(name, 0.0):.3g} to {rate:.3g}" for name, rate in event.rates.items()]
-            lacking = [name for name in self._asked if not self._state.stands(name)]
             changed = f"requests/s changed: {', '.join(changes)}"
-            self._why = f"no device has {', '.join(lacking)}" if lacking else changed
+            self._why = f"a device lacks {', '.join(lacking)}" if (lacking := self._state.lacking) else changed
         self._hear(event)

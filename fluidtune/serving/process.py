@@ -83,8 +83,8 @@ class Process:
     the process forked; None: it is started as Ray does. It belongs to the event loop that runs when it is made.
     """
 
-    #: The class of its actors, and how many batches it has at a time.
-    ACTOR: type = ModelProcess
+    #: The class of its actors, made once as Ray exports each one that is made; and how many batches it has at a time.
+    ACTOR: Any = ray.remote(ModelProcess)
     BATCHES = 1
 
     def __init__(
@@ -97,8 +97,6 @@ class Process:
         changed: Callable[[], None],
         forks: ForkedActors | None = None,
     ):
-        # Ray exports each class of actors that is made: once for all processes after each other.
-        self._class = ray.remote(self.ACTOR)
         self._number, self._loading, self._resources, self._group = number, loading, resources, group
         self._tell_log, self._changed, self._forks = tell, changed, forks
         self.key = loading.trials[0].name
@@ -138,6 +136,9 @@ class Process:
             try:
                 if self.state == "loading":
                     await self._load()
+                elif self.state == "failed":
+                    self._start()
+                    self._handle("pause over")
                 elif self.state == "silent":
                     await self._listen()
                 else:
@@ -155,7 +156,7 @@ class Process:
 
     def _make(self, options: Mapping[str, Any]) -> list[Any]:
         """Its actors with these of Ray's options: one."""
-        return [self._class.options(**options, **self._place_of(0)).remote(self._loading)]
+        return [self.ACTOR.options(**options, **self._place_of(0)).remote(self._loading)]
 
     def _place_of(self, bundle: int) -> dict[str, Any]:
         """Ray's options for an actor on this bundle of the device."""
@@ -190,8 +191,6 @@ class Process:
             if why != self.trouble:  # Else it was told already.
                 self.trouble = why
                 self._say_lost(why)
-            self._start()
-            self._handle("pause over")
             return
         self._take_in(answer)
         self.trouble = ""

@@ -220,13 +220,13 @@ class Rollouts:
         for one in self.service.known:
             if one.number not in before or before[one.number].state != one.state:
                 self._say(one)
-        self._reconcile()
         if last is not None and last not in self.service.known and self._watch is not None:
             self._watch.forget(last.key)
         if self._loader is not None and not self._loads(self._loader[0]):
             self._loader[1].cancel()
         if self._work is None or self._work.done():
             self._work = asyncio.create_task(self._settle(), name="serve-rollout")
+        self._reconcile()  # Last: what it raises stops nothing of the above.
 
     def _reconcile(self) -> None:
         if self._devices is not None:
@@ -251,7 +251,10 @@ class Rollouts:
                 self._loader = other.number, loader
                 await asyncio.wait([loader])
                 self._loader = None
-                await self._keep()
+                try:
+                    await self._keep()
+                except Exception:
+                    logger.exception("What a restart must know of the versions could not be kept")
             else:
                 return
 
@@ -268,7 +271,6 @@ class Rollouts:
             self._tell(Loaded(version.number))
             model = await self._measured(version, samples, devices)
             found = Answering.of(model, samples, self._setting.max_body)
-            await asyncio.gather(*[device.processes[version.key].loaded() for device in devices if not device.over])
             self._server.add(found.model)
         except Exception as error:
             why = " ".join(str(error).split()) if isinstance(error, ServeError) else repr(error)
@@ -304,10 +306,11 @@ class Rollouts:
             raise ServeError(f"its inputs have another form than those of {self.service.serving.said}{said}")
 
     async def _measured(self, version: Version, samples: Samples, devices: Sequence[Device]) -> Model:
-        """The version, measured on those of the devices whose lease goes on until the end. Raises ServeError."""
+        """The version, measured and ready on those of the devices whose lease goes on until then. Raises ServeError."""
         while there := [device for device in devices if not device.over]:
             try:
                 model = await self._measure(version, samples, there)
+                await asyncio.gather(*[device.processes[version.key].loaded() for device in there if not device.over])
             except ServeError:
                 if not any(device.over for device in there):
                     raise

@@ -159,8 +159,8 @@ def serve(
         memory: with ``models``, GiB that the models of a device take at most, at any moment. Default: no limit.
         search_s: with ``models``, seconds that a search for a placement takes at most.
         top: how many trials are served, the best ones.
-        devices: "cpu:N" or "gpu:N": N processes of one core or one GPU, each with all models. Default: one. With an
-            arbiter, N at most, and by default any number.
+        devices: "cpu:N" or "gpu:N": N devices of one core or one GPU, each with a process for each model. Default:
+            one. With an arbiter, N at most, and by default any number.
         metric, mode: by which trials are ranked. Default: those of the run, if FluidTune ran it.
         starts: when a batch starts: "eager", as soon as a device is idle, or "deferred", as late as it may.
         max_batch: no larger batch is formed.

@@ -132,6 +132,8 @@ class Devices:
         self._spare_since: float | None = None
         #: Why there will never be a device again; "": nothing is wrong.
         self.trouble = ""
+        #: Why the latest step has failed; None: it has not.
+        self._error: Exception | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -162,13 +164,15 @@ class Devices:
     # What the front calls.
 
     async def first(self) -> First:
-        """Wait until as many devices as the source says have their models. Raises ServeError if one does not load."""
+        """Wait until as many devices as the source says have their models. Raises ServeError if one cannot."""
         self._first = []
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="serve-devices")
         while True:
             if self.trouble:
                 raise ServeError(self.trouble)
+            if self._error is not None:
+                raise ServeError(f"the devices cannot be had: {self._error!r}") from self._error
             staying = [one for one in self._held.values() if one.until is None]
             for one in staying:
                 if one.device.trouble:
@@ -223,14 +227,16 @@ class Devices:
         while True:
             try:
                 await self.step()
+                self._error = None
             except SourceLost as lost:
                 logger.warning("The service has no devices any more: %s", lost)
                 for one in list(self._held.values()):
                     self._lose(one, str(lost))
                 self.trouble = str(lost)
                 return
-            except Exception:
+            except Exception as error:
                 logger.exception("A look at the devices has failed")
+                self._error = error
             await asyncio.sleep(LOOK_S)
 
     async def step(self) -> None:
@@ -324,14 +330,13 @@ class OwnDevices:
         self.least = least
         self._bundles = [bundle] * stages if (bundle := bundle_of(resources)) else []
         self._groups: list[Any] = []
+        self._told = 0
 
     async def poll(self) -> Sequence[Notice]:
-        came: list[Notice] = []
-        while len(self._groups) < self.least:
-            number = len(self._groups)
-            group = await asyncio.to_thread(_held, number, self._bundles) if self._bundles else None
-            self._groups.append(group)
-            came.append(Came(number, group))
+        while (number := len(self._groups)) < self.least:
+            self._groups.append(await asyncio.to_thread(_held, number, self._bundles) if self._bundles else None)
+        # Those before one that failed are told of when it is there, too.
+        came, self._told = [Came(one, self._groups[one]) for one in range(self._told, self.least)], self.least
         return came
 
     def wanted(self, load: int) -> int:

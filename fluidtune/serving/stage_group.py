@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import ray
 from ray.exceptions import RayError
 
 from fluidtune.serving.loaded_model import Outcome, Packed
@@ -34,7 +35,7 @@ class StageGroup(Process):
     Several batches may be in it. `run` returns in the order in which it was called.
     """
 
-    ACTOR = StageProcess
+    ACTOR = ray.remote(StageProcess)
 
     def __init__(self, count: int, room: float, *given: Any):
         self._count, self._room = count, room
@@ -46,7 +47,7 @@ class StageGroup(Process):
         super().__init__(*given)
 
     def _make(self, options: Mapping[str, Any]) -> list[Any]:
-        made = [self._class.options(**options, **self._place_of(number)) for number in range(self._count)]
+        made = [self.ACTOR.options(**options, **self._place_of(number)) for number in range(self._count)]
         return [one.remote(self._loading, number, self._count, self._room) for number, one in enumerate(made)]
 
     def _ask(self, what: str, *given: Any) -> Any:

@@ -32,6 +32,8 @@ class FakeRay:
         self.asked, self.alive, self._made = [], [], 0
         self._answers = defaultdict(asyncio.Queue)
         monkeypatch.setattr(process_module, "ray", self)
+        for kind in (Process, StageGroup):
+            monkeypatch.setattr(kind, "ACTOR", self)
         monkeypatch.setattr(process_module, "PAUSE_S", 0.0)
         for module in (process_module, stage_group):
             monkeypatch.setattr(module, "fetched", self.fetched)
@@ -39,9 +41,6 @@ class FakeRay:
     def say(self, method, answer):
         """The next call of the method that is waited for gets this answer; an exception is raised."""
         self._answers[method].put_nowait(answer)
-
-    def remote(self, actor_class):
-        return self
 
     def options(self, **given):
         def start(*given):

@@ -39,6 +39,8 @@ def test_a_device_has_the_processes_that_are_wanted_and_no_other_one(one):
         made.want({"b@2": BOTH["b@2"], "c@3": loading("c@3")})
         assert (first.stopped, list(made.processes)) == (True, ["b@2", "c@3"])
         assert made.processes["b@2"] is second, "what runs goes on"
+        with pytest.raises(DeviceLost, match="the process of model a was ended"):  # Seen: what waited for it got 500.
+            await made.run("a", [1])
         made.stop()
         made.want(BOTH)
         assert made.processes == {}, "it is over"

@@ -178,6 +178,29 @@ def test_a_process_that_dies_loads_its_model_where_it_stood_and_the_others_answe
     asyncio.run(run())
 
 
+def test_a_model_that_is_to_stay_after_all_gets_batches_again(monkeypatch):
+    """Seen: it was held on a device that gave it none."""
+
+    async def run():
+        service, server, leaves = Service(monkeypatch, a=1.0, b=1.0), Server(), [True]
+        found = [{0: frozenset("ab"), 1: frozenset("a")}, {0: frozenset("b"), 1: frozenset("a")}, {0: frozenset("ab")}]
+        monkeypatch.setattr(placed_devices, "replanned", lambda *given: (found.pop(0), 1.0))
+        await service.placed.first()
+        server.busy_with = lambda number, model: any(leaves)
+        service.placed.serve(server, lambda: 1)
+        for now in (0.0, 1e6):
+            service.placed._rate(Rates(now, {"a": 1.0, "b": MANY}, 10.0))
+        await until(lambda: service.stands()[0] == "b")
+        service.devices[1].processes["a"].dies()
+        await until(lambda: len(service.said("models_placed")) == 3)
+        leaves.clear()
+        await service.until_settled()
+        assert service.stands()[0] == "ab"
+        await service.placed.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("size", "stands", "said"), [(SIZE, "ac", "models_kept"), (0.5, "abc", "models_placed")])
 def test_a_device_that_is_down_is_replaced_by_the_other_if_all_models_fit_there(monkeypatch, size, stands, said):
     async def run():
@@ -209,26 +232,18 @@ def test_a_device_that_is_down_is_replaced_by_the_other_if_all_models_fit_there(
     [
         (1.5, SIZE, "the models have .*, and there is no room for . on 2 times"),
         (MEMORY, None, "model a has .* GiB, and a device .* fits none"),
+        (MEMORY, SIZE, "the checkpoint of trial b does not load"),
     ],
 )
-def test_models_that_do_not_fit_are_refused_when_their_bytes_are_measured(monkeypatch, memory, size, said):
+def test_models_whose_measured_bytes_do_not_fit_or_that_do_not_load_are_refused(monkeypatch, memory, size, said):
     """Seven bytes are measured where none were given."""
 
     async def run():
         service = Service(monkeypatch, memory, size, a=1.0, b=1.0, c=1.0)
+        service.broken = {"b"} if "does not load" in said else set()
         with pytest.raises(ServeError, match=said):
             await service.placed.first()
         assert math.isfinite(service.placed.placement()["memory"])
-
-    asyncio.run(run())
-
-
-def test_a_model_that_does_not_load_at_the_start_is_an_error(monkeypatch):
-    async def run():
-        service = Service(monkeypatch, a=1.0, b=1.0)
-        service.broken = {"b"}
-        with pytest.raises(ServeError, match="the checkpoint of trial b does not load"):
-            await service.placed.first()
 
     asyncio.run(run())
 
@@ -262,13 +277,14 @@ def test_a_model_that_does_not_load_any_more_is_left_out_and_tried_again_after_a
         service.broken = set()
         await service.rates(a=1.0, b=0.0, c=1.0, d=1.0)
         assert service.placed.unavailable == {} and "b" in "".join(service.stands())
-        assert service.said("models_placed")[-1]["reason"].startswith("no device has b; placed anew")
+        assert service.said("models_placed")[-1]["reason"].startswith("a device lacks b; placed anew")
         await service.placed.close()
 
     asyncio.run(run())
 
 
-def test_a_front_that_is_restarted_serves_the_models_that_load(monkeypatch):
+@pytest.mark.parametrize("fail", ["b", "ab"])
+def test_a_front_that_is_restarted_serves_the_models_that_load_if_one_does(monkeypatch, fail):
     """What it must know of the other one was kept. Seen: the front stayed `failed`."""
 
     async def run(kept):
@@ -278,27 +294,16 @@ def test_a_front_that_is_restarted_serves_the_models_that_load(monkeypatch):
         await until(lambda: kept)
         service.placed._end_tasks()
         service = Service(monkeypatch, kept=kept, a=1.0, b=1.0)
-        service.broken = {"b"}
+        service.broken = {*fail}
+        if fail == "ab":
+            with pytest.raises(ServeError, match=r"the checkpoint of trial \w does not load"):
+                await service.placed.first()
+            return
         first = await service.placed.first()
         assert set().union(*service.stands()) == {"a"} and first.profiles == {"b": "profile of b"}
         assert first.samples == dict.fromkeys("ab", Samples([1], [1]))
         assert service.placed.unavailable == {"b": broken("b")}
         await service.placed.close()
         assert kept == {}
-
-    asyncio.run(run({}))
-
-
-def test_a_front_that_is_restarted_fails_if_no_model_loads(monkeypatch):
-    async def run(kept):
-        service = Service(monkeypatch, kept=kept, a=1.0)
-        await service.placed.first()
-        service.placed.serve(Server(), lambda: 1)
-        await until(lambda: kept)
-        service.placed._end_tasks()
-        service = Service(monkeypatch, kept=kept, a=1.0)
-        service.broken = {"a"}
-        with pytest.raises(ServeError, match="the checkpoint of trial a does not load"):
-            await service.placed.first()
 
     asyncio.run(run({}))

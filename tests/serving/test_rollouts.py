@@ -42,7 +42,7 @@ def rollouts(*places, trials=1, serving=True):
     ("places", "given", "said"),
     [
         (
-            [Place("n", 2 * GIB, 3 * GIB, 0, 0)] * 2,
+            [Place("m", GIB, 3 * GIB, 0, 0), *[Place("n", 2 * GIB, 3 * GIB, 0, 0)] * 2],  # Each machine has its own.
             {},
             "a second version takes about 4.0 GiB of the machine, as the first one does, and 3.0 GiB are free",
         ),
@@ -57,11 +57,6 @@ def test_a_deploy_that_cannot_be_is_refused_before_anything_starts(places, given
     with pytest.raises(ServeError, match=said):
         asyncio.run(made.deploy(Winner("c", None, {}, 2.0), "other", 1.0))
     assert made.service.phase == "one"
-
-
-def test_devices_of_two_machines_each_need_memory_of_their_own():
-    made = rollouts(Place("n", 2 * GIB, 3 * GIB, 0, 0), Place("m", 2 * GIB, 3 * GIB, 0, 0))
-    asyncio.run(made._check_memory())
 
 
 @pytest.mark.parametrize("at", ["it loads", "it is measured"])

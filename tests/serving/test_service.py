@@ -102,14 +102,6 @@ def test_a_killed_device_is_replaced_and_its_requests_are_answered(served, finis
     assert told[-2:] == [("worker_lost", None), ("worker_started", replaced)]
 
 
-def test_a_process_that_dies_while_it_is_idle_is_replaced_though_nobody_asks(served):
-    killed = until(lambda: served.status()["device_pids"])
-    os.kill(killed[0], signal.SIGKILL)
-    until(lambda: len(set(served.status()["device_pids"]) - {killed[0]}) == 2)
-    until(lambda: ask(served, "", "readyz", "GET")[0] == 200)
-    assert ask(served, 5) == (200, 15)
-
-
 def test_ready_follows_the_model_process_while_nobody_asks(served):
     assert ask(served, "", "readyz", "GET") == (200, {"ready": True, "state": "serving"})
     pid, other = served.status()["device_pids"]

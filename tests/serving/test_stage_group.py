@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError
 from fluidtune.serving import stage_group
 from fluidtune.serving.loaded_model import Packed
 from fluidtune.serving.staged_process import Passed, Started
-from symphony_serve.errors import DeviceLost, ServeError
+from symphony_serve.errors import ServeError
 from tests.serving.fake_ray import STAGES, FakeRay, Staged
 
 FAILED = Passed(None, 2, (), (500, '{"error": "the model failed: no"}'))
@@ -65,22 +65,6 @@ def test_a_batch_that_has_left_the_first_process_is_told_before_its_answer(in_gr
         await asyncio.sleep(0.01)
         answer.set_result(passed(3))
         assert (await task).outputs == [(200, "3")] and heard == ([] if lost else [False])
-
-    in_group(test)
-
-
-def test_a_group_is_replaced_once_whatever_was_in_it(in_group):
-    async def test(group, ray):
-        gone = future()
-        ray.say("run", gone)
-        ray.say("run", RayActorError())
-        both = [asyncio.create_task(group.run([value])) for value in (1, 2)]
-        await asyncio.sleep(0.01)
-        gone.set_exception(RayActorError())  # Its process was killed just now.
-        for task in both:
-            with pytest.raises(DeviceLost):
-                await task
-        assert ray.alive == ["3", "4"]
 
     in_group(test)
 
