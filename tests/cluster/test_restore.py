@@ -21,6 +21,7 @@ class Hosting(LeaderHost):
     """Hosts trial_1, of which 13 iterations are reported; its commit is of iteration 12."""
 
     def __init__(self) -> None:
+        self._began_at = None
         self.deleted: list[str] = []
         self.forgot = 0
         files = SimpleNamespace(delete_dir=self.deleted.append)
