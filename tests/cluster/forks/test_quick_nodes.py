@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,10 @@ class Process:
 
 def launchers():
     (raylet,) = [each for each in psutil.Process().children() if each.name() == "raylet"]
-    commands = [each.cmdline() for each in raylet.children()]
+    try:
+        commands = [each.cmdline() for each in raylet.children()]
+    except psutil.NoSuchProcess:  # it has just ended
+        return launchers()
     return [command[1].partition(" ")[0] for command in commands if "fork_launcher" in " ".join(command)]
 
 runtime_env = {**fluidtune.forked(["json"]), "working_dir": folder}
@@ -139,6 +143,8 @@ def test_a_command_starts_a_quick_node_as_rays_does_and_clients_of_ray_have_proc
         port = free.getsockname()[1]
     words = [sys.executable, "-m", "fluidtune", "node", "start", "--head", "--block", "--port=0", "--num-cpus=1"]
     words += ["--include-dashboard=false", "--disable-usage-stats", f"--ray-client-server-port={port}"]
+    # Of its own: the `ray.init` of another test's script would find the cluster in Ray's folder.
+    words += ["--temp-dir", tempfile.mkdtemp()]
     open_to_all = {**os.environ, "RAY_AUTH_MODE": "disabled"}  # a client needs the token of a cluster that has one
     node = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=open_to_all)
     try:
