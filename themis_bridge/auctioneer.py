@@ -119,7 +119,7 @@ class Auctioneer:
             self._due_since = math.inf
             return
         self._due_since, wait, silent = min(self._due_since, state.clock), state.settings.answer_s, self._silent()
-        # However many apps come one after the other, a round waits no longer than that.
+        # Bounded, because apps may join one after the other without end.
         if any(age < wait for age in silent.values()) and state.clock - self._due_since < 2 * wait:
             return
         self._due_since = math.inf
@@ -133,7 +133,7 @@ class Auctioneer:
         self._clear(groups[barred], [app for app in state.apps if app not in silent and app not in barred])
 
     def _silent(self) -> dict[str, float]:
-        """App that has no part in a round now -> since when its report is too old, or has yet to come, s."""
+        """App that has no part in a round now -> for how many seconds its report has been too old, or is awaited."""
         state, found = self._state, {}
         for name, app in state.apps.items():
             newest = state.reports.get(name)

@@ -377,78 +377,80 @@ def _failing_client(pipe: Connection, environment: dict[str, str]) -> None:
         pipe.send({"raised": str(error).splitlines()[0], "fault": is_fault(error)})
 
 
-def mps_memory(device: str) -> Answer:
-    telemetry = Telemetry()
-    gpu = telemetry.sample()[0]
-    with TemporaryDirectory() as directory:
-        daemon = Mps(gpu.uuid, Path(directory, "mps"))
-        if not daemon.acquire():
-            return {"had": False, "why": daemon.why}
-        clients = [start(_client, daemon.environment(), 2.0) for _ in range(2)]
-        found: Answer = {"had": True, "up": [answer_of(*each) for each in clients]}
-        held = [telemetry.process_memory(gpu.uuid, process.pid or 0) for _, process in clients]
-        found["nvml_mb"] = [None if size is None else size // MB for size in held]
-        found["became"] = [answer_of(*each) for each in clients]
-        for _, process in clients:
-            process.kill()
-        daemon.release()
-        return found
+def under_mps(ask: Callable[[str, dict[str, str]], Answer]) -> Callable[[str], Answer]:
+    """A question that is asked with the UUID of a GPU that MPS shares, and the environment of its clients."""
+
+    def asked(device: str) -> Answer:
+        gpu = Telemetry().sample()[0].uuid
+        with TemporaryDirectory() as directory:
+            daemon = Mps(gpu, Path(directory, "mps"))
+            if not daemon.acquire():
+                return {"had": False, "why": daemon.why}
+            found = ask(gpu, daemon.environment())
+            daemon.release()
+            return {"had": True, **found}
+
+    return asked
 
 
-def mps_memory_is_right(answer: Answer) -> bool | None:
-    if not answer["had"]:
-        return None
+def if_had(right: Callable[[Answer], bool]) -> Callable[[Answer], bool | None]:
+    """Without MPS, whether an answer is right cannot be told."""
+    return lambda answer: right(answer) if answer["had"] else None
+
+
+@under_mps
+def mps_memory(gpu: str, environment: dict[str, str]) -> Answer:
+    clients = [start(_client, environment, 2.0) for _ in range(2)]
+    found: Answer = {"up": [answer_of(*each) for each in clients]}
+    held = [Telemetry().process_memory(gpu, process.pid or 0) for _, process in clients]
+    found["nvml_mb"] = [None if size is None else size // MB for size in held]
+    found["became"] = [answer_of(*each) for each in clients]
+    for _, process in clients:
+        process.kill()
+    return found
+
+
+@if_had
+def mps_memory_is_right(answer: Answer) -> bool:
     return all(answer["nvml_mb"]) and all("mean_times_2048" in one for one in answer["became"])
 
 
-def mps_fault(device: str) -> Answer:
-    with TemporaryDirectory() as directory:
-        daemon = Mps(Telemetry().sample()[0].uuid, Path(directory, "mps"))
-        if not daemon.acquire():
-            return {"had": False, "why": daemon.why}
-        environment = daemon.environment()
-        beside, fails = start(_client, environment, 6.0), start(_failing_client, environment)
-        found: Answer = {"had": True, "up": [answer_of(*each) for each in (beside, fails)]}
-        found["became"] = [answer_of(*each) for each in (fails, beside)]
-        for _, process in (beside, fails):
-            process.kill()
-        after = start(_client, environment, 1.0)
-        found["after"] = [answer_of(*after) for _ in range(2)]
-        after[1].kill()
-        daemon.release()
-        return found
+@under_mps
+def mps_fault(gpu: str, environment: dict[str, str]) -> Answer:
+    beside, fails = start(_client, environment, 6.0), start(_failing_client, environment)
+    found: Answer = {"up": [answer_of(*each) for each in (beside, fails)]}
+    found["became"] = [answer_of(*each) for each in (fails, beside)]
+    for _, process in (beside, fails):
+        process.kill()
+    after = start(_client, environment, 1.0)
+    found["after"] = [answer_of(*after) for _ in range(2)]
+    after[1].kill()
+    return found
 
 
-def mps_fault_is_right(answer: Answer) -> bool | None:
-    if not answer["had"]:
-        return None
+@if_had
+def mps_fault_is_right(answer: Answer) -> bool:
     faults = [isinstance(one, dict) and one.get("fault") is True for one in answer["became"]]
     return all(faults) and "mean_times_2048" in answer["after"][1]
 
 
-def mps_killed(device: str) -> Answer:
-    with TemporaryDirectory() as directory:
-        daemon = Mps(Telemetry().sample()[0].uuid, Path(directory, "mps"))
-        if not daemon.acquire():
-            return {"had": False, "why": daemon.why}
-        environment = daemon.environment()
-        stays, goes = (start(_client, environment, 6.0) for _ in range(2))
-        found: Answer = {"had": True, "up": [answer_of(*each) for each in (stays, goes)]}
-        time.sleep(1)
-        assert goes[1].pid is not None
-        os.kill(goes[1].pid, signal.SIGKILL)
-        found["beside"] = answer_of(*stays)
-        after = start(_client, environment, 1.0)
-        found["after"] = [answer_of(*after) for _ in range(2)]
-        for _, process in (stays, goes, after):
-            process.kill()
-        daemon.release()
-        return found
+@under_mps
+def mps_killed(gpu: str, environment: dict[str, str]) -> Answer:
+    stays, goes = (start(_client, environment, 6.0) for _ in range(2))
+    found: Answer = {"up": [answer_of(*each) for each in (stays, goes)]}
+    time.sleep(1)
+    assert goes[1].pid is not None
+    os.kill(goes[1].pid, signal.SIGKILL)
+    found["beside"] = answer_of(*stays)
+    after = start(_client, environment, 1.0)
+    found["after"] = [answer_of(*after) for _ in range(2)]
+    for _, process in (stays, goes, after):
+        process.kill()
+    return found
 
 
-def mps_is_right(answer: Answer) -> bool | None:
-    if not answer["had"]:
-        return None
+@if_had
+def mps_is_right(answer: Answer) -> bool:
     return all("mean_times_2048" in one for one in (answer["beside"], answer["after"][1]))
 
 

@@ -1,6 +1,6 @@
 """The work that a job on a shared cluster has done and has left, by which the Themis arbiter makes its bids.
 
-It tells the arbiter by the engine's heights and overheads.
+`Progress` computes it from the engine's heights and overheads.
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class ArbiterActor:
     def _pass_time(self) -> None:
         with self._lock:
             rounds, began = self._arbiter.state.rounds, time.monotonic()
-            self._try(lambda: self._handle(m.Tick()))
+            self._try(partial(self._handle, m.Tick()))
             if self._arbiter.state.rounds != rounds:
                 self._round_seconds = time.monotonic() - began
                 self._unwritten = True
