@@ -45,6 +45,9 @@ LISTED: dict[str, tuple[str, ...]] = {
     "optuna": ("OPTUNA_",),
     "tensorboard": (),
     "tensorboardX": ("CRC32C_",),
+    "mlflow": ("MLFLOW_",),
+    "sqlalchemy": (),
+    "alembic": (),
 }
 #: Variables that may differ all the same: Ray reads these later, and torch its NVML switch at each look.
 MAY_DIFFER = {"PYTORCH_NVML_BASED_CUDA_CHECK", *worker_program.READ_LATER}

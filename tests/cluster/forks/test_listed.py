@@ -43,6 +43,9 @@ MODULES = {
     "optuna": ["optuna"],
     "tensorboard": ["tensorboard", "torch.utils.tensorboard"],
     "tensorboardX": ["tensorboardX"],
+    "mlflow": ["mlflow"],
+    "sqlalchemy": ["sqlalchemy", "sqlalchemy.orm"],
+    "alembic": ["alembic", "alembic.command"],
 }
 #: What two forks have in common that two new processes have not, and why that harms nobody.
 HARMLESS = {
@@ -53,6 +56,7 @@ HARMLESS = {
     r"transformers\.utils\.hub\.SESSION_ID": "which session it is in what the Hub is told of downloads",
     r"torch\.distributed\._composable\..*": "by which name a module keeps what a wrapper has put there",
     r".*\.__doc__": "a text with an address",
+    r"(opentelemetry|fastapi)\..*_KEY": "under which a process keeps a value in contexts of its own",
     r"ray\..*\._uuid": "Ray's own function: the same one in each process of a job",
 }
 LOOKS = """
