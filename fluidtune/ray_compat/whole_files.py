@@ -3,15 +3,20 @@
 Tune copies all of a run's files into the storage again every few seconds, each by emptying the one that is there. A
 driver that is killed meanwhile leaves empty results, and a state from which nothing can be restored. Here a file is
 copied under another name and then renamed, and only where it has changed. The run's state comes last, as it was when
-Tune wrote it: it never knows of a result that the stored log of its trial has not.
+Tune wrote it: it never knows of a result that the stored log of its trial has not. It holds a copy of the searcher's
+state, which is a file beside it: else a driver that is killed between the two leaves a searcher that has suggested a
+trial which Tune does not know, and that waits for its end.
 
 A storage that is no file system of this machine, such as S3, shows a file once all of it is there.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,12 +25,15 @@ from typing import Any
 
 import pyarrow.fs
 from ray.train._internal.storage import _FilesystemSyncer
+from ray.tune.execution.experiment_state import _find_newest_experiment_checkpoint
 from ray.tune.execution.tune_controller import TuneController
 
 #: What the name of a file begins and ends with that is not complete.
 _BEFORE, _AFTER = ".", ".partial"
 #: What the name of a run's state begins with, in the folder that Tune copies.
 _STATE = "experiment_state-"
+#: Under what the state has the files of the same snapshot beside it: name -> base64 of zlib's bytes.
+_BESIDE = "fluidtune_beside"
 #: Files that are copied at a time to a storage that is not here. Judgement: what hides the way there, as pyarrow's own
 #: copying does.
 _AT_ONCE = 8
@@ -79,6 +87,32 @@ def store_whole_files(controller: TuneController, on_state: OnState | None = Non
     storage.syncer = _WholeFiles(storage.syncer, on_state)
 
 
+def restore_beside(controller: TuneController) -> None:
+    """Give the searcher that Tune has just restored the state that it had when Tune wrote that of the run."""
+    storage, search = controller._storage, controller._search_alg
+    newest = _find_newest_experiment_checkpoint(storage.experiment_fs_path, storage.storage_filesystem)
+    with storage.storage_filesystem.open_input_stream(newest) as stream:
+        beside = json.loads(stream.readall()).get(_BESIDE, {})
+    folder, other = storage.experiment_driver_staging_path, False
+    for name, kept in beside.items():
+        content = zlib.decompress(base64.b64decode(kept))
+        if Path(folder, name).read_bytes() != content:
+            other = True
+            Path(folder, name).write_bytes(content)
+    if other and search.has_checkpoint(folder):
+        search.restore_from_dir(folder)
+
+
+def _with_beside(state: dict[str, tuple[tuple[int, int], bytes]]) -> None:
+    """Add to the run's state, a JSON object, those files of ``state`` that Tune wrote with it."""
+    for run in [name for name in state if name.startswith(_STATE)]:
+        session = os.path.splitext(run)[0].removeprefix(_STATE)
+        beside = {name: content for name, (_, content) in state.items() if session in name and name != run}
+        kept = {name: base64.b64encode(zlib.compress(content, 1)).decode() for name, content in beside.items()}
+        mark, content = state[run]
+        state[run] = mark, content.rstrip().removesuffix(b"}") + f', "{_BESIDE}": {json.dumps(kept)}}}'.encode()
+
+
 def _partial(path: str) -> str:
     folder, name = os.path.split(path)
     return os.path.join(folder, f"{_BEFORE}{name}{_AFTER}")
@@ -103,6 +137,7 @@ class _WholeFiles(_FilesystemSyncer):
             return self._store, {"folder": local_path, "to": uri, "state": None}
         changed = {name: mark for name in names if (mark := self._changed(os.path.join(local_path, name)))}
         state = {name: (mark, Path(local_path, name).read_bytes()) for name, mark in changed.items()}
+        _with_beside(state)
         stored = None if self._on_state is None else self._on_state()
         return self._store, {"folder": local_path, "to": uri, "state": state, "stored": stored}
 

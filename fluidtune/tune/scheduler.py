@@ -19,6 +19,7 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import controller, schedulers, searches
 from fluidtune.ray_compat.own_staging import stage_apart
 from fluidtune.ray_compat.versions import check_ray_version
+from fluidtune.ray_compat.whole_files import restore_beside
 from fluidtune.tune.executor import FluidExecutor
 from fluidtune.tune.extension import Extension
 from fluidtune.tune.groups import adapter_for
@@ -132,6 +133,7 @@ class FluidScheduler(TrialScheduler):
         if not self._begun:
             self._begun = True
             if (saved := controller.saved_search(behind)) is not None:
+                restore_beside(behind)
                 self._memory.recall(saved, controller.turn(behind))
             if self.extension is not None:
                 self._extend(tune_controller, behind.search_alg, trial)
