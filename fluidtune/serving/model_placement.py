@@ -17,13 +17,10 @@ import numpy as np
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.terminal_text import cell
-from fluidtune.serving import shared_gpu_plan
 from fluidtune.serving.capacity import kept_profiles
 from fluidtune.serving.model_tables import LEAST_RATE, NamedTables, known, number_of, numbers_of, table_of
 from symphony_serve.errors import ServeError
 from symphony_serve.placement.arrivals import SAMPLE, densest, gamma_arrivals, merged
-from symphony_serve.placement.bounds import gpu_seconds, gpus_at_least, most_attained
-from symphony_serve.placement.gpu_shares import MOST_SHARED_GPUS
 from symphony_serve.placement.search import MOST_GPUS, LeastGpus, Search
 from symphony_serve.placement.served_models import Cut, ServedModel, Shape, cuts_of_layers
 from symphony_serve.placement.simulator import Requests, Simulator
@@ -71,8 +68,6 @@ class ModelTables:
 
     def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
         where = self.file.where(name)
-        if "shares" in table:
-            raise FluidTuneError(f"{where} has `shares`, which is for `fluidtune serve plan` alone")
         known(table, KEYS, where)
         for key, others in BELONGS_TO.items():
             if key in table and not any(one in table for one in others):
@@ -172,7 +167,7 @@ class ModelsFile(ModelTables):
 
     def _requests(self, tables: Sequence[Mapping[str, Any]]) -> Requests:
         total = sum(self._rates)
-        needed = sum(rate * gpu_seconds(one) for rate, one in zip(self._rates, self.models, strict=True))
+        needed = sum(rate * one.gpu_seconds for rate, one in zip(self._rates, self.models, strict=True))
         if needed > MOST_GPUS:
             raise FluidTuneError(
                 f"{self.file.path}: {total:g} requests/s keep at least {needed:.0f} GPUs busy, and no plan is made for "
@@ -196,11 +191,8 @@ class ModelsFile(ModelTables):
             raise FluidTuneError(f"{self.file.path}: {said}")
         return densest(found)
 
-    def check(self, gpus: int, goal: float) -> int:
-        """The least number of GPUs by which ``goal`` may be attained. gpus: that there are at most.
-
-        Raises FluidTuneError if a model fits none of them or is too slow on each, or if no number attains it.
-        """
+    def check(self, gpus: int) -> None:
+        """Raises FluidTuneError if a model fits none of ``gpus`` GPUs, or is too slow on each."""
         for one in self.models:
             cuts = [cut for shape, cut in one.cuts.items() if shape.gpus <= gpus]
             if not cuts:
@@ -219,52 +211,31 @@ class ModelsFile(ModelTables):
                     f"model {one.name} has an SLO of {one.slo:g} s, but a request takes {needed:.4g} s at the least; "
                     f"give an SLO of at least {math.ceil(1e4 * needed) / 1e4} s"
                 )
-        needed = gpus_at_least(self.models, self.requests, goal)
-        if needed > MOST_GPUS:
-            raise FluidTuneError(
-                f"an attainment of {goal:g} takes at least {needed:.0f} GPUs, and no plan is made for more than "
-                f"{MOST_GPUS}; ask about smaller rates"
-            )
-        return max(1, math.ceil(needed))
 
 
 def planned(
     path: str, gpus: int | None, gpu_memory: float | None, goal: float | None, budget: float
 ) -> tuple[dict[str, Any], RenderableType]:
-    """The plan of the file at ``path`` as one object, and as tables. Parameters and errors are those of `plan`.
+    """Where the models of the file at ``path`` stand, as an object and as tables. docs/placement.md has its keys.
 
-    goal: None: `ATTAINMENT` where attainment is foreseen, and 1 where capacity is counted.
+    gpus: None: the least number that attains ``goal``, `ATTAINMENT` if that is None. gpu_memory: GiB of weights on
+    each; None: no limit. budget: seconds of the search, which Ctrl-C ends, too. Raises FluidTuneError if anything is
+    wrong, or nothing was found.
     """
-    file = NamedTables(path)
-    shared = shared_gpu_plan.is_of_shares(file.tables)
-    most = MOST_SHARED_GPUS if shared else MOST_GPUS
-    if goal is not None and not 0 < goal <= 1:
+    named, goal = NamedTables(path), ATTAINMENT if goal is None else goal
+    if not 0 < goal <= 1:
         raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
-    if gpus is not None and not 1 <= gpus <= most:
-        raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {most}")
+    if gpus is not None and not 1 <= gpus <= MOST_GPUS:
+        raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {MOST_GPUS}")
     if not 0 <= budget < math.inf:
         raise FluidTuneError(f"--seconds is {budget:g}, expected a number of 0 or more")
     if gpu_memory is not None and not 0 < gpu_memory < math.inf:
         raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
-    if shared:
-        memory = math.inf if gpu_memory is None else gpu_memory * GIB
-        found = shared_gpu_plan.planned(file, gpus, memory, goal or 1.0, budget)
-        return found, shared_gpu_plan.render(found)
-    found = plan(file, gpus, gpu_memory, goal or ATTAINMENT, budget)
-    return found, render(found, gpu_memory is not None)
-
-
-def plan(named: NamedTables, gpus: int | None, gpu_memory: float | None, goal: float, budget: float) -> dict[str, Any]:
-    """Where the models of these tables are to stand, as one object. docs/placement.md has its keys.
-
-    gpus: None: the least number that attains ``goal``. gpu_memory: GiB of weights on each; None: no limit. budget:
-    seconds of the search, which Ctrl-C ends, too. Raises FluidTuneError if anything is wrong, or nothing was found.
-    """
     memory = None if gpu_memory is None else gpu_memory * GIB
     file = ModelsFile(named, memory)
-    first = file.check(gpus or MOST_GPUS, goal)
+    file.check(gpus or MOST_GPUS)
     models, requests, room = file.models, file.requests, math.inf if memory is None else memory
-    search = Search(models, gpus, room, requests) if gpus else LeastGpus(models, first, room, requests, goal)
+    search = Search(models, gpus, room, requests) if gpus else LeastGpus(models, room, requests, goal)
     try:
         ended = _search(search, budget)
     except ServeError as error:
@@ -300,16 +271,16 @@ def plan(named: NamedTables, gpus: int | None, gpu_memory: float | None, goal: f
                 "mean_seconds": float(latencies.mean()) + model.delay if len(latencies) else None,
             }
         )
-    return {
+    plan = {
         "gpus": count,
         "idle_gpus": count - used,
         "attainment": found.attainment,
-        "bound": most_attained(models, requests, count),
         "ended": ended,
         "groups": groups,
         "models": rows,
         "advice": ADVICE,
     }
+    return plan, render(plan, memory is not None)
 
 
 def _search(search: Search | LeastGpus, budget: float) -> bool:
@@ -334,7 +305,7 @@ def _search(search: Search | LeastGpus, budget: float) -> bool:
 
 
 def render(found: Mapping[str, Any], memory_known: bool) -> RenderableType:
-    """What `plan` returned, as tables for `rich`."""
+    """What `planned` found, as tables for `rich`."""
     from rich.console import Group
     from rich.table import Table
 
@@ -355,8 +326,7 @@ def render(found: Mapping[str, Any], memory_known: bool) -> RenderableType:
         where = ", ".join(map(str, one["groups"])) or "none"
         models.add_row(cell(one["name"]), f"{one['slo']:g}", f"{one['attainment']:.2%}", mean, where)
     lost = 1 - found["attainment"]
-    least = f"; no placement on these GPUs refuses less than {1 - found['bound']:.2%}"
-    said = [f"{lost:.2%} are refused{least if found['bound'] < 1 else ''}."] if lost else ["No request is refused."]
+    said = [f"{lost:.2%} are refused." if lost else "No request is refused."]
     said += [f"GPUs that hold no model: {found['idle_gpus']}."] if found["idle_gpus"] else []
     said += [] if found["ended"] else ["The search was ended before it was through; --seconds gives it longer."]
     return Group(groups, models, *said, found["advice"])

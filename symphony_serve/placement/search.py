@@ -217,21 +217,20 @@ class Search:
 class LeastGpus:
     """Looks for the least number of GPUs that attains ``goal``: `best` is the last placement that did, on `gpus`.
 
-    Searches are no proof, so that fewer GPUs may do. ``first`` is where it begins, a number below which it cannot be.
+    Searches are no proof, so that fewer GPUs may do.
     """
 
-    def __init__(self, models: Sequence[ServedModel], first: int, memory: float, requests: Requests, goal: float):
+    def __init__(self, models: Sequence[ServedModel], memory: float, requests: Requests, goal: float):
         self.gpus, self.best = 0, Selection()
         self._models, self._memory, self._requests, self._goal = models, memory, requests, goal
-        self._first = first
         self._parts: dict[tuple[int, int], Selection] = {}
 
     def steps(self) -> Iterator[Progress]:
-        """Search without a beam on ``first`` GPUs, on twice as many until it suffices, and between the last two.
+        """Search without a beam on 1 GPU, on twice as many until it suffices, and between the last two.
 
         Then search with a beam on one GPU less, until that does not suffice.
         """
-        low, count, below = self._first - 1, self._first, None
+        low, count, below = 0, 1, None
         while not self.gpus or self.gpus - low > 1:
             search = self._on(count)
             yield from search.greedy()
@@ -245,7 +244,7 @@ class LeastGpus:
             count = (low + self.gpus) // 2 if self.gpus else min(2 * count, MOST_GPUS)
         while below is not None and below.gpus < self.gpus:
             yield from below.beam()
-            if not self._suffices(below) or self.gpus <= self._first:
+            if not self._suffices(below) or self.gpus == 1:
                 return
             below = self._on(self.gpus - 1)
             yield from below.greedy()

@@ -93,6 +93,11 @@ class ServedModel:
         """Seconds on the fewest GPUs on which it is known: one, mostly. It decides about the model's bucket."""
         return self.cuts[min(self.cuts, key=lambda shape: (shape.gpus, shape))].latency
 
+    @property
+    def gpu_seconds(self) -> float:
+        """The least GPU-seconds of one request, of all cuts."""
+        return min(shape.op * sum(cut.seconds) for shape, cut in self.cuts.items())
+
 
 class Group(NamedTuple):
     """GPUs of one shape, and the numbers of the models that they hold."""

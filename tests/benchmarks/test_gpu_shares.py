@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.placement.gpu_shares import MIG, Segment, SharedModel, percents, plan_shares
 from symphony_serve.errors import ServeError
-from symphony_serve.placement.gpu_shares import MIG, Segment, SharedModel, percents, plan_shares
 
 TEN = percents([20, 50, 70])
 
@@ -162,5 +162,5 @@ def test_a_share_must_have_the_memory_and_the_time():
 
 def test_no_plan_in_no_time():
     models = [model(str(number), 900 + number, {1: 7, 2: 16, 3: 23, 4: 31, 7: 55}) for number in range(12)]
-    with pytest.raises(ServeError, match="ended before it found a plan; give it more --seconds"):
+    with pytest.raises(ServeError, match="ended before it found a plan; give it more seconds"):
         plan_shares(models, MIG, None, math.inf, 1.0, 0.0)
