@@ -58,8 +58,7 @@ class Orloj(BatchFormer):
     """A `BatchFormer` for requests whose times vary.
 
     profiles: the times of each class, the shortest first. Requests of a source that none but the last one names are in
-    the last one only. delays: a batch must end ``delays.margin`` before its first deadline, and fetching the inputs
-    counts as a part of its time.
+    the last one only. delays: a batch must end ``delays.margin`` before its first deadline.
 
     A candidate's deadline is the earliest of all requests that are feasible for its size, also if that request does not
     score high enough to be in the batch: which ones do changes with time, this deadline does not.
@@ -184,13 +183,10 @@ class Orloj(BatchFormer):
 
     def set_profile(self, profiles: Sequence[SeenProfile]) -> None:
         self._enough = profiles[-1].enough
-        self._classes = []
-        for profile in profiles:
-            times = {}
-            for size, time in profile.times.items():  # With the time to fetch its inputs.
-                data = self._delays.data * size
-                times[size] = Largest(time.histogram.mapped(data, 1.0), data + time.mean)
-            self._classes.append(_Class(None if profile is profiles[-1] else profile.sources, self._queue(times)))
+        self._classes = [
+            _Class(None if profile is profiles[-1] else profile.sources, self._queue(profile.times))
+            for profile in profiles
+        ]
         for request in self._requests.values():
             self._insert(request)
         self._batch = None

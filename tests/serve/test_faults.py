@@ -64,8 +64,8 @@ def _late(monkeypatch):
     """Batches start a little after they should."""
     take = ModelSide.take
 
-    def late(self, now, free, size):
-        batch = take(self, now, free, size)
+    def late(self, now, gpu):
+        batch = take(self, now, gpu)
         return batch and (batch[0], batch[1] + 2.0, batch[2])
 
     monkeypatch.setattr(ModelSide, "take", late)

@@ -113,13 +113,13 @@ def test_late_on_arrival_is_told_apart() -> None:
     ]
 
 
-def test_delays_shorten_the_deadline_and_lengthen_the_batch() -> None:
-    former = Orloj([constant({1: 6.0, 2: 8.0})], Delays(control=9.0, data=0.5, response=0.25, jitter=0.25))
+def test_delays_shorten_the_deadline() -> None:
+    former = Orloj([constant({1: 6.0, 2: 8.0})], Delays(response=0.25, jitter=0.25))
     former.add(request(1, 12.0))
     former.add(request(2, 13.0))
     candidate = former.form(0.0)
     assert candidate is not None
-    assert (candidate.size, candidate.deadline, candidate.seconds) == (2, 11.5, 9.0)
+    assert (candidate.size, candidate.deadline, candidate.seconds) == (2, 11.5, 8.0)
     check_former(former)
 
 

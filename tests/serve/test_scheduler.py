@@ -1,9 +1,8 @@
-"""The scheduler: the paper's figures 4 and 5, who gets which GPU, delays, GPUs that come and go, counted work."""
+"""The scheduler: the paper's figures 4 and 5, who gets which GPU, GPUs that come and go, counted work."""
 
 from __future__ import annotations
 
 import math
-import random
 
 import pytest
 
@@ -11,10 +10,7 @@ from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
 from benchmarks.rival_servers.fifo import Fifo
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.window import Window
-from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.gpu_table import GpuTable
-from symphony_serve.matching import Grant, Matching, Offer
 from symphony_serve.messages import (
     BatchDone,
     Cancelled,
@@ -38,8 +34,8 @@ FIGURE = Profile.linear(1.0, 5.0, 16)
 SLO = 12.0
 
 
-def figure(gathering=Fifo, policy=DEFERRED, name="m", **options):
-    return Model(name, FIGURE, SLO, gathering, policy, **options)
+def figure(gathering=Fifo, policy=DEFERRED, name="m"):
+    return Model(name, FIGURE, SLO, gathering, policy)
 
 
 def orloj(profile, slo, delays):
@@ -118,59 +114,6 @@ class TestMatching:
         run.run()
         assert run.refused_at == pytest.approx({1: 6.0, 2: 7.0})
         assert not run.batches
-
-
-class TestDelays:
-    #: 0.1 to the backend, 0.05 for each input, 1 back, and 0.2 of jitter.
-    DELAYS = Delays(0.1, 0.05, 1.0, 0.2)
-
-    def test_a_batch_is_sent_before_it_starts_and_ends_before_its_deadline(self):
-        """b = 4: d is 12 - 1.2, and exec = d - l(5) - 0.05; it is sent 0.1 + 4*0.05 earlier."""
-        run = driver(figure(delays=self.DELAYS))
-        run.joins(0.0)
-        run.requests(Request(number, "m", 0.0, 12.0) for number in (1, 2, 3, 4))
-        run.run(until=0.4499)
-        assert not run.dispatches
-        run.run(until=0.4501)
-        (dispatch,) = run.dispatches
-        assert dispatch.start == pytest.approx(10.8 - 10.0 - 0.05)
-        assert len(dispatch.requests) == 4
-        assert dispatch.seconds == pytest.approx(9.0)
-
-    def test_a_batch_is_sent_to_a_gpu_that_is_not_yet_free(self):
-        run = driver(figure(delays=self.DELAYS))
-        run.joins(2.0)
-        run.requests(Request(number, "m", 0.0, 12.0) for number in (1, 2))
-        run.run(until=3.5)
-        (dispatch,) = run.dispatches
-        assert dispatch.start == pytest.approx(10.8 - 8.0 - 0.05)
-        late = driver(figure(delays=self.DELAYS))
-        late.joins(3.5)
-        late.requests(Request(number, "m", 0.0, 12.0) for number in (1, 2))
-        late.run(until=3.2999)
-        assert not late.dispatches
-        late.run(until=3.3001)
-        (dispatch,) = late.dispatches
-        assert dispatch.start == 3.5
-
-    def test_at_the_moment_of_a_wake_the_gpu_is_there_however_sums_are_rounded(self):
-        """Else the scheduler asks for the same moment without end."""
-        rng = random.Random(1)
-        for _ in range(200):
-            gpus = GpuTable(ahead=1)
-            gpus.join(1, 1, rng.uniform(2.0, 20.0))
-            matching = Matching(["m"], gpus)
-            matching.offer("m", Offer(1, 1.0, 100.0, 0.3 + 0.05 * rng.randrange(1, 9), 101.0, 1.0), 1.0)
-            assert matching.next(1.0) is None
-            assert isinstance(matching.next(matching.next_wake(1.0)), Grant)
-
-    def test_the_longest_time_of_a_batch_is_that_on_its_gpu(self):
-        """Without the fetching of its inputs, as its seconds."""
-        run = driver(figure(orloj, delays=self.DELAYS))
-        run.joins(0.0)
-        run.requests([Request(1, "m", 0.0, 12.0)])
-        (dispatch,) = run.run().dispatches
-        assert dispatch.longest == pytest.approx(dispatch.seconds) == pytest.approx(6.0)
 
 
 class TestGpus:
@@ -278,7 +221,6 @@ class TestRequests:
         [
             (lambda: Scheduler([]), "not at all"),
             (lambda: Scheduler([figure(), figure()]), "m, m"),
-            (lambda: Scheduler([figure(), figure(name="n", delays=Delays(0.1))]), "different delays"),
         ],
     )
     def test_what_is_refused_names_the_value(self, make, said):
@@ -301,13 +243,3 @@ def test_a_gpu_that_comes_back_has_no_entry_of_its_former_life():
     run.at(2.0, GpuJoined(1, 2, 8.0))
     run.requests([Request(1, "m", 3.0, 15.0), Request(2, "m", 4.0, 16.0)])
     assert run.run(until=9.0).batches == [(8.0, 1, [1, 2])]
-
-
-def test_a_gpu_with_two_silent_batches_is_suspect_once():
-    run = driver(figure(delays=Delays(0.1), policy=EAGER), answers=False)
-    run.joins(0.0)
-    run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 1.0, 14.0)])
-    run.run(until=10.0)
-    assert len(run.dispatches) == 2
-    run.scheduler.handle(Tick(), 100.0)
-    assert unanswered(run.scheduler) == set()
