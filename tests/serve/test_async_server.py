@@ -296,23 +296,6 @@ def test_a_call_that_cannot_be_is_its_caller_s_error_alone(within):
     asyncio.run(run())
 
 
-def test_a_callback_that_fails_or_asks_again_keeps_nobody_waiting():
-    again: list[Future] = []
-
-    def ask(answer):
-        again.append(server.submit("m", 10))
-        raise RuntimeError("from a callback")
-
-    gate = Gate()
-    with ServedByThread([model()], [{"m": gate}]) as server:
-        first, others = behind_a_gate(server, gate, 3)
-        others[0].add_done_callback(ask)
-        gate.open.set()
-        assert finished([first, *others]) == [0, 2, 4, 6]
-        until(lambda: again)
-        assert finished(again) == [20]
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_each_request_of_a_storm_is_told_once(seed, monkeypatch):
     """Three callers, two models on two devices, functions that fail, cancellations, and a close in the middle."""

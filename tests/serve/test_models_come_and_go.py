@@ -110,16 +110,6 @@ def test_what_waits_for_a_model_that_is_removed_is_answered_and_what_comes_is_re
     assert all(run.scheduler.handle(event, 13.0) == [] for event in late)
 
 
-def test_what_a_model_that_is_gone_had_offered_is_forgotten():
-    run = Seen(model("a", policy=DEFERRED), model("b", policy=DEFERRED))
-    run.joins(0.0)
-    run.requests([Request(1, "a", 0.0, 20.0), Request(2, "b", 0.0, 30.0)])
-    run.at(1.0, Cancelled("b", 2))
-    run.at(2.0, ModelRemoved("b"))
-    run.run()
-    assert (run.batches, run.gone) == ([(13.0, 1, [1])], [(2.0, "b")])
-
-
 def test_a_model_is_added_once():
     scheduler = Scheduler([model("a")])
     with pytest.raises(ServeError, match="model a is served already, expected another name"):

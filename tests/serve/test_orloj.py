@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from benchmarks.orloj_hull import HullPending
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
 from benchmarks.orloj_worker import Earliest
-from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
+from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
@@ -37,19 +36,6 @@ class TestLargest(BatchFormerContract):
 class TestEarliest(TestLargest):
     def orloj(self, profile: VaryingProfile) -> Orloj:
         return Earliest([profile])
-
-
-class OnTheHull(Orloj):
-    def _queue(self, times):
-        return HullPending(times, ANTICIPATED_DELAY_RATE)
-
-
-@pytest.mark.slow
-class TestOnTheHull(TestLargest):
-    frugal = False
-
-    def orloj(self, profile: VaryingProfile) -> Orloj:
-        return OnTheHull([profile])
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
@@ -27,7 +25,7 @@ from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
 from tests.serve.driving import TICK, Driver, staggered
-from tests.serve.invariants import check_scheduler, unanswered
+from tests.serve.invariants import unanswered
 
 #: The model of figures 4 and 5. Times are those of the figure.
 FIGURE = Profile.linear(1.0, 5.0, 16)
@@ -162,22 +160,6 @@ class TestGpus:
         assert run.batches == [(0.0, 1, [2, 1]), (5.0, 2, [1])]
         assert run.refused == {2: "GPU_LOST"}
 
-    def test_an_answer_under_an_older_token_or_twice_changes_nothing(self):
-        run = driver(figure(policy=EAGER), answers=False)
-        run.joins(0.0)
-        run.requests([Request(1, "m", 0.0, 30.0)])
-        run.at(1.0, GpuJoined(1, 2))
-        run.run(until=1.0)
-        assert [(one.token, one.plan) for one in run.dispatches] == [(1, 0), (2, 0)]
-        for moment, token in ((2.0, 1), (3.0, 2), (4.0, 2)):
-            run.at(moment, BatchDone(1, token, 0))
-        run.run(until=2.0)
-        assert unanswered(run.scheduler) == {1}
-        run.run(until=4.0)
-        assert unanswered(run.scheduler) == set()
-        run.at(5.0, GpuJoined(1, 2))
-        run.run(until=5.0)
-
 
 class TestRequests:
     def test_reasons(self):
@@ -198,23 +180,6 @@ class TestRequests:
         run.at(1.0, RequestArrived(again))
         run.at(5.5, RequestArrived(again))
         assert run.run().batches == [(5.0, 1, [1])]
-
-    @pytest.mark.parametrize(
-        ("gathering", "wrong"),
-        [
-            (Fifo, Request(2, "m", 0.0, math.nan)),
-            (Window, Request(2, "m", 0.0, math.inf)),
-            (orloj, Request(2, "m", 0.0, math.nan)),
-        ],
-    )
-    def test_a_request_that_cannot_be_changes_nothing(self, gathering, wrong):
-        scheduler = Scheduler([figure(gathering)])
-        scheduler.handle(GpuJoined(1, 1), 0.0)
-        scheduler.handle(RequestArrived(Request(1, "m", 0.0, 12.0)), 0.0)
-        with pytest.raises(ServeError):
-            scheduler.handle(RequestArrived(wrong), 0.0)
-        check_scheduler(scheduler)
-        assert unanswered(scheduler) == {1}
 
     @pytest.mark.parametrize(
         ("make", "said"),
