@@ -90,6 +90,22 @@ def model(
     return Model(name, Profile.linear(alpha / 1e3, beta / 1e3, MAX_BATCH), slo / 1e3, gathering, policy)
 
 
+class Peak(NamedTuple):
+    """The best that some GPUs can do for one model: batches of ``size``, and the ``rate`` of requests in them."""
+
+    size: int
+    rate: float
+
+
+def staggered(profile: Profile, slo: float, gpus: int) -> Peak:
+    """GPUs that start one after the other (equations 1 and 2): ``(1 + 1/gpus) * l(b) <= slo``.
+
+    A request waits at most l(b)/gpus for the start of its batch. Size and rate are 0 if no batch is in time.
+    """
+    size = profile.largest(slo / (1 + 1 / gpus))
+    return Peak(size, gpus * size / profile.seconds(size) if size else 0.0)
+
+
 def ours(models: list[Model], rates: Mapping[str, float]) -> Server:
     """The scheduler."""
     return Scheduler(models)

@@ -8,7 +8,6 @@ turn. All times are seconds, all memory is bytes.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,14 +25,6 @@ class Shape(NamedTuple):
 
     op: int
     pp: int
-
-    @classmethod
-    def read(cls, text: str) -> Shape:
-        """The shape that is written "OPxPP". Raises ServeError for another text."""
-        found = re.fullmatch(r"([1248])x([1248])", text)
-        if not found:
-            raise ServeError(f"{text!r} is no shape; write OPxPP with OP and PP of 1, 2, 4 or 8, as in 1x4")
-        return cls(int(found[1]), int(found[2]))
 
     @property
     def gpus(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from symphony_serve.autoscale import Autoscaler, Sample, gpus_for, staggered
+from benchmarks.serve import staggered
+from symphony_serve.autoscale import Autoscaler, Sample, gpus_for
 from symphony_serve.errors import ServeError
 from symphony_serve.profiles import Profile
 

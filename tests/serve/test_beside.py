@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from benchmarks.serve import staggered
 from benchmarks.serve_varying import VaryingSimulation
 from benchmarks.served_by_thread import ServedByThread
-from symphony_serve.autoscale import staggered
 from symphony_serve.messages import SAME_MOMENT_S, Dispatch
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile

@@ -76,18 +76,6 @@ def test_a_request_that_hardly_ends_in_time_makes_way() -> None:
     assert [taken.id for taken in former.take()] == [2]
 
 
-def test_without_size_one_the_smallest_waits_for_company_as_long_as_it_can() -> None:
-    former = Orloj([constant({2: 0.1, 4: 0.2})])
-    former.add(request(1, 1.0))
-    assert former.form(0.0) is None
-    changes = former.changes_at()
-    assert 0.9 - 1e-6 < changes < 0.9
-    assert former.form(changes) is None
-    candidate = former.form(math.nextafter(changes, 1))
-    assert candidate is not None and candidate.size == 1 and candidate.seconds == 0.1
-    assert [taken.id for taken in former.take()] == [1] and len(former) == 0
-
-
 def test_late_on_arrival_is_told_apart() -> None:
     former = Orloj([constant({1: 6.0})])
     former.add(request(1, 5.0))

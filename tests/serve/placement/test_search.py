@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from symphony_serve.errors import ServeError
 from symphony_serve.placement import search as search_room
 from symphony_serve.placement import selection
-from symphony_serve.placement.arrivals import densest, gamma_arrivals, merged
+from symphony_serve.placement.arrivals import gamma_arrivals, merged
 from symphony_serve.placement.search import LeastGpus, Search, buckets_of, groupings, splits_of
 from symphony_serve.placement.selection import evaluate, fast_greedy
 from symphony_serve.placement.served_models import Cut, Group, ServedModel, Shape
@@ -30,8 +30,7 @@ def requests(*rates: float, seconds: float = 60.0, cv: float = 3.0) -> Requests:
 
 def run(search: Search):
     steps = list(search.steps())
-    assert all(0 <= step.part <= 1 for step in steps)
-    assert all(before.best.score <= after.best.score for before, after in itertools.pairwise(steps))
+    assert all(before.score <= after.score for before, after in itertools.pairwise(steps))
     return search.best
 
 
@@ -106,10 +105,9 @@ def test_buckets_get_gpus_of_their_own():
     asked = requests(0.3, 10.0)
     search = Search([long, short], 4, 1.0, asked)
     steps = list(search.steps())
-    assert [step.what for step in steps][-1] == "buckets together"
     assert sorted(search.best.groups)[0] == Group(ONE, (1,)) and Group(TWO, (0,)) in search.best.groups
     assert search.best == evaluate(Simulator([long, short], asked), search.best.groups)
-    assert steps[0].best.attainment < search.best.attainment == 1.0
+    assert steps[0].attainment < search.best.attainment == 1.0
 
 
 @settings(max_examples=25, deadline=None)
@@ -123,18 +121,18 @@ def test_steps_that_add_several_replicas_fit_as_well(count, gpus, memory):
 
 
 def test_a_large_search_takes_less_of_each_part(monkeypatch):
-    monkeypatch.setattr(search_room, "MOST_CELLS", 0)
-    monkeypatch.setattr(search_room, "MOST_BEAM", 0)
     models = [model("long", 2.0, 2.5), model("short", 0.02, 0.03)]
-    search = Search(models, 4, 1.0, requests(2.0, 60.0))
-    assert "beam" not in {step.what for step in search.steps()}
-    assert len(search._parts) == 2
+    whole = len(list(Search(models, 4, 1.0, requests(2.0, 60.0)).steps()))
+    monkeypatch.setattr(search_room, "MOST_BEAM", 0)
+    without_beam = len(list(Search(models, 4, 1.0, requests(2.0, 60.0)).steps()))
+    monkeypatch.setattr(search_room, "MOST_CELLS", 0)
+    assert len(list(Search(models, 4, 1.0, requests(2.0, 60.0)).steps())) <= without_beam < whole
 
 
 def test_the_least_gpus_that_suffice():
     models, asked = [model("a", 0.1, 0.3)], requests(45.0, cv=1.0)
     found = LeastGpus(models, 1.0, asked, 0.99)
-    assert {step.what for step in found.steps()} >= {"one bucket"}
+    assert list(found.steps())
     assert found.best.attainment >= 0.99 and 5 <= found.gpus <= 12
     for fewer in range(1, found.gpus):
         assert run(Search(models, fewer, 1.0, asked, 0.99)).attainment < 0.99
@@ -144,7 +142,7 @@ def test_the_least_gpus_may_be_found_by_the_beam():
     """The greedy serves "a", of which one GPU answers a quarter. All of "b" are 40 % by weight."""
     models = [model("a", 0.1, 0.11), model("b", 0.1, 2.0, weight=20 / 3)]
     found = LeastGpus(models, 1.0, requests(30.0, 3.0, cv=1.0), 0.35)
-    assert [step.gpus for step in found.steps() if step.what == "beam"] and found.gpus == 1
+    assert list(found.steps()) and found.gpus == 1
     assert found.best.groups == (Group(ONE, (1,)),)
 
 
@@ -167,8 +165,3 @@ def test_arrivals_have_their_rate_and_cv(rate, cv):
     # Four standard deviations of the mean of this many gaps.
     assert len(found) / 5000 == pytest.approx(rate, rel=4 * cv / len(found) ** 0.5) and found[-1] < 5000
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1, abs=1e-6) and (gaps >= 0).all()
-
-
-def test_of_too_many_requests_the_densest_are_played():
-    times = np.array([0.0, 5.0, 6.0, 7.0, 20.0])
-    assert densest(Requests(times, np.arange(5)), 3).models.tolist() == [1, 2, 3]
