@@ -1,4 +1,4 @@
-"""How many GPUs the load wants, and what GPUs can bear at best. All times are seconds, all rates requests per second.
+"""How many GPUs the load wants. All times are seconds, all rates requests per second.
 
 The advice follows two properties of deferred starts (section 3.5). Above its peak p, a sub-cluster refuses the part
 (o - p)/o of an offered rate o. Below it, its GPUs are idle for the part (p - o)/p of their time. So both tell the

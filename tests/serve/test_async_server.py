@@ -246,15 +246,6 @@ def test_what_ran_on_a_lost_device_is_refused_as_that_however_long_it_waits_for_
         assert finished([behind])[0] in ("LATE", "MAKES_WAY")
 
 
-def test_what_runs_when_a_server_closes_is_refused_as_that():
-    gate = Gate()
-    with ServedByThread([model(max_batch=1)], [{"m": gate}]) as server:
-        first, (waiting,) = behind_a_gate(server, gate, 1)
-        server.thread.run(server.server.close(0.01))
-        assert finished([first, waiting]) == ["CUT_OFF", "CLOSED"]
-        gate.open.set()
-
-
 def test_a_device_s_task_that_fails_begins_anew(monkeypatch):
     """Whatever is wrong in the server itself: the requests of that batch wait again."""
     real, failures = async_server._call, iter([RuntimeError("broken"), None])

@@ -8,7 +8,6 @@ import random
 import pytest
 
 from benchmarks.rival_servers.fifo import Fifo
-from benchmarks.rival_servers.timeout import with_timeout
 from symphony_serve.batching import Candidate
 from symphony_serve.batching.window import Window, target_batch
 from symphony_serve.delays import NO_DELAYS, Delays
@@ -123,10 +122,6 @@ class TestStartTimes:
         candidate = self.formed(Fifo)
         assert candidate == Candidate(3, 14.0, 8.0, 9.0)
         assert policy.earliest(candidate) == earliest
-
-    @pytest.mark.parametrize(("wait", "earliest"), [(1.5, 3.5), (60.0, 6.0)])
-    def test_the_earliest_start_by_a_timeout(self, wait, earliest):
-        assert DEFERRED.earliest(self.formed(with_timeout(Fifo, wait))) == earliest
 
     def test_a_full_batch_starts_at_once(self):
         """Golden example 8."""

@@ -116,6 +116,19 @@ def test_a_model_is_added_once():
         scheduler.handle(ModelAdded(model("a")), 0.0)
 
 
+class Slow(LocalDevice):
+    """Its batches of model b wait to be let go."""
+
+    def __init__(self, release):
+        super().__init__({"a": list, "b": list})
+        self.release = release
+
+    async def run(self, name, inputs):
+        if name == "b":
+            await self.release.wait()
+        return [f"{name}{value}" for value in inputs]
+
+
 def quick(name, delays):
     return Model(name, Profile.linear(0.0, 1e-3, 4), 60.0, Fifo, EAGER, delays)
 
@@ -140,13 +153,8 @@ def test_a_model_is_removed_once_whoever_asks_and_one_that_is_not_there_is_named
     async def run():
         release = asyncio.Event()
 
-        class Slow(LocalDevice):
-            async def run(self, name, inputs):
-                await release.wait()
-                return inputs
-
         delays = Delays(jitter=30.0)
-        server = AsyncServer([quick("a", delays), quick("b", delays)], [Slow({"a": list, "b": list})])
+        server = AsyncServer([quick("a", delays), quick("b", delays)], [Slow(release)])
         with pytest.raises(ServeError, match="no model unknown is served, expected one of a, b"):
             await asyncio.wait_for(server.remove("unknown"), PATIENCE_S)
         answer = server.ask("b", 1)
@@ -155,7 +163,7 @@ def test_a_model_is_removed_once_whoever_asks_and_one_that_is_not_there_is_named
         first.cancel()
         release.set()
         await asyncio.wait_for(asyncio.gather(second, third), PATIENCE_S)
-        assert await answer == 1
+        assert await answer == "b1"
         await asyncio.wait_for(server.close(), PATIENCE_S)
         await asyncio.wait_for(server.remove("a"), PATIENCE_S)
 
@@ -168,12 +176,7 @@ def test_what_is_asked_of_a_server_about_a_model_that_is_not_served():
     async def run():
         release, delays = asyncio.Event(), Delays(jitter=30.0)
 
-        class Slow(LocalDevice):
-            async def run(self, name, inputs):
-                await release.wait()
-                return inputs
-
-        async with AsyncServer([quick("a", delays), quick("b", delays)], [Slow({"a": list, "b": list})]) as server:
+        async with AsyncServer([quick("a", delays), quick("b", delays)], [Slow(release)]) as server:
             answer = server.ask("b", 1)
             going = asyncio.ensure_future(server.remove("b"))
             await asyncio.sleep(0)
@@ -183,7 +186,7 @@ def test_what_is_asked_of_a_server_about_a_model_that_is_not_served():
                     await server.ask(name, 1)
             release.set()
             await asyncio.wait_for(going, PATIENCE_S)
-            assert await answer == 1
+            assert await answer == "b1"
             for name in ("unknown", "b"):
                 assert server.hopeless(name) is Reason.UNKNOWN_MODEL and server.wait(name) == 0.0
                 for asked in (server.profile, server.batching):
@@ -198,13 +201,7 @@ def test_a_server_takes_a_model_and_lets_it_go_when_its_requests_are_answered():
     async def run():
         delays, release = Delays(jitter=30.0), asyncio.Event()
 
-        class Slow(LocalDevice):
-            async def run(self, name, inputs):
-                if name == "b":
-                    await release.wait()
-                return [f"{name}{value}" for value in inputs]
-
-        server = AsyncServer([quick("a", delays)], [Slow({"a": list, "b": list})])
+        server = AsyncServer([quick("a", delays)], [Slow(release)])
         with pytest.raises(ServeError, match="device 0 has not the model c"):
             server.add(quick("c", delays))
         server.add(quick("b", delays))

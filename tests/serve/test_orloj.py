@@ -24,18 +24,9 @@ def constant(seconds: dict[int, float]) -> VaryingProfile:
 class TestLargest(BatchFormerContract):
     by_deadline = False
 
-    def orloj(self, profile: VaryingProfile) -> Orloj:
-        return Orloj([profile])
-
     @pytest.fixture
     def make(self):
-        return lambda seconds: self.orloj(constant(dict(enumerate(seconds, 1))))
-
-
-@pytest.mark.slow
-class TestEarliest(TestLargest):
-    def orloj(self, profile: VaryingProfile) -> Orloj:
-        return Earliest([profile])
+        return lambda seconds: Orloj([constant(dict(enumerate(seconds, 1)))])
 
 
 @pytest.mark.parametrize(

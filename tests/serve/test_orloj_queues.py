@@ -1,11 +1,10 @@
 """The contract of `Pending` for it and the other two of the benchmarks, and the work that each does."""
 
-import math
 import random
 
 import pytest
 
-from benchmarks.orloj_hull import Hull, HullPending
+from benchmarks.orloj_hull import HullPending
 from benchmarks.orloj_naive import NaivePending
 from symphony_serve.batching.orloj_queues import Pending
 from tests.serve.orloj_operations import RATES, run_beside_the_oracle, times
@@ -63,22 +62,6 @@ class TestContract:
 @pytest.mark.parametrize("b", RATES)
 def test_as_the_oracle(kind: type[Pending], b: float) -> None:
     run_beside_the_oracle(kind, seed=5, operations=150, b=b, most=40)
-
-
-def test_an_update_of_the_hull_visits_few_nodes() -> None:
-    """Random points, of which many are on the hull."""
-    count, updates = 200, 50
-    rng, hull, there = random.Random(count), Hull(), []
-    for number in range(count + updates):
-        angle = rng.random() * math.pi / 2
-        if number == count:
-            hull.visits = 0
-        if number >= count:
-            hull.remove(*there.pop(rng.randrange(len(there))))
-        point = (math.sin(angle), (-math.cos(angle), 0.0, number))
-        hull.insert(*point)
-        there.append(point)
-    assert hull.visits / (2 * updates) <= 8 * math.log2(count) ** 2
 
 
 @pytest.mark.parametrize("size", [1, 16])

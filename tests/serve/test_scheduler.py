@@ -115,13 +115,6 @@ class TestMatching:
 
 
 class TestGpus:
-    def test_a_gpu_that_overruns_gets_nothing_until_it_answers(self):
-        run = driver(figure(policy=EAGER), answers=False)
-        run.joins(0.0)
-        run.requests([Request(1, "m", 0.0, 12.0), Request(2, "m", 5.0, 17.0)])
-        run.at(8.0, BatchDone(1, 1, 0))
-        assert run.run(until=9.0).batches == [(0.0, 1, [1]), (8.0, 1, [2])]
-
     def test_a_silent_gpu_becomes_suspect_and_its_requests_move(self):
         run = driver(Model("m", FIGURE, 40.0, Fifo, EAGER), answers=False)
         run.joins(0.0)
@@ -198,13 +191,3 @@ def test_a_tick_that_comes_too_early_is_asked_for_again():
     scheduler.handle(GpuJoined(1, 1), 0.0)
     assert scheduler.handle(RequestArrived(Request(1, "m", 0.0, 12.0)), 0.0) == [WakeAt(5.0)]
     assert scheduler.handle(Tick(), 4.999) == [WakeAt(5.0)]
-
-
-def test_a_gpu_that_comes_back_has_no_entry_of_its_former_life():
-    """Else it counts as idle since its former life, and its batch is closed before the second request comes."""
-    run = driver(figure(policy=EAGER), answers=False)
-    run.joins(0.0)
-    run.at(1.0, GpuLost(1))
-    run.at(2.0, GpuJoined(1, 2, 8.0))
-    run.requests([Request(1, "m", 3.0, 15.0), Request(2, "m", 4.0, 16.0)])
-    assert run.run(until=9.0).batches == [(8.0, 1, [1, 2])]
