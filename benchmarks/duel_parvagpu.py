@@ -1,13 +1,12 @@
-"""`fluidtune serve plan --find` against ParvaGPU's own answers to its six scenarios on A100 GPUs divided by MIG.
+"""`benchmarks.placement.gpu_shares` against ParvaGPU's own answers to its six scenarios on A100 GPUs divided by MIG.
 
 ``python -m benchmarks.duel_parvagpu --data DIR --json``. DIR has ParvaGPU's files (MunQ-Lee/ParvaGPU_SC24): for each of
 11 models what was measured in instances of each size, the rates and SLOs of the scenarios, and its own placements.
-Each scenario becomes a file of models that `fluidtune.serving.model_placement` plans, as the command does. Its rule for
-latency is stricter than ours (below .9 of half the SLO), so the SLO in the file is .9 of the scenario's.
+ParvaGPU's rule for latency is stricter than ours (below .9 of half the SLO), so the SLO here is .9 of the scenario's.
 
 ``scenarios`` has for each: ``gpus`` and ``gpcs`` here, of ``parvagpu`` those of its answer; ``least_gpus``, the bound
-that the plan says; ``knapsack``, the bound of each model by itself; and ``cpu_seconds`` of the processor's time from
-reading the file to the plan. Both answers are checked here by ParvaGPU's rules against its data; ``valid`` says that
+that the plan says; ``knapsack``, the bound of each model by itself; and ``cpu_seconds`` of the processor's time for
+the plan. Both answers are checked here by ParvaGPU's rules against its data; ``valid`` says that
 capacities, latencies and our slots keep them. ``collisions``: GPUs of its answer on which two instances have the same
 slot as they are written there; by their sizes, the instances of each of these GPUs have room on one.
 """
@@ -15,9 +14,7 @@ slot as they are written there; by their sizes, the instances of each of these G
 from __future__ import annotations
 
 import csv
-import json
 import math
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -25,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import finish, parser, result, say
-from fluidtune.serving import model_placement
+from benchmarks.placement.gpu_shares import MIG, Segment, SharedModel, plan_shares
 
 #: Batches end within this part of half the SLO. Source: ParvaGPU's code, ../spec/duels.md.
 MARGIN = 0.9
@@ -121,26 +118,20 @@ def its_answer(path: Path) -> list[Instance]:
         ]  # fmt: skip
 
 
-def models_file(measured: Measured, scenario: Scenario, folder: Path) -> Path:
-    """The scenario as a file for `fluidtune serve plan --models`."""
-    tables = []
-    for model, rate in scenario.rates.items():
-        rows = ["gpcs,batch,processes,throughput,latency"]
-        for (size, batch, processes), (throughput, latency) in measured[model].items():
-            rows.append(f"{size},{batch},{processes},{throughput / processes!r},{latency!r}")
-        (folder / f"{model}.csv").write_text("\n".join(rows))
-        slo = MARGIN * scenario.slos[model]
-        shares = json.dumps(f"{model}.csv")
-        tables.append(f'[[models]]\nname = "{model}"\nshares = {shares}\nslo = {slo!r}\nrate = {rate}\n')
-    (folder / "models.toml").write_text("\n".join(tables))
-    return folder / "models.toml"
-
-
-def planned(path: Path) -> tuple[dict[str, Any], float]:
-    """The plan, and the seconds of the processor's time that it took."""
-    started = time.process_time()
-    plan, _ = model_placement.planned(str(path), None, None, None, 60.0)
-    return plan, time.process_time() - started
+def models_of(measured: Measured, scenario: Scenario) -> list[SharedModel]:
+    """The scenario's models, with what was measured of each in instances of MIG."""
+    return [
+        SharedModel(
+            model,
+            rate,
+            MARGIN * scenario.slos[model],
+            tuple(
+                Segment(size, batch, processes, throughput / processes, latency)
+                for (size, batch, processes), (throughput, latency) in measured[model].items()
+            ),
+        )
+        for model, rate in scenario.rates.items()
+    ]
 
 
 def run_all(data: Path, count: int) -> dict[str, Any]:
@@ -148,10 +139,14 @@ def run_all(data: Path, count: int) -> dict[str, Any]:
     measured, scenarios = read(data)
     found = []
     for number, scenario in enumerate(scenarios[:count], start=1):
-        with tempfile.TemporaryDirectory() as folder:
-            plan, cpu = planned(models_file(measured, scenario, Path(folder)))
-        keys = ("slot", "model", "gpcs", "batch", "processes")
-        ours = [Instance(str(at), *(one[key] for key in keys)) for at, gpu in enumerate(plan["shared"]) for one in gpu]
+        models, started = models_of(measured, scenario), time.process_time()
+        plan = plan_shares(models, MIG, None, math.inf, 1.0, 60.0)
+        cpu = time.process_time() - started
+        ours = [
+            Instance(str(at), one.slot, models[one.model].name, *one.segment[:3])
+            for at, gpu in enumerate(plan.gpus)
+            for one in gpu
+        ]
         theirs = its_answer(data / f"SLO{number}_ParvaGPU_deploy.csv")
         wrong = faults(measured, scenario, ours) + collisions(ours) + faults(measured, scenario, theirs)
         row = {name: {"gpus": len({one.gpu for one in answer}), "gpcs": sum(one.size for one in answer)}
@@ -159,8 +154,8 @@ def run_all(data: Path, count: int) -> dict[str, Any]:
         row["parvagpu"]["collisions"] = len(collisions(theirs))
         found.append(
             row["ours"]
-            | {"parvagpu": row["parvagpu"], "least_gpus": plan["least_gpus"], "knapsack": knapsack(measured, scenario)}
-            | {"ended": plan["ended"], "cpu_seconds": round(cpu, 3), "valid": not wrong, "faults": wrong}
+            | {"parvagpu": row["parvagpu"], "least_gpus": plan.bound, "knapsack": knapsack(measured, scenario)}
+            | {"ended": plan.ended, "cpu_seconds": round(cpu, 3), "valid": not wrong, "faults": wrong}
         )
         say(f"scenario {number}: {found[-1]}")
     total = {"ours": sum(one["gpus"] for one in found), "parvagpu": sum(one["parvagpu"]["gpus"] for one in found)}

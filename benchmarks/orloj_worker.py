@@ -63,9 +63,9 @@ class Earliest(Orloj):
     Only sizes count that can be filled.
     """
 
-    def _filled(self, pending: Pending, start: float) -> int | None:
+    def _filled(self, pending: Pending, start: float) -> int:
         sizes = [size for size in reversed(pending.times) if pending.count(size, start) >= size]
-        return min(sizes, key=lambda size: pending.earliest(size, start) or (), default=None)
+        return min(sizes, key=lambda size: pending.earliest(size, start) or ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Serving on the twin: goodput of Symphony's rules and of the baselines, and what deferred starts give.
 
 ``python -m benchmarks.serve --json [--quick] [--only PART ...] [--seed N]``. GPUs take exactly as long as the profile
-says, and the network takes no time, except in ``figure_14``. Nothing is run: kind "twin".
+says, and the network takes no time. Nothing is run: kind "twin".
 
 - ``table_2``: one model on 8 GPUs, Poisson. By side and workload: ``goodput`` (requests/s at which at most 1 % are
   refused or late), and at that rate ``median_batch``, ``median_queueing_ms`` and ``utilisation`` (figures 1 and 12).
@@ -13,17 +13,16 @@ says, and the network takes no time, except in ``figure_14``. Nothing is run: ki
 - ``figure_10``: the fewest GPUs that bear 15,000 requests/s of ResNet50 of Table 2, by side. (The paper has another GPU
   there, and 37 models as well, whose profiles are not among ours.)
 - ``figure_13``: the goodput of 20 models on 256 GPUs divided by that on 32.
-- ``figure_14``: the goodput of 20 models on 32 GPUs by the delay of the network in ms and the SLO in ms.
 
 ``sides`` has the goodput of each side of Table 2 by workload, ``ratios`` how many times as much deferred starts with
 window gathering bear as another side, on the workload where that is least. ``quick`` measures 1 s instead of 10,
 and only ``table_2`` unless told otherwise. ``accepted`` says of each part that was run whether it is within the
-tolerance that `ACCEPTS` has for it. ``figure_13`` and ``figure_14`` measure at most 2 s, to 2 %.
+tolerance that `ACCEPTS` has for it. ``figure_13`` measures at most 2 s, to 2 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,7 +36,6 @@ from benchmarks.rival_servers.shepherd import PreemptiveSimulation, Shepherd
 from benchmarks.rival_servers.timeout import with_timeout
 from symphony_serve.autoscale import BAD_RATE
 from symphony_serve.batching.window import Window
-from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.messages import Server
 from symphony_serve.model_side import DEFERRED, EAGER, Gathering, Model, StartPolicy
 from symphony_serve.profiles import Profile
@@ -87,10 +85,25 @@ def model(
     slo: float,
     gathering: Gathering = Window,
     policy: StartPolicy = DEFERRED,
-    delays: Delays = NO_DELAYS,
 ) -> Model:
     """A model whose alpha, beta and SLO are given in ms."""
-    return Model(name, Profile.linear(alpha / 1e3, beta / 1e3, MAX_BATCH), slo / 1e3, gathering, policy, delays)
+    return Model(name, Profile.linear(alpha / 1e3, beta / 1e3, MAX_BATCH), slo / 1e3, gathering, policy)
+
+
+class Peak(NamedTuple):
+    """The best that some GPUs can do for one model: batches of ``size``, and the ``rate`` of requests in them."""
+
+    size: int
+    rate: float
+
+
+def staggered(profile: Profile, slo: float, gpus: int) -> Peak:
+    """GPUs that start one after the other (equations 1 and 2): ``(1 + 1/gpus) * l(b) <= slo``.
+
+    A request waits at most l(b)/gpus for the start of its batch. Size and rate are 0 if no batch is in time.
+    """
+    size = profile.largest(slo / (1 + 1 / gpus))
+    return Peak(size, gpus * size / profile.seconds(size) if size else 0.0)
 
 
 def ours(models: list[Model], rates: Mapping[str, float]) -> Server:
@@ -246,23 +259,6 @@ def figure_13(trial: Trial) -> float:
     return round(large / small, 3)
 
 
-def figure_14(trial: Trial) -> dict[str, dict[str, float]]:
-    """20 models on 32 GPUs."""
-    trial = short(trial)
-    found: dict[str, dict[str, float]] = {}
-    for slo in (20.0, 50.0, 100.0):
-        rates = found[f"{slo:g}"] = {}
-        for delay in (0.0, 0.03, 3.0, 10.0, 40.0):
-            if delay + sum(WORKLOADS["resnet50"][:2]) > slo:
-                rates[f"{delay:g}"] = 0.0
-                continue
-            delays = Delays(control=delay / 1e3)
-            models = [model(f"m{number}", *WORKLOADS["resnet50"][:2], slo, delays=delays) for number in range(20)]
-            rates[f"{delay:g}"] = round(find(ours, models, 32, 15_000.0, trial)[0])
-        say(f"figure 14, SLO {slo:g} ms: {rates}")
-    return found
-
-
 PARTS: dict[str, Callable[[Trial], Any]] = {
     "table_2": table_2,
     "figure_2": figure_2,
@@ -270,7 +266,6 @@ PARTS: dict[str, Callable[[Trial], Any]] = {
     "figure_6b": figure_6b,
     "figure_10": figure_10,
     "figure_13": figure_13,
-    "figure_14": figure_14,
 }
 #: By workload of Table 2: the least goodput of deferred starts in requests/s, and the least median batch (figure 1).
 LEAST = {"resnet50": (5200, 14), "inception_resnet_v2": (915, 8)}
@@ -298,11 +293,6 @@ def accepts_table_2(found: Mapping[str, Mapping[str, Mapping[str, float]]], work
     )
 
 
-def falls(rates: Sequence[float]) -> bool:
-    """Whether no rate is above one before it by more than the precision to which it was searched."""
-    return all(rate <= (1 + SHORT_PRECISION) * min(rates[: number + 1]) for number, rate in enumerate(rates))
-
-
 #: What a part must show. Source: what the paper has, and where it names no figure, what a throwaway simulator of its
 #: rules has shown. Figure 2: utilisation within 0.08 of the load, and a flat top. Figure 6b: time-outs of 12 and 18 %.
 ACCEPTS: dict[str, Callable[[Any], bool]] = {
@@ -321,7 +311,6 @@ ACCEPTS: dict[str, Callable[[Any], bool]] = {
     ),
     "figure_10": lambda found: found["deferred"] < min(found[name] for name in ("nexus", "clockwork", "shepherd")),
     "figure_13": lambda ratio: ratio >= 7.8,
-    "figure_14": lambda found: all(falls(list(rates.values())) for rates in found.values()),
 }
 #: What ``--quick`` runs.
 QUICK = ("table_2",)

@@ -121,11 +121,11 @@ def service(beside: bool) -> dict[str, Any]:
     """Answer requests until stdin ends. Returns each request's moment and seconds, and each batch's."""
     import torch
 
+    from benchmarks.serve import staggered
     from benchmarks.serve_real import classify, digits_network
     from benchmarks.served_by_thread import ServedByThread
     from fluidtune.cluster.sharing.beside import Turn
     from symphony_serve import measure_models
-    from symphony_serve.autoscale import staggered
     from symphony_serve.model_side import EAGER
     from symphony_serve.shell.async_server import BatchSeen
     from symphony_serve.shell.device import LocalDevice, Waited

@@ -8,7 +8,7 @@ the batch. All is arithmetic; kind "twin".
   GPUs, and the most seconds of the processor's time that a plan of ours took. ``dedicated``: one model on a GPU at a
   time (Shepherd as USHER's paper uses it). ``first_fit``: the largest batch, first fit decreasing. ``gslice``: shares
   of compute, tuned model by model. ``gpulet``: its elastic partitioning, without its factor of interference, which
-  favours it. ``bound``: what `fluidtune serve plan` says that no plan goes below.
+  favours it. ``bound``: what the planner says that no plan goes below.
 - ``optimum``: up to 8 models, against the same question as an integer program over all fillings of a GPU.
 - ``attained``: the part of the requests that make their SLOs when they come at random (Poisson), if plans are made for
   the mean rate times a ``margin``: 20 models, load for 16 GPUs. ``wrong``: real compute and seconds of a model are each
@@ -31,8 +31,8 @@ import numpy as np
 
 from benchmarks.common import finish, parser, result, say
 from benchmarks.placement.configurations import Configuration, NeedyModel, configurations, plan_needs
+from benchmarks.placement.integer_program import Rows
 from benchmarks.placement.needs import BATCHES, Need
-from symphony_serve.integer_program import Rows
 
 #: Milliseconds. Source: USHER's table of models, ../spec/usher.md.
 SLOS_MS = (197, 284, 93, 108, 198, 116, 407, 14, 40, 64, 202, 405, 439, 116, 204, 217, 66, 35, 140, 834)

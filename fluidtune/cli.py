@@ -707,7 +707,7 @@ def serve_rollback(address: str) -> None:
     form="--find",
     type=float,
     default=None,
-    help="With --find: the part within its SLO.  [0.99; shared: 1]",
+    help="With --find: the part within its SLO.  [0.99]",
 )
 @_models_option("--gpu-memory", type=float, default=None, help="With --models: GiB of weights on a GPU.  [no limit]")
 @_models_option("--seconds", type=float, default=60.0, show_default=True, help="With --models: the search ends then.")

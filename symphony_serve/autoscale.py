@@ -1,4 +1,4 @@
-"""How many GPUs the load wants, and what GPUs can bear at best. All times are seconds, all rates requests per second.
+"""How many GPUs the load wants. All times are seconds, all rates requests per second.
 
 The advice follows two properties of deferred starts (section 3.5). Above its peak p, a sub-cluster refuses the part
 (o - p)/o of an offered rate o. Below it, its GPUs are idle for the part (p - o)/p of their time. So both tell the
@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from symphony_serve.batching.window import target_batch
 from symphony_serve.errors import ServeError
@@ -25,22 +24,6 @@ WINDOW_S = 10.0
 IDLE_S = 60.0
 #: This part of the GPUs is kept although it is idle: fewer GPUs are also staggered less, and a load varies.
 KEPT = 0.1
-
-
-class Peak(NamedTuple):
-    """The best that some GPUs can do for one model: batches of ``size``, and the ``rate`` of requests in them."""
-
-    size: int
-    rate: float
-
-
-def staggered(profile: Profile, slo: float, gpus: int) -> Peak:
-    """GPUs that start one after the other (equations 1 and 2): ``(1 + 1/gpus) * l(b) <= slo``.
-
-    A request waits at most l(b)/gpus for the start of its batch. Size and rate are 0 if no batch is in time.
-    """
-    size = profile.largest(slo / (1 + 1 / gpus))
-    return Peak(size, gpus * size / profile.seconds(size) if size else 0.0)
 
 
 def gpus_for(loads: Iterable[tuple[Profile, float, float]]) -> float:

@@ -39,7 +39,7 @@ class Gpu:
     token: names the time for which it is ours. free: when it can or will be able to start a batch. ends: when it has
     run all that was sent to it; later than ``free`` on a pipeline only. models: that it holds.
     plans: how many batches were sent to it under this token. sent: those that it has not answered, the oldest first.
-    leaving: when it will be taken away. stamp: another one after every change; a heap's entry with an older one is
+    leaves: it gets no batch any more. stamp: another one after every change; a heap's entry with an older one is
     outdated. No two GPUs have the same one, not even a GPU and the same one when it has come back.
     """
 
@@ -50,7 +50,7 @@ class Gpu:
     models: Held = None
     plans: int = 0
     sent: deque[Dispatch] = field(default_factory=deque)
-    leaving: float = math.inf
+    leaves: bool = False
     stamp: int = -1
     idle: bool = False
 
@@ -68,9 +68,8 @@ class GpuTable:
 
     One thing: each method takes in what has become known of a GPU, or says which one is free when.
 
-    ahead: how many batches may be sent to a GPU that has not answered the one before: 1 where the way to it takes time,
-    or else it would be idle meanwhile; and those that the other stages of a pipeline run. least_patience: seconds after
-    the start of a batch before which its GPU is not suspect.
+    ahead: how many batches may be sent to a GPU that has not answered the one before: those that the other stages of a
+    pipeline run. least_patience: seconds after the start of a batch before which its GPU is not suspect.
     """
 
     def __init__(self, ahead: int = 0, least_patience: float = 0.0):
@@ -146,7 +145,7 @@ class GpuTable:
 
     def close(self, gpu: Gpu) -> None:
         """The GPU gets no batch any more."""
-        gpu.leaving = -math.inf
+        gpu.leaves = True
         gpu.stamp = next(self._stamps)
 
     def answer(self, gpu: int, token: int, plan: int, now: float) -> list[Dispatch]:
@@ -205,8 +204,5 @@ class GpuTable:
         gpu.free = free
         gpu.stamp = next(self._stamps)
         gpu.idle = False
-        if gpu.leaving > -math.inf and len(gpu.sent) <= self._ahead:
-            self._push_busy(gpu)
-
-    def _push_busy(self, gpu: Gpu) -> None:
-        heapq.heappush(self.pools[gpu.models].busy, (gpu.free, gpu.id, gpu.stamp))
+        if not gpu.leaves and len(gpu.sent) <= self._ahead:
+            heapq.heappush(self.pools[gpu.models].busy, (gpu.free, gpu.id, gpu.stamp))

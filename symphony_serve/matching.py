@@ -28,26 +28,21 @@ OUTDATED = 64
 class Offer(NamedTuple):
     """The batch that a model could run next, as the matching sees it.
 
-    size: its requests. earliest, latest: it may start on a GPU between these moments; after ``latest`` the offer is
-        void. delay: how long before its start it must be sent. deadline: its earliest deadline.
-    seconds: on the GPU. overlap: the last of them, in which the GPU can run the next batch.
+    earliest, latest: it may start on a GPU between these moments; after ``latest`` the offer is void. deadline: its
+        earliest deadline. overlap: its last seconds, in which the GPU can run the next batch.
     """
 
-    size: int
     earliest: float
     latest: float
-    delay: float
     deadline: float
-    seconds: float
     overlap: float = 0.0
 
 
 class Grant(NamedTuple):
-    """The model gets this GPU for its offer of ``size`` requests. It sends a batch or not, and makes another offer."""
+    """The model gets this GPU. It sends a batch or not, and makes another offer."""
 
     model: str
     gpu: Gpu
-    size: int
 
 
 class Expired(NamedTuple):
@@ -114,11 +109,11 @@ class Matching:
         standing.stamp += 1
         if offer is None:
             standing.ready = False
-        elif standing.ready and offer.earliest - offer.delay <= now:
+        elif standing.ready and offer.earliest <= now:
             self._push_ready(model, offer, standing)  # No GPU was free for it, and none has become free since.
         else:
             standing.ready = False
-            when = min(offer.earliest, offer.latest) - offer.delay
+            when = min(offer.earliest, offer.latest)
             self._push(self._timers, (when, offer.latest, offer.deadline, model, standing.stamp))
 
     def _push_ready(self, model: str, offer: Offer, standing: _Standing) -> None:
@@ -138,10 +133,8 @@ class Matching:
             ready = self._first_with_gpu(now)
             if ready is not None:
                 model, offer, gpu = ready
-                if gpu.free > offer.latest:
-                    return self._expire(model)
-                if self._lets(gpu, offer, now):
-                    return self._grant(model, gpu, offer)
+                if self._lets(gpu, offer):
+                    return self._grant(model, gpu)
                 continue
             timer = self._first(self._timers)
             if timer is not None and self._timers[0][0] <= now:
@@ -149,14 +142,14 @@ class Matching:
                 model, offer = timer
                 if offer.latest < offer.earliest:
                     return self._expire(model)
-                first = self._gpu(model, now, offer.earliest)
-                if first is not None and self._lets(first, offer, now):
-                    return self._grant(model, first, offer)
+                first = self._gpu(model, now)
+                if first is not None and self._lets(first, offer):
+                    return self._grant(model, first)
                 self._push_ready(model, offer, self._models[model])
                 continue
             for heap in self._ready.values():
                 late = self._first(heap)
-                if late is not None and late[1].latest - late[1].delay <= now:
+                if late is not None and late[1].latest <= now:
                     return self._expire(late[0])
             return None
 
@@ -166,22 +159,21 @@ class Matching:
         for held, heap in self._ready.items():
             ready = self._first(heap)
             if ready is not None:
-                offer = ready[1]
-                wake = min(wake, offer.latest - offer.delay)
+                wake = min(wake, ready[1].latest)
                 if self.gpus.first_idle(now, held) is not None:
                     return now
                 gpu = self.gpus.next_free(held)
                 if gpu is not None:
-                    wake = min(wake, gpu.free - offer.delay)
+                    wake = min(wake, gpu.free)
         return wake
 
     def _first_with_gpu(self, now: float) -> tuple[str, Offer, Gpu] | None:
-        """The ready model that is first of those for which a GPU is there or arrives."""
+        """The ready model that is first of those for which a GPU is there."""
         found, first = None, (math.inf, math.inf, "", 0)
         for heap in self._ready.values():
             ready = self._first(heap)
             if ready is not None and (found is None or heap[0] < first):
-                gpu = self._gpu(ready[0], now, now, ready[1].delay)
+                gpu = self._gpu(ready[0], now)
                 if gpu is not None:
                     found, first = (*ready, gpu), heap[0]
         return found
@@ -196,20 +188,14 @@ class Matching:
             heapq.heappop(heap)
         return None
 
-    def _gpu(self, model: str, now: float, by: float, delay: float = 0.0) -> Gpu | None:
-        """A GPU that holds the model: an idle one, else the one that becomes free next, if by ``delay`` after ``by``.
-
-        The sum is rounded as in `next_wake`. Else a GPU might not be there at the very moment of the wake.
-        """
+    def _gpu(self, model: str, now: float) -> Gpu | None:
+        """An idle GPU that holds the model."""
         pools = self._models[model].pools
         idle = [gpu for held in pools if (gpu := self.gpus.first_idle(now, held)) is not None]
-        if idle:
-            return min(idle, key=_serves_least) if len(idle) > 1 else idle[0]
-        coming = [gpu for held in pools if (gpu := self.gpus.next_free(held)) is not None and gpu.free - delay <= by]
-        return min(coming, key=lambda gpu: (gpu.free, gpu.id)) if coming else None
+        return min(idle, key=_serves_least) if len(idle) > 1 else idle[0] if idle else None
 
-    def _lets(self, gpu: Gpu, offer: Offer, now: float) -> bool:
-        """Whether the GPU stays long enough for the batch. One that does not gets no batch any more.
+    def _lets(self, gpu: Gpu, offer: Offer) -> bool:
+        """Whether the batch may go to the GPU.
 
         A pipeline where the batch would stand for too long behind a larger one gets none until that one is further.
         """
@@ -217,14 +203,11 @@ class Matching:
         if behind > max(gpu.free, offer.latest):
             self.gpus.spare(gpu, behind)
             return False
-        if max(gpu.free, behind, now + offer.delay) + offer.seconds <= gpu.leaving:
-            return True
-        self.gpus.close(gpu)
-        return False
+        return True
 
-    def _grant(self, model: str, gpu: Gpu, offer: Offer) -> Grant:
+    def _grant(self, model: str, gpu: Gpu) -> Grant:
         self._withdraw(model)
-        return Grant(model, gpu, offer.size)
+        return Grant(model, gpu)
 
     def _expire(self, model: str) -> Expired:
         self._withdraw(model)

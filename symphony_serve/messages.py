@@ -93,7 +93,7 @@ class Cancelled(Event):
 class ModelAdded(Event):
     """One more model is served. All GPUs have it, but those that joined with a set of models.
 
-    model: a `model_side.Model`, of the same delays as the others.
+    model: a `model_side.Model`.
     """
 
     model: Any
@@ -144,10 +144,9 @@ class GpuHolds(Event):
 
 @dataclass(frozen=True, slots=True)
 class GpuLeaving(Event):
-    """The GPU will be taken away: no batch may end later than ``at``."""
+    """The GPU will be taken away: it gets no batch any more."""
 
     gpu: int
-    at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,12 +81,12 @@ class Model:
     delays: Delays = NO_DELAYS
 
     def __post_init__(self) -> None:
-        check_slo(self.name, self.profile, self.slo, self.delays.smallest)
+        check_slo(self.name, self.profile, self.slo, self.delays.margin)
 
     @property
     def budget(self) -> float:
-        """Seconds of the SLO that the delays leave for a batch of 1."""
-        return self.slo - self.delays.smallest
+        """Seconds of the SLO that the delays leave for a batch."""
+        return self.slo - self.delays.margin
 
 
 class RateMeter:
@@ -123,9 +123,6 @@ class ModelSide:
     What was seen of batches may say that a request comes too late for any batch. If no batch runs because of that,
     nothing corrects it. So after `TRY_AGAIN_S` without a batch, a batch of 1 is taken to need what the first profile
     says, until one batch is sent. What was seen before that batch is forgotten when it has run.
-
-    A moment is that of the decision, on the scheduler's clock. What is sent at ``now`` begins to fetch its inputs at
-    ``now + delays.control``; that is the moment of start of the formers.
     """
 
     def __init__(self, model: Model):
@@ -147,7 +144,6 @@ class ModelSide:
             self.former: BatchFormer = self._orloj() if model.batching is Batching.ORLOJ else self._window()
         else:
             self.former = model.batching(model.profile, model.slo, model.delays)
-        self._control, self._data = model.delays.control, model.delays.data
 
     def add(self, request: Request, now: float) -> None:
         """A request came. Raises ServeError if the former does not take it."""
@@ -163,7 +159,7 @@ class ModelSide:
         if now < self._ends + TRY_AGAIN_S:
             return False
         known = self._times.profile.seconds(1) if self._learned is None else self._learned.alone(request.source)
-        left = request.deadline - self.model.delays.margin - self._data - self._control - now
+        left = request.deadline - self.model.delays.margin - now
         return self.model.profile.seconds(1) <= left < known
 
     def _try(self, tries: bool) -> None:
@@ -260,45 +256,40 @@ class ModelSide:
         return self._times.usual if self._learned is None else self._learned.expected
 
     def offer(self, now: float) -> Offer | None:
-        start = now + self._control
-        return self._offer(self.former.form(start), start)
+        return self._offer(self.former.form(now), now)
 
     def offer_anew(self, now: float) -> Offer | None:
         """The offer after the one before has become void."""
-        start, after = now + self._control, self.former.changes_at()
-        later = start if after == math.inf else max(start, math.nextafter(after, math.inf))
-        return self._offer(self.former.form(later), start)
+        after = self.former.changes_at()
+        later = now if after == math.inf else max(now, math.nextafter(after, math.inf))
+        return self._offer(self.former.form(later), now)
 
-    def _offer(self, candidate: Candidate | None, start: float) -> Offer | None:
+    def _offer(self, candidate: Candidate | None, now: float) -> Offer | None:
         void = self.former.changes_at()
         if candidate is None:
-            return None if void == math.inf else Offer(0, math.inf, void, self._control, void, 0.0)
-        size, deadline, seconds, overlap = *candidate[:3], candidate.overlap
-        data = self._data * size
-        earliest = max(start, self.model.policy.earliest(candidate))
-        latest = min(deadline - seconds, void)
-        return Offer(size, earliest + data, latest + data, self._control + data, deadline, seconds - data, overlap)
+            return None if void == math.inf else Offer(math.inf, void, void)
+        earliest = max(now, self.model.policy.earliest(candidate))
+        latest = min(candidate.deadline - candidate.seconds, void)
+        return Offer(earliest, latest, candidate.deadline, candidate.overlap)
 
-    def take(self, now: float, gpu: Gpu, size: int) -> tuple[tuple[Request, ...], float, float, float, float] | None:
+    def take(self, now: float, gpu: Gpu) -> tuple[tuple[Request, ...], float, float, float, float] | None:
         """The batch for a GPU: its requests, its start there, its seconds, its longest, and its overlap.
 
-        ``size``: of the offer for which the GPU was granted. None: there is nothing to run yet.
+        None: there is nothing to run yet.
         """
-        start = max(now + self._control, gpu.free - self._data * size)
-        candidate = self.former.form(start)
-        if candidate is None or self.model.policy.earliest(candidate) > start + SAME_MOMENT_S:
+        candidate = self.former.form(now)
+        if candidate is None or self.model.policy.earliest(candidate) > now + SAME_MOMENT_S:
             return None
-        data = self._data * candidate.size
-        begin, behind = max(gpu.free, start + data), gpu.ends - candidate.overlap
-        if behind > begin:
-            if behind > candidate.deadline - candidate.seconds + data:
+        start, behind = now, gpu.ends - candidate.overlap
+        if behind > start:
+            if behind > candidate.deadline - candidate.seconds:
                 return None  # It is smaller than its offer was, and stands behind a larger batch for too long.
-            begin = behind
-        seen, longest = self.profile.seconds(candidate.size), max(0.0, candidate.longest - data)
-        self._ends = begin + max(candidate.seconds - data, seen)
+            start = behind
+        seen, longest = self.profile.seconds(candidate.size), candidate.longest
+        self._ends = start + max(candidate.seconds, seen)
         taken = self.former.take()
         if self._tries:
             longest = max(longest, seen)  # It may be as long still, and its GPU is not lost then.
             self._tried = True
             self._try(False)
-        return taken, begin, candidate.seconds - data, longest, candidate.overlap
+        return taken, start, candidate.seconds, longest, candidate.overlap

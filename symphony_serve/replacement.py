@@ -141,35 +141,27 @@ class NotFound:
 
 
 @dataclass(frozen=True)
-class Held:
+class _Stand:
+    """A model on a device."""
+
+    device: int
+    model: str
+
+
+class Held(_Stand):
     """The device has loaded the model."""
 
-    device: int
-    model: str
 
-
-@dataclass(frozen=True)
-class NotHeld:
+class NotHeld(_Stand):
     """The device could not load the model, and has nothing of it in its memory."""
 
-    device: int
-    model: str
 
-
-@dataclass(frozen=True)
-class Dropped:
+class Dropped(_Stand):
     """The device has unloaded the model."""
 
-    device: int
-    model: str
 
-
-@dataclass(frozen=True)
-class Lost:
+class Lost(_Stand):
     """The model's process on the device has died. The next one loads it; say `Held` or `NotHeld`."""
-
-    device: int
-    model: str
 
 
 @dataclass(frozen=True)
@@ -198,23 +190,17 @@ class Search:
     devices: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(_Stand):
     """Let the device load the model; say `Held` or `NotHeld`."""
 
-    device: int
-    model: str
-
 
 @dataclass(frozen=True)
-class Drop:
+class Drop(_Stand):
     """Give the device no batch of the model any more, let it unload it, and say `Dropped`.
 
     last: no device has the model then, because memory leaves no other way.
     """
 
-    device: int
-    model: str
     last: bool = False
 
 

@@ -46,7 +46,7 @@ class Scheduler:
 
     least_patience: seconds from the start of a batch before which its GPU is not suspect, however short the batch is;
     more than 0 on real machines, where any process may stand still for a while. Raises ServeError if two models have
-    one name, or if the models do not have the same delays: all are reached over one network.
+    one name.
     """
 
     def __init__(self, models: Iterable[Model], least_patience: float = 0.0):
@@ -54,14 +54,10 @@ class Scheduler:
         if not given or len({model.name for model in given}) < len(given):
             names = ", ".join(model.name for model in given)
             raise ServeError(f"the models are named {names or 'not at all'}, expected one name or more, each once")
-        if len({model.delays for model in given}) > 1:
-            raise ServeError("the models have different delays, expected the same for all models of a scheduler")
         self._sides = {model.name: ModelSide(model) for model in given}
         #: The names of the models that were removed and still have requests.
         self._leaving: set[str] = set()
-        self._delays = given[0].delays
-        ahead = max(model.profile.depth for model in given) - 1 + (1 if self._delays.control > 0 else 0)
-        self._gpus = GpuTable(ahead, least_patience)
+        self._gpus = GpuTable(max(model.profile.depth for model in given) - 1, least_patience)
         self._matching = Matching(self._sides, self._gpus)
         #: The ids of all requests that are neither answered nor refused.
         self._open: set[int] = set()
@@ -87,8 +83,8 @@ class Scheduler:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in what happened at ``now``. A clock that goes back stands still here until it is right again.
 
-        Raises ServeError for a request whose deadline or cost is none, and for a model that is added though one of its
-        name is there, or with other delays. Nothing has happened then.
+        Raises ServeError for a request whose deadline is none, and for a model that is added though one of its name is
+        there. Nothing has happened then.
         """
         if now > self._now:
             self._now = now
@@ -131,8 +127,6 @@ class Scheduler:
         model = event.model
         if model.name in self._sides:
             raise ServeError(f"model {model.name} is served already, expected another name")
-        if model.delays != self._delays:
-            raise ServeError(f"model {model.name} has the delays {model.delays}, expected those of the others")
         self._sides[model.name] = ModelSide(model)
         self._matching.add(model.name)
 
@@ -163,7 +157,7 @@ class Scheduler:
     def _gpu_leaving(self, event: GpuLeaving, now: float, out: list[Instruction]) -> None:
         gpu = self._gpus.gpus.get(event.gpu)
         if gpu is not None:
-            gpu.leaving = min(gpu.leaving, event.at)
+            self._gpus.close(gpu)
 
     def _gpu_lost(self, event: GpuLost, now: float, out: list[Instruction]) -> None:
         if event.gpu in self._gpus.gpus:
@@ -197,7 +191,7 @@ class Scheduler:
                 self._offer(side, side.offer_anew(now), now, out)
             else:
                 gpu = due.gpu
-                batch = side.take(now, gpu, due.size)
+                batch = side.take(now, gpu)
                 if batch is not None:
                     dispatch = Dispatch(gpu.id, gpu.token, gpu.plans, due.model, *batch)
                     self._gpus.send(gpu, dispatch)

@@ -131,14 +131,7 @@ class Simulation:
     but not counted.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        gpus: int,
-        requests: Iterator[Request],
-        warm_up: float,
-        measured: float,
-    ):
+    def __init__(self, server: Server, gpus: int, requests: Iterator[Request], warm_up: float, measured: float):
         self._server = server
         self._requests = requests
         self._begin, self._end = warm_up, warm_up + measured

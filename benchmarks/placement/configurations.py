@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks.placement.bin_classes import BinClass, Replicas, place
+from benchmarks.placement.gpu_shares import BATCHES_OF_A_REQUEST, refuse_too_many
 from benchmarks.placement.model_groups import groups
 from benchmarks.placement.needs import FULL, Need
 from symphony_serve.errors import ServeError
-from symphony_serve.placement.gpu_shares import BATCHES_OF_A_REQUEST, refuse_too_many
 
 #: A model gets at most this multiple of the fewest replicas that it can do with. Source: USHER, algorithm 1.
 MOST_REPLICAS = 6

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
+from benchmarks.placement.integer_program import Rows, solver_of
 from symphony_serve.errors import ServeError
-from symphony_serve.integer_program import Rows, solver_of
 
 #: Seconds after which the best parts so far are taken. Source: appendix A gives its solver 10 s.
 SOLVE_S = 10.0

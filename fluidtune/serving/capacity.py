@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving.model_tables import LEAST_RATE, MOST
-from symphony_serve.autoscale import BAD_RATE, gpus_for, staggered
+from symphony_serve.autoscale import BAD_RATE, gpus_for
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Model, StartPolicy
@@ -112,8 +112,7 @@ def devices_for(models: Sequence[Model], rate: float) -> int:
 
 
 def forecast(models: Sequence[Model], devices: int, rate: float) -> Forecast:
-    peak = min(staggered(one.profile, one.budget, devices).rate for one in models)
-    found = goodput(lambda asked: simulated(models, devices, asked), max(0.8 * peak, 1.0), PRECISION)
+    found = goodput(lambda asked: simulated(models, devices, asked), rate, PRECISION)
     outcome = simulated(models, devices, rate)
     return Forecast(devices, found, outcome.bad_rate, outcome.median_batch(), outcome.utilisation)
 

@@ -569,7 +569,7 @@ class Front:
         )
         for model in models:
             seconds = model.profile.table[1:-1]
-            self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.smallest)
+            self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.margin)
         found = {model.name: Answering.of(model, samples[model.name], setting.max_body) for model in models}
         described = {
             name: Described.of(one.interface.form, one.samples.inputs[0], one.samples.outputs)
@@ -653,7 +653,7 @@ class Front:
 
     def _delays(self) -> dict[str, float]:
         """By key, the seconds that an answer takes besides its batch."""
-        return {key: one.model.delays.smallest for key, one in self.rollouts.answering.items()}
+        return {key: one.model.delays.margin for key, one in self.rollouts.answering.items()}
 
 
 def _outcome(answer: asyncio.Future[tuple[int, str]]) -> tuple[int, str]:

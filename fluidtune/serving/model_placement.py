@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,10 @@ import numpy as np
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.report.terminal_text import cell
-from fluidtune.serving import shared_gpu_plan
 from fluidtune.serving.capacity import kept_profiles
 from fluidtune.serving.model_tables import LEAST_RATE, NamedTables, known, number_of, numbers_of, table_of
 from symphony_serve.errors import ServeError
-from symphony_serve.placement.arrivals import SAMPLE, densest, gamma_arrivals, merged
-from symphony_serve.placement.bounds import gpu_seconds, gpus_at_least, most_attained
-from symphony_serve.placement.gpu_shares import MOST_SHARED_GPUS
+from symphony_serve.placement.arrivals import SAMPLE, drawn
 from symphony_serve.placement.search import MOST_GPUS, LeastGpus, Search
 from symphony_serve.placement.served_models import Cut, ServedModel, Shape, cuts_of_layers
 from symphony_serve.placement.simulator import Requests, Simulator
@@ -38,14 +35,12 @@ ADVICE = "`fluidtune serve start --models` places models by the same search, fro
 #: The largest CV of the gaps. Judgement: at it, all but a few of the requests that are drawn come at once. (Those of
 #: AlpaServe's figures end at 8.) At a thousand times more none may come, however many gaps are drawn.
 MOST_CV = 100.0
-#: Requests that are drawn at most, where a trace says for how long. Judgement: 100 MB.
-MOST_DRAWN = 1e7
 #: The keys of a model in the file, and those of the tables in it.
 KEYS = (
-    "name", "run", "trial", "checkpoint", "load", "seconds", "bytes", "layers", "configurations", "hop", "delay",
-    "slo", "rate", "cv", "trace", "weight",
+    "name", "run", "trial", "checkpoint", "load", "seconds", "bytes", "layers", "hop", "delay", "slo", "rate", "cv",
+    "trace", "weight",
 )  # fmt: skip
-LAYERS, CONFIGURATION = ("seconds", "bytes"), ("seconds", "bytes", "hop")
+LAYERS = ("seconds", "bytes")
 #: Key -> the keys of which one must be there for it to mean anything.
 BELONGS_TO = {"trial": ("run",), "bytes": ("run", "seconds", "checkpoint"), "hop": ("layers",), "cv": ("rate",)}
 
@@ -71,8 +66,6 @@ class ModelTables:
 
     def _check_keys(self, name: str, table: Mapping[str, Any]) -> None:
         where = self.file.where(name)
-        if "shares" in table:
-            raise FluidTuneError(f"{where} has `shares`, which is for `fluidtune serve plan` alone")
         known(table, KEYS, where)
         for key, others in BELONGS_TO.items():
             if key in table and not any(one in table for one in others):
@@ -111,8 +104,7 @@ class ModelsFile(ModelTables):
         super().__init__(file)
         self._memory = memory
         self.models = [self._model(name, table) for name, table in file]
-        self._rates = [self._rate(name, table) for name, table in file]
-        self.requests = self._requests(file.tables)
+        self.requests = self._requests()
 
     def _model(self, name: str, table: Mapping[str, Any]) -> ServedModel:
         where = self.file.where(name)
@@ -128,19 +120,8 @@ class ModelsFile(ModelTables):
                 seconds, delay = self._alone(table, where, delay)
                 size = sum(self._bytes(table, where, [0.0 if Shape(1, 1) not in cuts else cuts[Shape(1, 1)].bytes]))
                 cuts[Shape(1, 1)] = Cut(tuple(seconds), size)
-            for text, given in table_of(table, "configurations", None, where).items():
-                shape = Shape.read(text)
-                inside = f"{where}: configuration {text}"
-                if not isinstance(given, dict):
-                    raise FluidTuneError(f"{inside} is {given!r}, expected a table with {', '.join(CONFIGURATION)}")
-                known(given, CONFIGURATION, inside)
-                seconds = numbers_of(given, "seconds", inside)
-                if len(seconds) != shape.pp:
-                    raise FluidTuneError(f"{inside} has the seconds of {len(seconds)} stages, expected {shape.pp}")
-                size = sum(self._bytes(given, inside, [0.0]))
-                cuts[shape] = Cut(tuple(seconds), size, number_of(given, "hop", inside, 0.0, least=0.0))
             if not cuts:
-                raise FluidTuneError(f"{where} has no times; give `run`, `seconds`, `layers` or `configurations`")
+                raise FluidTuneError(f"{where} has no times; give `run`, `seconds` or `layers`")
             slowed = {shape: cut.slowed() for shape, cut in cuts.items()}
         except ServeError as error:
             raise FluidTuneError(f"{where}: {error}")
@@ -167,45 +148,26 @@ class ModelsFile(ModelTables):
         if trial not in profiles:
             raise FluidTuneError(f"{where} has the trial {trial!r}, expected `trial` of {', '.join(sorted(profiles))}")
         if profiles[trial].parts is not None:
-            raise FluidTuneError(f"{where} has a `run` that was served in stages; give its `configurations`")
+            raise FluidTuneError(f"{where} has a `run` that was served in stages; give its `layers`")
         return [profiles[trial].seconds(1)], max(delay, delays.get(trial, 0.0))
 
-    def _requests(self, tables: Sequence[Mapping[str, Any]]) -> Requests:
-        total = sum(self._rates)
-        needed = sum(rate * gpu_seconds(one) for rate, one in zip(self._rates, self.models, strict=True))
+    def _requests(self) -> Requests:
+        rates, cvs = zip(*(self.rate(name, table) for name, table in self.file), strict=True)
+        needed = sum(rate * one.gpu_seconds for rate, one in zip(rates, self.models, strict=True))
         if needed > MOST_GPUS:
             raise FluidTuneError(
-                f"{self.file.path}: {total:g} requests/s keep at least {needed:.0f} GPUs busy, and no plan is made for "
-                f"more than {MOST_GPUS}; ask about smaller rates"
+                f"{self.file.path}: {sum(rates):g} requests/s keep at least {needed:.0f} GPUs busy, and no plan is "
+                f"made for more than {MOST_GPUS}; ask about smaller rates"
             )
-        traces = [self._trace(one) if "trace" in one else None for one in tables]
-        last = max((float(one[-1]) for one in traces if one is not None), default=0.0)
-        length = last or SAMPLE / total
-        if total * length > MOST_DRAWN:
-            raise FluidTuneError(
-                f"{self.file.path}: models with a rate have {total * length:.4g} requests in a trace of {length:g} s, "
-                f"and {MOST_DRAWN:g} are drawn at most; give a shorter trace"
-            )
-        arrivals = []
-        for number, (table, trace, rate) in enumerate(zip(tables, traces, self._rates, strict=True)):
-            cv = self._cv(table["name"], table)
-            arrivals.append(trace if trace is not None else gamma_arrivals(rate, cv, length, number))
-        found = merged(arrivals)
+        found = drawn(rates, cvs, SAMPLE)
         if not len(found):
-            said = f"no request comes in {length:g} s; give larger rates or longer traces"
-            raise FluidTuneError(f"{self.file.path}: {said}")
-        return densest(found)
+            raise FluidTuneError(f"{self.file.path}: no request comes in {SAMPLE / sum(rates):g} s; give larger rates")
+        return found
 
-    def check(self, gpus: int, goal: float) -> int:
-        """The least number of GPUs by which ``goal`` may be attained. gpus: that there are at most.
-
-        Raises FluidTuneError if a model fits none of them or is too slow on each, or if no number attains it.
-        """
+    def check(self, gpus: int) -> None:
+        """Raises FluidTuneError if a model fits none of ``gpus`` GPUs, or is too slow on each."""
         for one in self.models:
             cuts = [cut for shape, cut in one.cuts.items() if shape.gpus <= gpus]
-            if not cuts:
-                fewest = min(shape.gpus for shape in one.cuts)
-                raise FluidTuneError(f"model {one.name} needs {fewest} GPUs; there are {gpus}")
             least = min(cut.bytes for cut in cuts)
             room = math.inf if self._memory is None else self._memory
             if least > room:
@@ -219,52 +181,31 @@ class ModelsFile(ModelTables):
                     f"model {one.name} has an SLO of {one.slo:g} s, but a request takes {needed:.4g} s at the least; "
                     f"give an SLO of at least {math.ceil(1e4 * needed) / 1e4} s"
                 )
-        needed = gpus_at_least(self.models, self.requests, goal)
-        if needed > MOST_GPUS:
-            raise FluidTuneError(
-                f"an attainment of {goal:g} takes at least {needed:.0f} GPUs, and no plan is made for more than "
-                f"{MOST_GPUS}; ask about smaller rates"
-            )
-        return max(1, math.ceil(needed))
 
 
 def planned(
     path: str, gpus: int | None, gpu_memory: float | None, goal: float | None, budget: float
 ) -> tuple[dict[str, Any], RenderableType]:
-    """The plan of the file at ``path`` as one object, and as tables. Parameters and errors are those of `plan`.
+    """Where the models of the file at ``path`` stand, as an object and as tables. docs/placement.md has its keys.
 
-    goal: None: `ATTAINMENT` where attainment is foreseen, and 1 where capacity is counted.
+    gpus: None: the least number that attains ``goal``, `ATTAINMENT` if that is None. gpu_memory: GiB of weights on
+    each; None: no limit. budget: seconds of the search, which Ctrl-C ends, too. Raises FluidTuneError if anything is
+    wrong, or nothing was found.
     """
-    file = NamedTables(path)
-    shared = shared_gpu_plan.is_of_shares(file.tables)
-    most = MOST_SHARED_GPUS if shared else MOST_GPUS
-    if goal is not None and not 0 < goal <= 1:
+    named, goal = NamedTables(path), ATTAINMENT if goal is None else goal
+    if not 0 < goal <= 1:
         raise FluidTuneError(f"--attainment is {goal:g}, expected a part above 0, up to 1")
-    if gpus is not None and not 1 <= gpus <= most:
-        raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {most}")
+    if gpus is not None and not 1 <= gpus <= MOST_GPUS:
+        raise FluidTuneError(f"--gpus is {gpus}, expected 1 to {MOST_GPUS}")
     if not 0 <= budget < math.inf:
         raise FluidTuneError(f"--seconds is {budget:g}, expected a number of 0 or more")
     if gpu_memory is not None and not 0 < gpu_memory < math.inf:
         raise FluidTuneError(f"--gpu-memory is {gpu_memory:g}, expected GiB above 0")
-    if shared:
-        memory = math.inf if gpu_memory is None else gpu_memory * GIB
-        found = shared_gpu_plan.planned(file, gpus, memory, goal or 1.0, budget)
-        return found, shared_gpu_plan.render(found)
-    found = plan(file, gpus, gpu_memory, goal or ATTAINMENT, budget)
-    return found, render(found, gpu_memory is not None)
-
-
-def plan(named: NamedTables, gpus: int | None, gpu_memory: float | None, goal: float, budget: float) -> dict[str, Any]:
-    """Where the models of these tables are to stand, as one object. docs/placement.md has its keys.
-
-    gpus: None: the least number that attains ``goal``. gpu_memory: GiB of weights on each; None: no limit. budget:
-    seconds of the search, which Ctrl-C ends, too. Raises FluidTuneError if anything is wrong, or nothing was found.
-    """
     memory = None if gpu_memory is None else gpu_memory * GIB
     file = ModelsFile(named, memory)
-    first = file.check(gpus or MOST_GPUS, goal)
+    file.check(gpus or MOST_GPUS)
     models, requests, room = file.models, file.requests, math.inf if memory is None else memory
-    search = Search(models, gpus, room, requests) if gpus else LeastGpus(models, first, room, requests, goal)
+    search = Search(models, gpus, room, requests) if gpus else LeastGpus(models, room, requests, goal)
     try:
         ended = _search(search, budget)
     except ServeError as error:
@@ -300,41 +241,34 @@ def plan(named: NamedTables, gpus: int | None, gpu_memory: float | None, goal: f
                 "mean_seconds": float(latencies.mean()) + model.delay if len(latencies) else None,
             }
         )
-    return {
+    plan = {
         "gpus": count,
         "idle_gpus": count - used,
         "attainment": found.attainment,
-        "bound": most_attained(models, requests, count),
         "ended": ended,
         "groups": groups,
         "models": rows,
         "advice": ADVICE,
     }
+    return plan, render(plan, memory is not None)
 
 
 def _search(search: Search | LeastGpus, budget: float) -> bool:
-    """Search with a bar on stderr until the end, ``budget`` seconds have passed or Ctrl-C. Whether it was the end."""
+    """Search until the end, ``budget`` seconds have passed or Ctrl-C. Whether it was the end."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    console, end = Console(stderr=True), time.monotonic() + budget
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with (
-        suppress(KeyboardInterrupt),
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-    ):
-        task = bar.add_task("", total=1.0)
-        for step in search.steps():
-            said = f"{step.gpus} GPUs, {step.what}: {step.best.attainment:.1%} foreseen so far"
-            bar.update(task, completed=step.part, description=said)
-            if step.best.groups and time.monotonic() > end:
-                return False
-        return True
-    return False
+    end, ended = time.monotonic() + budget, False
+    with suppress(KeyboardInterrupt), Console(stderr=True).status("Searching; Ctrl-C ends it with the best so far"):
+        for best in search.steps():
+            if best.groups and time.monotonic() > end:
+                break
+        else:
+            ended = True
+    return ended
 
 
 def render(found: Mapping[str, Any], memory_known: bool) -> RenderableType:
-    """What `plan` returned, as tables for `rich`."""
+    """What `planned` found, as tables for `rich`."""
     from rich.console import Group
     from rich.table import Table
 
@@ -355,8 +289,7 @@ def render(found: Mapping[str, Any], memory_known: bool) -> RenderableType:
         where = ", ".join(map(str, one["groups"])) or "none"
         models.add_row(cell(one["name"]), f"{one['slo']:g}", f"{one['attainment']:.2%}", mean, where)
     lost = 1 - found["attainment"]
-    least = f"; no placement on these GPUs refuses less than {1 - found['bound']:.2%}"
-    said = [f"{lost:.2%} are refused{least if found['bound'] < 1 else ''}."] if lost else ["No request is refused."]
+    said = [f"{lost:.2%} are refused." if lost else "No request is refused."]
     said += [f"GPUs that hold no model: {found['idle_gpus']}."] if found["idle_gpus"] else []
     said += [] if found["ended"] else ["The search was ended before it was through; --seconds gives it longer."]
     return Group(groups, models, *said, found["advice"])

@@ -324,10 +324,10 @@ class Rollouts:
         setting, key = self._setting, version.key
         delays = self.answering[self.service.serving.key].model.delays
         alone = await asyncio.gather(*[_first_run(device, key, samples.inputs[:1]) for device in devices])
-        check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.smallest)
+        check_slo(key, Profile.from_seconds([max(alone)]), setting.slo, delays.margin)
         runs = [_in_turns(device, key, setting.slo) for device in devices]
         profile = await measure_profile(runs, samples.inputs, LONGEST * setting.slo, setting.max_batch)
-        self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.smallest)
+        self._tell_log("model_measured", trial=key, seconds=profile.table[1:-1], delays=delays.margin)
         return Model(key, profile, setting.slo, setting.batching, setting.policy, delays)
 
     def _loading(self, version: Version) -> dict[str, Loading]:

@@ -22,10 +22,9 @@ class Candidate(NamedTuple):
     """A batch that a model could run next.
 
     size: its requests; at least 1.
-    deadline: the earliest deadline in it (of `orloj`: of the requests from which it is chosen), less the time that the
-        answer needs on its way (`Delays.margin`).
-    seconds: how long it takes, from the start of fetching its inputs (`Delays.data`) to its end on the GPU; where times
-        vary, how long that is expected to take. The last moment at which it may start is ``deadline - seconds``.
+    deadline: the earliest deadline in it (of `orloj`: of the requests from which it is chosen), less `Delays.margin`.
+    seconds: how long it takes; where times vary, how long that is expected to take. The last moment at which it may
+        start is ``deadline - seconds``.
     next_seconds: how long the next larger batch would take. Infinite if there is none, or if waiting for one more
         request is of no use to the former: then the batch may start at once. Symphony starts a batch no earlier than
         ``deadline - next_seconds``.
@@ -44,9 +43,8 @@ class Candidate(NamedTuple):
 class BatchFormer(Protocol):
     """The requests of one model that wait, and the rule that makes batches of them.
 
-    Moments of start mostly grow from call to call. They may go back a little (the way to a GPU takes longer for a
-    larger batch); what was given up then stays given up. `tests/serve/batch_formers.py` has the contract as
-    tests.
+    Moments of start mostly grow from call to call. They may go back a little; what was given up then stays given up.
+    `tests/serve/batch_formers.py` has the contract as tests.
     """
 
     def add(self, request: Request) -> None:

@@ -10,8 +10,8 @@ that are known as distributions only. Where to read on:
 
 A request is feasible for a size k while ``start <= deadline - E[L_k]``. The batch has the largest of the sizes that can
 be filled with requests that are feasible for it, as algorithm 4.1 is printed. (By its text, it is the size whose
-requests have the earliest deadline. `benchmarks.orloj` has both.) With size 1 among the sizes a batch is always there
-while a request is. Without it, the smallest size runs partly filled when its earliest request could not wait longer.
+requests have the earliest deadline. `benchmarks.orloj` has both.) Size 1 is one of the sizes, so a batch is always
+there while a request is.
 
 The paper has one distribution for all requests. Where requests name their sources, one long request among short ones
 makes them all wait. So there may be several *classes*, each with a profile: the first has the sources with the shortest
@@ -32,7 +32,7 @@ from symphony_serve.batching.orloj_learned import SeenProfile
 from symphony_serve.batching.orloj_queues import Pending
 from symphony_serve.delays import NO_DELAYS, Delays
 from symphony_serve.errors import ServeError
-from symphony_serve.messages import SAME_MOMENT_S, Reason, Refuse, Request
+from symphony_serve.messages import Reason, Refuse, Request
 
 #: One over the expected further wait of a request that is not chosen now, per second. Source: section 4.4.4 of the
 #: paper, b = 1e-4 per ms. With it the score is nearly cost * P(the batch ends in time) / E[L].
@@ -47,19 +47,17 @@ class _Class(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """The candidate, the class that it comes from, and the size of the batch, of which places may stay empty."""
+    """The candidate, and the class that it comes from."""
 
     candidate: Candidate
     pending: Pending
-    size: int
 
 
 class Orloj(BatchFormer):
     """A `BatchFormer` for requests whose times vary.
 
     profiles: the times of each class, the shortest first. Requests of a source that none but the last one names are in
-    the last one only. delays: a batch must end ``delays.margin`` before its first deadline, and fetching the inputs
-    counts as a part of its time.
+    the last one only. delays: a batch must end ``delays.margin`` before its first deadline.
 
     A candidate's deadline is the earliest of all requests that are feasible for its size, also if that request does not
     score high enough to be in the batch: which ones do changes with time, this deadline does not.
@@ -116,7 +114,7 @@ class Orloj(BatchFormer):
     def _first(self, found: list[_Batch], start: float) -> _Batch:
         fastest = max(found, key=lambda batch: batch.candidate.size / batch.candidate.seconds)
         for batch in found:
-            seconds, longest = fastest.candidate.seconds, batch.pending.times[batch.size].histogram.edges[-1]
+            seconds, longest = fastest.candidate.seconds, batch.pending.times[batch.candidate.size].histogram.edges[-1]
             until, can_wait = batch.candidate.deadline - longest - seconds, _latest(fastest) - batch.candidate.seconds
             if batch is fastest or start > can_wait:
                 continue
@@ -132,32 +130,23 @@ class Orloj(BatchFormer):
         head = pending.earliest(smallest, start)
         if head is None:
             return None
-        given_up = head[0] - first.mean
-        size = self._filled(pending, start)
-        if size is None:
-            last = given_up - SAME_MOMENT_S
-            if start < last:
-                self._changes = min(self._changes, math.nextafter(last, -math.inf))
-                return None
-            size = smallest
-        candidate = self._of_size(pending, size, start)
-        self._changes = min(self._changes, given_up, candidate.deadline - candidate.seconds)
-        return _Batch(candidate, pending, size)
+        candidate = self._of_size(pending, self._filled(pending, start), start)
+        self._changes = min(self._changes, head[0] - first.mean, candidate.deadline - candidate.seconds)
+        return _Batch(candidate, pending)
 
-    def _filled(self, pending: Pending, start: float) -> int | None:
+    def _filled(self, pending: Pending, start: float) -> int:
         """The size of the batch, the largest of those that can be filled."""
         most = len(pending)
         sizes = reversed(pending.times)
-        return next((size for size in sizes if size <= most and pending.count(size, start) >= size), None)
+        return next(size for size in sizes if size <= most and pending.count(size, start) >= size)
 
     def _of_size(self, pending: Pending, size: int, start: float) -> Candidate:
         head = pending.earliest(size, start)
         assert head is not None, size
         following = min((time.mean for other, time in pending.times.items() if other > size), default=math.inf)
-        filled = min(size, pending.count(size, start))
         time = pending.times[size]
         longest = time.histogram.edges[-1] if self._enough else math.inf
-        return Candidate(filled, head[0], time.mean, following, longest)
+        return Candidate(size, head[0], time.mean, following, longest)
 
     def changes_at(self) -> float:
         return self._changes
@@ -165,7 +154,7 @@ class Orloj(BatchFormer):
     def take(self) -> tuple[Request, ...]:
         if self._batch is None:
             return ()
-        numbers = self._batch.pending.best(self._batch.size, self._start)
+        numbers = self._batch.pending.best(self._batch.candidate.size, self._start)
         self._batch = None
         for number in numbers:
             self._drop(number)
@@ -184,13 +173,10 @@ class Orloj(BatchFormer):
 
     def set_profile(self, profiles: Sequence[SeenProfile]) -> None:
         self._enough = profiles[-1].enough
-        self._classes = []
-        for profile in profiles:
-            times = {}
-            for size, time in profile.times.items():  # With the time to fetch its inputs.
-                data = self._delays.data * size
-                times[size] = Largest(time.histogram.mapped(data, 1.0), data + time.mean)
-            self._classes.append(_Class(None if profile is profiles[-1] else profile.sources, self._queue(times)))
+        self._classes = [
+            _Class(None if profile is profiles[-1] else profile.sources, self._queue(profile.times))
+            for profile in profiles
+        ]
         for request in self._requests.values():
             self._insert(request)
         self._batch = None

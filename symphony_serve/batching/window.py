@@ -10,7 +10,7 @@ import math
 from bisect import insort_right
 
 from symphony_serve.batching import BatchFormer, Candidate
-from symphony_serve.delays import NO_DELAYS, Delays
+from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
 from symphony_serve.messages import Reason, Refuse, Request
 from symphony_serve.profiles import Profile
@@ -24,8 +24,7 @@ class Window(BatchFormer):
     """A run of the earliest deadlines that has the target size, or as many requests as can still be served.
 
     profile: of the model on its GPU. slo: seconds within which its requests are to be answered.
-    delays: a batch must end ``delays.margin`` before its first deadline, and fetching the inputs counts as a part of
-        its time. So a moment of start is here the one at which the backend begins to fetch.
+    delays: a batch must end ``delays.margin`` before its first deadline.
     """
 
     def __init__(self, profile: Profile, slo: float, delays: Delays):
@@ -47,10 +46,7 @@ class Window(BatchFormer):
         self.set_profile(profile)
 
     def set_profile(self, profile: Profile) -> None:
-        self._profile = profile
-        data = self._delays.data
-        #: By size, the seconds of a batch with its inputs; infinite above the largest size.
-        self._table = tuple(seconds + data * size for size, seconds in enumerate(profile.table))
+        self._profile, self._table = profile, profile.table
         self._fits = 0
         self._find_target()
 
@@ -60,8 +56,7 @@ class Window(BatchFormer):
             self._find_target()
 
     def _find_target(self) -> None:
-        budget = self._slo - self._delays.control - self._delays.response
-        self.target = target_batch(self._profile, self._rate, budget, self._delays)
+        self.target = target_batch(self._profile, self._rate, self._slo - self._delays.response)
         self._size = 0
 
     def add(self, request: Request) -> None:
@@ -153,28 +148,27 @@ class Window(BatchFormer):
         return len(self._queue) - self._head
 
 
-def target_batch(profile: Profile, rate: float | None, budget: float, delays: Delays = NO_DELAYS) -> int:
+def target_batch(profile: Profile, rate: float | None, budget: float) -> int:
     """b*, the batch size that a model needs at ``rate`` requests per second.
 
     ``n = rate*l(b)/b`` GPUs serve batches of b back to back. Staggered, they let a request wait l(b)/n for the start of
     its batch, which then takes l(b): equation 1, ``l(b)*(1 + 1/n) <= budget``, with n of at least 1. (Of a pipeline's
     l(b), only the part counts that keeps it from starting the next batch: ``n = rate*part*l(b)/b``.) b* is the last
     size before the first that breaks it. If its n is at most 1, one GPU is enough and a batch waits until its requests
-    have come: b* is the largest b with ``l(b) + b/rate <= budget``. Fetching b inputs takes ``delays.data*b`` of the
-    budget. If ``rate`` is None or 0 (unknown), b* is the largest b with ``l(b) <= budget/2``. Source: the public code's
-    batch size estimator.
+    have come: b* is the largest b with ``l(b) + b/rate <= budget``. If ``rate`` is None or 0 (unknown), b* is the
+    largest b with ``l(b) <= budget/2``. Source: the public code's batch size estimator.
     """
-    table, data = profile.table, delays.data
+    table = profile.table
     if not rate:
         return max(1, profile.largest(budget / 2))
     target = 1
     for size in range(1, profile.max_batch + 1):
         part = profile.part(size)
         gpus = rate * table[size] * part / size
-        if table[size] * (1 + part / max(1.0, gpus)) > budget - data * size:
+        if table[size] * (1 + part / max(1.0, gpus)) > budget:
             break
         target = size
     if rate * table[target] * profile.part(target) / target > 1 or math.isinf(rate):
         return target
-    fitting = (size for size in range(profile.max_batch, 0, -1) if table[size] + size / rate + data * size <= budget)
+    fitting = (size for size in range(profile.max_batch, 0, -1) if table[size] + size / rate <= budget)
     return next(fitting, 1)

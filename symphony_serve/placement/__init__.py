@@ -4,8 +4,6 @@ Decided here: stages of a model (`stages`), what a placement attains (`simulator
 (`selection`), and how GPUs become groups (`search`). The rules are those of the paper AlpaServe (Li, Zheng, Zhong et
 al., OSDI'23). Requests are not batched there.
 
-Models that share GPUs are planned by capacity, with batches, by measured shares of a GPU (`gpu_shares`).
-
 docs/placement.md explains the words. Start reading with `served_models`. Nothing there has a clock: who searches asks
-for the next step, or does not. Only `gpu_shares` has a limit of time, that of its solver.
+for the next step, or does not.
 """

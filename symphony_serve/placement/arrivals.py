@@ -1,4 +1,4 @@
-"""When requests of several models arrive: drawn from rates, or read from a trace."""
+"""When requests of several models arrive, drawn from their rates."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def merged(arrivals: Sequence[np.ndarray]) -> Requests:
     return Requests(times[order], models[order])
 
 
-def densest(requests: Requests, count: int = SAMPLE) -> Requests:
-    """Of more than ``count`` requests, those ``count`` in a row that come in the least time."""
-    if len(requests) <= count:
-        return requests
-    first = int(np.argmin(requests.times[count - 1 :] - requests.times[: len(requests) - count + 1]))
-    return Requests(requests.times[first : first + count], requests.models[first : first + count])
+def drawn(rates: Sequence[float], cvs: Sequence[float], count: int) -> Requests:
+    """About ``count`` requests of models with these rates in requests/s, of which the gaps have these CVs."""
+    seconds = count / sum(rates)
+    pairs = zip(rates, cvs, strict=True)
+    return merged([gamma_arrivals(rate, cv, seconds, number) for number, (rate, cv) in enumerate(pairs)])

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from symphony_serve.errors import ServeError
-from symphony_serve.placement.arrivals import gamma_arrivals, merged
-from symphony_serve.placement.bounds import gpu_seconds
+from symphony_serve.placement.arrivals import drawn
 from symphony_serve.placement.search import MOST_GPUS, Search
 from symphony_serve.placement.selection import evaluate
 from symphony_serve.placement.served_models import Group, ServedModel, Shape
@@ -53,15 +52,10 @@ def replanned(
                 "give larger devices"
             )
     asked = [max(rates.get(one.name, 0.0), LEAST_RATE) for one in models]
-    needed = sum(rate * gpu_seconds(one) for rate, one in zip(asked, models, strict=True))
+    needed = sum(rate * one.gpu_seconds for rate, one in zip(asked, models, strict=True))
     if needed > MOST_GPUS:
         raise ServeError(f"the rates keep {needed:.0f} devices busy, more than {MOST_GPUS}; ask for smaller rates")
-    length = SAMPLE / sum(asked)
-    arrivals = [
-        gamma_arrivals(rate, cvs.get(one.name, 1.0), length, number)
-        for number, (rate, one) in enumerate(zip(asked, models, strict=True))
-    ]
-    requests = merged(arrivals)
+    requests = drawn(asked, [cvs.get(one.name, 1.0) for one in models], SAMPLE)
     search = Search(models, len(held), memory, requests)
     for _ in search.steps():
         if search.best.groups and over():

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from symphony_serve.errors import ServeError
-from symphony_serve.placement.selection import STEPS, Selection, beam, evaluate, fast_greedy, most_replicas
+from symphony_serve.placement.selection import Selection, beam, evaluate, fast_greedy
 from symphony_serve.placement.served_models import Group, ServedModel, Shape
 from symphony_serve.placement.simulator import Requests, Simulator
 
@@ -32,16 +31,6 @@ MOST_CELLS, MOST_BEAM = 20_000_000, 2000
 NODE_GPUS = 8
 #: No plan is made for more GPUs (docs/placement.md says how long one takes).
 MOST_GPUS = 1024
-
-
-@dataclass(frozen=True)
-class Progress:
-    """After a step. part: of the search, 0 to 1, by the number of replicas that may yet be placed."""
-
-    what: str
-    part: float
-    best: Selection
-    gpus: int
 
 
 def buckets_of(models: Sequence[ServedModel]) -> list[list[int]]:
@@ -135,22 +124,22 @@ class Search:
         self._simulator = Simulator(models, requests)
         self._parts = {} if parts is None else parts
 
-    def steps(self) -> Iterator[Progress]:
-        """Search; after each step of it `best` is a placement that fits."""
+    def steps(self) -> Iterator[Selection]:
+        """Search; after each step of it `best`, which is told, is a placement that fits."""
         yield from self.greedy()
         yield from self.beam()
 
-    def greedy(self) -> Iterator[Progress]:
+    def greedy(self) -> Iterator[Selection]:
         """The search but for its last part: one bucket, then several."""
         lanes = groupings(self.gpus, self._simulator.shapes)
-        for progress, found in self._greedy("one bucket", self._simulator, lanes, self._goal):
+        for found in fast_greedy(self._simulator, lanes, self._memory, self._goal):
             self._take(max(found, key=lambda one: one.score))
-            yield progress
+            yield self.best
         buckets = buckets_of(self.models)
         if len(buckets) > 1 and self.best.attainment < self._goal:
             yield from self._buckets(buckets)
 
-    def beam(self) -> Iterator[Progress]:
+    def beam(self) -> Iterator[Selection]:
         """The last part of the search: the groups of the best placement are filled anew."""
         if not self.best.groups or self.best.attainment >= self._goal:
             return
@@ -158,24 +147,15 @@ class Search:
         shapes += _pipelines(self.gpus - sum(shape.gpus for shape in shapes), self._simulator.shapes)
         if len(shapes) * len(self.models) > MOST_BEAM:
             return
-        most = most_replicas(self._simulator, shapes, self._memory)
-        for step, one in enumerate(beam(self._simulator, shapes, self._memory, self._goal), start=1):
+        for one in beam(self._simulator, shapes, self._memory, self._goal):
             self._take(one)
-            yield Progress("beam", min(step / most, 1.0), self.best, self.gpus)
+            yield self.best
 
     def _take(self, one: Selection) -> None:
         if one.score > self.best.score:
             self.best = one
 
-    def _greedy(
-        self, what: str, simulator: Simulator, lanes: Sequence[Sequence[Shape]], goal: float = 1.0
-    ) -> Iterator[tuple[Progress, list[Selection]]]:
-        most = min(max((most_replicas(simulator, lane, self._memory) for lane in lanes), default=0), STEPS) + 1
-        if lanes:
-            for step, found in enumerate(fast_greedy(simulator, lanes, self._memory, goal), start=1):
-                yield Progress(what, min(step / most, 1.0), self.best, self.gpus), found
-
-    def _buckets(self, buckets: Sequence[Sequence[int]]) -> Iterator[Progress]:
+    def _buckets(self, buckets: Sequence[Sequence[int]]) -> Iterator[Selection]:
         counts = self._simulator.counts
         rates = [float(counts[bucket].sum()) for bucket in buckets]
         latencies = [self.models[bucket[0]].alone for bucket in buckets]
@@ -188,10 +168,9 @@ class Search:
             sizes = {size for size in (split[at] for split in splits) if (at, size) not in self._parts}
             lanes = [(size, lane) for size in sorted(sizes) for lane in groupings(size, simulator.shapes)]
             found: list[Selection] = []
-            name = f"bucket {at + 1} of {len(buckets)}"
-            for progress, selections in self._greedy(name, simulator, [lane for _, lane in lanes]):
+            for selections in fast_greedy(simulator, [lane for _, lane in lanes], self._memory):
                 found = selections
-                yield progress
+                yield self.best
             self._parts |= {(at, size): Selection() for size in sizes}
             for (size, _), one in zip(lanes, found, strict=True):
                 self._parts[at, size] = max(self._parts[at, size], one, key=lambda each: each.score)
@@ -211,27 +190,27 @@ class Search:
                 for group in self._parts[at, size].groups
             ]
             self._take(evaluate(self._simulator, groups))
-            yield Progress("buckets together", 1.0, self.best, self.gpus)
+            yield self.best
 
 
 class LeastGpus:
     """Looks for the least number of GPUs that attains ``goal``: `best` is the last placement that did, on `gpus`.
 
-    Searches are no proof, so that fewer GPUs may do. ``first`` is where it begins, a number below which it cannot be.
+    Searches are no proof, so that fewer GPUs may do.
     """
 
-    def __init__(self, models: Sequence[ServedModel], first: int, memory: float, requests: Requests, goal: float):
+    def __init__(self, models: Sequence[ServedModel], memory: float, requests: Requests, goal: float):
         self.gpus, self.best = 0, Selection()
         self._models, self._memory, self._requests, self._goal = models, memory, requests, goal
-        self._first = first
         self._parts: dict[tuple[int, int], Selection] = {}
 
-    def steps(self) -> Iterator[Progress]:
-        """Search without a beam on ``first`` GPUs, on twice as many until it suffices, and between the last two.
+    def steps(self) -> Iterator[Selection]:
+        """Search without a beam on 1 GPU, on twice as many until it suffices, and between the last two.
 
-        Then search with a beam on one GPU less, until that does not suffice.
+        Then search with a beam on one GPU less, until that does not suffice. What is told is the best of the search
+        that goes on.
         """
-        low, count, below = self._first - 1, self._first, None
+        low, count, below = 0, 1, None
         while not self.gpus or self.gpus - low > 1:
             search = self._on(count)
             yield from search.greedy()
@@ -245,7 +224,7 @@ class LeastGpus:
             count = (low + self.gpus) // 2 if self.gpus else min(2 * count, MOST_GPUS)
         while below is not None and below.gpus < self.gpus:
             yield from below.beam()
-            if not self._suffices(below) or self.gpus <= self._first:
+            if not self._suffices(below) or self.gpus == 1:
                 return
             below = self._on(self.gpus - 1)
             yield from below.greedy()

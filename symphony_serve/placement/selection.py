@@ -21,8 +21,6 @@ LATENCY, REPLICAS = 1e-4, 1e-6
 #: A lane is filled in about this many steps. Where more replicas fit, a step adds several. Judgement: AlpaServe's own
 #: cases have fewer, and 1,000 GPUs need some thousands.
 STEPS = 256
-#: Selections from which a step of the beam goes on. Source: the default of AlpaServe's search (alpa-projects/mms).
-WIDTH = 1
 
 
 @dataclass(frozen=True)
@@ -73,6 +71,8 @@ def fast_greedy(
     puts it into the group with the fewest requests of those that it fits. Where more than `STEPS` replicas fit, it goes
     on with other models and other groups. A lane ends when nothing fits or ``goal`` is attained.
     """
+    if not lanes:
+        return
     shapes = simulator.shape_numbers(lanes)
     at_once = [-(-most_replicas(simulator, one, memory) // STEPS) for one in lanes]
     held = np.zeros((len(simulator.models), *shapes.shape), dtype=bool)
@@ -107,28 +107,26 @@ def fast_greedy(
 def beam(simulator: Simulator, shapes: Sequence[Shape], memory: float, goal: float = 1.0) -> Iterator[Selection]:
     """The best selection so far for groups of these shapes, after each step.
 
-    A step adds each model to each group that it fits, plays all of these, and goes on from the best `WIDTH`. The last
-    step is the one after which nothing fits, or ``goal`` is attained.
+    A step adds each model to each group that it fits, plays all of these, and goes on from the best one, as AlpaServe's
+    search does by default. The last step is the one after which nothing fits, or ``goal`` is attained.
     """
     row = simulator.shape_numbers([shapes])[0]
-    front = [np.zeros((len(simulator.models), len(row)), dtype=bool)]
+    held = np.zeros((len(simulator.models), len(row)), dtype=bool)
     best = Selection()
     while best.attainment < goal:
         nexts: dict[tuple[tuple[int, bytes], ...], np.ndarray] = {}
-        for held in front:
-            for model, group in np.argwhere(_fits(simulator, row[None], held[:, None], memory)[:, 0]):
-                one = held.copy()
-                one[model, group] = True
-                # Groups of one shape are alike, whatever their order.
-                nexts.setdefault(tuple(sorted((int(row[at]), one[:, at].tobytes()) for at in range(len(row)))), one)
+        for model, group in np.argwhere(_fits(simulator, row[None], held[:, None], memory)[:, 0]):
+            one = held.copy()
+            one[model, group] = True
+            # Groups of one shape are alike, whatever their order.
+            nexts.setdefault(tuple(sorted((int(row[at]), one[:, at].tobytes()) for at in range(len(row)))), one)
         if not nexts:
             return
         candidates = np.stack(list(nexts.values()), axis=1)
         same = np.tile(row, (len(nexts), 1))
         score, attainment, _ = _rated(simulator, simulator.play(same, candidates), candidates)
-        order = np.argsort(-score, kind="stable")[:WIDTH]
-        front = [candidates[:, at] for at in order]
-        first = order[0]
+        first = int(np.argmax(score))
+        held = candidates[:, first]
         if score[first] > best.score:
-            best = Selection(simulator.groups(row, front[0]), float(score[first]), float(attainment[first]))
+            best = Selection(simulator.groups(row, held), float(score[first]), float(attainment[first]))
         yield best

@@ -8,7 +8,6 @@ turn. All times are seconds, all memory is bytes.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,14 +25,6 @@ class Shape(NamedTuple):
 
     op: int
     pp: int
-
-    @classmethod
-    def read(cls, text: str) -> Shape:
-        """The shape that is written "OPxPP". Raises ServeError for another text."""
-        found = re.fullmatch(r"([1248])x([1248])", text)
-        if not found:
-            raise ServeError(f"{text!r} is no shape; write OPxPP with OP and PP of 1, 2, 4 or 8, as in 1x4")
-        return cls(int(found[1]), int(found[2]))
 
     @property
     def gpus(self) -> int:
@@ -92,6 +83,11 @@ class ServedModel:
     def alone(self) -> float:
         """Seconds on the fewest GPUs on which it is known: one, mostly. It decides about the model's bucket."""
         return self.cuts[min(self.cuts, key=lambda shape: (shape.gpus, shape))].latency
+
+    @property
+    def gpu_seconds(self) -> float:
+        """The least GPU-seconds of one request, of all cuts."""
+        return min(shape.op * sum(cut.seconds) for shape, cut in self.cuts.items())
 
 
 class Group(NamedTuple):

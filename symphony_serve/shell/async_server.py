@@ -308,7 +308,7 @@ class AsyncServer:
         slot = self._slots.get(number)
         if slot is not None and not slot.leaves and not self._closed:
             slot.leaves = True
-            self._handle(GpuLeaving(number, time.monotonic()))
+            self._handle(GpuLeaving(number))
             slot.end()
 
     def add(self, model: Model) -> None:

@@ -28,7 +28,7 @@ RUN_QUANTILE = 0.75
 #: How often the lateness of the loop is measured, and the seconds that it sleeps.
 WAKES, SLEEP_S = 100, 0.001
 #: The part of the wakes and of the ways through the loop that the delays allow for. Source: of a model's requests,
-#: 1 % may be late at its goodput (section 5.1). (On a network the room asks for 99.9 %.)
+#: 1 % may be late at its goodput (section 5.1).
 DELAY_QUANTILE = 0.99
 
 

@@ -44,16 +44,6 @@ class BatchFormerContract:
     """Set ``by_deadline`` to False if a batch need not have the earliest of the deadlines that are feasible."""
 
     by_deadline = True
-    #: Set it to False for a former of benchmarks that lets go of refused requests when a batch is taken.
-    frugal = True
-
-    def test_nothing_waits_at_first(self, make: MakeFormer) -> None:
-        former = make(SECONDS)
-        assert len(former) == 0
-        assert list(former.waiting()) == []
-        assert former.form(0.0) is None
-        assert former.changes_at() == math.inf
-        assert list(former.refused()) == []
 
     def test_a_request_alone_is_a_batch_of_one(self, make: MakeFormer) -> None:
         former = make(SECONDS)
@@ -66,16 +56,6 @@ class BatchFormerContract:
         assert former.take() == (only,)
         assert len(former) == 0
         assert former.form(1.0) is None
-
-    def test_forming_takes_nothing_out_and_says_the_same_again(self, make: MakeFormer) -> None:
-        former = make(SECONDS)
-        for number in range(4):
-            former.add(request(number, 12.0 + number))
-        first = former.form(0.0)
-        assert first is not None
-        assert former.form(0.0) == first
-        assert len(former) == 4
-        check_former(former)
 
     def test_a_batch_that_starts_at_the_last_moment_is_in_time(self, make: MakeFormer) -> None:
         """Also where the sums of times are rounded: the moment is computed as the caller computes it."""
@@ -120,17 +100,6 @@ class BatchFormerContract:
         former.form(0.0)
         assert 1 not in {taken.id for taken in former.take()}
 
-    def test_a_batch_that_comes_back_can_be_served_again(self, make: MakeFormer) -> None:
-        former = make(SECONDS)
-        former.add(request(1, 30.0))
-        former.form(0.0)
-        (back,) = former.take()
-        former.add(request(2, 40.0))
-        former.add(back)
-        assert [waiting.id for waiting in former.waiting()] == [1, 2]
-        assert former.form(5.0) is not None
-        check_former(former)
-
     @pytest.mark.parametrize("deadline", [math.nan, math.inf, -math.inf])
     def test_a_deadline_that_is_no_time_is_refused(self, make: MakeFormer, deadline: float) -> None:
         former = make(SECONDS)
@@ -157,11 +126,11 @@ class BatchFormerContract:
             former.refused()
         assert 0 < len(former) < 20
         check_former(former)
-        assert entries(former) < 1000 or not self.frugal
+        assert entries(former) < 1000
         former.form(now + 100.0)
         assert len(former) == 0 and len(former.refused()) > 0
         check_former(former)
-        assert entries(former) < 1000 or not self.frugal
+        assert entries(former) < 1000
 
     def test_a_batch_is_never_larger_than_was_measured(self, make: MakeFormer) -> None:
         former = make(SECONDS[:3])

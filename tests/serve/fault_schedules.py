@@ -10,7 +10,7 @@ Checked:
 - every request is answered or refused in the end, and its client is told once;
 - the scheduler refuses no request that it does not hold, and its books are right after every event;
 - batches are sent under the newest token of their GPU, and a backend gets each plan of a token once and in order;
-- no batch is sent to a GPU that is taken away before its end;
+- no batch is sent to a GPU that was said to be taken away;
 - where no time is wrong (no GPU is slow or silent, no clock jumps), every answer is in time;
 - every refusal comes by the request's deadline. It may come later only by the time that a dead scheduler needs to come
   back or the loss of a GPU is not noticed, and where times are wrong, by the patience with a GPU that overruns and by
@@ -86,8 +86,8 @@ class Violation(AssertionError):
 class Backend:
     """One GPU's process. token: its newest. plan: the last one that it got under this token.
 
-    running: whether a batch runs. waiting: batches behind it. leaving: when the GPU is taken away.
-    life: grows when the process dies.
+    running: whether a batch runs. waiting: batches behind it. leaves: whether the GPU is taken away. life: grows when
+    the process dies.
     """
 
     gpu: int
@@ -98,7 +98,7 @@ class Backend:
     until: float = 0.0
     silent_until: float = 0.0
     waiting: list[Dispatch] = field(default_factory=list)
-    leaving: float = math.inf
+    leaves: bool = False
     life: int = 0
 
 
@@ -109,7 +109,7 @@ class World:
         self.seed = seed
         self._rng = rng = random.Random(seed)
         self._log = log
-        self._delays = rng.choice([NO_DELAYS, Delays(LATE_S, 0.05, LATE_S)])
+        self._delays = rng.choice([NO_DELAYS, Delays(LATE_S)])
         policy = rng.choice([DEFERRED, EAGER])
         profile = Profile.linear(1.0, 5.0, MAX_BATCH)
         self._models = [
@@ -166,7 +166,7 @@ class World:
         heapq.heappush(self._events, (max(moment, self._now), last, next(self._count), happen))
 
     def _travel(self) -> float:
-        return self._rng.uniform(0.0, LATE_S) if self._delays.control else 0.0
+        return self._rng.uniform(0.0, LATE_S) if self._delays.response else 0.0
 
     def _require(self, holds: bool, text: str) -> None:
         if not holds:
@@ -238,10 +238,7 @@ class World:
             backend = self._backends[instruction.gpu]
             newest = instruction.token == backend.token
             self._require(newest, f"GPU {backend.gpu} is sent token {instruction.token}, not {backend.token}")
-            end = instruction.start + instruction.seconds - self._offset
-            self._require(
-                self._wrong_times or end <= backend.leaving + SAME_MOMENT_S, f"GPU {backend.gpu} leaves sooner"
-            )
+            self._require(not backend.leaves, f"GPU {backend.gpu} leaves")
             travel, life = self._travel(), backend.life
             self._at(self._now + travel, lambda: self._deliver(backend, instruction, life))
         elif isinstance(instruction, Suspect):
@@ -264,8 +261,8 @@ class World:
         backend.plan = -1
         backend.waiting.clear()
         self._tell(GpuJoined(backend.gpu, backend.token, backend.until + self._offset if backend.running else None))
-        if backend.leaving < math.inf:
-            self._tell(GpuLeaving(backend.gpu, backend.leaving + self._offset))
+        if backend.leaves:
+            self._tell(GpuLeaving(backend.gpu))
 
     def _deliver(self, backend: Backend, batch: Dispatch, life: int) -> None:
         if not backend.alive or backend.life != life or batch.token < backend.token:
@@ -281,7 +278,7 @@ class World:
             return
         batch, life = backend.waiting.pop(0), backend.life
         stretch = self._rng.choice([1.0, 1.0, 0.5, 1.3, 5.0]) if self._wrong_times else 1.0
-        begin = max(self._now, batch.start - self._offset) if self._delays.control else self._now
+        begin = max(self._now, batch.start - self._offset) if self._delays.response else self._now
         backend.running = True
         backend.until = begin + stretch * batch.seconds
         self._at(backend.until, lambda: self._finish(backend, batch, life))
@@ -309,7 +306,7 @@ class World:
     def _kill(self, backend: Backend) -> None:
         backend.alive = backend.running = False
         backend.silent_until = 0.0
-        backend.leaving = math.inf
+        backend.leaves = False
         backend.waiting.clear()
         backend.life += 1
 
@@ -327,8 +324,8 @@ class World:
     def _leave(self) -> None:
         backend = self._rng.choice(self._backends)
         at, token = self._now + self._rng.uniform(0.0, 20.0), backend.token
-        backend.leaving = min(backend.leaving, at)
-        self._tell(GpuLeaving(backend.gpu, at + self._offset))
+        self._tell(GpuLeaving(backend.gpu))
+        backend.leaves = True
 
         def gone() -> None:
             if backend.token == token and backend.alive:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 from symphony_serve.batching import BatchFormer
 from symphony_serve.batching.orloj import Orloj
@@ -45,7 +44,7 @@ def check_gpus(table: GpuTable) -> None:
     open_entries = {(held, gpu, stamp) for held, one in pools for _, gpu, stamp in (*one.idle, *one.busy)}
     for gpu in table.gpus.values():
         assert len(gpu.sent) <= 1 + table._ahead, f"GPU {gpu.id} has {len(gpu.sent)} batches"
-        can = gpu.leaving > -math.inf and len(gpu.sent) <= table._ahead
+        can = not gpu.leaves and len(gpu.sent) <= table._ahead
         assert ((gpu.models, gpu.id, gpu.stamp) in open_entries) == can, f"GPU {gpu.id} can get a batch: {can}"
         plans = [one.plan for one in gpu.sent]
         assert plans == sorted(set(plans)) and all(plan < gpu.plans for plan in plans), plans

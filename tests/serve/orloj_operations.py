@@ -1,15 +1,10 @@
-"""Random operations on a `Pending`, beside the oracle. ``python -m tests.serve.orloj_operations --operations 100000``.
-
-The tests run some hundred operations; the command runs the given number, on `Pending` and on the hull.
-"""
+"""Random operations on a `Pending`, beside the oracle."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 
-from benchmarks.orloj_hull import HullPending
 from benchmarks.orloj_naive import NaivePending, score
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.orloj_histograms import Histogram, Largest
@@ -65,18 +60,3 @@ def run_beside_the_oracle(kind: type[Pending], seed: int, operations: int, b: fl
             for one in chosen:
                 ours.remove(one)
                 oracle.remove(one)
-
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--operations", type=int, default=100_000, help="on each of the two (100000)")
-    options = parser.parse_args()
-    for kind in (Pending, HullPending):
-        for seed in range(max(1, options.operations // 1000)):
-            run_beside_the_oracle(kind, seed, min(1000, options.operations), RATES[seed % len(RATES)])
-        print(f"{kind.__name__}: as the oracle over {options.operations} operations", flush=True)
-
-
-if __name__ == "__main__":
-    main()

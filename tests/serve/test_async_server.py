@@ -246,15 +246,6 @@ def test_what_ran_on_a_lost_device_is_refused_as_that_however_long_it_waits_for_
         assert finished([behind])[0] in ("LATE", "MAKES_WAY")
 
 
-def test_what_runs_when_a_server_closes_is_refused_as_that():
-    gate = Gate()
-    with ServedByThread([model(max_batch=1)], [{"m": gate}]) as server:
-        first, (waiting,) = behind_a_gate(server, gate, 1)
-        server.thread.run(server.server.close(0.01))
-        assert finished([first, waiting]) == ["CUT_OFF", "CLOSED"]
-        gate.open.set()
-
-
 def test_a_device_s_task_that_fails_begins_anew(monkeypatch):
     """Whatever is wrong in the server itself: the requests of that batch wait again."""
     real, failures = async_server._call, iter([RuntimeError("broken"), None])
@@ -294,23 +285,6 @@ def test_a_call_that_cannot_be_is_its_caller_s_error_alone(within):
         device.close()
 
     asyncio.run(run())
-
-
-def test_a_callback_that_fails_or_asks_again_keeps_nobody_waiting():
-    again: list[Future] = []
-
-    def ask(answer):
-        again.append(server.submit("m", 10))
-        raise RuntimeError("from a callback")
-
-    gate = Gate()
-    with ServedByThread([model()], [{"m": gate}]) as server:
-        first, others = behind_a_gate(server, gate, 3)
-        others[0].add_done_callback(ask)
-        gate.open.set()
-        assert finished([first, *others]) == [0, 2, 4, 6]
-        until(lambda: again)
-        assert finished(again) == [20]
 
 
 @pytest.mark.parametrize("seed", range(4))

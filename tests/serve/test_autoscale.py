@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.serve import Trial, model, ours, simulate
-from symphony_serve.autoscale import Autoscaler, Sample, gpus_for, staggered
+from benchmarks.serve import staggered
+from symphony_serve.autoscale import Autoscaler, Sample, gpus_for
 from symphony_serve.errors import ServeError
 from symphony_serve.profiles import Profile
 
@@ -77,23 +77,3 @@ class TestAutoscaler:
     def test_what_is_refused(self, make, said):
         with pytest.raises(ServeError, match=said):
             make()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("load", "gpus"), [(1.5, 24), (0.6, 24), (0.15, 24)])
-def test_the_twin_bears_the_load_with_the_gpus_that_are_wanted(load, gpus):
-    """Figure 2's load on the twin: with the wanted GPUs at most 2 % are bad, and with 0.8 of these more than 1 %."""
-    models = [model(f"m{number}", 1.053, 5.072, 100.0) for number in range(10)]
-    rate, trial = load * 20_300, Trial(1.0, 2.0, 1, 0.02)
-
-    def bad(count):
-        return simulate(ours, models, count, rate, trial)
-
-    scaler, wanted = Autoscaler({one.name: (one.profile, one.slo) for one in models}), gpus
-    outcome = bad(gpus)
-    offered = {name: 5 * count.total for name, count in outcome.models.items()}
-    for _ in range(7):
-        wanted = scaler.add(Sample(10.0, gpus, 5 * sum(outcome.busy.values()), offered, 5 * outcome.good))
-    assert bad(wanted).bad_rate <= 0.02
-    if load > 1:
-        assert bad(round(0.8 * wanted)).bad_rate > 0.01

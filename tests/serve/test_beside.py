@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from benchmarks.serve import staggered
 from benchmarks.serve_varying import VaryingSimulation
 from benchmarks.served_by_thread import ServedByThread
-from symphony_serve.autoscale import staggered
 from symphony_serve.messages import SAME_MOMENT_S, Dispatch
 from symphony_serve.model_side import DEFERRED, EAGER, Model
 from symphony_serve.profiles import Profile
@@ -79,19 +79,6 @@ def test_at_30_percent_load_requests_are_in_time_and_the_trial_loses_what_is_ser
 
 def test_a_batch_must_be_sent_an_iteration_before_it_must_start(peak):
     assert served(DEFERRED, 0.3 * peak, Beside(ALONE, ITERATION_S), told=0.0).bad_rate > 0.1
-
-
-def test_a_batch_waits_for_the_iteration_that_runs_and_for_no_other():
-    beside = Beside(Profile.from_seconds([0.25]), 2.0)
-
-    def takes(start):
-        return beside.takes(Dispatch(0, 1, 0, "m", (None,), start, 0.0))
-
-    assert takes(1.0) == 1.25  # the iteration ends at 2
-    assert takes(2.25) == 0.25  # sent when the batch before it has ended: no iteration comes between
-    assert takes(2.5 + 4.0) == 0.25  # at the moment at which one ends
-    assert takes(6.75 + 0.5) == 1.75
-    assert beside.iterations == 1 + 0 + 2 + 1
 
 
 def test_the_longest_of_the_latest_waits_is_added_to_each_size():

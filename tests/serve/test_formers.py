@@ -8,7 +8,6 @@ import random
 import pytest
 
 from benchmarks.rival_servers.fifo import Fifo
-from benchmarks.rival_servers.timeout import with_timeout
 from symphony_serve.batching import Candidate
 from symphony_serve.batching.window import Window, target_batch
 from symphony_serve.delays import NO_DELAYS, Delays
@@ -81,9 +80,6 @@ class TestTarget:
         """Golden example 4: l(16)*(1 + 1/7.21) = 24.96 <= 25 ms; b = 17 takes 26.2 ms."""
         assert target_batch(TABLE_2, 5264.0, TABLE_2_SLO) == 16
 
-    def test_the_inputs_of_a_larger_batch_take_longer(self):
-        assert target_batch(TABLE_2, 5264.0, TABLE_2_SLO, Delays(data=0.2e-3)) == 13
-
     def test_the_former_follows_the_rate(self):
         former = Window(TABLE_2, TABLE_2_SLO, NO_DELAYS)
         assert former.target == 7
@@ -92,22 +88,22 @@ class TestTarget:
 
 
 class TestDelays:
-    """l(b) = b + 5, with 0.5 s for each input and a margin of 1 s."""
+    """l(b) = b + 5, with a margin of 1 s."""
 
     @pytest.mark.parametrize("former", [Fifo, Window])
-    def test_a_batch_has_time_for_its_inputs_and_its_answers(self, former):
-        made = former(Profile.linear(1.0, 5.0, 8), 20.0, Delays(data=0.5, response=0.75, jitter=0.25))
+    def test_a_batch_has_time_for_its_answers(self, former):
+        made = former(Profile.linear(1.0, 5.0, 8), 20.0, Delays(response=0.75, jitter=0.25))
         for number in range(3):
             made.add(request(number, 13.0))
-        candidate = made.form(2.5)
-        assert candidate == Candidate(3, 12.0, 9.5, 11.0)
-        assert made.changes_at() == 2.5
-        candidate = made.form(2.6)
+        candidate = made.form(4.0)
+        assert candidate == Candidate(3, 12.0, 8.0, 9.0)
+        assert made.changes_at() == 4.0
+        candidate = made.form(4.1)
         assert candidate.size == 2
 
     def test_a_wrong_delay_is_refused(self):
-        with pytest.raises(ServeError, match="delay data is -1"):
-            Delays(data=-1.0)
+        with pytest.raises(ServeError, match="delay jitter is -1"):
+            Delays(jitter=-1.0)
 
 
 class TestStartTimes:
@@ -126,10 +122,6 @@ class TestStartTimes:
         candidate = self.formed(Fifo)
         assert candidate == Candidate(3, 14.0, 8.0, 9.0)
         assert policy.earliest(candidate) == earliest
-
-    @pytest.mark.parametrize(("wait", "earliest"), [(1.5, 3.5), (60.0, 6.0)])
-    def test_the_earliest_start_by_a_timeout(self, wait, earliest):
-        assert DEFERRED.earliest(self.formed(with_timeout(Fifo, wait))) == earliest
 
     def test_a_full_batch_starts_at_once(self):
         """Golden example 8."""

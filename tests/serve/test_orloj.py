@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from benchmarks.orloj_hull import HullPending
 from benchmarks.orloj_profiles import BatchMap, VaryingProfile, point
 from benchmarks.orloj_worker import Earliest
-from symphony_serve.batching.orloj import ANTICIPATED_DELAY_RATE, Orloj
+from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
 from symphony_serve.delays import Delays
 from symphony_serve.errors import ServeError
@@ -25,31 +24,9 @@ def constant(seconds: dict[int, float]) -> VaryingProfile:
 class TestLargest(BatchFormerContract):
     by_deadline = False
 
-    def orloj(self, profile: VaryingProfile) -> Orloj:
-        return Orloj([profile])
-
     @pytest.fixture
     def make(self):
-        return lambda seconds: self.orloj(constant(dict(enumerate(seconds, 1))))
-
-
-@pytest.mark.slow
-class TestEarliest(TestLargest):
-    def orloj(self, profile: VaryingProfile) -> Orloj:
-        return Earliest([profile])
-
-
-class OnTheHull(Orloj):
-    def _queue(self, times):
-        return HullPending(times, ANTICIPATED_DELAY_RATE)
-
-
-@pytest.mark.slow
-class TestOnTheHull(TestLargest):
-    frugal = False
-
-    def orloj(self, profile: VaryingProfile) -> Orloj:
-        return OnTheHull([profile])
+        return lambda seconds: Orloj([constant(dict(enumerate(seconds, 1)))])
 
 
 @pytest.mark.parametrize(
@@ -90,18 +67,6 @@ def test_a_request_that_hardly_ends_in_time_makes_way() -> None:
     assert [taken.id for taken in former.take()] == [2]
 
 
-def test_without_size_one_the_smallest_waits_for_company_as_long_as_it_can() -> None:
-    former = Orloj([constant({2: 0.1, 4: 0.2})])
-    former.add(request(1, 1.0))
-    assert former.form(0.0) is None
-    changes = former.changes_at()
-    assert 0.9 - 1e-6 < changes < 0.9
-    assert former.form(changes) is None
-    candidate = former.form(math.nextafter(changes, 1))
-    assert candidate is not None and candidate.size == 1 and candidate.seconds == 0.1
-    assert [taken.id for taken in former.take()] == [1] and len(former) == 0
-
-
 def test_late_on_arrival_is_told_apart() -> None:
     former = Orloj([constant({1: 6.0})])
     former.add(request(1, 5.0))
@@ -113,13 +78,13 @@ def test_late_on_arrival_is_told_apart() -> None:
     ]
 
 
-def test_delays_shorten_the_deadline_and_lengthen_the_batch() -> None:
-    former = Orloj([constant({1: 6.0, 2: 8.0})], Delays(control=9.0, data=0.5, response=0.25, jitter=0.25))
+def test_delays_shorten_the_deadline() -> None:
+    former = Orloj([constant({1: 6.0, 2: 8.0})], Delays(response=0.25, jitter=0.25))
     former.add(request(1, 12.0))
     former.add(request(2, 13.0))
     candidate = former.form(0.0)
     assert candidate is not None
-    assert (candidate.size, candidate.deadline, candidate.seconds) == (2, 11.5, 9.0)
+    assert (candidate.size, candidate.deadline, candidate.seconds) == (2, 11.5, 8.0)
     check_former(former)
 
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import strategies as st
 
 from benchmarks.orloj_product import largest_of_each
-from benchmarks.orloj_profiles import below_edges, binned, cdf, cdf_before, largest, mixture, point
+from benchmarks.orloj_profiles import below_edges, cdf, cdf_before, largest, mixture, point
 from symphony_serve.batching.orloj_histograms import Histogram, Largest
-from symphony_serve.errors import ServeError
 
 
 def histograms(bins: int = 6) -> st.SearchStrategy[Histogram]:
@@ -86,10 +85,3 @@ def test_one_value_is_exact() -> None:
         assert histogram == Histogram((75.0, 75.0), (1.0,))
         assert histogram.mean == largest(histogram, 16).mean == 75.0
         assert (cdf_before(histogram, 75.0), cdf(histogram, 75.0)) == (0.0, 1.0)
-
-
-def test_samples_of_a_source_fill_bins_that_are_given() -> None:
-    histogram = binned([12, 10, 14], (10.0, 12.0, 14.0))
-    assert histogram.masses == pytest.approx((1 / 3, 2 / 3))
-    with pytest.raises(ServeError, match="sample 9"):
-        binned([9], (10.0, 12.0))

@@ -2,11 +2,9 @@
 
 import pytest
 
-from benchmarks.orloj_product import ProductProfile
-from benchmarks.orloj_profiles import BatchMap, VaryingProfile, cdf
+from benchmarks.orloj_profiles import BatchMap, VaryingProfile
 from symphony_serve.batching.orloj import Orloj
 from symphony_serve.batching.orloj_histograms import Histogram
-from symphony_serve.errors import ServeError
 from symphony_serve.messages import BatchDone, Dispatch, GpuJoined, Request, RequestArrived, Suspect, Tick
 from symphony_serve.model_side import EAGER, Model
 from symphony_serve.profiles import Profile
@@ -14,36 +12,6 @@ from symphony_serve.scheduler import Scheduler
 
 MAP = BatchMap({1: (0.0, 1.0), 2: (0.0, 1.15), 4: (0.0, 1.45)})
 SHORT, LONG = Histogram((0.02, 0.04), (1.0,)), Histogram((0.14, 0.16), (1.0,))
-
-
-def test_who_takes_the_places() -> None:
-    sources = {"short": SHORT, "long": LONG}
-    by_chance, one_each = VaryingProfile(MAP, sources), ProductProfile(MAP, sources)
-    assert by_chance.times[1].mean == pytest.approx(0.09)
-    # Two at random: a quarter of the batches has two short ones.
-    assert cdf(by_chance.times[2].histogram, 0.05 * 1.15) == pytest.approx(0.25)
-    assert cdf(one_each.times[2].histogram, 0.05 * 1.15) == pytest.approx(0.0)
-    assert one_each.times[2].mean == pytest.approx(0.15 * 1.15)
-    skewed = VaryingProfile(MAP, sources, weights={"short": 9.0, "long": 1.0})
-    assert skewed.times[1].mean == pytest.approx(0.9 * 0.03 + 0.1 * 0.15)
-    assert cdf(skewed.times[2].histogram, 0.05 * 1.15) == pytest.approx(0.81)
-
-
-@pytest.mark.parametrize(
-    "make, named",
-    [
-        (lambda: BatchMap({}), "no batch size"),
-        (lambda: BatchMap({0: (0.0, 1.0)}), "batch size 0"),
-        (lambda: BatchMap({1: (float("nan"), 1.0)}), "takes nan s"),
-        (lambda: BatchMap({1: (0.0, 0.0)}), "scale above 0"),
-        (lambda: VaryingProfile(MAP, {}), "without a source"),
-        (lambda: VaryingProfile(BatchMap({1: (1.0, 1.0), 2: (0.0, 1.0)}), {"a": SHORT}), "larger batches take longer"),
-        (lambda: VaryingProfile(MAP, {"a": SHORT}, weights={"b": 1.0}), "one above 0 for each of a"),
-    ],
-)
-def test_what_is_no_profile_is_refused(make, named: str) -> None:
-    with pytest.raises(ServeError, match=named):
-        make()
 
 
 def test_a_long_batch_of_a_model_whose_times_vary_is_no_lost_gpu() -> None:

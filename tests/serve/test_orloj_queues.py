@@ -1,13 +1,10 @@
 """The contract of `Pending` for it and the other two of the benchmarks, and the work that each does."""
 
-import math
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from benchmarks.orloj_hull import Hull, HullPending
+from benchmarks.orloj_hull import HullPending
 from benchmarks.orloj_naive import NaivePending
 from symphony_serve.batching.orloj_queues import Pending
 from tests.serve.orloj_operations import RATES, run_beside_the_oracle, times
@@ -65,49 +62,6 @@ class TestContract:
 @pytest.mark.parametrize("b", RATES)
 def test_as_the_oracle(kind: type[Pending], b: float) -> None:
     run_beside_the_oracle(kind, seed=5, operations=150, b=b, most=40)
-
-
-@given(
-    st.lists(st.tuples(st.integers(-8, 8), st.integers(-8, 8), st.booleans()), min_size=1, max_size=60),
-    st.floats(-3, 3).map(math.exp),
-)
-@settings(max_examples=50, deadline=None)
-def test_the_hull_has_the_highest_point_in_every_direction(points: list, grown: float) -> None:
-    """Points on a small grid: equal ones, equal alphas and points on one line are frequent."""
-    hull, there = Hull(), {}
-    for number, (alpha, beta, removed) in enumerate(points):
-        if removed and there:
-            gone = min(there)
-            hull.remove(there[gone][0], (-there[gone][1], 0.0, gone))
-            del there[gone]
-        else:
-            there[number] = (float(alpha), float(beta))
-            hull.insert(float(alpha), (-float(beta), 0.0, number))
-        for direction in (grown, 0.5, 1.0, 2.0):
-            found = hull.top(direction)
-            if not there:
-                assert found is None
-                continue
-            assert found is not None and found[1][2] in there
-            value = found[0] * direction - found[1][0]
-            highest = max(alpha * direction + beta for alpha, beta in there.values())
-            assert value == pytest.approx(highest, rel=1e-12, abs=1e-12)
-
-
-def test_an_update_of_the_hull_visits_few_nodes() -> None:
-    """Random points, of which many are on the hull."""
-    count, updates = 200, 50
-    rng, hull, there = random.Random(count), Hull(), []
-    for number in range(count + updates):
-        angle = rng.random() * math.pi / 2
-        if number == count:
-            hull.visits = 0
-        if number >= count:
-            hull.remove(*there.pop(rng.randrange(len(there))))
-        point = (math.sin(angle), (-math.cos(angle), 0.0, number))
-        hull.insert(*point)
-        there.append(point)
-    assert hull.visits / (2 * updates) <= 8 * math.log2(count) ** 2
 
 
 @pytest.mark.parametrize("size", [1, 16])

@@ -155,19 +155,6 @@ def test_all_that_was_in_two_lost_pipelines_is_refused_once():
     with_server(test)
 
 
-def test_another_pipeline_answers_what_a_lost_one_had():
-    async def test(server, lost, other):
-        answers = [server.ask("m", value) for value in range(3)]
-        await lost.until(lambda: len(lost.there) + len(other.there) == 3 and lost.there)
-        lost.lose()
-        for value in range(3):
-            await other.ends(value, value)
-        assert await asyncio.gather(*answers) == [0, 1, 2]
-        lost.back.set()  # else the server waits for it at its end
-
-    with_server(test, 2)
-
-
 def test_a_server_that_is_closed_leaves_no_batch_in_a_pipeline():
     async def main():
         device = Pipeline()

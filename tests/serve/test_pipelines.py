@@ -82,14 +82,6 @@ def test_batches_of_all_sizes_leave_their_stages_when_it_was_said(gaps, stages, 
     assert len(driver.refused) + sum(len(batch) for _, _, batch in driver.batches) == len(gaps)
 
 
-def test_a_group_gets_the_next_batch_when_its_largest_stage_is_free():
-    driver = Driver(pipeline([10.0], 0.5, 100.0))
-    driver.joins(0.0)
-    driver.requests(asked([0.0] * 4, 100.0))
-    driver.run()
-    assert [start for start, _, _ in driver.batches] == [0.0, 5.0, 10.0, 15.0]
-
-
 def test_a_group_that_says_so_gets_the_next_batch_before_it_was_predicted():
     driver = Driver(pipeline([10.0], 0.5, 100.0))
     driver.joins(0.0)

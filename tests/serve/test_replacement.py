@@ -99,16 +99,6 @@ def test_a_load_that_fails_brings_back_what_stood_before():
     assert handle(state, Rates(90.0, {"a": 1.0, "b": 1.0, "c": 9.0}, 30.0))[0].phase == "settled"
 
 
-def test_a_model_that_stands_nowhere_is_placed_again_after_a_while():
-    state, _ = handle(standing(2, "ab", "c"), NotFound(1))
-    state, _ = handle(state, Down(1))
-    state, _ = handle(state, NotFound(2))
-    same = dict.fromkeys("abc", 1.0)
-    state, acts = handle(state, Rates(0.0, same, 10.0))
-    assert (state.phase, acts) == ("drifting", [])
-    assert handle(state, Rates(10.0, same, 10.0))[1] == [Search(3, same, (0,))]
-
-
 def test_a_model_that_does_not_load_and_stands_nowhere_is_left_out_until_rates_ask_for_a_search():
     placement = {0: frozenset("a"), 1: frozenset("bc")}
     state, _ = handle(standing(2, "a", "bc"), Found(1, placement))

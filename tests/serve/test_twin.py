@@ -6,9 +6,7 @@ import itertools
 
 import pytest
 
-from benchmarks.rival_servers.nexus import Nexus
-from benchmarks.rival_servers.shepherd import Shepherd
-from benchmarks.serve import BASELINES, WITHIN, WORKLOADS, Trial, median_queueing, model, ours, simulate
+from benchmarks.serve import Trial, median_queueing, model, ours, simulate
 from benchmarks.serve_arrivals import arrivals
 from benchmarks.serve_varying import VaryingSimulation
 from symphony_serve.errors import ServeError
@@ -33,14 +31,6 @@ class TestTable2:
         outcome = simulate(ours, [model("m", *profile)], 8, rate, TRIAL)
         assert outcome.worst_bad_rate <= 0.01
         assert outcome.median_batch() >= batch
-
-    @pytest.mark.parametrize("workload", WORKLOADS)
-    @pytest.mark.parametrize(("side", "make"), [("nexus", Nexus), ("shepherd", lambda models, rates: Shepherd(models))])
-    def test_baselines_bear_what_their_rules_can(self, side, make, workload):
-        """Else a gain over them would be one over a weak baseline."""
-        one, rate = model("m", *WORKLOADS[workload]), BASELINES[side][workload]
-        assert simulate(make, [one], 8, (1 - WITHIN) * rate, TRIAL).worst_bad_rate <= 0.01
-        assert simulate(make, [one], 8, (1 + WITHIN) * rate, TRIAL).worst_bad_rate > 0.01
 
 
 class TestSimulation:

@@ -16,8 +16,6 @@ import pytest
 import symphony_serve
 from symphony_serve import matching
 from symphony_serve.batching.window import Window
-from symphony_serve.gpu_table import GpuTable
-from symphony_serve.matching import Matching
 from symphony_serve.model_side import Model
 from symphony_serve.profiles import Profile
 from symphony_serve.scheduler import Scheduler
@@ -133,48 +131,3 @@ def test_the_work_of_an_event_does_not_grow_with_gpus_and_models(gathering):
         run, visited = work(gpus, models, gathering)
         assert run < 1.1 * few[0]
         assert visited == 0, (gpus, models)
-
-
-def _first_by_hand(self, now, models=None):
-    return min((gpu for gpu in self.gpus.values() if gpu.free <= now), key=lambda gpu: gpu.id, default=None)
-
-
-def _first_by_min(self, now, models=None):
-    min(self.pools[models].idle, default=None)
-    return FIRST_IDLE(self, now, models)
-
-
-def _ready_by_hand(self, heap):
-    ready = [(one.offer.latest, name) for name, one in self._models.items() if one.ready and one.offer]
-    if heap is not self._ready[None]:
-        return FIRST(self, heap)
-    return (min(ready)[1], self._models[min(ready)[1]].offer) if ready else None
-
-
-FIRST_IDLE, FIRST = GpuTable.first_idle, Matching._first
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "scan", "gpus", "models"),
-    [
-        (GpuTable, "first_idle", _first_by_hand, 256, 20),
-        (GpuTable, "first_idle", _first_by_min, 256, 20),
-        (Matching, "_first", _ready_by_hand, 32, 200),
-    ],
-)
-def test_a_scan_is_seen(monkeypatch, owner, name, scan, gpus, models):
-    monkeypatch.setattr(owner, name, scan)
-    assert work(gpus, models)[1] > 50
-
-
-def test_a_scan_in_a_module_is_seen_by_its_lines(monkeypatch):
-    """As if a module of the room had a loop over all GPUs, of ten lines, that runs when an idle one is sought."""
-    there, loop = {}, "def scan(gpus):\n    for gpu in gpus:\n" + 9 * "        gpu.id\n"
-    exec(compile(loop, str(ROOM / "scan.py"), "exec"), there)
-
-    def scanned(self, *given):
-        there["scan"](self.gpus.values())
-        return FIRST_IDLE(self, *given)
-
-    monkeypatch.setattr(GpuTable, "first_idle", scanned)
-    assert work(256, 20)[0] > 2 * work(32, 20)[0]

@@ -40,7 +40,7 @@ def test_more_requests_need_more_devices(profiles, monkeypatch):
 
 def test_the_delays_that_were_measured_count(profiles):
     (model,) = capacity.models_of(str(profiles), 0.05, "eager")
-    assert model.delays.smallest == 0.002
+    assert model.delays.margin == 0.002
     with pytest.raises(
         FluidTuneError, match=r"has an SLO of 0.007 s, but a batch of 1 takes 0.006 s and the network 0.002"
     ):

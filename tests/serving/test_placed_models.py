@@ -65,7 +65,6 @@ def test_the_models_of_a_file(file):
         (('"ranker"', '".."'), "cannot be asked at a path of this name"),
         (("tests.serving.runs:load", "broken:load"), "broken fails at its import: SyntaxError"),
         (('checkpoint = "weights"', 'run = "weights"'), "model ranker: .*; here: give `trial`"),
-        (("cv = 4.0", "shares = 'a.csv'"), "model ranker has `shares`, which is for `fluidtune serve plan` alone"),
         (('"weights"', '"elsewhere"'), "model ranker has the checkpoint .*elsewhere', which is no directory"),
         (("2e9", "5e9"), "model ranker has 4.66 GiB and a device 3.73 GiB, so it fits none; give larger devices"),
         (("weight = 2.0", "bytes = 7e9"), "reader has 6.52 GiB and a device"),

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from symphony_serve.errors import ServeError
 from symphony_serve.placement import search as search_room
 from symphony_serve.placement import selection
-from symphony_serve.placement.arrivals import densest, gamma_arrivals, merged
-from symphony_serve.placement.bounds import gpus_at_least, most_attained
+from symphony_serve.placement.arrivals import gamma_arrivals, merged
 from symphony_serve.placement.search import LeastGpus, Search, buckets_of, groupings, splits_of
 from symphony_serve.placement.selection import evaluate, fast_greedy
 from symphony_serve.placement.served_models import Cut, Group, ServedModel, Shape
@@ -31,8 +30,7 @@ def requests(*rates: float, seconds: float = 60.0, cv: float = 3.0) -> Requests:
 
 def run(search: Search):
     steps = list(search.steps())
-    assert all(0 <= step.part <= 1 for step in steps)
-    assert all(before.best.score <= after.best.score for before, after in itertools.pairwise(steps))
+    assert all(before.score <= after.score for before, after in itertools.pairwise(steps))
     return search.best
 
 
@@ -52,15 +50,14 @@ def test_a_burst_of_one_model_finds_both_gpus_where_memory_lets_none_have_two():
     st.integers(1, 6),
     st.integers(2, 8),
 )
-def test_what_is_found_fits_and_is_within_the_bound(kinds, gpus, memory):
+def test_what_is_found_fits_and_attains_what_is_said(kinds, gpus, memory):
     models = [model(str(number), seconds / 10, slo / 10, size) for number, (seconds, slo, size) in enumerate(kinds)]
     asked = requests(*[1.0] * len(models), seconds=20.0)
     best = run(Search(models, gpus, memory, asked))
     assert sum(group.shape.gpus for group in best.groups) <= gpus
     for group in best.groups:
         assert sum(models[one].cuts[group.shape].bytes for one in group.models) <= memory
-    assert best.attainment <= most_attained(models, asked, gpus) + 1e-9
-    assert gpus_at_least(models, asked, best.attainment) <= gpus + 1e-9
+    assert best.attainment == pytest.approx(evaluate(Simulator(models, asked), best.groups).attainment)
 
 
 def test_the_greedy_serves_who_loses_most_by_weight():
@@ -108,10 +105,9 @@ def test_buckets_get_gpus_of_their_own():
     asked = requests(0.3, 10.0)
     search = Search([long, short], 4, 1.0, asked)
     steps = list(search.steps())
-    assert [step.what for step in steps][-1] == "buckets together"
     assert sorted(search.best.groups)[0] == Group(ONE, (1,)) and Group(TWO, (0,)) in search.best.groups
     assert search.best == evaluate(Simulator([long, short], asked), search.best.groups)
-    assert steps[0].best.attainment < search.best.attainment == 1.0
+    assert steps[0].attainment < search.best.attainment == 1.0
 
 
 @settings(max_examples=25, deadline=None)
@@ -125,18 +121,18 @@ def test_steps_that_add_several_replicas_fit_as_well(count, gpus, memory):
 
 
 def test_a_large_search_takes_less_of_each_part(monkeypatch):
-    monkeypatch.setattr(search_room, "MOST_CELLS", 0)
-    monkeypatch.setattr(search_room, "MOST_BEAM", 0)
     models = [model("long", 2.0, 2.5), model("short", 0.02, 0.03)]
-    search = Search(models, 4, 1.0, requests(2.0, 60.0))
-    assert "beam" not in {step.what for step in search.steps()}
-    assert len(search._parts) == 2
+    whole = len(list(Search(models, 4, 1.0, requests(2.0, 60.0)).steps()))
+    monkeypatch.setattr(search_room, "MOST_BEAM", 0)
+    without_beam = len(list(Search(models, 4, 1.0, requests(2.0, 60.0)).steps()))
+    monkeypatch.setattr(search_room, "MOST_CELLS", 0)
+    assert len(list(Search(models, 4, 1.0, requests(2.0, 60.0)).steps())) <= without_beam < whole
 
 
 def test_the_least_gpus_that_suffice():
     models, asked = [model("a", 0.1, 0.3)], requests(45.0, cv=1.0)
-    found = LeastGpus(models, 1, 1.0, asked, 0.99)
-    assert {step.what for step in found.steps()} >= {"one bucket"}
+    found = LeastGpus(models, 1.0, asked, 0.99)
+    assert list(found.steps())
     assert found.best.attainment >= 0.99 and 5 <= found.gpus <= 12
     for fewer in range(1, found.gpus):
         assert run(Search(models, fewer, 1.0, asked, 0.99)).attainment < 0.99
@@ -145,29 +141,21 @@ def test_the_least_gpus_that_suffice():
 def test_the_least_gpus_may_be_found_by_the_beam():
     """The greedy serves "a", of which one GPU answers a quarter. All of "b" are 40 % by weight."""
     models = [model("a", 0.1, 0.11), model("b", 0.1, 2.0, weight=20 / 3)]
-    found = LeastGpus(models, 1, 1.0, requests(30.0, 3.0, cv=1.0), 0.35)
-    assert [step.gpus for step in found.steps() if step.what == "beam"] and found.gpus == 1
+    found = LeastGpus(models, 1.0, requests(30.0, 3.0, cv=1.0), 0.35)
+    assert list(found.steps()) and found.gpus == 1
     assert found.best.groups == (Group(ONE, (1,)),)
-
-
-def test_the_bound_by_hand():
-    """A GPU has 3 s for four requests of 1 s that come at once; of two models, the one that weighs more comes first."""
-    models = [model("a", 1.0, 3.0), model("b", 1.0, 3.0, weight=5.0)]
-    asked = Requests(np.zeros(4), np.array([0, 0, 1, 1]))
-    assert most_attained(models, asked, 1) == pytest.approx(11 / 12)
-    assert gpus_at_least(models, asked, 11 / 12) == pytest.approx(1.0)
 
 
 def test_gpus_without_a_model_are_not_needed():
     pair = ServedModel("pair", {TWO: Cut((0.01, 0.01), 1.0)}, 1.0)
-    found = LeastGpus([pair], 3, 1.0, requests(1.0), 0.99)
+    found = LeastGpus([pair], 1.0, requests(1.0), 0.99)
     assert list(found.steps()) and found.gpus == 2
 
 
 def test_more_gpus_than_a_plan_may_have(monkeypatch):
     monkeypatch.setattr(search_room, "MOST_GPUS", 4)
     with pytest.raises(ServeError, match=r"4 GPUs attain 0\.\d+, less than 0.99, and no plan is made for more"):
-        list(LeastGpus([model("a", 0.5, 0.6)], 1, 1.0, requests(50.0), 0.99).steps())
+        list(LeastGpus([model("a", 0.5, 0.6)], 1.0, requests(50.0), 0.99).steps())
 
 
 @pytest.mark.parametrize("rate, cv", [(20.0, 0.0), (20.0, 1.0), (5.0, 4.0)])
@@ -177,8 +165,3 @@ def test_arrivals_have_their_rate_and_cv(rate, cv):
     # Four standard deviations of the mean of this many gaps.
     assert len(found) / 5000 == pytest.approx(rate, rel=4 * cv / len(found) ** 0.5) and found[-1] < 5000
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.1, abs=1e-6) and (gaps >= 0).all()
-
-
-def test_of_too_many_requests_the_densest_are_played():
-    times = np.array([0.0, 5.0, 6.0, 7.0, 20.0])
-    assert densest(Requests(times, np.arange(5)), 3).models.tolist() == [1, 2, 3]

@@ -1,5 +1,7 @@
 """Which shares of GPUs each model gets, and where they lie: instances of MIG, or percents of MPS.
 
+No service of FluidTune divides its GPUs so; `benchmarks.duel_parvagpu` compares these plans with ParvaGPU's.
+
 A *segment* is a share of a GPU in which some processes of one model run batches of one size. For each model and size
 of a share, only the measured segment with the most requests per second counts whose latency allows the SLO. How many
 segments of each size a model gets, and how these sizes fill GPUs, is one integer program (`plan_shares`). A GPU in it
@@ -21,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.placement.integer_program import Rows, Solution
 from symphony_serve.errors import ServeError
-from symphony_serve.integer_program import Rows, Solution
 
 #: A request waits for the batch that runs, and then for its own. Source: gpulet's rule (../spec/usher.md).
 BATCHES_OF_A_REQUEST = 2
@@ -160,7 +162,7 @@ def plan_shares(
     program = _Program(models, [one.best(sharing, memory) for one in models], sharing)
     first = program.solve(gpus, part, seconds)
     if first.values is None:
-        raise ServeError("the search was ended before it found a plan; give it more --seconds")
+        raise ServeError("the search was ended before it found a plan; give it more seconds")
     bound = min(part, -first.bound)
     if gpus is None:
         bound = math.ceil(max(0.0, first.bound) - TOLERANCE)
