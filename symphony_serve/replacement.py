@@ -141,35 +141,25 @@ class NotFound:
 
 
 @dataclass(frozen=True)
-class Held:
+class _OfModel:
+    device: int
+    model: str
+
+
+class Held(_OfModel):
     """The device has loaded the model."""
 
-    device: int
-    model: str
 
-
-@dataclass(frozen=True)
-class NotHeld:
+class NotHeld(_OfModel):
     """The device could not load the model, and has nothing of it in its memory."""
 
-    device: int
-    model: str
 
-
-@dataclass(frozen=True)
-class Dropped:
+class Dropped(_OfModel):
     """The device has unloaded the model."""
 
-    device: int
-    model: str
 
-
-@dataclass(frozen=True)
-class Lost:
+class Lost(_OfModel):
     """The model's process on the device has died. The next one loads it; say `Held` or `NotHeld`."""
-
-    device: int
-    model: str
 
 
 @dataclass(frozen=True)
@@ -198,23 +188,17 @@ class Search:
     devices: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(_OfModel):
     """Let the device load the model; say `Held` or `NotHeld`."""
 
-    device: int
-    model: str
-
 
 @dataclass(frozen=True)
-class Drop:
+class Drop(_OfModel):
     """Give the device no batch of the model any more, let it unload it, and say `Dropped`.
 
     last: no device has the model then, because memory leaves no other way.
     """
 
-    device: int
-    model: str
     last: bool = False
 
 

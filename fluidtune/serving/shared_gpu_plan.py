@@ -72,12 +72,6 @@ def _rows(file: NamedTables, name: str, given: Any, key: str) -> list[Mapping[st
     return found
 
 
-def _bytes(file: NamedTables, name: str, table: Mapping[str, Any], memory: float) -> float:
-    if "bytes" not in table and memory < math.inf:
-        raise FluidTuneError(f"{file.where(name)} has no `bytes`; --gpu-memory needs the bytes of a process")
-    return number_of(table, "bytes", file.where(name), 0.0, least=0.0)
-
-
 def _value(text: Any) -> Any:
     """A number of a CSV file; other text as it is, to be named in an error."""
     try:
@@ -114,7 +108,10 @@ def _by_shares(file: NamedTables, gpus: int | None, memory: float, part: float, 
             segments.append(Segment(size, batch, processes, throughput, latency))
             sizes.add(size)
         rate, slo = number_of(table, "rate", where), number_of(table, "slo", where)
-        models.append(SharedModel(name, rate, slo, tuple(segments), _bytes(file, name, table, memory)))
+        if "bytes" not in table and memory < math.inf:
+            raise FluidTuneError(f"{where} has no `bytes`; --gpu-memory needs the bytes of a process")
+        size_of = number_of(table, "bytes", where, 0.0, least=0.0)
+        models.append(SharedModel(name, rate, slo, tuple(segments), size_of))
     if len(kinds) > 1:
         raise FluidTuneError(
             f"{file.path}: model {kinds[SIZES[0]]} has shares in `gpcs` and model {kinds[SIZES[1]]} in `percent`; "
@@ -136,18 +133,6 @@ def _by_shares(file: NamedTables, gpus: int | None, memory: float, part: float, 
         for number in range(len(models))
     ]
     bound = {"least_gpus": plan.bound} if gpus is None else {"most_attainment": plan.bound}
-    return _as_json(models, rows, capacity, gpus, plan.part, plan.ended, bound)
-
-
-def _as_json(
-    models: list[Any],
-    rows: list[list[dict[str, Any]]],
-    capacity: list[float],
-    gpus: int | None,
-    part: float,
-    ended: bool,
-    bound: Mapping[str, float],
-) -> dict[str, Any]:
     found = [
         {
             "name": model.name,
@@ -161,9 +146,9 @@ def _as_json(
     return {
         "gpus": len(rows) if gpus is None else gpus,
         "idle_gpus": 0 if gpus is None else gpus - len(rows),
-        "attainment": part,
+        "attainment": plan.part,
         **bound,
-        "ended": ended,
+        "ended": plan.ended,
         "shared": rows,
         "models": found,
         "advice": ADVICE,
