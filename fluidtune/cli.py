@@ -780,12 +780,10 @@ def serve_stop(where: tuple[str, str | None], name: str | None) -> None:
     _connect(where[0])
     from fluidtune.serving.running_services import find, known
 
-    if not known():
-        click.echo("there was none")
-        return
-    service = find(name, where[1], changes=True)
-    service.stop()
-    click.echo("stopped")
+    there = known()
+    if there:
+        find(name, where[1], changes=True).stop()
+    click.echo("stopped" if there else "there was none")
 
 
 def main() -> None:

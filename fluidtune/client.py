@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -34,8 +35,6 @@ UNUSED_S = 2.0
 #: Seconds before a second try to connect, doubled each time: a front that died is back after about a second.
 CONNECT_AGAIN_S = 0.25
 _SECONDS = re.compile(r"[0-9]{1,6}")
-#: Instead of a JSON value, where there is none.
-_NOTHING = object()
 
 
 class ServiceError(Exception):
@@ -254,12 +253,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _read(answer: httpx.Response, url: str) -> Any:
     """The JSON value of a 200. Raises ServiceError."""
-    try:
+    value: Any = None
+    with suppress(ValueError, RecursionError):
         value = answer.json()
-    except (ValueError, RecursionError):
-        value = _NOTHING
-    if answer.status_code == 200 and value is not _NOTHING:
-        return value
+        if answer.status_code == 200:
+            return value
     code = value.get("code") if isinstance(value, dict) else None
     if not isinstance(code, str) or code not in CODES:
         said = f"what answers at {url} is no service of FluidTune: {answer.status_code} {answer.text[:200]!r}"

@@ -141,8 +141,12 @@ class NotFound:
 
 
 @dataclass(frozen=True)
-class _OfModel:
+class _OfDevice:
     device: int
+
+
+@dataclass(frozen=True)
+class _OfModel(_OfDevice):
     model: str
 
 
@@ -162,18 +166,12 @@ class Lost(_OfModel):
     """The model's process on the device has died. The next one loads it; say `Held` or `NotHeld`."""
 
 
-@dataclass(frozen=True)
-class Down:
+class Down(_OfDevice):
     """The device has had no process for a while, and models are to stand on the others."""
 
-    device: int
 
-
-@dataclass(frozen=True)
-class Up:
+class Up(_OfDevice):
     """The device has a process again."""
-
-    device: int
 
 
 Event = Rates | Found | NotFound | Held | NotHeld | Dropped | Lost | Down | Up

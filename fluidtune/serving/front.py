@@ -475,7 +475,7 @@ class Front:
     def _figures(self, key: str) -> dict[str, Any]:
         """What has become of the requests to a version, and how it answers."""
         there = self._server is not None and self._server.serves(key)
-        goodput, p99 = self._books.pace(key)
+        (goodput, p99), batches = self._books.pace(key), self._books.total().batches.get(key, {})
         return {
             **self._own_slo(key),
             "batching": self._server.batching(key) if there else None,  # type: ignore[union-attr]
@@ -483,7 +483,7 @@ class Front:
             "requests": self._books.requests(key),
             "goodput": goodput,
             "p99_s": p99,
-            "batches": {str(size): count for size, count in self._books.sizes(key).items()},
+            "batches": {str(size): count for size, count in sorted(batches.items())},
         }
 
     def minute(self) -> list[tuple[int, str, int, float, float]]:

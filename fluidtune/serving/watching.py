@@ -143,10 +143,6 @@ class Books:
         """The trial's requests by what became of them."""
         return dict(self._sums.requests.get(trial, ()))
 
-    def sizes(self, trial: str) -> dict[int, int]:
-        """The trial's batches by size, the smallest first."""
-        return dict(sorted(self.total().batches.get(trial, Counter()).items()))
-
     def minute(self) -> list[BatchSeen]:
         """The batches that were sent within the last minute, in the order in which they ended."""
         with self._lock:
