@@ -549,10 +549,22 @@ def stop(address: str) -> None:
 
 @cli.group()
 @click.option("--address", default="auto", show_default=True, help="Address of the Ray cluster.")
+@click.option("--user", default=None, help="Act for this user.  [that of the job]")
 @click.pass_context
-def serve(context: click.Context, address: str) -> None:
+def serve(context: click.Context, address: str, user: str | None) -> None:
     """The best trials of a finished run, answering requests over HTTP (docs/serving.md)."""
-    context.obj = address
+    context.obj = address, user
+
+
+_service_name = click.option("--name", default=None, help="Of the service.  [the only one, of your own if any]")
+
+
+def _service(where: tuple[str, str | None], name: str | None, changes: bool = False) -> Any:
+    """The service of this name in the cluster at an address, and for a user."""
+    _connect(where[0])
+    from fluidtune.serving.running_services import find
+
+    return find(name, where[1], changes)
 
 
 @serve.command("start")
@@ -582,9 +594,10 @@ def serve(context: click.Context, address: str) -> None:
 @click.option("--token", type=click.File(), default=None, help="Who asks has what this file holds.  [anybody may ask]")
 @click.option("--no-token", is_flag=True, help="Where other machines reach HOST, all of them may ask.")
 @click.option("--cors", multiple=True, metavar="ORIGIN", help="Pages of this origin may ask.  [none]")
+@click.option("--name", default=None, help="Of the service, which no other one has.  [the run's]")
 @click.pass_obj
 def serve_start(
-    address: str, run_dir: str | None, load: str | None, shared: bool, token: Any, gpus: int | None, **settings: Any
+    where: Any, run_dir: str | None, load: str | None, shared: bool, token: Any, gpus: int | None, **settings: Any
 ) -> None:
     """Serve the best trials of the run in RUN_DIR, until `fluidtune serve stop`.
 
@@ -602,10 +615,10 @@ def serve_start(
     from fluidtune.serving.service import check_installed, loader, serve
 
     check_installed()
-    _connect(address)
+    _connect(where[0])
     secret = token.read().strip() if token is not None else None
     found = loader(load) if load is not None else None
-    served = serve(run_dir, found, arbiter="auto" if shared else None, token=secret, **settings)
+    served = serve(run_dir, found, arbiter="auto" if shared else None, token=secret, user=where[1], **settings)
     names = printable(", ".join(served.trials))
     if settings["models"] is not None:
         click.echo(f"models {names}: POST an input to {served.url}MODEL")
@@ -618,18 +631,19 @@ def serve_start(
 
 
 @serve.command("status")
+@_service_name
 @click.option("--json", "as_json", is_flag=True, help="The whole status as one JSON object.")
 @click.option("--picture", default=None, metavar="FILE", help="Draw the batches of the last minute, as PNG.")
 @click.pass_obj
-def serve_status(address: str, as_json: bool, picture: str | None) -> None:
+def serve_status(where: Any, name: str | None, as_json: bool, picture: str | None) -> None:
     """Show what is served, and what became of the requests."""
     import json
 
-    _connect(address)
-    from fluidtune.serving import service
+    service = _service(where, name)
+    from fluidtune.serving.running_services import status_text
 
     found = service.status()
-    click.echo(json.dumps(found) if as_json else service.status_text(found))
+    click.echo(json.dumps(found) if as_json else status_text(found))
     if picture is not None:
         _write(lambda: [service.picture(picture)], apart=as_json)
 
@@ -651,41 +665,39 @@ def _share(context: Any, option: Any, text: str) -> float:
 @click.option("--canary", default="100%", metavar="10%", callback=_share, help="The share of the requests at first.")
 @click.option("--metric", default=None, help="By which trials are ranked.  [the run's]")
 @click.option("--mode", default=None, help='"min" or "max".  [the run\'s]')
+@_service_name
 @click.pass_obj
-def serve_deploy(address: str, run_dir: str, **asked: Any) -> None:
+def serve_deploy(where: Any, name: str | None, run_dir: str, **asked: Any) -> None:
     """Load another checkpoint beside the one that serves, measure it, and move the requests over to it."""
     if asked["trial"] is not None and asked["mode"] is not None:
         raise FluidTuneError(f"--mode {asked['mode']} ranks trials, and --trial names one; leave one of the two out")
-    _connect(address)
+    service = _service(where, name, changes=True)
     from fluidtune.report.terminal_text import printable
-    from fluidtune.serving.service import deploy
 
-    found = deploy(run_dir, **asked)
+    found = service.deploy(run_dir, **asked)
     said = "all requests go to it; the version before is kept"
     if found["state"] == "canary":
         said = f"{100 * found['share']:g} % of the requests go to it; all with: fluidtune serve promote"
-    name = printable(found["trial"])
-    click.echo(f"version {found['version']} (trial {name}): {said}; back with: fluidtune serve rollback")
+    trial = printable(found["trial"])
+    click.echo(f"version {found['version']} (trial {trial}): {said}; back with: fluidtune serve rollback")
 
 
 @serve.command("promote")
+@_service_name
 @click.pass_obj
-def serve_promote(address: str) -> None:
+def serve_promote(where: Any, name: str | None) -> None:
     """Let the canary answer all requests. The version before is kept."""
-    _connect(address)
-    from fluidtune.serving.service import promote
-
-    promote()
+    _service(where, name, changes=True).promote()
     click.echo("the canary answers all requests; the version before is kept: fluidtune serve rollback")
 
 
 @serve.command("rollback")
+@_service_name
 @click.pass_obj
-def serve_rollback(address: str) -> None:
+def serve_rollback(where: Any, name: str | None) -> None:
     """Put the version before the last deploy back, also while that one loads, or is a canary."""
-    _connect(address)
+    service = _service(where, name, changes=True)
     from fluidtune.report.terminal_text import printable
-    from fluidtune.serving import service
 
     service.rollback()
     found = service.status()["trials"][0]
@@ -761,13 +773,17 @@ def serve_plan(
 
 
 @serve.command("stop")
+@_service_name
 @click.pass_obj
-def serve_stop(address: str) -> None:
+def serve_stop(where: tuple[str, str | None], name: str | None) -> None:
     """Answer what runs, refuse what waits, and end all processes."""
-    _connect(address)
-    from fluidtune.serving.service import stop
+    _connect(where[0])
+    from fluidtune.serving.running_services import find, known
 
-    click.echo("stopped" if stop() else "there was none")
+    there = known()
+    if there:
+        find(name, where[1], changes=True).stop()
+    click.echo("stopped" if there else "there was none")
 
 
 def main() -> None:

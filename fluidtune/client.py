@@ -16,6 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
@@ -34,8 +35,6 @@ UNUSED_S = 2.0
 #: Seconds before a second try to connect, doubled each time: a front that died is back after about a second.
 CONNECT_AGAIN_S = 0.25
 _SECONDS = re.compile(r"[0-9]{1,6}")
-#: Instead of a JSON value, where there is none.
-_NOTHING = object()
 
 
 class ServiceError(Exception):
@@ -57,7 +56,8 @@ class ServiceError(Exception):
 class AsyncClient:
     """Asks one service, for programs with an event loop; each client belongs to one loop.
 
-    url: of the service, such as "http://127.0.0.1:8000". token: what the service was started with as ``--token``.
+    url: of the service, such as "http://127.0.0.1:8000". name: in place of it, that of a service of the Ray cluster,
+    which is looked up once; without both, the only one there. token: what the service was started with as ``--token``.
     timeout: seconds of a call, all of its attempts together.
 
     A request is sent again after a 503 of the service that says when (`Retry-After`), and when nobody listens: five
@@ -66,11 +66,14 @@ class AsyncClient:
     time-out.
     """
 
-    def __init__(self, url: str, *, token: str | None = None, timeout: float = 60.0):
+    def __init__(
+        self, url: str | None = None, *, name: str | None = None, token: str | None = None, timeout: float = 60.0
+    ):
         try:
             import httpx
         except ModuleNotFoundError:
             raise FluidTuneError('a client needs httpx; pip install "fluidtune[client]"') from None
+        url = _found(url, name)
         try:
             parts = httpx.URL(url)
         except (httpx.InvalidURL, TypeError):
@@ -174,8 +177,10 @@ class AsyncClient:
 class Client:
     """Asks one service, for programs without an event loop, from any thread. Parameters and errors: `AsyncClient`."""
 
-    def __init__(self, url: str, *, token: str | None = None, timeout: float = 60.0):
-        self._make = functools.partial(AsyncClient, url, token=token, timeout=timeout)
+    def __init__(
+        self, url: str | None = None, *, name: str | None = None, token: str | None = None, timeout: float = 60.0
+    ):
+        self._make = functools.partial(AsyncClient, _found(url, name), token=token, timeout=timeout)
         #: By process: a forked one must not write into its parent's connections.
         self._made = {os.getpid(): self._make()}
 
@@ -248,12 +253,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _read(answer: httpx.Response, url: str) -> Any:
     """The JSON value of a 200. Raises ServiceError."""
-    try:
+    value: Any = None
+    with suppress(ValueError, RecursionError):
         value = answer.json()
-    except (ValueError, RecursionError):
-        value = _NOTHING
-    if answer.status_code == 200 and value is not _NOTHING:
-        return value
+        if answer.status_code == 200:
+            return value
     code = value.get("code") if isinstance(value, dict) else None
     if not isinstance(code, str) or code not in CODES:
         said = f"what answers at {url} is no service of FluidTune: {answer.status_code} {answer.text[:200]!r}"
@@ -263,6 +267,22 @@ def _read(answer: httpx.Response, url: str) -> Any:
     if answer.status_code == 503 and not CODES[code].may_have_run and again is not None:
         raise _TryAgain(int(again[0]), code, text, 503)
     raise ServiceError(code, text, answer.status_code)
+
+
+def _found(url: str | None, name: str | None) -> str:
+    """The URL of the service. Raises FluidTuneError if both are given, or if there is no such service."""
+    if url is not None and name is not None:
+        raise FluidTuneError(f"url is {url!r} and name is {name!r}; leave one of the two out")
+    if url is not None:
+        return url
+    import ray
+
+    from fluidtune.ray_compat.cluster_address import join
+    from fluidtune.serving.running_services import find
+
+    if not ray.is_initialized() and not join():
+        raise FluidTuneError("there is no Ray cluster here in which a service has a name; give its url")
+    return find(name).status()["url"]
 
 
 def _plain(value: Any) -> Any:

@@ -141,41 +141,37 @@ class NotFound:
 
 
 @dataclass(frozen=True)
-class _Stand:
-    """A model on a device."""
-
+class _OfDevice:
     device: int
+
+
+@dataclass(frozen=True)
+class _OfModel(_OfDevice):
     model: str
 
 
-class Held(_Stand):
+class Held(_OfModel):
     """The device has loaded the model."""
 
 
-class NotHeld(_Stand):
+class NotHeld(_OfModel):
     """The device could not load the model, and has nothing of it in its memory."""
 
 
-class Dropped(_Stand):
+class Dropped(_OfModel):
     """The device has unloaded the model."""
 
 
-class Lost(_Stand):
+class Lost(_OfModel):
     """The model's process on the device has died. The next one loads it; say `Held` or `NotHeld`."""
 
 
-@dataclass(frozen=True)
-class Down:
+class Down(_OfDevice):
     """The device has had no process for a while, and models are to stand on the others."""
 
-    device: int
 
-
-@dataclass(frozen=True)
-class Up:
+class Up(_OfDevice):
     """The device has a process again."""
-
-    device: int
 
 
 Event = Rates | Found | NotFound | Held | NotHeld | Dropped | Lost | Down | Up
@@ -190,12 +186,12 @@ class Search:
     devices: tuple[int, ...]
 
 
-class Hold(_Stand):
+class Hold(_OfModel):
     """Let the device load the model; say `Held` or `NotHeld`."""
 
 
 @dataclass(frozen=True)
-class Drop(_Stand):
+class Drop(_OfModel):
     """Give the device no batch of the model any more, let it unload it, and say `Dropped`.
 
     last: no device has the model then, because memory leaves no other way.

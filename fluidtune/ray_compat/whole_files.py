@@ -108,6 +108,8 @@ def _with_beside(state: dict[str, tuple[tuple[int, int], bytes]]) -> None:
     for run in [name for name in state if name.startswith(_STATE)]:
         session = os.path.splitext(run)[0].removeprefix(_STATE)
         beside = {name: content for name, (_, content) in state.items() if session in name and name != run}
+        if not beside:
+            continue
         kept = {name: base64.b64encode(zlib.compress(content, 1)).decode() for name, content in beside.items()}
         mark, content = state[run]
         state[run] = mark, content.rstrip().removesuffix(b"}") + f', "{_BESIDE}": {json.dumps(kept)}}}'.encode()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-#: A host that stands for all addresses of the machine, or for the machine, and one of these addresses.
-_REACHED = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}
+#: A host that stands for the machine, or for all of its addresses of IPv6, and one of these addresses.
+_REACHED = {"localhost": "127.0.0.1", "::": "::1"}
 
 
 def listening(host: str, port: int, backlog: int | None = None) -> socket.socket:
@@ -23,7 +23,7 @@ def is_of_this_machine(host: str) -> bool:
         return host == "localhost"
 
 
-def url_of(host: str, port: int) -> str:
-    """The URL of what listens there."""
-    reached = _REACHED.get(host, host)
+def url_of(host: str, port: int, machine: str = "127.0.0.1") -> str:
+    """The URL of what listens there. machine: the address to give if it listens at all those of IPv4."""
+    reached = machine if host in ("", "0.0.0.0") else _REACHED.get(host, host)
     return f"http://[{reached}]:{port}/" if ":" in reached else f"http://{reached}:{port}/"

@@ -103,7 +103,7 @@ def route(method: str, path: str, trials: Sequence[str]) -> str:
     elif name in trials:
         allowed, asked = ("POST",), name
     else:
-        raise Said(404, "not_found", unknown(name, trials))
+        raise Said(404, "not_found", f"no trial {name!r} is served; there are {', '.join(trials)}")
     if method not in allowed:
         raise not_served(method, path, "POST an input, or GET /", allowed)
     return asked
@@ -136,10 +136,6 @@ def not_served(method: str, path: str, instead: str, allowed: Sequence[str]) -> 
 def bad(error: ServeError) -> Said:
     """The answer to a request that is none."""
     return Said(400, "bad_input", str(error))
-
-
-def unknown(name: str, trials: Sequence[str]) -> str:
-    return f"no trial {name!r} is served; there are {', '.join(trials)}"
 
 
 def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from fluidtune.errors import FluidTuneError
 from fluidtune.serving.model_tables import LEAST_RATE, MOST
@@ -24,6 +25,7 @@ from symphony_serve.twin import Outcome, Simulation, goodput, poisson
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+K = TypeVar("K", bound=Enum)
 #: The directory of a service's log and profiles in that of the run that it serves, and the file with the profiles.
 DIRECTORY, PROFILES = "serving", "profiles.json"
 #: Requests that are simulated for each answer, and the precision of a goodput as a part of it. 1 % of 5,000 requests
@@ -50,12 +52,12 @@ class Forecast:
     utilisation: float
 
 
-def start_policy(starts: str) -> StartPolicy:
-    """When a batch starts, by its name. Raises FluidTuneError if there is none of that name."""
+def one_of(kind: type[K], name: str, value: str) -> K:
+    """The member of an enumeration. name: of the setting. Raises FluidTuneError if there is none of this value."""
     try:
-        return StartPolicy(starts)
+        return kind(value)
     except ValueError:
-        raise FluidTuneError(f"starts is {starts!r}, expected {' or '.join(StartPolicy)}") from None
+        raise FluidTuneError(f"{name} is {value!r}, expected {' or '.join(one.value for one in kind)}") from None
 
 
 def models_of(source: str, slo: float, starts: str) -> list[Model]:
@@ -63,7 +65,7 @@ def models_of(source: str, slo: float, starts: str) -> list[Model]:
 
     Raises FluidTuneError if there are none, or if a batch of 1 takes longer than the SLO.
     """
-    policy = start_policy(starts)
+    policy = one_of(StartPolicy, "starts", starts)
     profiles, delays = kept_profiles(source)
     try:
         return [

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from fluidtune.serving.loaded_model import Samples
 from fluidtune.serving.model_process import Loading
@@ -36,6 +37,7 @@ class Device:
         #: Is called when `models` may have changed.
         self.changed: Callable[[], None] = lambda: None
         self._there = asyncio.Event()
+        self._there.set()
         #: Whether the device was stopped.
         self.over = False
 
@@ -73,13 +75,15 @@ class Device:
 
     def want(self, loadings: Mapping[str, Loading]) -> None:
         """Have these models, by key, and no other ones: start and end processes."""
+        before = dict(self.processes), set(self.leaving)
         for key in [key for key in self.processes if key not in loadings or self.over]:
             self.processes.pop(key).stop()
         for key, loading in loadings.items():
             if key not in self.processes and not self.over:
                 self.processes[key] = self._make(loading, self._give)
         self.leaving &= self.processes.keys()
-        self._give()
+        if before != (self.processes, self.leaving):
+            self._give()
 
     def leave(self, key: str) -> None:
         """The model gets no batch any more, and keeps its process until it is not wanted."""
@@ -118,6 +122,11 @@ class Device:
             return await self._in_turn(model, lambda process: process.measure(inputs))
         return await self._of(model).measure(inputs)
 
+    @property
+    def measured(self) -> Any:
+        """The device as `measure_models` has it: with the models that it has now, and what fails raises."""
+        return SimpleNamespace(models=self.models, run=self.measure)
+
     async def _in_turn(self, model: str, run: Callable[[Process], Awaitable[Waited]]) -> Waited:
         began, waits = time.monotonic(), self._turn.locked()
         async with self._turn:
@@ -146,19 +155,3 @@ class Device:
 
 async def _never_back() -> bool:
     raise ServeError("its process was ended")
-
-
-class Measured(NamedTuple):
-    """A device whose batches are measured: the same way, but what fails raises."""
-
-    device: Device
-
-    @property
-    def models(self) -> frozenset[str]:
-        return self.device.models
-
-    async def run(self, model: str, inputs: list[Any], passed: Callable[[], None] | None = None) -> Waited:
-        return await self.device.measure(model, inputs)
-
-    async def check(self) -> None:
-        await self.device.check()

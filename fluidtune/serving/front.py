@@ -29,6 +29,7 @@ from starlette.responses import Response
 import fluidtune
 from fluidtune.cluster.forks.forked import ForkedActors
 from fluidtune.report import this_machine
+from fluidtune.serving.address import url_of
 from fluidtune.serving.answers import (
     AGAIN_S,
     LIVE,
@@ -44,15 +45,15 @@ from fluidtune.serving.answers import (
     refused,
     route,
 )
-from fluidtune.serving.capacity import DIRECTORY, PROFILES
-from fluidtune.serving.device import Device, Measured
+from fluidtune.serving.capacity import PROFILES
+from fluidtune.serving.device import Device
 from fluidtune.serving.following import follow
 from fluidtune.serving.inference_protocol import Asked, Interface, server_metadata
 from fluidtune.serving.intake import Holding, Intake, collect_seldom
 from fluidtune.serving.loaded_model import failed
 from fluidtune.serving.model_process import Loading
 from fluidtune.serving.model_versions import labels
-from fluidtune.serving.openapi import DOCUMENT, PAGE, Described, document, page
+from fluidtune.serving.openapi import DOCUMENT, PAGE, document, page
 from fluidtune.serving.placed_devices import PlacedDevices
 from fluidtune.serving.process import Process, said_of
 from fluidtune.serving.rollouts import Answering, Rollouts
@@ -88,15 +89,8 @@ ASKED = 64
 class Front:
     """An ASGI application, and what is asked about it. It belongs to the event loop that runs when it is made.
 
-    ``POST /`` asks the best trial, ``POST /TRIAL`` another one or one of several models. ``GET /`` says what there is,
-    ``GET /healthz`` whether the front lives, ``GET /readyz`` whether a model process can answer (503: none can), and
-    ``GET /metrics`` has the counts for Prometheus. ``/v2`` is the Open Inference Protocol. ``GET /openapi.json`` and
-    ``GET /docs`` describe all.
-
-    The body of a request is one input as a JSON value, that of an answer one output. Other answers are `Said`: a
-    status, a code and a text. 400: the input is none. 404, 405: no such trial, no such method. 413: the body is too
-    large. 415: it is compressed. 500: the model has failed with this input. 503: refused, with the reason, at the SLO
-    at the latest.
+    `answers` has the paths and what is said at them. The body of a request is one input as a JSON value, that of an
+    answer one output. All other answers are `Said`, a refusal at the SLO at the latest.
     """
 
     def __init__(self, setting: Setting):
@@ -112,7 +106,7 @@ class Front:
         self._intake = Intake(setting.slo)
         #: What is kept for `fluidtune serve plan`: profiles and delays of a time without overload.
         self._kept = ""
-        self._log = ServingLog(Path(setting.run) / DIRECTORY)
+        self._log = ServingLog(Path(setting.folder))
         #: The versions, about which operators ask.
         self.rollouts = Rollouts(setting, self._log.write)
         self._books = Books(self.rollouts.keys)
@@ -174,18 +168,17 @@ class Front:
                     response = await self._infer(server, request, key, asked, batch, arrival, until)
                 response.headers[MODEL_VERSION] = labels(key)[1]
                 return response
-        except Refused as error:
-            there = self._server is not None and key in self.rollouts.answering
-            said = of_server(error, self._server.wait(key) if there else self._setting.slo)  # type: ignore[union-attr]
+        except (Refused, ServeError, Said) as error:
+            said = error if isinstance(error, Said) else self._said(error, key)
             self._count(key, said, self._hurried(name, arrival, until, holding), holding.inputs)
             raise said from None
-        except ServeError as error:
-            said = bad(error)
-            self._count(key, said, self._hurried(name, arrival, until, holding), holding.inputs)
-            raise said from None
-        except Said as said:
-            self._count(key, said, self._hurried(name, arrival, until, holding), holding.inputs)
-            raise
+
+    def _said(self, error: Refused | ServeError, key: str) -> Said:
+        """The answer to a request that is refused, or that is none."""
+        if not isinstance(error, Refused):
+            return bad(error)
+        there = self._server is not None and key in self.rollouts.answering
+        return of_server(error, self._server.wait(key) if there else self._setting.slo)  # type: ignore[union-attr]
 
     def _key(self, name: str, version: str, number: str) -> str:
         """Of the model and version that answer the request with this id. version: that it names; "": none.
@@ -450,11 +443,15 @@ class Front:
 
     def status(self) -> dict[str, Any]:
         """What is served, and what has become of the requests."""
+        pids, wanted = self._devices.processes if self._devices is not None else ([], 0)
         others = [
             {"trial": one.name, "version": 1, "state": "serving", "value": one.value, **self._figures(one.name)}
             for one in self._setting.loading.trials[1:]
         ]
         return {
+            "name": self._setting.known.name,
+            "user": self._setting.known.user,
+            "url": url_of(self._setting.host, self._setting.port, ray.util.get_node_ip_address()),
             "state": self._doing,
             "why": self._why,
             "slo_s": self._setting.slo,
@@ -465,7 +462,8 @@ class Front:
             "app": self._setting.leasing.app if self._setting.leasing is not None else None,
             "log": str(self._log.directory) if self._log.directory is not None else None,
             "pid": os.getpid(),
-            "device_pids": self._devices.pids if self._devices is not None else [],
+            "device_pids": pids,
+            "processes_wanted": wanted * self._setting.stages,
             "unanswered": self._server.unanswered if self._server is not None else 0,
             "model": self._names[0],
             "phase": self.rollouts.service.phase,
@@ -477,7 +475,7 @@ class Front:
     def _figures(self, key: str) -> dict[str, Any]:
         """What has become of the requests to a version, and how it answers."""
         there = self._server is not None and self._server.serves(key)
-        goodput, p99 = self._books.pace(key)
+        (goodput, p99), batches = self._books.pace(key), self._books.total().batches.get(key, {})
         return {
             **self._own_slo(key),
             "batching": self._server.batching(key) if there else None,  # type: ignore[union-attr]
@@ -485,7 +483,7 @@ class Front:
             "requests": self._books.requests(key),
             "goodput": goodput,
             "p99_s": p99,
-            "batches": {str(size): count for size, count in self._books.sizes(key).items()},
+            "batches": {str(size): count for size, count in sorted(batches.items())},
         }
 
     def minute(self) -> list[tuple[int, str, int, float, float]]:
@@ -558,7 +556,7 @@ class Front:
         self._state = "measuring"
         inputs = {key: some.inputs for key, some in samples.items()}
         models = await measure_models(
-            [Measured(device) for device in devices.values()],
+            [device.measured for device in devices.values()],
             inputs,
             {key: setting.slo_of(key) for key in self.rollouts.keys},
             setting.max_batch,
@@ -571,10 +569,7 @@ class Front:
             seconds = model.profile.table[1:-1]
             self._log.write("model_measured", trial=model.name, seconds=seconds, delays=model.delays.margin)
         found = {model.name: Answering.of(model, samples[model.name], setting.max_body) for model in models}
-        described = {
-            name: Described.of(one.interface.form, one.samples.inputs[0], one.samples.outputs)
-            for name, one in zip(self._names, found.values(), strict=True)
-        }
+        described = dict(zip(self._names, [one.samples for one in found.values()], strict=True))
         about = document(described, setting.slo, setting.token is not None)
         if setting.placing is not None and len(self._names) > 1:
             del about["paths"]["/"]["post"]
@@ -586,7 +581,8 @@ class Front:
         self._note()
         self._keep_profiles()
         scaler = Autoscaler({one.name: (one.profile, one.budget) for one in models})
-        self._watch = Watch(self._books, self._log, ServingGauges(), lambda: held.count, scaler, self._note)
+        gauges = ServingGauges(setting.known.name)
+        self._watch = Watch(self._books, self._log, gauges, lambda: held.count, scaler, self._note)
         self._watch.start()
         self.rollouts.begin(self._server, self._watch, held)
         if setting.following is not None:

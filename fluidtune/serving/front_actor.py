@@ -7,6 +7,7 @@ Ray starts the next one, which loads and measures anew.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import threading
@@ -20,7 +21,6 @@ from fluidtune.ray_compat import kept_state
 from fluidtune.serving.door import Door
 from fluidtune.serving.front import Front
 from fluidtune.serving.setting import Setting
-from fluidtune.serving.winners import Winner
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ LOOK_S = 1.0
 class OpenFront:
     """The front and its door, on their event loop. Raises OSError if the address cannot be had."""
 
-    def __init__(self, setting: Setting, host: str, port: int):
+    def __init__(self, setting: Setting):
         self.front = Front(setting)
         app: Any = self.front
         if setting.cors:
             app = CORSMiddleware(app, allow_origins=setting.cors, allow_methods=["GET", "POST"], allow_headers=["*"])
-        self._door = Door(app, host, port)
+        self._door = Door(app, setting.host, setting.port)
         self._watching = asyncio.create_task(self._watch(), name="serve-health")
 
     async def close(self) -> None:
@@ -52,37 +52,22 @@ class OpenFront:
 
 
 class FrontActor:
-    """Serves the `Setting` that is kept by the name ``kept``, at ``host``:``port``.
+    """Serves the `Setting` that is kept by the name ``kept``.
 
     Raises OSError if the address cannot be had. It has no coroutines, so that Ray calls its methods in threads.
     """
 
-    def __init__(self, kept: str, host: str, port: int):
+    def __init__(self, kept: str):
         self._kept = kept
         setting: Setting = cloudpickle.loads(kept_state.kept(kept))
         self._loop = _new_loop()
         threading.Thread(target=self._run, name="serve-front", daemon=True).start()
-        self._open = self._call(_awaited(lambda: OpenFront(setting, host, port)))
+        self._open = self._call(_awaited(OpenFront, setting))
 
-    def status(self) -> dict[str, Any]:
-        """As `Front.status`."""
-        return self._call(_awaited(self._open.front.status))
-
-    def minute(self) -> list[tuple[int, str, int, float, float]]:
-        """As `Front.minute`."""
-        return self._call(_awaited(self._open.front.minute))
-
-    def deploy(self, winner: Winner, run: str, share: float) -> int:
-        """As `Rollouts.deploy`."""
-        return self._call(self._open.front.rollouts.deploy(winner, run, share))
-
-    def promote(self) -> None:
-        """As `Rollouts.promote`."""
-        self._call(self._open.front.rollouts.promote())
-
-    def rollback(self) -> None:
-        """As `Rollouts.rollback`."""
-        self._call(self._open.front.rollouts.rollback())
+    def ask(self, what: str, *given: Any) -> Any:
+        """What this method answers: one of `Front`, or of its `Rollouts`."""
+        front = self._open.front
+        return self._call(_awaited(getattr(front, what, None) or getattr(front.rollouts, what), *given))
 
     def stop(self) -> None:
         """Refuse, answer what runs, close the port, and keep what is to be kept."""
@@ -99,8 +84,9 @@ class FrontActor:
             os._exit(1)  # Nothing can be answered any more.
 
 
-async def _awaited(ask: Callable[[], Any]) -> Any:
-    return ask()
+async def _awaited(ask: Callable[..., Any], *given: Any) -> Any:
+    found = ask(*given)
+    return await found if inspect.isawaitable(found) else found
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -1,7 +1,7 @@
 """Copies of checkpoints that a search may still delete. A process that dies loads its model again, maybe days later.
 
 Ray Tune deletes the older checkpoints of a trial that goes on, as the run's `CheckpointConfig` says. So of such a trial
-a copy is served. It is in the storage of the service's run, where every model process finds it.
+a copy is served. It is in the service's own folder on its run's storage, where every model process finds it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ from dataclasses import replace
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, copy_files
 from ray.tune import Checkpoint
 
-from fluidtune.serving.capacity import DIRECTORY
 from fluidtune.serving.winners import Winner
 from symphony_serve.errors import ServeError
 
 logger = logging.getLogger(__name__)
 
 
-def folder_of(run: str) -> str:
-    """Where the copies of the service of this run are, on the run's own file system."""
-    return posixpath.join(run, DIRECTORY, "checkpoints")
+#: Where copies are, in the folder of their service.
+COPIES = "checkpoints"
 
 
-def held(winner: Winner, run: str, storage: FileSystem) -> Winner:
-    """The winner, with a copy of its checkpoint for the service of this run if the search may delete it.
+def held(winner: Winner, folder: str, storage: FileSystem) -> Winner:
+    """The winner, with a copy of its checkpoint in the folder of its service if the search may delete it.
 
     Raises ServeError if the search has deleted it, or if it cannot be copied. Nothing is left then.
     """
     if not winner.goes_on:
         return winner
     source = winner.checkpoint
-    path = posixpath.join(folder_of(run), f"{winner.name}-{secrets.token_hex(4)}")
+    path = posixpath.join(folder, COPIES, f"{winner.name}-{secrets.token_hex(4)}")
     try:
         storage.create_dir(path)
         # In one thread, as uploads by several may block: https://github.com/apache/arrow/issues/32372
@@ -57,19 +55,19 @@ def held(winner: Winner, run: str, storage: FileSystem) -> Winner:
     return replace(winner, checkpoint=Checkpoint(path, storage), goes_on=False)
 
 
-def let_go(winners: Iterable[Winner], run: str) -> None:
+def let_go(winners: Iterable[Winner], folder: str) -> None:
     """Remove the copies among the winners' checkpoints."""
     for one in winners:
-        if one.checkpoint is not None and posixpath.dirname(one.checkpoint.path) == folder_of(run):
+        if one.checkpoint is not None and posixpath.dirname(one.checkpoint.path) == posixpath.join(folder, COPIES):
             _remove([one.checkpoint.path], one.checkpoint.filesystem)
 
 
 class HeldCheckpoints:
-    """The copies of the service of this run, on the front's event loop. first: a trial of the run."""
+    """The copies of the service with this folder, on the front's event loop. first: a trial of its run."""
 
-    def __init__(self, run: str, first: Winner):
-        self._run, self._first = run, first
-        #: The names of those that are there and whole, in `folder_of` the run. A storage may list paths in other ways.
+    def __init__(self, folder: str, first: Winner):
+        self._folder, self._first = folder, first
+        #: The names of those that are there and whole. A storage may list paths in other ways.
         self._there: set[str] = set()
 
     @property
@@ -78,17 +76,13 @@ class HeldCheckpoints:
 
     async def begin(self) -> None:
         """See what this service has, and what one before it has left."""
-        self._there = await asyncio.to_thread(self._left)
-
-    def _left(self) -> set[str]:
+        copies = FileSelector(posixpath.join(self._folder, COPIES), allow_not_found=True)
         with contextlib.suppress(OSError):
-            found = self._storage.get_file_info(FileSelector(folder_of(self._run), allow_not_found=True))
-            return {_name(one.path) for one in found}
-        return set()
+            self._there = {_name(one.path) for one in await asyncio.to_thread(self._storage.get_file_info, copies)}
 
     async def hold(self, winner: Winner) -> Winner:
         """As `held`. The next `keep` removes a copy that is not served then."""
-        found = await asyncio.to_thread(held, winner, self._run, self._storage)
+        found = await asyncio.to_thread(held, winner, self._folder, self._storage)
         if found is not winner:
             self._there.add(_name(found.checkpoint.path))
         return found
@@ -97,7 +91,7 @@ class HeldCheckpoints:
         """Remove all but those of these winners. One that cannot be removed now is left to the next time."""
         gone = self._there - {_name(one.checkpoint.path) for one in winners if one.checkpoint is not None}
         if gone:
-            paths = [posixpath.join(folder_of(self._run), name) for name in gone]
+            paths = [posixpath.join(self._folder, COPIES, name) for name in gone]
             stay = await asyncio.to_thread(_remove, paths, self._storage)
             self._there -= gone - {_name(path) for path in stay}
 

@@ -46,6 +46,7 @@ _PYTHON: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int,
 _MOST_LENGTH = 2**63 - 1
 _OBJECT = frozenset({"object"})
 _LIST = frozenset({"list"})
+_CALLED = {str: "a text", bool: "a truth value", dict: "an object"}
 
 
 def server_metadata() -> dict[str, Any]:
@@ -118,7 +119,7 @@ class Interface:
         headers: by names in small letters, or whatever their letters. The time is linear in the bytes of the body.
         """
         request, binary = _parts(headers.get(JSON_SIZE.lower()), body)
-        parameters = _parameters(request, "the request")
+        parameters = _field(request, "parameters", dict) or {}
         _refuse(parameters, "the request", "sequence_id", "send each input for itself, without a sequence")
         columns = self._decode_inputs(_objects(request, "inputs"), binary, most)
         if self.form.words == _OBJECT and self.form.keys:
@@ -128,10 +129,10 @@ class Interface:
         trouble = Form(_LIST, self.form).trouble(inputs, "the batch")
         if trouble is not None:
             raise ServeError(trouble)
-        wants_binary = _flag(parameters, "binary_data_output", False)
+        wants_binary = _field(parameters, "binary_data_output", bool) or False
         named = _objects(request, "outputs") if request.get("outputs") else []
         wanted = dict(self._wanted(one, wants_binary) for one in named)
-        return Asked(_text(request, "id"), inputs, wanted, wants_binary, _timeout_s(parameters))
+        return Asked(_field(request, "id", str), inputs, wanted, wants_binary, _timeout_s(parameters))
 
     def encode(
         self, asked: Asked, model: str, version: str | None, outputs: Sequence[Any]
@@ -187,7 +188,7 @@ class Interface:
         columns: dict[str, list[Any]] = {}
         at = 0
         for one in given:
-            name = _text(one, "name")
+            name = _field(one, "name", str)
             if name not in expected or name in columns:
                 wrong = "the input {} is there twice" if name in columns else "the model has no input {}"
                 what = wrong.format(_said(name))
@@ -204,14 +205,15 @@ class Interface:
         return {name: columns[name] for name in expected}
 
     def _wanted(self, one: dict[str, Any], binary: bool) -> tuple[str, bool]:
-        name = _text(one, "name")
+        name = _field(one, "name", str)
         if name is None:
             raise ServeError("an output has no name")
         self.check_outputs([name])
-        parameters = _parameters(one, f"the output {_said(name)}")
+        parameters = _field(one, "parameters", dict) or {}
         _refuse(parameters, f"the output {_said(name)}", "classification", "ask for the tensor itself")
         _refuse(parameters, f"the output {_said(name)}", "shared_memory_region", "let it come in the body")
-        return name, _flag(parameters, "binary_data", binary)
+        as_binary = _field(parameters, "binary_data", bool)
+        return name, binary if as_binary is None else as_binary
 
 
 def _known(names: Iterable[str], there: Sequence[str] | Mapping[str, Any]) -> None:
@@ -247,24 +249,11 @@ def _objects(request: dict[str, Any], field: str) -> list[dict[str, Any]]:
     return found
 
 
-def _parameters(one: dict[str, Any], where: str) -> dict[str, Any]:
-    found = one.get("parameters") or {}
-    if not isinstance(found, dict):
-        raise ServeError(f"parameters of {where} are no object")
-    return found
-
-
-def _text(one: dict[str, Any], field: str) -> str | None:
+def _field(one: dict[str, Any], field: str, kind: type) -> Any:
+    """What this field has; None: nothing. Raises ServeError if that is of another type."""
     found = one.get(field)
-    if found is not None and not isinstance(found, str):
-        raise ServeError(f"{field} is a {type(found).__name__}, expected a text")
-    return found
-
-
-def _flag(parameters: dict[str, Any], field: str, default: bool) -> bool:
-    found = parameters.get(field, default)
-    if not isinstance(found, bool):
-        raise ServeError(f"the parameter {field} is no truth value")
+    if found is not None and not isinstance(found, kind):
+        raise ServeError(f"{field} is a {type(found).__name__}, expected {_CALLED[kind]}")
     return found
 
 
@@ -294,9 +283,9 @@ def _said(value: Any) -> str:
 def _decode(one: dict[str, Any], tensor: Tensor, binary: memoryview, at: int, most: int) -> tuple[list[Any], int]:
     """The values of a tensor of a request, and how many bytes of ``binary`` it has from ``at`` on."""
     name = tensor.name
-    parameters = _parameters(one, f"the input {name!r}")
+    parameters = _field(one, "parameters", dict) or {}
     _refuse(parameters, f"the input {name!r}", "shared_memory_region", "send the data in the body")
-    shape, datatype = _shape(one, tensor, most), _text(one, "datatype") or ""
+    shape, datatype = _shape(one, tensor, most), _field(one, "datatype", str) or ""
     if datatype != tensor.datatype and not {datatype, tensor.datatype} <= _NUMBERS:
         raise ServeError(f"datatype of {name!r} is {_said(datatype)}, expected {tensor.datatype!r}")
     count, size = math.prod(shape), parameters.get("binary_data_size")

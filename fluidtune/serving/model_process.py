@@ -26,7 +26,6 @@ from fluidtune.serving.model_layers import as_function
 from fluidtune.serving.winners import Winner, mark_of
 from symphony_serve.errors import ServeError
 
-#: This module.
 MODEL_PROCESS = __name__
 #: Bytes of a GPU that a process takes before it has a tensor there. Judgement: CUDA's context with torch's kernels.
 CONTEXT = 500 << 20

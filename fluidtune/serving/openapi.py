@@ -10,13 +10,13 @@ import html
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from fluidtune import __version__
 from fluidtune.serving.inference_protocol import JSON_SIZE
-from fluidtune.serving.loaded_model import as_json
+from fluidtune.serving.loaded_model import Samples, as_json
 from fluidtune.serving.wire import CODES, REQUEST_ID, TIMEOUT
 from symphony_serve.errors import ServeError
 from symphony_serve.forms import WHOLE, Form
@@ -24,10 +24,8 @@ from symphony_serve.forms import WHOLE, Form
 #: Where the document and its page are. Source: the names that FastAPI has made usual.
 DOCUMENT, PAGE = "/openapi.json", "/docs"
 #: The word of a form -> the type of JSON Schema.
-_TYPES = {
-    **{"number": "number", "text": "string", "truth value": "boolean", "null": "null"},
-    **{"list": "array", "object": "object"},
-}
+_TYPES = {word: word for word in ("number", "null", "object")}
+_TYPES |= {"text": "string", "truth value": "boolean", "list": "array"}
 _TENSORS = {
     "type": "object",
     "required": ["name", "shape", "datatype"],
@@ -83,24 +81,6 @@ pre {{ background: #f4f4f4; padding: .6em; overflow-x: auto }} th {{ text-align:
 """
 
 
-@dataclass(frozen=True)
-class Described:
-    """What is known of a trial: the form of its inputs, one of them, and the form of its outputs if they have one."""
-
-    form: Form
-    sample: Any
-    output: Form | None = None
-
-    @classmethod
-    def of(cls, form: Form, sample: Any, outputs: Sequence[Any]) -> Described:
-        """outputs: JSON values and arrays. Objects among them may have different keys, as only inputs must be alike."""
-        sample = json.loads(json.dumps(sample, default=as_json))
-        try:
-            return cls(form, sample, Form.of(outputs))
-        except ServeError:
-            return cls(form, sample)
-
-
 def schema(form: Form) -> dict[str, Any]:
     """The JSON Schema of the values of this form."""
     types = sorted("integer" if word == "number" and form.number in WHOLE else _TYPES[word] for word in form.words)
@@ -115,15 +95,19 @@ def schema(form: Form) -> dict[str, Any]:
     return found
 
 
-def document(trials: Mapping[str, Described], slo: float, token: bool) -> dict[str, Any]:
-    """The document of a service. trials: by name, the best one first. slo: seconds. token: a bearer token is wanted."""
+def document(trials: Mapping[str, Samples], slo: float, token: bool) -> dict[str, Any]:
+    """The document of a service. trials: the samples of each, by name, the best one first. slo: seconds.
+
+    token: a bearer token is wanted.
+    """
     said = _Operations(trials, slo, token)
     paths: dict[str, Any] = {"/": {"get": said.get("what is served, and its state", "State"), "post": said.ask(0)}}
     paths |= {f"/{quote(name, safe='')}": {"post": said.ask(number)} for number, name in enumerate(trials)}
     for live, ready in (("/healthz", "/readyz"), ("/v2/health/live", "/v2/health/ready")):
-        paths[live] = {"get": said.probe("whether the service lives", [])}
-        paths[ready] = {"get": said.probe("whether a model process can answer", [503])}
-    paths["/metrics"] = {"get": said.get("gauges and counters for Prometheus", media="text/plain")}
+        paths[live] = {"get": said.get("whether the service lives", probe=True)}
+        paths[ready] = {"get": said.get("whether a model process can answer", errors=[503], probe=True)}
+    counted = said.responses({"text/plain": {}}, [])
+    paths["/metrics"] = {"get": {"summary": "gauges and counters for Prometheus", "responses": counted}}
     paths["/v2"] = {"get": said.get("name, version and extensions of the server")}
     for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
         paths[model] = {"get": said.get("the tensors of a trial", errors=[404])}
@@ -154,34 +138,30 @@ def document(trials: Mapping[str, Described], slo: float, token: bool) -> dict[s
 class _Operations:
     """The operations of a service, as far as they differ by its trials."""
 
-    def __init__(self, trials: Mapping[str, Described], slo: float, token: bool):
+    def __init__(self, trials: Mapping[str, Samples], slo: float, token: bool):
         self._trials = list(trials.items())
         self._unasked = [401] if token else []
         self.about = (
             f"Each request is answered or refused within {slo:g} s, or within its own {TIMEOUT} if that is less."
         )
         self.schemas = dict(_SCHEMAS)
-        for number, (name, trial) in enumerate(self._trials):
-            self.schemas[f"Input{number}"] = {"title": f"an input of trial {name}", **schema(trial.form)}
-            output = schema(trial.output) if trial.output is not None else {}
-            self.schemas[f"Output{number}"] = {"title": f"an output of trial {name}", **output}
+        for number, (name, (inputs, outputs)) in enumerate(self._trials):
+            self.schemas[f"Input{number}"] = {"title": f"an input of trial {name}", **schema(Form.of(inputs))}
+            output = self.schemas[f"Output{number}"] = {"title": f"an output of trial {name}"}
+            with suppress(ServeError):  # Objects among them may have different keys, as only inputs must be alike.
+                output |= schema(Form.of(outputs))
 
-    def get(
-        self, about: str, name: str = "", media: str = "application/json", errors: Sequence[int] = ()
-    ) -> dict[str, Any]:
-        content = {media: {"schema": _ref("schemas", name) if name else {}}}
-        return {"summary": about, "responses": self._responses(content, errors)}
-
-    def probe(self, about: str, errors: Sequence[int]) -> dict[str, Any]:
-        """Without a token: whoever sends probes has none."""
-        content = {"application/json": {"schema": {"type": "object"}}}
-        failures = {str(status): _ref("responses", f"Status{status}") for status in errors}
-        responses = {"200": {"description": "yes", "content": content}, **failures}
-        return {"summary": about, "security": [], "responses": responses}
+    def get(self, about: str, name: str = "", errors: Sequence[int] = (), probe: bool = False) -> dict[str, Any]:
+        """probe: without a token, as whoever sends probes has none."""
+        responses = self.responses({"application/json": {"schema": _ref("schemas", name) if name else {}}}, errors)
+        if probe:
+            responses.pop("401", None)
+        return {"summary": about, "responses": responses} | ({"security": []} if probe else {})
 
     def ask(self, number: int) -> dict[str, Any]:
-        name, trial = self._trials[number]
-        body = {"schema": _ref("schemas", f"Input{number}"), "example": trial.sample}
+        name, samples = self._trials[number]
+        sample = json.loads(json.dumps(samples.inputs[0], default=as_json))
+        body = {"schema": _ref("schemas", f"Input{number}"), "example": sample}
         content = {"application/json": {"schema": _ref("schemas", f"Output{number}")}}
         about = f"the output of trial {name} for an input"
         return self._post(about, {"application/json": body}, content, [400, 413, 415, 500, 503])
@@ -198,12 +178,12 @@ class _Operations:
             _parameter("header", TIMEOUT, {"type": "integer", "minimum": 1, "maximum": 9_999_999_999}),
             _parameter("header", REQUEST_ID, {"type": "string"}),
         ]
-        responses = self._responses(content, errors)
+        responses = self.responses(content, errors)
         responses["200"]["headers"] = {REQUEST_ID: {"schema": {"type": "string"}}}
         request = {"required": True, "content": body}
         return {"summary": about, "parameters": parameters, "requestBody": request, "responses": responses}
 
-    def _responses(self, content: Any, errors: Sequence[int]) -> dict[str, Any]:
+    def responses(self, content: Any, errors: Sequence[int]) -> dict[str, Any]:
         failures = {str(status): _ref("responses", f"Status{status}") for status in [*self._unasked, *errors]}
         return {"200": {"description": "answered", "content": content}, **failures}
 

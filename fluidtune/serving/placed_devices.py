@@ -103,13 +103,13 @@ class PlacedDevices(Devices):
 
     # The start.
 
-    async def first(self) -> First:
+    async def _load_first(self) -> First:
         """Load each model once to see its bytes and seconds, find where they stand, and load them there.
 
         Where a front was before, bytes and seconds are known. Raises ServeError if a model cannot be loaded; where a
         front was before, if none can.
         """
-        await super().first()
+        await super()._load_first()
         began = time.monotonic()
         kept = await asyncio.to_thread(kept_state.kept, self._key)
         if kept is not None:
@@ -299,12 +299,12 @@ class PlacedDevices(Devices):
     def _look_whether_up(self, number: int, device: Device) -> None:
         assert self._state is not None
         place, now = self._state.devices[number], time.monotonic()
-        if device.models or not device.processes:
+        if device.models or (place.up and not device.processes):
             self._without.pop(number, None)
             if not place.up:
                 self._why = f"device {number} is back"
                 self._hear(Up(number))
-        elif place.up and now - self._without.get(number, now) > DOWN_S:
+        elif place.up and place.loads and now - self._without.get(number, now) > DOWN_S:
             self._why = f"device {number} has no process"
             self._hear(Down(number))
 
@@ -320,7 +320,7 @@ class PlacedDevices(Devices):
             self._failed.pop(model, None)
             self._moved(number, model, "loaded", f"in {time.monotonic() - self._began.pop((number, model)):.1f} s")
             self._hear(Held(number, model))
-        elif model in place.loads and trouble:
+        elif model in place.loads and trouble and place.up:  # On one that is down the next process tries it at once.
             logger.warning("Device %d could not load model %s: %s", number, model, trouble)
             self._failed[model] = trouble
             self._moved(number, model, "failed", trouble)

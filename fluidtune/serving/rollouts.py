@@ -36,7 +36,7 @@ from fluidtune.serving.model_versions import (
     Version,
     handle,
 )
-from fluidtune.serving.process import LOOK_S
+from fluidtune.serving.process import LOAD_S, LOOK_S
 from fluidtune.serving.service_devices import Devices
 from fluidtune.serving.setting import Setting
 from fluidtune.serving.watching import Watch
@@ -79,7 +79,7 @@ class Rollouts:
         self._setting, self._tell_log = setting, tell
         first = setting.loading.trials[0]
         self.service = Service(Version(1, first.name, setting.run, first, "serving"))
-        self._checkpoints = HeldCheckpoints(setting.run, first)
+        self._checkpoints = HeldCheckpoints(setting.folder, first)
         #: Of each model of the server, by its key: what the front knows of it.
         self.answering: dict[str, Answering] = {}
         self._before: Version | None = None
@@ -284,10 +284,15 @@ class Rollouts:
     async def _samples(self, version: Version) -> tuple[Samples, list[Device]]:
         """The samples of a version that each device has loaded, and these devices. Raises ServeError.
 
-        One that is leased later loads it as well before it joins the server.
+        One that is leased later loads it as well before it joins the server. While there is none, one is waited for.
         """
+        until = time.monotonic() + LOAD_S
         while True:
             devices = self._present()
+            if devices:
+                until = time.monotonic() + LOAD_S
+            elif time.monotonic() > until:
+                raise ServeError(f"the service has had no device for {LOAD_S:.0f} s; deploy it again when it has one")
             processes = [found for device in devices if (found := device.processes.get(version.key)) is not None]
             for process in processes:
                 if process.trouble:

@@ -1,4 +1,4 @@
-"""`fluidtune.serve`, and what `fluidtune serve` calls: starts the front, looks at it, stops it."""
+"""`fluidtune.serve`: checks what it is given, starts the front, and waits until that serves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import logging
 import math
+import posixpath
 import re
 import secrets
 import sys
@@ -28,15 +29,15 @@ from fluidtune.errors import FluidTuneError
 from fluidtune.ray_compat import kept_state
 from fluidtune.ray_compat.accelerators import without_gpus
 from fluidtune.ray_compat.job_metadata import user_of_job
-from fluidtune.report.terminal_text import printable
 from fluidtune.serving.address import is_of_this_machine, listening, url_of
-from fluidtune.serving.capacity import start_policy
+from fluidtune.serving.capacity import DIRECTORY, one_of
 from fluidtune.serving.held_checkpoints import held, let_go
 from fluidtune.serving.model_process import MODEL_PROCESS, Loading
 from fluidtune.serving.placed_models import Models, placed_models
-from fluidtune.serving.process import HUNG_S, LOAD_S
+from fluidtune.serving.process import LOOK_S
+from fluidtune.serving.running_services import NAMESPACE, START_S, RunningService, Served, check_name, known
 from fluidtune.serving.setting import Following, Placing, Setting
-from fluidtune.serving.winners import Winner, ranking, run_directory, winner_named, winners
+from fluidtune.serving.winners import Winner, ranking, run_directory, winners
 from symphony_serve.errors import ServeError
 from symphony_serve.model_side import Batching, StartPolicy
 from symphony_serve.placement.stages import GIB
@@ -46,16 +47,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The name of the front's actor, and its namespace.
-APP, NAMESPACE = "serving", "fluidtune"
 #: The largest batch, unless the caller says otherwise; as `measure_models`.
 MAX_BATCH = 64
 #: The largest number of a TCP port. Source: RFC 9293. (0, which lets the system choose, would be unknown to clients.)
 MOST_PORT = 65535
-#: Seconds between two looks at a front that starts, and for it to answer.
-LOOK_S, ANSWER_S = 0.2, 30.0
-#: Seconds for the front's process to start: it imports what this process has, on a busy machine.
-START_S = 120.0
 #: What `fluidtune[serve]` brings.
 NEEDS = ("uvicorn", "starlette", "httptools", "prometheus_client")
 #: Calls of the front's actor at once: a stop does not wait behind others' status.
@@ -69,49 +64,6 @@ HEAD = {"node:__internal_head__": 0.001}
 BESIDE: tuple[int, dict[str, float]] = (1, {"num_cpus": 0.0})
 #: By what the arbiter leases, Ray's options for a model process.
 OPTIONS: dict[str, dict[str, float]] = {"CPU": {"num_cpus": 1.0}, "GPU": {"num_cpus": 0.0, "num_gpus": 1.0}}
-
-
-class Served:
-    """Trials or models that answer requests. `url` is where: POST an input to it, or to url/TRIAL or url/MODEL.
-
-    It goes on until `stop`, or until the Ray cluster ends. Use it as a context manager, or `stop` it.
-    """
-
-    def __init__(self, url: str, trials: list[str]):
-        self.url, self.trials = url, trials
-
-    def status(self) -> dict[str, Any]:
-        """As `fluidtune serve status --json` prints it; docs/serving.md has the keys."""
-        return status()
-
-    def deploy(
-        self, results: ResultGrid | str | Path, trial: str | None = None, canary: float = 1.0, **ranked: str | None
-    ) -> dict[str, Any]:
-        """Load another checkpoint beside the one that serves, measure it, and move the requests over to it.
-
-        trial: its id; None: the best one. canary: the part of the requests that it gets until `promote`; 1: it gets all
-        at once. ranked: ``metric`` and ``mode``, as for `fluidtune.serve`. Returns the version as it is in `status`.
-        Raises FluidTuneError if it cannot be served; the version before serves on.
-        """
-        return deploy(results, trial, canary, **ranked)
-
-    def promote(self) -> None:
-        """Let the canary answer all requests. Raises FluidTuneError if there is none."""
-        promote()
-
-    def rollback(self) -> None:
-        """Put the version before the last deploy back. Raises FluidTuneError if there is none."""
-        rollback()
-
-    def stop(self) -> None:
-        """Answer what runs, refuse what waits, and end all processes."""
-        stop()
-
-    def __enter__(self) -> Served:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
 
 
 def serve(
@@ -141,6 +93,8 @@ def serve(
     follow: float | None = None,
     stages: int = 1,
     stage_memory: float | None = None,
+    name: str | None = None,
+    user: str | None = None,
 ) -> Served:
     """Let the best trials of a finished run answer requests over HTTP, each within ``slo`` seconds or not at all.
 
@@ -186,6 +140,8 @@ def serve(
             object with a list of functions ``stages``, is cut between them so that the slowest is as fast as it can be.
             While one runs a batch, the one before it runs the next.
         stage_memory: GiB of weights that each of these processes has at most. Default: any.
+        name: of the service, which no other one in the cluster may have. Default: that of the run's directory.
+        user: whose service it is: who may stop and change it. Default: the user of this process's job.
 
     Uses the Ray cluster that this process is connected to, or connects as Ray Tune does. Needs ``fluidtune[serve]``.
     Raises FluidTuneError if nothing can be served, or if the models are too slow for the SLO, with both numbers.
@@ -194,7 +150,9 @@ def serve(
         others = {"results": results, "load": load, "slo": slo, "metric": metric, "mode": mode, "arbiter": arbiter}
         others |= {"follow": follow, "beside": beside or None, "top": None if top == 1 else top}
         others |= {"stages": None if stages == 1 else stages, "stage_memory": stage_memory}
-        _check_alone(others)
+        for given in (name for name, value in others.items() if value is not None):
+            why = "several models share no leases" if given == "arbiter" else "it is for the trials of one run"
+            raise FluidTuneError(f"models and {_said(given)} do not go together: {why}; leave one of the two out")
         placing, chosen, run = _placing(models, memory, search_s, devices)
         trials, slo = list(chosen), max(one.slo for one in placing.models)
         following, loading = None, Loading(b"", tuple(sys.path), tuple(chosen))
@@ -209,33 +167,37 @@ def serve(
     policy = _checked(slo, max_batch, max_body, port, starts, token, cors)
     if token is None and not no_token and not is_of_this_machine(host):
         raise FluidTuneError(f"other machines reach host {host!r}: give a token, or no_token if all of them may ask")
-    former = _former(batching)
+    former = one_of(Batching, "batching", batching)
     if stages != 1 or stage_memory is not None:
         former = _in_stages(stages, stage_memory, former, top=top != 1, beside=beside, arbiter=arbiter, follow=follow)
     check_installed()
     if not ray.is_initialized():
         start_quick_nodes()
         ray.init(log_to_driver=False)
-    leasing = _leasing(devices, beside, arbiter, run) if arbiter is not None else None
+    one = RunningService(Path(run).name if name is None else name, user_of_job(user))
+    folder = DIRECTORY if one.name == Path(run).name else f"{DIRECTORY}-{one.name}"
+    leasing = _leasing(devices, beside, arbiter, one) if arbiter is not None else None
     count, resources = _resources(devices, beside, stages) if leasing is None else (0, OPTIONS[leasing.unit])
     hidden = {} if resources.get("num_gpus") else without_gpus(dict(ray.get_runtime_context().runtime_env))
     loading = replace(loading, environment=hidden)
     if not kept_state.can_keep():
         said = "over Ray Client a service cannot be started"
         raise FluidTuneError(f"{said}; start it in a process on the cluster, for example by `ray job submit`")
-    _check_free(host, port)
+    check_name(one, known())
+    _check_port(host, port)
 
     modules = (*listed_modules(sys.modules), MODEL_PROCESS) if fork_server else None
-    setting = Setting(run, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
+    where = one, host, port, run, posixpath.join(run, folder)
+    setting = Setting(*where, loading, slo, resources, count, max_batch, max_body, policy, modules, leasing)
     setting = replace(setting, token=token, cors=tuple(cors), batching=former, following=following, stages=stages)
     setting = replace(setting, room=math.inf if stage_memory is None else stage_memory * GIB, placing=placing)
     setting = _held(setting)
     try:
-        _start(setting, host, port)
+        _start(setting)
     except BaseException:
-        let_go(setting.loading.trials, setting.run)
+        let_go(setting.loading.trials, setting.folder)
         raise
-    return Served(url_of(host, port), [trial.name for trial in trials])
+    return Served(one.name, one.user, url_of(host, port), [trial.name for trial in trials])
 
 
 #: What the command line calls a setting that has another name there.
@@ -245,14 +207,6 @@ OPTION = {"results": "RUN_DIR", "arbiter": "--shared", "search_s": "--seconds"}
 def _said(name: str) -> str:
     """A setting as whoever reads of it knows it, from the command line or from Python."""
     return f"{name} ({OPTION[name]})" if name in OPTION else name
-
-
-def _check_alone(others: Mapping[str, Any]) -> None:
-    """Raises FluidTuneError if one is given of what is for trials."""
-    for name, value in others.items():
-        if value is not None:
-            why = "several models share no leases" if name == "arbiter" else "it is for the trials of one run"
-            raise FluidTuneError(f"models and {_said(name)} do not go together: {why}; leave one of the two out")
 
 
 def _placing(
@@ -288,7 +242,7 @@ def _checked(
         isinstance(one, str) and re.fullmatch(r"\*|https?://[^/]+", one) for one in cors
     ):
         raise FluidTuneError(f'cors is {cors!r}, expected a list of origins such as "https://example.org", or "*"')
-    return start_policy(starts)
+    return one_of(StartPolicy, "starts", starts)
 
 
 def _following(
@@ -304,13 +258,6 @@ def _following(
     if metric is None or mode is None:
         raise FluidTuneError(f"{where} does not tell by which metric its trials are ranked; give metric and mode")
     return Following(float(every), metric, mode)
-
-
-def _former(batching: str) -> Batching:
-    try:
-        return Batching(batching)
-    except ValueError:
-        raise FluidTuneError(f"batching is {batching!r}, expected {', '.join(one.value for one in Batching)}") from None
 
 
 def _in_stages(stages: int, memory: float | None, former: Batching, **others: Any) -> Batching:
@@ -332,24 +279,27 @@ def _in_stages(stages: int, memory: float | None, former: Batching, **others: An
     return Batching.WINDOW
 
 
-def _start(setting: Setting, host: str, port: int) -> None:
+def _start(setting: Setting) -> None:
     """Start the front, and wait until it serves. Raises FluidTuneError if it cannot; nothing is left then."""
     from fluidtune.serving.front_actor import FrontActor
 
-    options = {"name": APP, "namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1}
+    one = setting.known
+    options = {"name": one.actor, "namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1}
     placed = {"num_cpus": 0, "resources": HEAD, "max_concurrency": CALLS}
     kept = f"setting-{secrets.token_hex(8)}"
     kept_state.keep(kept, cloudpickle.dumps(setting))
+    front = None
     try:
-        front = ray.remote(FrontActor).options(**options, **placed).remote(kept, host, port)
-    except ValueError as error:  # Somebody else was faster.
-        kept_state.forget(kept)
-        raise FluidTuneError(f"this Ray cluster serves trials already ({error})") from None
-    try:
+        front = ray.remote(FrontActor).options(**options, **placed).remote(kept)
+        # Of two users who start at once each sees the other's here, if not before; Ray refuses two of one user.
+        check_name(one, [other for other in known() if other != one])
         _wait(front)
     except BaseException as error:
-        _end(front)
+        if front is not None:
+            one.stop()
         kept_state.forget(kept)
+        if front is None and isinstance(error, ValueError):
+            check_name(one, known())
         if isinstance(error, FluidTuneError) or not isinstance(error, Exception):
             raise
         said = (str(error).strip().splitlines() or [type(error).__name__])[-1]
@@ -359,7 +309,7 @@ def _start(setting: Setting, host: str, port: int) -> None:
 def _held(setting: Setting) -> Setting:
     """With a copy of the checkpoint of a trial that goes on. Raises FluidTuneError if there is none to be had."""
     try:
-        trials = tuple(held(one, setting.run, one.checkpoint.filesystem) for one in setting.loading.trials)
+        trials = tuple(held(one, setting.folder, one.checkpoint.filesystem) for one in setting.loading.trials)
     except ServeError as error:
         raise FluidTuneError(str(error)) from None
     return replace(setting, loading=replace(setting.loading, trials=trials))
@@ -367,7 +317,7 @@ def _held(setting: Setting) -> Setting:
 
 def _wait(front: Any) -> None:
     told = False
-    while (found := ray.get(front.status.remote(), timeout=START_S))["state"] != "serving":
+    while (found := ray.get(front.ask.remote("status"), timeout=START_S))["state"] != "serving":
         if found["state"] == "failed":
             raise FluidTuneError(found["why"])
         if found["state"].startswith("waiting") and found["seconds"] > PATIENT_S and not told:
@@ -376,162 +326,20 @@ def _wait(front: Any) -> None:
         time.sleep(LOOK_S)
 
 
-def status() -> dict[str, Any]:
-    """What is served in this Ray cluster, and what became of the requests. Raises FluidTuneError if nothing is."""
-    return _told("status")
-
-
-def picture(path: str) -> Path:
-    """Draw the batches of the last minute over devices as a PNG. Raises FluidTuneError if nothing is served."""
-    from fluidtune.report.serving_report import Batch, batches_png
-    from fluidtune.serving.watching import MINUTE_S
-
-    batches = [Batch(*one) for one in _told("minute")]
-    devices = max(status()["devices"], *(one.device + 1 for one in batches), 1)
-    return batches_png(batches, devices, MINUTE_S, path)
-
-
-def deploy(
-    results: ResultGrid | str | Path,
-    trial: str | None = None,
-    canary: float = 1.0,
-    metric: str | None = None,
-    mode: str | None = None,
-) -> dict[str, Any]:
-    """As `Served.deploy`."""
-    if not isinstance(canary, Real) or not 0 < canary <= 1:
-        raise FluidTuneError(f"canary is {canary!r}, expected the part of the requests, above 0 and at most 1")
-    winner = winners(results, 1, metric, mode)[0] if trial is None else winner_named(results, trial, metric)
-    # What is copied first takes as long as to load it.
-    wait_s = LOAD_S if winner.goes_on else ANSWER_S
-    number = _told("deploy", winner, run_directory(results), float(canary), wait_s=wait_s)
-    until = time.monotonic() + START_S
-    while True:
-        time.sleep(LOOK_S)
-        try:
-            found = {one["version"]: one for one in status()["trials"]}
-        except FluidTuneError:  # The front may be starting anew.
-            if time.monotonic() > until:
-                raise
-            continue
-        until = time.monotonic() + START_S
-        version = found.get(number)
-        if version is None:
-            raise FluidTuneError(f"version {number} was given up, as the front was restarted; deploy it again")
-        if version["state"] in ("refused", "ended"):
-            why = version["why"] or "it was rolled back"
-            raise FluidTuneError(f"version {number} (trial {winner.name}) does not serve: {why}")
-        if version["state"] not in ("loading", "measuring"):
-            return version
-
-
-def promote() -> None:
-    """As `Served.promote`."""
-    _told("promote", wait_s=HUNG_S + ANSWER_S)
-
-
-def rollback() -> None:
-    """As `Served.rollback`."""
-    _told("rollback", wait_s=HUNG_S + ANSWER_S)
-
-
-def _told(method: str, *given: Any, wait_s: float = ANSWER_S) -> Any:
-    front = _front()
-    if front is None:
-        raise FluidTuneError("nothing is served in this Ray cluster; start it with: fluidtune serve start")
-    try:
-        return ray.get(getattr(front, method).remote(*given), timeout=wait_s)
-    except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, ServeError):  # It has understood, and says no.
-            raise FluidTuneError(str(cause)) from None
-        raise FluidTuneError(f"the front does not answer ({type(error).__name__}); it may be starting anew, try again")
-
-
-def stop() -> bool:
-    """End what `serve` has started in this Ray cluster. Returns whether there was anything."""
-    front = _front()
-    if front is not None:
-        _end(front)
-    return front is not None
-
-
-def status_text(found: dict[str, Any]) -> str:
-    """The status for a terminal. Names and errors in it come from elsewhere."""
-    why = f" ({found['why']})" if found["why"] else ""
-    leased = " leased" if found["app"] else ""
-    groups = found.get("stages", [])
-    lines = [
-        f"{found['state']}{why}: SLO {1e3 * found['slo_s']:.0f} ms, {found['devices']}{leased} devices with "
-        f"{len(found['device_pids'])} processes, {found['unanswered']} requests wait, {found['seconds']:.0f} s"
-    ]
-    if found["devices_wanted"] not in (None, found["devices"]):
-        lines.append(f"  the load wants {found['devices_wanted']} devices")
-    for number, stages in enumerate(groups):
-        whole = sum(one["weights"] for one in stages)
-        lines += [
-            f"  group {number}, stage {place}: layers {one['first']} to {one['end'] - 1}, {1e3 * one['seconds']:.1f} "
-            f"ms, {one['weights'] / 1e6:.4g} of {whole / 1e6:.4g} MB of weights, {one['activations'] / 1e3:.4g} kB out"
-            for place, one in enumerate(stages)
-        ]
-    placement = found.get("placement")
-    if placement:
-        lines += [f"  device {one}: {', '.join(models) or 'no model'}" for one, models in placement["devices"].items()]
-        lines.append(f"  {placement['phase']}: {placement['why']}")
-    for trial in found["trials"]:
-        batches = {int(size): count for size, count in trial["batches"].items()}
-        mean = sum(size * count for size, count in batches.items()) / max(1, sum(batches.values()))
-        became = ", ".join(f"{count} {what}" for what, count in sorted(trial["requests"].items())) or "no request yet"
-        alone = "not measured" if trial["batch_1_s"] is None else f"{1e3 * trial['batch_1_s']:.1f} ms alone"
-        formed = f", formed by {trial['batching']}" if trial["batching"] == "orloj" else ""
-        p99 = "" if trial["p99_s"] is None else f", p99 {1e3 * trial['p99_s']:.1f} ms"
-        share = f" of {100 * trial['share']:g} %" if trial.get("share") else ""
-        alone += f", SLO {1e3 * trial['slo_s']:.0f} ms" if "slo_s" in trial else ""
-        lines += [
-            f"  {trial['trial']} (version {trial['version']}, {trial['state']}{share}): {became}; {alone}, "
-            f"{mean:.1f} requests in a batch{formed}",
-            f"    last minute: {trial['goodput']:.1f} requests/s answered{p99}",
-            *([f"    {trial['why']}"] if trial.get("why") else []),
-        ]
-    return "\n".join(map(printable, lines))
-
-
 def loader(text: str) -> Callable[..., Any]:
     """The function that MODULE:FUNCTION names. Raises FluidTuneError if there is none."""
     module, _, name = text.partition(":")
     if not module or not name:
         raise FluidTuneError(f"load {text!r} names no function; expected MODULE:FUNCTION")
     try:
-        found = getattr(importlib.import_module(module), name, None)
+        found = getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise FluidTuneError(f"load {text!r}: the module cannot be imported ({error}); run this where it can be")
-    except Exception as error:  # of the module's own code
-        raise FluidTuneError(f"load {text!r}: module {module} fails at its import: {type(error).__name__}: {error}")
-    if found is None:
-        raise FluidTuneError(f"load {text!r}: module {module} has no {name}")
+    except Exception as error:  # of the module's own code, or there is none of this name
+        raise FluidTuneError(f"load {text!r}: {type(error).__name__}: {error}")
     if not callable(found):
         raise FluidTuneError(f"load {text!r} is a {type(found).__name__}, expected a function")
     return found
-
-
-def _front() -> Any:
-    """The front's actor; None: nothing is served."""
-    try:
-        return ray.get_actor(APP, namespace=NAMESPACE)
-    except ValueError:
-        return None
-
-
-def _end(front: Any) -> None:
-    """Have the front refuse, answer what runs, and close its port; then end it, and with it the model processes."""
-    try:
-        ray.get(front.stop.remote(), timeout=ANSWER_S)
-    except ray.exceptions.RayError as error:
-        logger.warning("the front does not answer (%s); it is ended all the same", type(error).__name__)
-    ray.kill(front, no_restart=True)
-    until = time.monotonic() + ANSWER_S
-    while _front() is not None and time.monotonic() < until:
-        time.sleep(LOOK_S / 10)
 
 
 def missing() -> list[str]:
@@ -574,7 +382,7 @@ def _resources(devices: str | None, beside: bool, stages: int = 1) -> tuple[int,
     return count // stages, OPTIONS[name]
 
 
-def _leasing(devices: str | None, beside: bool, arbiter: str, run: str) -> Leasing:
+def _leasing(devices: str | None, beside: bool, arbiter: str, service: RunningService) -> Leasing:
     """How the service leases devices. Raises FluidTuneError if this cluster's arbiter cannot lease such ones."""
     from fluidtune.serving.model_leases import Leasing
     from themis_bridge import ThemisError
@@ -596,12 +404,10 @@ def _leasing(devices: str | None, beside: bool, arbiter: str, run: str) -> Leasi
         raise FluidTuneError(f"{said}; ask for these, or stop the arbiter first: fluidtune arbiter stop")
     if not cluster.get(unit):
         raise FluidTuneError(f"with devices={devices!r} the service leases {unit}s, and this Ray cluster has none")
-    return Leasing(f"{Path(run).name}-served", user_of_job(), unit, spec.count)
+    return Leasing(f"{service.name}-served", service.user, unit, spec.count)
 
 
-def _check_free(host: str, port: int) -> None:
-    if _front() is not None:
-        raise FluidTuneError("this Ray cluster serves trials already; end that first with: fluidtune serve stop")
+def _check_port(host: str, port: int) -> None:
     try:
         with listening(host, port):
             pass

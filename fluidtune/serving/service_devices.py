@@ -147,9 +147,10 @@ class Devices:
         return sum(one.joined and one.until is None for one in self._held.values())
 
     @property
-    def pids(self) -> list[int]:
-        """The ids of their processes, as far as these are there."""
-        return [pid for one in list(self._held.values()) for pid in one.device.pids]
+    def processes(self) -> tuple[list[int], int]:
+        """The ids of those that have loaded, and how many there are, those that load among them."""
+        devices = [one.device for one in list(self._held.values())]
+        return [pid for one in devices for pid in one.pids], sum(len(one.processes) for one in devices)
 
     @property
     def waits(self) -> str:
@@ -164,15 +165,27 @@ class Devices:
     # What the front calls.
 
     async def first(self) -> First:
-        """Wait until as many devices as the source says have their models. Raises ServeError if one cannot."""
+        """Wait until as many devices as the source says have their models.
+
+        Raises ServeError if one cannot, or if the source fails before that.
+        """
         self._first = []
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="serve-devices")
+        loading = asyncio.create_task(self._load_first(), name="serve-first")
+        try:
+            while not (await asyncio.wait({loading}, timeout=LOOK_S))[0]:
+                if self.trouble:
+                    raise ServeError(self.trouble)
+                if self._error is not None:
+                    raise ServeError(f"the devices cannot be had: {self._error!r}") from self._error
+            return loading.result()
+        finally:
+            loading.cancel()
+
+    async def _load_first(self) -> First:
+        """As `first`, whatever the source says meanwhile."""
         while True:
-            if self.trouble:
-                raise ServeError(self.trouble)
-            if self._error is not None:
-                raise ServeError(f"the devices cannot be had: {self._error!r}") from self._error
             staying = [one for one in self._held.values() if one.until is None]
             for one in staying:
                 if one.device.trouble:

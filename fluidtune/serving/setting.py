@@ -11,6 +11,7 @@ from symphony_serve.model_side import Batching, StartPolicy
 
 if TYPE_CHECKING:
     from fluidtune.serving.model_leases import Leasing
+    from fluidtune.serving.running_services import RunningService
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,20 @@ class Placing:
 class Setting:
     """What is served, to whom, and how.
 
-    run: the directory of the run. resources: Ray's options for a model process. devices: how many there are; 0: they
-    are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None: they are
-    not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever asks has
-    it; None: anybody may. cors: origins of pages that may ask. following: the search; None: the run has ended. stages:
-    processes into which the model is cut, which are a device then. room: bytes of weights in each of these.
+    known: its name and user. host, port: where it listens. run: the directory of the run. folder: below that, for its
+    log, profiles and copies of checkpoints. resources: Ray's options for a model process. devices: how many there are;
+    0: they are leases. leasing: how these are leased. modules: what model processes import, as far as is known; None:
+    they are not forked. max_body: bytes of a request's body; None: `intake.largest_body` of the samples. token: whoever
+    asks has it; None: anybody may. cors: origins of pages that may ask. following: the search; None: the run has ended.
+    stages: processes into which the model is cut, which are a device then. room: bytes of weights in each of these.
     placing: several models, and ``slo`` is the longest of theirs; None: each device holds all trials.
     """
 
+    known: RunningService
+    host: str
+    port: int
     run: str
+    folder: str
     loading: Loading
     slo: float
     resources: dict[str, float]

@@ -13,9 +13,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily
 from ray.util import metrics
 
@@ -61,10 +61,6 @@ class Span:
     waited: dict[str, float]
     busy: float = 0.0
     hurried: dict[str, Counter[str]] = field(default_factory=dict)
-
-    @property
-    def empty(self) -> bool:
-        return not any(self.requests.values()) and not any(self.batches.values())
 
     def since(self, before: Span) -> Span:
         """What happened from one `Books.total` to this one."""
@@ -147,10 +143,6 @@ class Books:
         """The trial's requests by what became of them."""
         return dict(self._sums.requests.get(trial, ()))
 
-    def sizes(self, trial: str) -> dict[int, int]:
-        """The trial's batches by size, the smallest first."""
-        return dict(sorted(self.total().batches.get(trial, Counter()).items()))
-
     def minute(self) -> list[BatchSeen]:
         """The batches that were sent within the last minute, in the order in which they ended."""
         with self._lock:
@@ -221,16 +213,18 @@ class ServingLog:
 
 
 class ServingGauges:
-    """The gauges of a service; docs/serving.md says what each one is."""
+    """The gauges of the service of this name; docs/serving.md says what each one is."""
 
-    def __init__(self) -> None:
-        by_trial = ("trial", "version")
+    def __init__(self, name: str) -> None:
+        by_trial = ("service", "trial", "version")
         self._requests = metrics.Counter("fluidtune_serve_requests", "Requests by outcome", (*by_trial, "outcome"))
         self._goodput = metrics.Gauge("fluidtune_serve_goodput", "Requests answered in time, per second", by_trial)
         self._batch = metrics.Gauge("fluidtune_serve_batch_size", "Requests of a batch, mean", by_trial)
         self._waited = metrics.Gauge("fluidtune_serve_queueing_seconds", "Seconds that a request waits, mean", by_trial)
-        self._used = metrics.Gauge("fluidtune_serve_devices_used", "Devices that run batches, mean")
-        self._wanted = metrics.Gauge("fluidtune_serve_devices_wanted", "Devices that the load wants")
+        self._used = metrics.Gauge("fluidtune_serve_devices_used", "Devices that run batches, mean", ("service",))
+        self._wanted = metrics.Gauge("fluidtune_serve_devices_wanted", "Devices that the load wants", ("service",))
+        for one in vars(self).copy().values():
+            one.set_default_tags({"service": name})
 
     def set(self, span: Span, wanted: int) -> None:
         for trial, counts in span.requests.items():
@@ -247,14 +241,13 @@ class ServingGauges:
         self._wanted.set(wanted)
 
 
-class _Collected:
+class _Collected(NamedTuple):
     """What Prometheus reads of the books on the service's own port; docs/serving.md has the names."""
 
-    def __init__(self, books: Books):
-        self._books = books
+    books: Books
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        total, named = self._books.total(), ("trial", "version")
+        total, named = self.books.total(), ("trial", "version")
         requests = CounterMetricFamily("fluidtune_serve_requests", "Requests by outcome", labels=(*named, "outcome"))
         batches = CounterMetricFamily("fluidtune_serve_batches", "Batches", labels=named)
         waited = CounterMetricFamily(
@@ -272,9 +265,7 @@ class _Collected:
 
 def exposition(books: Books) -> bytes:
     """All counts in Prometheus' text format."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(books))
-    return generate_latest(registry)
+    return generate_latest(_Collected(books))  # type: ignore[arg-type]
 
 
 class Watch:
@@ -356,7 +347,7 @@ class Watch:
         devices = self._devices()
         if is_calm(span):
             self._calm()
-        if not span.empty:
+        if any(span.requests.values()) or any(span.batches.values()):
             self._log.write(
                 "served",
                 seconds=span.seconds,

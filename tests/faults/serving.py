@@ -134,11 +134,11 @@ def until(reached: Callable[[], Any], what: str) -> Any:
 
 
 def status() -> dict[str, Any]:
-    from fluidtune.serving import service
+    from fluidtune.serving.running_services import find
 
     def asked() -> dict[str, Any] | None:
         try:
-            return service.status()
+            return find().status()
         except fluidtune.FluidTuneError:  # the front is starting anew
             return None
 
@@ -219,7 +219,7 @@ def served(run: Path, port: int) -> Iterator[subprocess.Popen[str]]:
 
 def rounds(count: int, directory: Path, port: int, kinds: Sequence[str] = KINDS) -> Counter[str]:
     """``count`` rounds in a cluster of two CPUs, which kill these kinds in turn. What became of all requests."""
-    from fluidtune.serving import service
+    from fluidtune.serving.running_services import find
 
     total: Counter[str] = Counter()
     with cluster_that_ends():
@@ -229,12 +229,12 @@ def rounds(count: int, directory: Path, port: int, kinds: Sequence[str] = KINDS)
             for number in range(count):
                 kind = kinds[number % len(kinds)]
                 if kind == "driver" and process.poll() is not None:  # It was killed, and nobody has missed it.
-                    assert service.stop()
+                    find().stop()
                     process = drivers.enter_context(served(run, port))
                 became = one_round(kind, port, process)
                 print(f"round {number}: {kind}: {dict(became)}", flush=True)
                 total += became
-        assert service.stop()
+        find().stop()
         assert_nothing_left()
     return total
 

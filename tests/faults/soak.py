@@ -321,10 +321,10 @@ class Soak:
 
     def _service(self) -> dict[str, Any] | None:
         from fluidtune.errors import FluidTuneError
-        from fluidtune.serving import service
+        from fluidtune.serving.running_services import find
 
         try:
-            found = service.status()
+            found = find().status()
             return found if found["state"] == "serving" and found["device_pids"] else None
         except FluidTuneError:
             return None
@@ -386,7 +386,7 @@ def run(options: argparse.Namespace, root: Path, cluster: Head) -> dict[str, Any
     """The report of a soak, and the samples of its curves."""
     import ray
 
-    from fluidtune.serving import service
+    from fluidtune.serving.running_services import known
     from tests.conftest import placement_groups
     from themis_bridge.shell import control
 
@@ -405,7 +405,7 @@ def run(options: argparse.Namespace, root: Path, cluster: Head) -> dict[str, Any
             became = clients.end()
         seconds = soak.elapsed()
         soak.end()
-        stopped = service.stop()
+        stopped = [one.stop() for one in known()]
         leaks = []
         try:
             check_nothing_is_left(cluster)

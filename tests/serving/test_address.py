@@ -41,9 +41,8 @@ def test_a_host_of_ipv6_is_tried_as_one(monkeypatch, host, family):
         raise OSError(errno.EADDRINUSE, "taken")
 
     monkeypatch.setattr(socket, "create_server", create_server)
-    monkeypatch.setattr(service, "_front", lambda: None)
     with pytest.raises(FluidTuneError, match=f"port 8000 of {host} is taken"):
-        service._check_free(host, 8000)
+        service._check_port(host, 8000)
     assert tried == [family]
 
 

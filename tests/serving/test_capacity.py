@@ -69,15 +69,10 @@ def test_what_cannot_be_planned(given, said):
         capacity.models_of(*given)
 
 
-def test_a_file_that_is_none(tmp_path):
-    (tmp_path / "profiles.json").write_text("{")
-    with pytest.raises(FluidTuneError, match=r"the kept profiles .*measure them again"):
-        capacity.models_of(str(tmp_path / "profiles.json"), 0.1, "eager")
-
-
 @pytest.mark.parametrize(
     "content",
     [
+        b"{",
         b"\xff\xfe\x00",
         b'{"format": 1, "seconds": {"t": ["soon"]}}',
         b'{"format": 1, "seconds": {"t": 5}}',

@@ -19,7 +19,6 @@ import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import read_events
-from fluidtune.serving import service
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import PATIENCE_S, until
 from tests.serving.runs import kinds, load_kind
@@ -186,7 +185,7 @@ def test_a_front_that_restarts_comes_back_with_its_versions(served, run):
 
     def back():
         try:
-            found = service.status()
+            found = served.status()
         except FluidTuneError:
             return False
         return found["pid"] != pid and found["phase"] == "canary"

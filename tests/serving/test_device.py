@@ -36,6 +36,9 @@ def one():
 
 def test_a_device_has_the_processes_that_are_wanted_and_no_other_one(one):
     async def test(made, first, second):
+        made.changed = lambda: pytest.fail("nothing has changed")  # Seen: the server was told five times a second.
+        made.want(BOTH)
+        made.changed = lambda: None
         made.want({"b@2": BOTH["b@2"], "c@3": loading("c@3")})
         assert (first.stopped, list(made.processes)) == (True, ["b@2", "c@3"])
         assert made.processes["b@2"] is second, "what runs goes on"

@@ -703,21 +703,3 @@ def test_a_single_large_output_is_read_in_pieces(made, monkeypatch):
     status, value, _ = asyncio.run(answering(made(Server(), slo=PATIENCE_S), 1, [(200, text)], **tensor(1)))
     assert (status, value["outputs"][0]["data"]) == (200, output)
     assert (sum(pieces), max(pieces)) == (len(text), reading.PIECE)
-
-
-def test_the_document_and_its_page_are_sent_as_they_were_made(made):
-    """They hold whole samples, and to write them anew for each request takes long."""
-    front, sent = made(Server()), []
-    front._document = {"/openapi.json": b"{}", "/docs": b"<html>"}
-
-    async def send(message):
-        sent.append(message)
-
-    for path in front._document:
-        scope = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
-        asyncio.run(front(scope, None, send))
-    assert [sent[1]["body"], sent[3]["body"]] == [b"{}", b"<html>"]
-    assert [dict(one["headers"])[b"content-type"] for one in sent[::2]] == [
-        b"application/json",
-        b"text/html; charset=utf-8",
-    ]

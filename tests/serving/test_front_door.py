@@ -1,4 +1,4 @@
-"""The front door under strain: bodies that never end, and a stop under load."""
+"""The front door under strain: bodies that never end, large wrong ones, and a stop under load."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import socket
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, wait
 from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
 from benchmarks.common import free_ports
@@ -23,22 +25,25 @@ pytestmark = [pytest.mark.ray, pytest.mark.newest, pytest.mark.serve]
 #: Seconds: of the SLO, and until a test gives up. HALVES: bodies that never end.
 SLO_S, PATIENCE_S = 3.0, 100.0
 HALVES, CLIENTS = 50, 4
+#: Wrong bodies, bytes of each, and those that the front may need more than before. Source: `intake.MOST_BYTES` of
+#: bodies with what they hold as numbers would be 640 MB; wrong bodies never become numbers.
+LARGE, BYTES, MOST_MORE = 20, 14_000_000, 400 << 20
 
 
 @pytest.fixture(scope="module")
 def served(finished):
     import fluidtune
 
-    served = fluidtune.serve(finished, load, SLO_S, port=free_ports(1)[0])
+    served = fluidtune.serve(finished, load, SLO_S, max_body=16 << 20, port=free_ports(1)[0])
     yield served
     served.stop()
 
 
-def ask(served):
+def ask(served, body="5"):
     """The status of an answer."""
     url = urlsplit(served.url)
     with contextlib.closing(http.client.HTTPConnection(url.hostname, url.port, timeout=PATIENCE_S)) as connection:
-        connection.request("POST", "/", "5")
+        connection.request("POST", "/", body)
         answer = connection.getresponse()
         answer.read()
         return answer.status
@@ -68,6 +73,18 @@ def test_half_bodies_are_closed_at_the_slo_and_keep_nobody_waiting(served):
     assert all(b"body_late" in one and b"retry-after: 3" in one for one in said.values())
     requests = served.status()["trials"][0]["requests"]
     assert sum(count for what, count in requests.items() if what.startswith("refused")) >= HALVES
+
+
+def test_large_wrong_bodies_keep_nobody_waiting_and_take_bounded_memory(served):
+    front, wrong, answered = psutil.Process(served.status()["pid"]), b"[" + b"0.1234, " * (BYTES // 8) + b"1]", []
+    before = most = front.memory_info().rss
+    with ThreadPoolExecutor(LARGE) as others:
+        wrongs = [others.submit(ask, served, wrong) for _ in range(LARGE)]
+        while wait(wrongs, timeout=0.1).not_done or not answered:
+            answered.append(ask(served))
+            most = max(most, front.memory_info().rss)
+    assert {one.result() for one in wrongs} <= {400, 503} and 200 in answered
+    assert set(answered) <= {200, 503} and most - before < MOST_MORE
 
 
 def test_a_stop_answers_503_until_the_port_is_closed(served, finished):

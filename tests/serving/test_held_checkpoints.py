@@ -38,7 +38,7 @@ def winner(run: Path, trial: str, value: float = 1.0, *, goes_on: bool = True) -
 
 def copies(run: Path) -> list[str]:
     """The trials of which there are copies."""
-    return sorted(path.name.rsplit("-", 1)[0] for path in (run / "serving" / "checkpoints").glob("*"))
+    return sorted(path.name.rsplit("-", 1)[0] for path in (run / "checkpoints").glob("*"))
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -67,7 +67,7 @@ def test_the_checkpoint_of_a_trial_that_has_ended_is_not_copied(tmp_path):
     one = winner(tmp_path, "t", goes_on=False)
     assert held(one, str(tmp_path), HERE) is one
     let_go([one], str(tmp_path))
-    assert Path(one.checkpoint.path).is_dir() and not (tmp_path / "serving").exists()
+    assert Path(one.checkpoint.path).is_dir() and not copies(tmp_path)
 
 
 @pytest.mark.parametrize("deleted", ["all before", "a part before", "a part after"])
@@ -93,8 +93,8 @@ def test_of_a_checkpoint_that_is_deleted_meanwhile_there_is_no_copy(tmp_path, mo
 
 def test_a_copy_that_cannot_be_made_is_said_with_its_place(tmp_path):
     one = winner(tmp_path, "t")
-    (tmp_path / "serving").write_text("a file")
-    with pytest.raises(ServeError, match=r"trial t, which goes on, cannot be copied to .*/serving/checkpoints/t-"):
+    (tmp_path / "checkpoints").write_text("a file")
+    with pytest.raises(ServeError, match=r"trial t, which goes on, cannot be copied to .*/checkpoints/t-"):
         held(one, str(tmp_path), HERE)
 
 
@@ -110,7 +110,8 @@ class Service:
         monkeypatch.setattr(rollouts, "kept_state", SimpleNamespace(**store))
         monkeypatch.setattr(rollouts, "LOOK_S", 0.0)
         said = {"slo": 1.0, "max_batch": 1, "max_body": None, "batching": Batching.WINDOW, "policy": EAGER}
-        setting = SimpleNamespace(run=str(run), stages=1, placing=None, loading=Loading(b"", (), (first,)), **said)
+        setting = SimpleNamespace(run="run", folder=str(run), stages=1, placing=None, **said)
+        setting.loading = Loading(b"", (), (first,))
         self.rollouts = rollouts.Rollouts(setting, lambda event, **fields: None)
         model = Model(first.name, Profile.linear(0.0, 1e-9, 1), 1.0, delays=Delays(jitter=0.01))
         self.rollouts.answering[first.name] = rollouts.Answering.of(model, Samples([1], [1]), 100)
@@ -147,7 +148,7 @@ def test_a_copy_goes_when_neither_the_service_nor_its_next_front_loads_it(tmp_pa
         await service.deploy(winner(tmp_path, "b", 2.0))
         assert copies(tmp_path) == ["a", "b"]
         serving = service.rollouts.service.serving.what
-        assert "serving" in serving.checkpoint.path and service.rollouts._loading(service.rollouts.service.serving)
+        assert "checkpoints/" in serving.checkpoint.path and service.rollouts._loading(service.rollouts.service.serving)
         await service.deploy(winner(tmp_path, "c", 3.0), fails=True)
         assert service.rollouts.service.last.state == "refused" and copies(tmp_path) == ["b"]
         await service.deploy(winner(tmp_path, "d", 3.0, goes_on=False))
@@ -180,12 +181,23 @@ def test_a_storage_that_lists_paths_in_its_own_way_loses_no_copy_that_is_served(
     asyncio.run(run())
 
 
+def test_services_of_one_run_leave_each_other_their_copies(tmp_path):
+    async def run():
+        _, mine = (held(winner(tmp_path, name), str(tmp_path / f"serving-{name}"), HERE) for name in "ab")
+        holding = HeldCheckpoints(str(tmp_path / "serving-b"), mine)
+        await holding.begin()
+        await holding.keep([])
+        assert (copies(tmp_path / "serving-a"), copies(tmp_path / "serving-b")) == (["a"], [])
+
+    asyncio.run(run())
+
+
 def test_a_copy_that_cannot_be_removed_is_tried_again_at_the_next_time(tmp_path, caplog):
     async def run():
         one = held(winner(tmp_path, "t"), str(tmp_path), HERE)
         holding = HeldCheckpoints(str(tmp_path), one)
         await holding.begin()
-        folder = tmp_path / "serving" / "checkpoints"
+        folder = tmp_path / "checkpoints"
         whole = folder.rename(tmp_path / "away")
         folder.mkdir()
         (folder / Path(one.checkpoint.path).name).write_text("no folder, which cannot be removed as one")

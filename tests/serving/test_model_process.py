@@ -39,10 +39,6 @@ def made(function, samples=(1,)):
     return lambda directory, config: function
 
 
-def test_a_batch_is_answered(winner):
-    assert outcomes(load, winner, [1, 2]) == [(200, 3), (200, 6)]
-
-
 def test_a_measurement_fails_where_the_model_fails(winner):
     with pytest.raises(ValueError, match="a negative number"):
         ModelProcess(Loading.of(load, [winner])).measure(list(map(Packed.of, [1, FAILS])))

@@ -9,14 +9,15 @@ import jsonschema
 import pytest
 from openapi_spec_validator import validate
 
-from fluidtune.serving.openapi import Described, document, page, schema
+from fluidtune.serving.loaded_model import Samples
+from fluidtune.serving.openapi import document, page, schema
 from fluidtune.serving.wire import CODES
 from symphony_serve.forms import Form
 
 SAMPLE = {"image": [[0, 0.5], [1, 0]], "word": "a<b>'"}
 TRIALS = {
-    "ab12_00000": Described.of(Form.of([SAMPLE]), SAMPLE, [[0.5], [1, 2]]),
-    "näc/ht": Described(Form.of([1]), 1),
+    "ab12_00000": Samples([SAMPLE], [[0.5], [1, 2]]),
+    "näc/ht": Samples([1], [1]),
 }
 
 
@@ -29,8 +30,7 @@ def test_a_public_validator_takes_the_document(token):
 
 @pytest.mark.parametrize("outputs", [[{"cat": 0.9}, {"dog": 0.8}], [[{"box": 1}, {}], []]])
 def test_outputs_that_are_objects_with_different_keys_may_be_anything(outputs):
-    inputs = [1, 2]
-    found = document({"t": Described.of(Form.of(inputs), inputs[0], outputs)}, 0.2, token=False)
+    found = document({"t": Samples([1, 2], outputs)}, 0.2, token=False)
     check = jsonschema.Draft202012Validator(found["components"]["schemas"]["Output0"])
     assert all(map(check.is_valid, outputs))
     validate(json.loads(json.dumps(found)))

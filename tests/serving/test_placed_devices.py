@@ -74,8 +74,8 @@ class Service:
         self.broken, self.most = set(), 0
         models = tuple(PlacedModel(name, 4.0, rate, bytes=size) for name, rate in rates.items())
         setting = SimpleNamespace(placing=Placing(models, memory, 30.0), loading=loading(*rates))
-        own = OwnDevices(2, {"num_cpus": 0.0})
-        self.placed = PlacedDevices(setting, own, self.start, self.tell, lambda: self.offered)
+        self.own = OwnDevices(2, {"num_cpus": 0.0})
+        self.placed = PlacedDevices(setting, self.own, self.start, self.tell, lambda: self.offered)
 
     def start(self, number, group):
         def make(given, changed):
@@ -216,6 +216,10 @@ def test_a_device_that_is_down_is_replaced_by_the_other_if_all_models_fit_there(
         await service.until_settled()
         assert service.stands()[1 - gone] == stands
         assert f"device {gone} has no process" in service.said(said)[0]["reason"]
+        for process in lost:  # Seen: it was said to be back.
+            process.fails(broken(process.key))
+        await asyncio.sleep(0.1)
+        assert len(service.said("models_placed")) == (said == "models_placed")
         for process in lost:
             process.loads()
         await until(lambda: len(service.said("models_placed")) == 1 + (said == "models_placed"))
@@ -244,6 +248,26 @@ def test_models_whose_measured_bytes_do_not_fit_or_that_do_not_load_are_refused(
         with pytest.raises(ServeError, match=said):
             await service.placed.first()
         assert math.isfinite(service.placed.placement()["memory"])
+
+    asyncio.run(run())
+
+
+def test_what_goes_wrong_with_the_devices_while_models_load_ends_the_start(monkeypatch):
+    """Seen: it went on for ever, and nothing said why."""
+
+    async def run():
+        service = Service(monkeypatch, a=1.0)
+        poll = service.own.poll
+
+        async def fails():
+            if service.devices:
+                raise RuntimeError("the GCS is away")
+            return await poll()
+
+        service.own.poll, service.begin = fails, lambda name, process: None
+        with pytest.raises(ServeError, match=r"the devices cannot be had: .*the GCS is away"):
+            await asyncio.wait_for(service.placed.first(), PATIENCE_S)
+        await service.placed.close()
 
     asyncio.run(run())
 

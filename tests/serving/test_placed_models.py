@@ -59,11 +59,11 @@ def test_the_models_of_a_file(file):
     [
         (("ranker", "reader"), "has two models named 'reader'"),
         (('load = "tests.serving.runs:load"\nslo = 0.5', "slo = 0.5"), "model ranker has no `load`; give load"),
-        (("tests.serving.runs:load", "tests.serving.runs:lode"), "model ranker: load .*': module .* has no lode"),
+        (("tests.serving.runs:load", "tests.serving.runs:lode"), "model ranker: load .*has no attribute 'lode'"),
         (('"ranker"', '"a/b"'), "cannot be asked at a path of this name; use letters"),
         (('"ranker"', '"metrics"'), "cannot be asked at a path of this name"),
         (('"ranker"', '".."'), "cannot be asked at a path of this name"),
-        (("tests.serving.runs:load", "broken:load"), "broken fails at its import: SyntaxError"),
+        (("tests.serving.runs:load", "broken:load"), "load 'broken:load': SyntaxError"),
         (('checkpoint = "weights"', 'run = "weights"'), "model ranker: .*; here: give `trial`"),
         (('"weights"', '"elsewhere"'), "model ranker has the checkpoint .*elsewhere', which is no directory"),
         (("2e9", "5e9"), "model ranker has 4.66 GiB and a device 3.73 GiB, so it fits none; give larger devices"),

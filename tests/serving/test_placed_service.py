@@ -23,7 +23,7 @@ import fluidtune
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import read_events
-from fluidtune.serving import service
+from fluidtune.serving.running_services import find, known
 from fluidtune.serving.winners import Winner
 from tests.conftest import assert_nothing_left
 from tests.serve.driving import PATIENCE_S, until
@@ -191,7 +191,7 @@ def test_the_commands_and_what_is_asked_of_several_models(cluster, tmp_path):
         assert "device 0: a, b" in said and "SLO 4000 ms" in said and "SLO 9000 ms" in said
         other = Winner("x", Checkpoint.from_directory(str(tmp_path / "a")), {}, None)
         with pytest.raises(FluidTuneError, match=r"has several models, and versions .*; start it without --models"):
-            service._told("deploy", other, "run", 1.0)
+            find()._told("deploy", other, "run", 1.0)
     finally:
         command("stop")
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(cluster, tmp_path, monkeyp
     with pytest.raises(FluidTuneError, match=said) as refused:
         fluidtune.serve(models=models, memory=MEMORY, max_batch=2, port=free_ports(1)[0])
     assert "\n" not in str(refused.value)
-    assert not service.stop()
+    assert not known()
 
 
 def test_a_checkpoint_that_has_changed_takes_no_other_model_down_nor_the_front(cluster, tmp_path, monkeypatch):
@@ -228,7 +228,7 @@ def test_a_checkpoint_that_has_changed_takes_no_other_model_down_nor_the_front(c
 
         def as_it_is_to_be():
             try:
-                found = service.status()
+                found = served.status()
             except FluidTuneError:  # The front restarts.
                 return False
             placed = found["placement"] or {}

@@ -19,11 +19,11 @@ SLO_S = 200.0
 
 def test_an_slo_that_is_too_short_is_refused_and_nothing_is_left(finished):
     import fluidtune
-    from fluidtune.serving.service import stop
+    from fluidtune.serving.running_services import known
 
     with pytest.raises(FluidTuneError, match=r"has an SLO of 1e-06 s, but a batch of 1 takes .* s and the network .*"):
         fluidtune.serve(finished, load, 1e-6, port=free_ports(1)[0])
-    assert not stop()
+    assert not known()
 
 
 def test_which_trials_are_served(finished):

@@ -28,7 +28,7 @@ GIB = 2**30
 def rollouts(*places, trials=1, serving=True):
     from fluidtune.serving.rollouts import Rollouts
 
-    setting = SimpleNamespace(run="run", stages=1, placing=None, loading=loading(*"ab"[:trials]))
+    setting = SimpleNamespace(run="run", folder="folder", stages=1, placing=None, loading=loading(*"ab"[:trials]))
     made = Rollouts(setting, lambda event, **fields: None)
     made._devices = FakeDevices(made.desired, *[device() for _ in places])
     made._reconcile()
@@ -60,7 +60,9 @@ def test_a_deploy_that_cannot_be_is_refused_before_anything_starts(places, given
 
 
 @pytest.mark.parametrize("at", ["it loads", "it is measured"])
-@pytest.mark.parametrize("what", ["a lease comes", "the lease ends", "all leases end", "a process dies"])
+@pytest.mark.parametrize(
+    "what", ["a lease comes", "the lease ends", "all leases end", "none comes back", "a process dies"]
+)
 def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothing_of_it(monkeypatch, what, at):
     """Seen: a deploy was refused: "its process was ended while it was measured"."""
     from fluidtune.serving import rollouts as module
@@ -68,6 +70,7 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
 
     monkeypatch.setattr(module, "kept_state", SimpleNamespace(keep=lambda *given: None, own_name=lambda: "x"))
     monkeypatch.setattr(module, "LOOK_S", 0.001)
+    monkeypatch.setattr(module, "LOAD_S", 0.0 if what == "none comes back" else 100.0)
 
     async def run():
         made, told, added = rollouts(), [], []
@@ -85,7 +88,7 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
                 present[2] = device()
             elif what == "a process dies":
                 present[1].processes["c@2"].fails("a process has ended before it had loaded the model")
-            for number in {"the lease ends": [1], "all leases end": [0, 1]}.get(what, []):
+            for number in {"the lease ends": [1], "all leases end": [0, 1], "none comes back": [0, 1]}.get(what, []):
                 present.pop(number).stop()
             made._reconcile()
 
@@ -111,6 +114,7 @@ def test_leases_that_come_and_end_while_a_version_loads_or_is_measured_say_nothi
                 made._reconcile()
         await asyncio.wait([made._work])
         refused = {("all leases end", "it is measured"): "no device with it is left"}
+        refused |= {("none comes back", at): "(the service has had no device for 0 s|no device with it is left)"}
         refused |= {("a process dies", at): "(a process has ended before it|its process has ended, or hangs)"}
         if (what, at) in refused:
             assert told[-1]["state"] == "refused" and re.search(refused[what, at], told[-1]["reason"])
@@ -179,12 +183,12 @@ def test_what_is_asked_of_a_version_is_not_done_to_the_next_one(monkeypatch, sta
 @pytest.mark.parametrize("method", ["promote", "rollback"])
 def test_whoever_moves_the_requests_waits_as_long_as_a_batch_may_take(monkeypatch, method):
     """Seen: `promote` was refused while the canary ran a batch of more than a second."""
-    from fluidtune.serving import service
+    from fluidtune.serving import running_services
     from fluidtune.serving.process import HUNG_S
 
     waited = []
-    front = SimpleNamespace(**{method: SimpleNamespace(remote=lambda: "asked")})
-    monkeypatch.setattr(service, "_front", lambda: front)
-    monkeypatch.setattr(service.ray, "get", lambda asked, timeout: waited.append(timeout))
-    getattr(service, method)()
+    front = SimpleNamespace(ask=SimpleNamespace(remote=lambda method: "asked"))
+    monkeypatch.setattr(running_services.RunningService, "front", lambda one: front)
+    monkeypatch.setattr(running_services.ray, "get", lambda asked, timeout: waited.append(timeout))
+    getattr(running_services.RunningService("digits", "anna"), method)()
     assert waited[0] > HUNG_S

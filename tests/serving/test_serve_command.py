@@ -10,8 +10,9 @@ from click.testing import CliRunner
 
 from fluidtune import cli
 from fluidtune.errors import FluidTuneError
-from fluidtune.serving import service
-from fluidtune.serving.service import loader, serve, status_text
+from fluidtune.serving import running_services, service
+from fluidtune.serving.running_services import status_text
+from fluidtune.serving.service import loader, serve
 from tests.serving import runs
 from themis_bridge.shell import control
 
@@ -27,7 +28,7 @@ def test_the_function_that_is_named():
     [
         ("runs", "names no function; expected MODULE:FUNCTION"),
         ("no_such_module:load", "cannot be imported .*no_such_module.*; run this where it can be"),
-        (f"{HERE}:lod", "module tests.serving.runs has no lod"),
+        (f"{HERE}:lod", "module 'tests.serving.runs' has no attribute 'lod'"),
         (f"{HERE}:KILLS", "is a int, expected a function"),
     ],
 )
@@ -50,7 +51,6 @@ def test_over_ray_client_one_line_says_where_a_service_is_started(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0})
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(runtime_env={}))
-    monkeypatch.setattr(service, "_check_free", lambda host, port: None)
     monkeypatch.setattr(service.kept_state, "global_worker", SimpleNamespace())  # as in a client
     with pytest.raises(FluidTuneError, match="over Ray Client a service cannot be started; start it in a process on"):
         serve("run", runs.load, 1.0)
@@ -67,17 +67,17 @@ def test_what_is_said_of_a_start_that_fails_is_one_line(monkeypatch, error, said
         def remote(self, *given):
             return self
 
-    def fails(front):
+    def fails():
         raise error
 
     kept: dict[str, bytes] = {}
     monkeypatch.setattr(service.kept_state, "keep", kept.__setitem__)
     monkeypatch.setattr(service.kept_state, "forget", kept.pop)
     monkeypatch.setattr(ray, "remote", lambda given: Actor())
-    monkeypatch.setattr(service, "_wait", fails)
-    monkeypatch.setattr(service, "_end", lambda front: None)
+    monkeypatch.setattr(service, "known", fails)
+    monkeypatch.setattr(running_services.RunningService, "front", lambda one: None)
     with pytest.raises(FluidTuneError, match=f"^the front did not start: {said}$"):
-        service._start(None, "127.0.0.1", 8000)
+        service._start(SimpleNamespace(known=running_services.RunningService("digits", "anna")))
     assert not kept
 
 
@@ -120,14 +120,19 @@ def test_the_status_in_words():
         "state": "serving",
         "why": "",
         "slo_s": 0.2,
+        "name": "digits",
+        "user": "anna",
+        "url": "http://x:1/",
         "device_pids": [7],
+        "processes_wanted": 2,
         "devices": 2,
         "unanswered": 1,
         "devices_wanted": 3,
         "app": None,
     }
     assert status_text({**found, "seconds": 9.0, "trials": [trial]}).splitlines() == [
-        "serving: SLO 200 ms, 2 devices with 1 processes, 1 requests wait, 9 s",
+        "digits, of user anna, at http://x:1/",
+        "serving: SLO 200 ms, 2 devices with 1 of 2 processes, 1 requests wait, 9 s",
         "  the load wants 3 devices",
         "  a (version 1, serving): 3 answered, 1 late; 2.0 ms alone, 2.0 requests in a batch",
         "    last minute: 2.5 requests/s answered, p99 12.0 ms",
@@ -135,10 +140,10 @@ def test_the_status_in_words():
     canary = {**trial, "version": 2, "state": "canary", "share": 0.1, "p99_s": None}
     refused = {**trial, "version": 3, "state": "refused", "why": "it is slow"}
     lines = status_text({**found, "seconds": 9.0, "trials": [canary, refused]}).splitlines()
-    assert lines[2].startswith("  a (version 2, canary of 10 %): 3 answered")
-    assert (lines[3], lines[-1]) == ("    last minute: 2.5 requests/s answered", "    it is slow")
+    assert lines[3].startswith("  a (version 2, canary of 10 %): 3 answered")
+    assert (lines[4], lines[-1]) == ("    last minute: 2.5 requests/s answered", "    it is slow")
     leased = {**found, "app": "run-served", "devices_wanted": 2, "seconds": 9.0, "trials": []}
-    assert status_text(leased) == "serving: SLO 200 ms, 2 leased devices with 1 processes, 1 requests wait, 9 s"
+    assert "2 leased devices with 1 of 2 processes" in status_text(leased)
 
 
 NAME, SHOWN = "[/x] \x1b[2J \x9b2J \n  it is fine \ud83d", r"[/x] \x1b[2J \x9b2J \n  it is fine \ud83d"
@@ -152,8 +157,12 @@ def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, comman
     found = {
         "state": NAME,
         "why": NAME,
+        "name": NAME,
+        "user": NAME,
+        "url": NAME,
         "slo_s": 0.2,
         "device_pids": [7],
+        "processes_wanted": 1,
         "devices": 2,
         "unanswered": 0,
         "devices_wanted": 2,
@@ -164,10 +173,9 @@ def test_names_and_errors_of_a_service_are_shown_as_they_are(monkeypatch, comman
         "log": None,
     }
     served = SimpleNamespace(trials=[NAME], url="http://127.0.0.1:8000/", status=lambda: found)
+    served.deploy, served.rollback = lambda run, **asked: trial, lambda: None
     monkeypatch.setattr(cli, "_connect", lambda address: None)
-    monkeypatch.setattr(service, "status", lambda: found)
-    monkeypatch.setattr(service, "deploy", lambda run, **asked: trial)
-    monkeypatch.setattr(service, "rollback", lambda: None)
+    monkeypatch.setattr(running_services, "find", lambda *given: served)
     monkeypatch.setattr(service, "serve", lambda *given, **named: served)
     words = {"deploy": ["run"], "start": ["run", "--load", f"{HERE}:load", "--slo", "1"]}.get(command, [])
     done = CliRunner().invoke(cli.cli, ["serve", command, *words])
@@ -183,7 +191,6 @@ def cluster(monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0, "GPU": 2.0})
     monkeypatch.setattr(control, "find", lambda: found.unit)
     monkeypatch.setattr(control, "status", lambda: {"unit": found.unit})
-    monkeypatch.setattr(service, "user_of_job", lambda: "anna")
     return found
 
 
@@ -199,7 +206,7 @@ def cluster(monkeypatch):
 )
 def test_a_service_leases_what_the_arbiter_leases(cluster, unit, devices, leased):
     cluster.unit = unit
-    found = service._leasing(devices, False, "auto", "/results/digits")
+    found = service._leasing(devices, False, "auto", running_services.RunningService("digits", "anna"))
     assert (found.app, found.user, found.unit, found.most) == ("digits-served", "anna", *leased)
 
 
@@ -215,13 +222,13 @@ def test_a_service_leases_what_the_arbiter_leases(cluster, unit, devices, leased
 def test_leases_that_there_cannot_be(cluster, given, said):
     cluster.unit = "GPU"
     with pytest.raises(FluidTuneError, match=said):
-        service._leasing(*given, "/results/digits")
+        service._leasing(*given, running_services.RunningService("digits", "anna"))
 
 
 def test_leases_of_what_the_cluster_has_not(cluster, monkeypatch):
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 4.0})
     with pytest.raises(FluidTuneError, match="the service leases GPUs, and this Ray cluster has none"):
-        service._leasing("gpu", False, "auto", "/results/digits")
+        service._leasing("gpu", False, "auto", running_services.RunningService("digits", "anna"))
 
 
 def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
@@ -238,7 +245,6 @@ def test_the_command_says_which_of_two_flags_is_too_much(monkeypatch):
     [
         (["."], "give RUN_DIR, --load and --slo, or --models FILE"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--gpus", "2"], "--gpus 2 is for --models"),
-        ([".", "--load", f"{HERE}:load", "--slo", "1", "--seconds", "5"], "--seconds 5.0 is for --models FILE"),
         ([".", "--load", f"{HERE}:load", "--slo", "1", "--memory", "2"], "--gpu-memory 2.0 is for --models FILE"),
         (["--models", "none.toml", "--gpus", "2", "--devices", "gpu:2"], "--gpus 2 is in place of --devices"),
         (["--models", "none.toml", "--shared"], "models and arbiter (--shared) do not go together"),

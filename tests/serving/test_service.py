@@ -16,7 +16,7 @@ import ray
 from benchmarks.common import free_ports
 from fluidtune.errors import FluidTuneError
 from fluidtune.report import read_events
-from fluidtune.serving import capacity, service
+from fluidtune.serving import capacity
 from tests.serve.driving import until
 from tests.serving.runs import FAILS, KILLS, load
 
@@ -89,7 +89,7 @@ def test_the_log_the_profiles_and_the_picture_of_a_service(served, finished, tmp
     assert [one["trial"] for one in events[0]["trials"]] == served.trials
     models = capacity.models_of(str(finished), SLO_S, "eager")
     assert [one.name for one in models] == served.trials
-    assert service.picture(str(tmp_path / "minute.png")).read_bytes().startswith(b"\x89PNG")
+    assert served.picture(str(tmp_path / "minute.png")).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_killed_device_is_replaced_and_its_requests_are_answered(served, finished):
@@ -124,18 +124,25 @@ def test_an_input_that_ends_processes_is_refused(served):
     assert ask(served, 5) == (200, 15)
 
 
-def test_nothing_else_is_started_while_something_is_served(served, finished):
+def test_two_users_have_a_service_each_of_the_same_run(served, finished):
+    """Seen: there was one service a cluster, which anybody could stop."""
     import fluidtune
 
-    with pytest.raises(FluidTuneError, match="serves trials already; end that first with: fluidtune serve stop"):
-        fluidtune.serve(finished, load, SLO_S)
-
-
-def test_the_command_finds_what_a_script_has_started(served):
-    def command(*given):
+    def bert(*given):
         address = ray.get_runtime_context().gcs_address
-        words = [sys.executable, "-m", "fluidtune", "serve", "--address", address, *given]
-        return subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+        words = [sys.executable, "-m", "fluidtune", "serve", "--address", address, "--user", "bert", *given]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+        return done.stdout or done.stderr
 
-    done = command("status", "--json")
-    assert json.loads(done.stdout)["trials"][0]["trial"] == served.trials[0], done.stderr
+    with pytest.raises(FluidTuneError, match=r"has a service 'factors' already, of user .*; give another name"):
+        fluidtune.serve(finished, load, SLO_S, user="bert")
+    with fluidtune.serve(finished, load, SLO_S, name="mine", user="bert", port=free_ports(1)[0]) as other:
+        assert "service 'factors' is of user" in bert("stop", "--name", "factors")
+        found = json.loads(bert("status", "--json"))
+        assert (found["name"], found["log"]) == ("mine", str(finished / "serving-mine"))
+        with fluidtune.Client(name="mine") as mine, fluidtune.Client(name="factors") as first:
+            assert (mine(5), mine.trials(), first.trials()) == (15, other.trials, served.trials)
+        assert "1 of 1 processes" in bert("status")
+        assert bert("stop") == "stopped\n"
+    assert ask(served, 5) == (200, 15)
+    assert served.status()["log"] == str(finished / "serving")

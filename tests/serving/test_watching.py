@@ -212,7 +212,7 @@ def test_the_last_minute_of_batches_is_kept():
         books.batch(BatchSeen(0, "a", number + 1, clock.now, 0.1, 0.0))
         clock.now += MINUTE_S / 2
     assert [one.size for one in books.minute()] == [2, 3]
-    assert books.sizes("a") == {1: 1, 2: 1, 3: 1}
+    assert books.total().batches == {"a": {1: 1, 2: 1, 3: 1}}
 
 
 def test_only_the_answers_of_the_last_minute_are_kept():

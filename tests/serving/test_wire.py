@@ -10,7 +10,6 @@ import pytest
 
 from fluidtune.serving import wire
 from symphony_serve.errors import ServeError
-from symphony_serve.messages import Reason
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,11 +32,6 @@ def test_every_code_that_the_service_says_is_known_with_its_status():
 def test_the_page_has_every_code_that_the_service_says():
     page = (ROOT / "docs" / "serving.md").read_text()
     assert wire.CODES.keys() - set(re.findall(r"`([a-z_]+)`", page)) <= {"unauthorized"}, "until there are tokens"
-
-
-@pytest.mark.parametrize("reason", [each for each in Reason if each.name not in ("CANCELLED", "UNKNOWN_MODEL")])
-def test_a_reason_of_the_scheduler_is_a_code(reason):
-    assert wire.CODES[reason.name.lower()].status == 503
 
 
 @pytest.mark.parametrize(("given", "seconds"), [(None, 0.5), ("100", 0.1), ("1", 0.001), ("9999999999", 0.5)])

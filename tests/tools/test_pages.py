@@ -86,7 +86,7 @@ def test_the_metrics_are_those_of_the_code():
 def test_the_dashboard_has_each_metric_of_the_code_with_the_labels_that_it_has():
     """Ray puts `ray_` before each name, and `_total` behind that of a counter."""
     code = made("fluidtune/tune", "themis_bridge/shell", "fluidtune/serving")
-    by_trial = {"trial", "version"}  # `ServingGauges` has a name for them
+    by_trial = {"service", "trial", "version"}  # `ServingGauges` has a name for them
     labels = {
         f"ray_{name}{'_total' if kind == 'Counter' else ''}": set(re.findall(r'"(\w+)"', rest))
         | (by_trial if "by_trial" in rest else set())

@@ -1,0 +1,44 @@
+"""Which service somebody means, by its name and whose it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from fluidtune.errors import FluidTuneError
+from fluidtune.serving.running_services import RunningService, check_name, chosen
+
+ANNAS, BERTS = RunningService("digits", "anna"), RunningService("faces", "bert")
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "user", "changes", "found"),
+    [
+        ([ANNAS, BERTS], None, "anna", True, ANNAS),
+        ([ANNAS], None, "bert", False, ANNAS),
+        ([ANNAS, BERTS], "faces", "anna", False, BERTS),
+        ([], None, "anna", False, "nothing is served in this Ray cluster; start it with: fluidtune serve start"),
+        ([ANNAS], "face", "anna", False, r"has no service 'face'; it has digits \(user anna\)"),
+        ([ANNAS, BERTS], None, "carl", False, r"several services; give .* digits \(user anna\), faces \(user bert\)"),
+        ([ANNAS], None, "bert", True, "service 'digits' is of user anna, and you are bert; .* serve --user anna"),
+        ([ANNAS, BERTS], "faces", "anna", True, "service 'faces' is of user bert, and you are anna"),
+    ],
+)
+def test_which_service_is_meant(there, name, user, changes, found):
+    if isinstance(found, RunningService):
+        assert chosen(there, name, user, changes) == found
+    else:
+        with pytest.raises(FluidTuneError, match=found):
+            chosen(there, name, user, changes)
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (ANNAS, "'digits' already, of user anna; .* or end that one first: fluidtune serve stop --name digits$"),
+        (RunningService("digits", "bert"), r"'digits' already, of user anna; give another name \(--name\)$"),
+        (RunningService("a/b", "bert"), "name is 'a/b', expected printable characters without '/'"),
+    ],
+)
+def test_a_name_that_a_service_cannot_have(one, said):
+    with pytest.raises(FluidTuneError, match=said):
+        check_name(one, [ANNAS, BERTS])
