@@ -147,7 +147,7 @@ def test_what_tune_waits_for_is_asked_of_the_next_leader() -> None:
     assert kinds(driver.hears(m.LeaderDied(driver.call, ERROR))) == ["Bury"]
     out = driver.hears(m.LeaderBuried(process("w0", 0), ERROR, "killed", True, True))
     assert kinds(out) == ["DropCalls", "NoteDeparture", "PollDevices", "Tell"]
-    assert told(out) == [engine.WorkerLost("a", device=0)]
+    assert told(out) == [engine.WorkerLost("a")]
     assert driver.states == ("queued", "steady", "stay")
     driver.placed(1)
     driver.found("w1")
@@ -267,13 +267,13 @@ def test_a_process_that_may_not_be_forked_is_replaced_by_another() -> None:
     driver.found()
     raised = m.Raised(process("w0", 0), ERROR, "it reads X")
     assert driver.hears(raised) == [m.StopForking("it reads X", raised)]
-    assert told(driver.hears(m.PlainProcessNeeded("it reads X"))) == [engine.WorkerLost("a", alive=0)]
+    assert told(driver.hears(m.PlainProcessNeeded("it reads X"))) == [engine.WorkerLost("a")]
 
 
 def test_a_trial_whose_commit_is_not_whole_begins_anew_and_reports_nothing() -> None:
     driver = Driver().elastic()
     driver.asked()
-    assert told(driver.hears(m.BeginsAnew(driver.call, "its counter differs"))) == [engine.WorkerLost("a", alive=0)]
+    assert told(driver.hears(m.BeginsAnew(driver.call, "its counter differs"))) == [engine.WorkerLost("a")]
     assert driver.life.place == "queued" and driver.life.seen.results == 1
     assert driver.hears(m.BeginsAnew(driver.call, "its counter differs")) == []
 
@@ -347,7 +347,7 @@ def test_a_trial_that_lost_its_new_place_before_the_move_was_over_is_announced_o
     driver.hears(m.LeaveWanted("for a test"))
     driver.asked()
     driver.placed(1)
-    assert told(driver.hears(m.PlaceDied())) == [engine.WorkerLost("a", device=1)]
+    assert told(driver.hears(m.PlaceDied())) == [engine.WorkerLost("a")]
     assert driver.hears(m.Unloaded()) == [] and driver.life.place == "queued"
 
 
@@ -379,7 +379,7 @@ def test_a_device_that_has_failed_is_given_up_if_there_is_another(given_up: bool
     driver.asked()
     assert driver.hears(m.RoomLacking(driver.call, "Xid 79", broken=0)) == [m.GiveUpDevice(0, "Xid 79")]
     out = driver.hears(m.DeviceJudged(m.GiveUpDevice(0, "Xid 79"), given_up))
-    lost, failed = engine.WorkerLost("a", device=0), engine.TrialEnded("a", "failed")
+    lost, failed = engine.WorkerLost("a"), engine.TrialEnded("a", "failed")
     assert told(out) == [lost if given_up else failed]
 
 
@@ -508,13 +508,13 @@ def test_the_second_failure_of_further_workers_ends_growth() -> None:
     assert told(out) == [engine.ResizeFailed("a", (0, 2)), engine.GrowthEnded("a")]
 
 
-@pytest.mark.parametrize(("how", "device"), [("died", 1), ("over", None), ("error", None)])
-def test_a_trial_that_loses_a_follower_goes_on(how: m.End, device: int | None) -> None:
+@pytest.mark.parametrize("how", ["died", "over", "error"])
+def test_a_trial_that_loses_a_follower_goes_on(how: m.End) -> None:
     driver, attached = Driver().wide()
     driver.asked()
     out = driver.hears(m.FollowerEnded(attached[1], how, "why", ERROR if how == "died" else None))
     assert kinds(out) == ["Bury" if how == "died" else "Unload", "Write", "Tell"]
-    assert told(out) == [engine.WorkerLost("a", (0, 2), device)]
+    assert told(out) == [engine.WorkerLost("a", (0, 2))]
     assert driver.life.place == "live" and driver.life.crew.width == 2 and driver.life.calls[0].issued
 
 
@@ -525,7 +525,7 @@ def test_a_loss_calls_a_growth_off_and_ends_what_may_be_attached() -> None:
     driver.hears(m.Attached(new[3]))
     out = driver.hears(m.FollowerEnded(attached[1], "died", error=ERROR))
     assert kinds(out) == ["Bury", "Discard", "Write", "Tell"]
-    assert told(out) == [engine.WorkerLost("a", (0, 2, 3), 1)] and driver.states == ("live", "steady", "stay")
+    assert told(out) == [engine.WorkerLost("a", (0, 2, 3))] and driver.states == ("live", "steady", "stay")
 
 
 def test_a_follower_whose_device_has_failed_has_it_given_up() -> None:
