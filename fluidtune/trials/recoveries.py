@@ -12,7 +12,7 @@ from fluidtune.engine.reasons import Reason
 from fluidtune.errors import FluidTuneError
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import LifeError, TrialLife, on_event
+from fluidtune.trials.life import TrialLife, on_event
 from fluidtune.trials.life_states import HELD
 from fluidtune.trials.resizes import call_off, discard_joining, follower_failed
 
@@ -81,15 +81,8 @@ def unload(life: TrialLife, patience: m.Patience, then: bool = False, keep: bool
 
 @on_event.register
 def _on_leader_died(event: m.LeaderDied, life: TrialLife) -> None:
-    if life.expects(event.by):
-        assert life.crew.leader is not None
-        life.order(m.Bury(life.crew.leader, event.error, leader=True))
-
-
-@on_event.register
-def _on_leader_buried(event: m.LeaderBuried, life: TrialLife) -> None:
-    if life.crew.leader is not event.worker:
-        raise LifeError(life, f"{event.worker.name} is not its leader")
+    if not life.expects(event.by):
+        return
     life.crew.leader = None
     if life.losses.count_death(started=event.started, device_there=event.device_there):
         fail(life, event.error)
@@ -110,7 +103,8 @@ def _on_place_taken(event: m.PlaceTaken, life: TrialLife) -> None:
 
 @on_event.register
 def _on_plain_process_needed(event: m.PlainProcessNeeded, life: TrialLife) -> None:
-    recover(life, event.why)
+    if life.expects(event.by):
+        recover(life, event.why)
 
 
 @on_event.register
@@ -120,14 +114,14 @@ def _on_begins_anew(event: m.BeginsAnew, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_device_judged(event: m.DeviceJudged, life: TrialLife) -> None:
-    why = event.asked.why
-    if event.asked.follower:
-        return  # the trial goes on without it
+def _on_device_broken(event: m.DeviceBroken, life: TrialLife) -> None:
+    if not life.expects(event.by):
+        return
     if event.given_up:
-        recover(life, why)
+        recover(life, event.why)
     else:
-        fail(life, FluidTuneError(f"{why}; the job has no other GPU for the trial: run it where there is one"))
+        why = f"{event.why}; the job has no other GPU for the trial: run it where there is one"
+        fail(life, FluidTuneError(why))
 
 
 @on_event.register
@@ -142,8 +136,6 @@ def _on_follower_ended(event: m.FollowerEnded, life: TrialLife) -> None:
         life.order(m.Bury(worker, event.error))
     else:
         life.order(m.Unload(worker, "short"))
-    if how == "broken":
-        life.order(m.GiveUpDevice(worker.device, event.why, follower=True))
     _go_on_without(life, worker, event.why)
     if how == "error":
         follower_failed(life, event.why)

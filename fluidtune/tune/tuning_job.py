@@ -372,7 +372,7 @@ class TuningJob:
             self.log.stopped_for_good(trial.trial_id)
 
     def _has_commits(self, trial: Trial) -> bool:
-        return self.trials.kind_of(trial) == "elastic"
+        return self.trials.shown_by(trial).kind == "elastic"
 
     def run_ended(self, trials: Iterable[Trial], saved: bool) -> None:
         """Tune's run is over: by itself, by Ctrl-C or by an exception. Trials that have not ended keep everything.
