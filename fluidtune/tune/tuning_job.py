@@ -37,7 +37,6 @@ from fluidtune.ray_compat.controller import (
     pending_again,
     pending_trials_said,
     request_of_run,
-    save_state,
     storage,
     was_restored,
 )
@@ -134,7 +133,8 @@ class TuningJob:
         note_no_encoded_objects()
         self._snapshot_pace = SnapshotPace(self._results_known)
         #: Called when Tune has written its state.
-        self._on_state = [self._snapshot_pace.state_written]
+        self._commit_cleanup = CommitCleanup(lambda trial: delete_commits(trial.storage))
+        self._on_state = [self._snapshot_pace.state_written, self._commit_cleanup.state_written]
         store_whole_files(controller, self._state_written)
         if (seed := self.folder.hash_seed()) is not None:
             hash_seed.go_on_with(seed)
@@ -153,9 +153,6 @@ class TuningJob:
         self.stall_detector = StallDetector()
         self.limits = TrialLimits(settings.trial_timeout_s, settings.stall_timeout_s)
         self._memory_trim = MemoryTrim()
-        self._commit_cleanup = CommitCleanup(
-            lambda: save_state(controller), self._has_commits, lambda trial: delete_commits(trial.storage)
-        )
         #: Trials that are known to have ended for good.
         self._ended: set[str] = set()
         #: Trials whose log files this driver writes.
@@ -353,13 +350,14 @@ class TuningJob:
             began = time.monotonic()
             begin_to_save_state(self._controller)
             self._snapshot_pace.saved(time.monotonic() - began)
-        self._commit_cleanup.save_and_delete(unloading)
+        if not unloading:
+            self._commit_cleanup.delete_stored()
         self._memory_trim.now_and_then()
 
     # --- the end
 
     def trial_ended(self, trial: Trial, ending: m.Ending) -> None:
-        """Tune let go of the trial. If it has ended well, its commits go once Tune has saved that.
+        """Tune let go of the trial. If it has ended well, its commits go once the storage has that.
 
         A failed one keeps them: `Tuner.restore` with ``resume_errored`` goes on from there.
         """
@@ -368,7 +366,9 @@ class TuningJob:
             self.limits.forget(trial.trial_id)
         if ending == "stopped" and trial.trial_id not in self._ended:
             self._ended.add(trial.trial_id)
-            self._commit_cleanup.trial_ended(trial)
+            if self._has_commits(trial):
+                self._commit_cleanup.trial_ended(trial)
+                self._snapshot_pace.news_came()
             self.log.stopped_for_good(trial.trial_id)
 
     def _has_commits(self, trial: Trial) -> bool:
@@ -382,7 +382,8 @@ class TuningJob:
         for trial in trials:
             if trial.status == Trial.TERMINATED:
                 self.trial_ended(trial, "stopped")  # a stopper may have ended paused trials together with all others
-        self._commit_cleanup.run_ended(saved)
+        if saved and self.state_stored:
+            self._commit_cleanup.run_ended()
 
     def close(self, trials: Iterable[Trial]) -> None:
         """End the log, draw the report, let workers end and give devices back; nothing is written after that."""
@@ -391,7 +392,7 @@ class TuningJob:
             self.pool.close()
             self.devices.close()
             self.setup.remove_files()
-            self._commit_cleanup.close()
+            self._commit_cleanup.delete_stored()
         finally:
             self.log.close()
             self.folder.close()
