@@ -69,14 +69,14 @@ def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory)
         manager = FluidActorManager(job)
         undone.pop_all()
     replace_actor_manager(controller, manager)
-    job.keep_search(memory)
+    job.snapshots.keep_search(memory, job.folder.path if job.folder.is_local else None)
 
     def on_cleanup() -> None:
         scheduler.run_ended()
         # Tune has saved its final state by now, unless it cleans up because of an exception.
         saved = sys.exc_info()[0] is None
         manager.run_ended(saved)
-        memory.run_ended(saved and job.state_stored)
+        memory.run_ended(saved and job.snapshots.stored)
 
     def cleaned_up() -> None:
         manager.notice.close()

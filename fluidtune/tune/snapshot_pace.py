@@ -5,7 +5,7 @@ and the trial begins anew. So commits keep all of them, and each call for an ite
 may drop. Tune saves once in 10 s, or as seldom as the user says, as a large run or a slow storage has it. A trial may
 report hundreds of results meanwhile, so Tune is asked to save before these make its commits large. It is also asked to
 when something happens that only a snapshot keeps, such as a new trial (`search_memory`) or the end of one that has
-commits, which stay until then (`commit_cleanup`).
+commits, which stay until then (`snapshots`).
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class TrialShell:
         method = getattr(worker.actor, call.method)
         if call.method == "train":
             self._job.stall_detector.iteration_asked(run.id, time.monotonic())
-            ticket, stored = self._job.lane_ticket(run), self._job.results_stored(run.id)
+            ticket, stored = self._job.lane_ticket(run), self._job.snapshots.results_stored(run.id)
             task.future = method.remote(ticket, stored) if ticket or stored else method.remote()
         else:
             task.future = method.remote(*task.args, **task.kwargs)

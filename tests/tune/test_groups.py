@@ -91,10 +91,6 @@ def test_every_stock_algorithm_has_its_adapter_and_any_other_is_a_stream():
     assert adapter_for(Mine()).membership(trial({"training_iteration": 5})) == Membership("all", False, 5)
 
 
-class OfTheScript(FIFOScheduler):
-    """An algorithm without an adapter of its own; at this level, so that it can be pickled."""
-
-
 @pytest.mark.pb2
 def test_pb2_has_the_adapter_of_pbt():
     assert type(adapter_for(PB2(hyperparam_bounds={"lr": [0.1, 0.2]}))).__name__ == "PBTAdapter"

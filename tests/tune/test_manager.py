@@ -50,7 +50,7 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
 
 
 def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Tried) -> None:
-    run, pace = tried.placed(1.0), tried.job._snapshot_pace
+    run, snapshots = tried.placed(1.0), tried.job.snapshots
     tried.job._controller.get_trials = lambda: [run.trial]
     assert tried.manager.step(0.0)
     states = []
@@ -59,12 +59,12 @@ def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Trie
         reply = IterationReply({"training_iteration": iteration}, "elastic", 1.0, iteration)
         if iteration == 3:
             tried.answered(run, reply)
-            states.append(pace.state_written())  # Tune has not got the result yet
+            states.append(snapshots.state_written())  # Tune has not got the result yet
             assert tried.manager.step(0.0)
         else:
             tried.answered(run, reply)
             assert tried.manager.step(0.0)
-            states.append(pace.state_written())
+            states.append(snapshots.state_written())
     for there in states:
         there(True)
     tried.manager.schedule_actor_task(run.tracked, "train")
