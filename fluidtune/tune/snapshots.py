@@ -94,7 +94,7 @@ class Snapshots:
             self._ends_stored = len(self._ended)
 
     def delete_commits(self) -> None:
-        """Delete the commits of trials whose end the storage has; while no worker unloads a trial, and may write one."""
+        """Delete the commits of trials whose end the storage has, while no worker unloads a trial and may write one."""
         for trial in self._ended[self._deleted : self._ends_stored]:
             self._deleted += 1
             try:
