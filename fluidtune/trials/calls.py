@@ -33,7 +33,7 @@ def issue_next(life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_asked(event: m.Asked, life: TrialLife) -> None:
+def _on_method_called(event: m.MethodCalled, life: TrialLife) -> None:
     call = event.call
     stands_at, life.stands_at = life.stands_at, None
     if stands_at is not None and call.method == "restore" and life.place == "live":
@@ -99,7 +99,7 @@ def _on_checkpoint_kept(event: m.CheckpointKept, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_restored(event: m.Restored, life: TrialLife) -> None:
+def _on_checkpoint_restored(event: m.CheckpointRestored, life: TrialLife) -> None:
     if life.expects(event.call):
         # They change when another trial's checkpoint was restored, and in a retry.
         life.seen.delivered, life.seen.number = event.delivered, event.number

@@ -127,7 +127,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Asked(Event):
+class MethodCalled(Event):
     """Tune calls a method of the trainable. ``plain``: without arguments."""
 
     call: Call
@@ -312,7 +312,7 @@ class Answered(Event):
 
 
 @dataclass(frozen=True)
-class Restored(Event):
+class CheckpointRestored(Event):
     """The leader has restored a checkpoint.
 
     ``delivered``: how many iterations now count as seen by Tune. ``number``: ``training_iteration`` of the checkpoint.
@@ -351,7 +351,7 @@ class Attached(Event):
 
 
 @dataclass(frozen=True)
-class Refused(Event):
+class AttachRefused(Event):
     """A new worker was not attached, for this reason."""
 
     worker: Worker
@@ -436,8 +436,8 @@ class Load(Instruction):
 class CallLeader(Instruction):
     """Send the call to the leader.
 
-    Answered by `IterationDone`, `BeginsAnew`, `Answered`, `Restored`, `LeaderDied`, `Raised`, `PlainProcessNeeded`,
-    `RoomLacking` or `DeviceBroken`.
+    Answered by `IterationDone`, `BeginsAnew`, `Answered`, `CheckpointRestored`, `LeaderDied`, `Raised`,
+    `PlainProcessNeeded`, `RoomLacking` or `DeviceBroken`.
     """
 
     worker: Worker
@@ -463,7 +463,7 @@ class RequestJoiner(Instruction):
 class Attach(Instruction):
     """Have the worker attach itself to the leader, and then follow it.
 
-    Answered by `Attached`, `Refused`, `JoinerDied` or `JoinerLate`, and after `Attached` by `FollowerEnded`.
+    Answered by `Attached`, `AttachRefused`, `JoinerDied` or `JoinerLate`, and after `Attached` by `FollowerEnded`.
     """
 
     worker: Worker

@@ -259,9 +259,9 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
         return source
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
     from fluidtune.cluster.devices.leased_devices import LeasedDevices
-    from fluidtune.tune.arbiter_progress import Progress
+    from fluidtune.tune.arbiter_progress import JobProgress
 
-    work = Progress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
+    work = JobProgress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
 
     def leased_in_use(device: int) -> bool:
         return device not in leased.broken and job.is_in_use(device)

@@ -222,7 +222,7 @@ class FluidActorManager(ActorManager):
             args = (*args, True)  # no news: results that followed it are reported
         task = Task(args, kwargs, on_result, on_error)
         call = life.Call(method, on_result is not None, on_error is not None, carried=task)
-        self._shell.tell(run, life.Asked(call, plain=not args and not kwargs))
+        self._shell.tell(run, life.MethodCalled(call, plain=not args and not kwargs))
         calls = run.life.calls
         if task.future is not None or call not in calls:
             return task.future

@@ -29,7 +29,7 @@ def called(call: m.Call, value: Any) -> m.Event:
         number = value.result.get(TRAINING_ITERATION, value.iteration)
         return m.IterationDone(call, value, number, final=RESULT_DUPLICATE in value.result)
     if call.method == "restore" and isinstance(value, int):
-        return m.Restored(call, value, task_of(call).args[0].metrics.get(TRAINING_ITERATION, value))
+        return m.CheckpointRestored(call, value, task_of(call).args[0].metrics.get(TRAINING_ITERATION, value))
     return m.Answered(call, value)
 
 
@@ -43,7 +43,7 @@ def attached(worker: PooledWorker, value: Any) -> m.Event:
         return m.Attached(worker)
     if isinstance(value, RayActorError):
         return m.JoinerDied(worker, value)
-    return m.Refused(worker, _words(value))
+    return m.AttachRefused(worker, _words(value))
 
 
 def followed(worker: PooledWorker, value: Any) -> m.Event:

@@ -90,7 +90,7 @@ class Driver:
 
     def asked(self, method: str = "train") -> list[m.Instruction]:
         self.call = m.Call(method, True, True)
-        return self.hears(m.Asked(self.call, plain=True))
+        return self.hears(m.MethodCalled(self.call, plain=True))
 
     def trained(self, iteration: int, **shown: Any) -> list[m.Instruction]:
         self.asked()
@@ -165,7 +165,7 @@ def test_a_trial_with_a_checkpoint_gets_it_back_first() -> None:
     driver.found()
     restore = driver.loaded()[-1]
     assert isinstance(restore, m.CallLeader) and restore.call.method == "restore" and not restore.call.wants_result
-    out = driver.hears(m.Restored(restore.call, 4, 40))
+    out = driver.hears(m.CheckpointRestored(restore.call, 4, 40))
     assert driver.life.seen.delivered == 4 and driver.life.seen.number == 40
     assert kinds(out) == ["CallLeader", "TellTune"] and out[0].call is driver.call  # type: ignore[attr-defined]
 
@@ -254,7 +254,7 @@ def test_an_error_is_tunes_where_tune_asked_and_fails_the_trial_where_we_did() -
     driver.asked()
     assert driver.hears(m.Raised(driver.call, ERROR)) == [m.TellError(driver.call, ERROR)]
     driver.call = m.Call("train", True)
-    driver.hears(m.Asked(driver.call, True))
+    driver.hears(m.MethodCalled(driver.call, True))
     assert "Fail" in kinds(driver.hears(m.Raised(driver.call, ERROR)))
 
 
@@ -460,7 +460,7 @@ def test_a_trial_shrinks_at_once_and_asks_nobody() -> None:
 
 def not_attached(joiner: Process) -> list[tuple[m.Event, list[str]]]:
     return [
-        (m.Refused(joiner, "another trial's"), ["Unload"]),
+        (m.AttachRefused(joiner, "another trial's"), ["Unload"]),
         (m.JoinerLate(joiner, 300.0), ["Discard", "Warn"]),
         (m.JoinerDied(joiner, ERROR), ["Bury"]),
     ]
@@ -500,7 +500,7 @@ def test_the_second_failure_of_further_workers_ends_growth() -> None:
     driver.hears(m.FollowerEnded(attached[1], "error", "ValueError('its own')"))
     assert driver.life.place == "live" and not driver.life.crew.growth_ended
     driver.hears(m.ResizeWanted((0, 2, 1), RESIZES))
-    out = driver.hears(m.Refused(driver.joins(1)[1], "it fails"))
+    out = driver.hears(m.AttachRefused(driver.joins(1)[1], "it fails"))
     assert told(out) == [engine.ResizeFailed("a", (0, 2)), engine.GrowthEnded("a")]
 
 
@@ -626,7 +626,7 @@ def test_an_error_tells_what_happened_before() -> None:
         "  Placed(devices=(0,), share=1.0) -> placed, steady, stay",
         "  WorkerFound(worker=w0) -> loading, steady, stay",
         "  Loaded(worker=w0) -> live, steady, stay",
-        "  Asked(call=train, plain=True) -> live, steady, stay",
+        "  MethodCalled(call=train, plain=True) -> live, steady, stay",
         "  Left(ending='stopped', keep=False, waits=False)",
     ]
 

@@ -43,8 +43,8 @@ def test_what_a_leader_answers(value: Any, event: m.Event) -> None:
     [
         (None, m.Attached(WORKER)),
         (DIED, m.JoinerDied(WORKER, DIED)),
-        ("another trial's", m.Refused(WORKER, "another trial's")),
-        (RayTaskError("attach", "Traceback", ValueError("no")), m.Refused(WORKER, "ValueError('no')")),
+        ("another trial's", m.AttachRefused(WORKER, "another trial's")),
+        (RayTaskError("attach", "Traceback", ValueError("no")), m.AttachRefused(WORKER, "ValueError('no')")),
     ],
 )
 def test_what_a_worker_answers_that_is_to_follow(value: Any, event: m.Event) -> None:
