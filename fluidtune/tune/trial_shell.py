@@ -176,10 +176,12 @@ class TrialShell:
 
     def leader_answered(self, run: TrialRun, worker: PooledWorker, by: m.Call | PooledWorker, value: Any) -> None:
         """The leader answered ``by``, a call or the loading in it, or that raised ``value``."""
+        if not run.life.expects(by):
+            return  # the trial has left the worker meanwhile
         lack = value.lack if isinstance(value, IterationReply) else value
         if isinstance(value, Exception):
             event = self._failure(worker, by, value)
-        elif isinstance(lack, Lack) and lack.broken is not None and run.life.expects(by):
+        elif isinstance(lack, Lack) and lack.broken is not None:
             given_up = self._dispatch.device_broken(run.life.crew.devices[lack.broken], lack.reason)
             event = m.DeviceBroken(by, lack.reason, given_up)
         else:
