@@ -120,8 +120,7 @@ def _on_device_broken(event: m.DeviceBroken, life: TrialLife) -> None:
     if event.given_up:
         recover(life, event.why)
     else:
-        why = f"{event.why}; the job has no other GPU for the trial: run it where there is one"
-        fail(life, FluidTuneError(why))
+        fail(life, FluidTuneError(f"{event.why}; the job has no other GPU for the trial: run it where there is one"))
 
 
 @on_event.register

@@ -259,9 +259,6 @@ class TrialShell:
         then = (lambda: self.tell(run, m.Unloaded())) if unload.then else None
         self._dispatch.unload_trial(_pooled(unload.worker), _seconds(unload.patience), then, unload.keep)
 
-    def _bury(self, run: TrialRun, bury: m.Bury) -> None:
-        self._dispatch.worker_died(_pooled(bury.worker), bury.error)
-
     # --- to Tune
 
     def _tell_started(self, run: TrialRun, started: m.TellStarted) -> None:
@@ -337,7 +334,7 @@ _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], Non
     m.Discard: TrialShell._discard,
     m.Unload: TrialShell._unload,
     m.Park: lambda shell, run, park: shell._waiting.wait(run, park),
-    m.Bury: TrialShell._bury,
+    m.Bury: lambda shell, run, bury: shell._dispatch.worker_died(_pooled(bury.worker), bury.error),
     m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),
     m.PollDevices: lambda shell, run, poll: shell._dispatch.poll_devices(force=True),
     m.TellStarted: TrialShell._tell_started,

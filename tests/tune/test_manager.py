@@ -47,6 +47,8 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     assert (known.kind, known.done, known.speed.by_width()) == ("checkpointing", 1, {1.0: 2.0})
     assert not tried.job.stall_detector.silent
     assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
+    tried.placed(1.0, name="b", loaded=False)
+    assert tried.logged("trial_added")[-1]["kind"] == "checkpointing", "a later trial of the trainable is of that kind"
 
 
 def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Tried) -> None:

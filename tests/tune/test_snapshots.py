@@ -10,17 +10,10 @@ import pytest
 from fluidtune.tune.snapshots import Snapshots
 
 
-class Syncer:
-    """Tune's own, which has nothing under way."""
-
-    storage_filesystem, sync_period, sync_timeout = None, 0.0, 0.0
-
-    def wait(self) -> None: ...
-
-
 def snapshots(delete: Any) -> Any:
     """Those of a run whose trial "a" has ended."""
-    controller = SimpleNamespace(get_trials=lambda: [], _storage=SimpleNamespace(syncer=Syncer()))
+    syncer = SimpleNamespace(storage_filesystem=None, sync_period=0.0, sync_timeout=0.0, wait=lambda: None)
+    controller = SimpleNamespace(get_trials=lambda: [], _storage=SimpleNamespace(syncer=syncer))
     made: Any = Snapshots(controller, delete)
     made.trial_ended("a")
     return made
