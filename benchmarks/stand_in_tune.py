@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from fluidtune import FluidExecutor
 from fluidtune.cluster.devices.layout import Layout
-from fluidtune.tune import result_logs, tuning_job
+from fluidtune.tune import result_logs, snapshots, tuning_job
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.groups import Membership
 from fluidtune.tune.manager import FluidActorManager
@@ -75,7 +75,7 @@ def standing_alone(
             (tuning_job, "hold_devices", lambda *args, **named: devices),
             (tuning_job, "WorkerPool", pool),
             (tuning_job, "ExperimentFolder", lambda storage, restored: folder),
-            (tuning_job, "store_whole_files", lambda *asked: None),
+            (snapshots, "store_whole_files", lambda *asked: None),
             (result_logs, "take_over", take_over),
         ):
             stack.enter_context(patch.object(target, name, stand_in))

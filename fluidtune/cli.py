@@ -1,8 +1,8 @@
 """The `fluidtune` command: arguments in, calls out, errors as one line.
 
 Decides nothing but how an argument is read. What a command does is in tune/launcher.py (run), tune/api.py (continue),
-steering (trial), report (report, top, why), view (view), plan_command.py (plan), doctor.py (doctor), docs_command.py
-(docs), slurm (slurm), themis_bridge/shell/control.py (arbiter) and serving (serve).
+steering (trial), report (report, top, why), view (view), commands (plan, doctor, docs), slurm (slurm),
+themis_bridge/shell/control.py (arbiter) and serving (serve).
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def plan(source: str, sizes: str, trials: int | None, iterations: int | None, ou
     """Predict a job at other numbers of devices. SOURCE is the directory of a run, or a profile's file."""
     from rich.console import Console
 
-    from fluidtune.plan_command import counts_held, job_of, plan_png, render_plan
+    from fluidtune.commands.plan import counts_held, job_of, plan_png, render_plan
     from fluidtune.report.json_text import versioned
     from fluidtune.twin import forecast
 
@@ -311,7 +311,7 @@ def doctor(as_json: bool) -> None:
     "ok": it is there. "--": it is not, and jobs run without it. "MISS": something is to be done, and the exit status
     is 1.
     """
-    from fluidtune.doctor import checks
+    from fluidtune.commands.doctor import checks
     from fluidtune.report.json_text import versioned
 
     found = []
@@ -342,7 +342,7 @@ def slurm(words: tuple[str, ...]) -> None:
     for three. --print: print the job script and submit nothing. --notice: seconds before the time limit at which the
     search writes its state, to be requeued (60). --elastic: as many jobs of an array join one search.
     """
-    from fluidtune.slurm.job import asked as slurm_says
+    from fluidtune.slurm.job import submitted
     from fluidtune.slurm.submission import END_S, script, submission
     from fluidtune.tune.run_options import read
 
@@ -362,7 +362,7 @@ def slurm(words: tuple[str, ...]) -> None:
     text = script(asked, os.path.basename(named.rstrip("/")), sys.executable)
     if asked.shown:
         return click.echo(text, nl=False)
-    job = slurm_says("sbatch", "--parsable", script=text).strip().partition(";")[0]
+    job = submitted(text)
     click.echo(f"job {job} is submitted; `squeue --jobs {job} --start` says when it begins, or what it waits for")
 
 
@@ -390,7 +390,7 @@ def docs(words: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from fluidtune.docs_command import told
+    from fluidtune.commands.docs import told
 
     Console().print(Markdown(told(words), hyperlinks=False))
 

@@ -1,8 +1,8 @@
 """One ``PYTHONHASHSEED`` for all workers of a job, so that the order of a set of strings is the same in all of them.
 
-Without it each process hashes strings in its own way, and a vocabulary made from ``set(words)`` has other ids in each
-worker of a trial. Python reads the variable when a process starts, so it has to be in the environment that Ray gives
-its workers. Two ways lead there:
+Without it each process hashes strings in its own way, and a vocabulary made from ``set(words)`` has other ids when its
+trial goes on in another process. Python reads the variable when a process starts, so it has to be in the environment
+that Ray gives its workers. Two ways lead there:
 
 - A cluster that is started by this process inherits this process' environment. So FluidTune sets the variable when it
   is imported (`provide`), unless it is set or Ray is running already. This costs nothing.

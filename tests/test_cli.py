@@ -155,7 +155,7 @@ def test_numbers_of_devices_that_are_none(sizes: str) -> None:
 
 @pytest.mark.parametrize(("trials", "iterations"), [(0, None), (None, 0), (-1, 5)])
 def test_a_plan_of_no_trials_or_iterations(trials: int | None, iterations: int | None) -> None:
-    from fluidtune.plan_command import job_of
+    from fluidtune.commands.plan import job_of
 
     with pytest.raises(FluidTuneError, match="1 or more of each"):
         job_of("profile.json", trials, iterations)

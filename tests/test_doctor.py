@@ -19,8 +19,8 @@ import pytest
 import ray
 from click.testing import CliRunner
 
-from fluidtune import doctor
 from fluidtune.cli import cli
+from fluidtune.commands import doctor
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -96,7 +96,7 @@ def test_no_mps_is_not_called_ok(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray2")
 def test_the_cluster_that_a_job_would_join() -> None:
-    code = "from fluidtune import doctor; print(*doctor._cluster(), sep='|')"
+    code = "from fluidtune.commands import doctor; print(*doctor._cluster(), sep='|')"
     environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     cluster, quick = done.stdout.splitlines()[-1].split("|")

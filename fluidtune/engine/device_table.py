@@ -103,8 +103,6 @@ class DeviceTable:
         #: By number of tenants, at least 1: (place, device) of each such device that is not leaving,
         #: ascending.
         self._loaded: dict[int, list[tuple[int, int]]] = {}
-        #: Devices whose worker died and that no trial has got since. A trial starts sooner on any other device.
-        self.cold: set[int] = set()
         #: The models of devices that are there, as far as they are known.
         self.models = DeviceModels()
 
@@ -146,7 +144,6 @@ class DeviceTable:
             self.mark_leaving(device)
         self.leaving.remove(device)
         del self.node[device], self.tenants[device], self.slots[device], self._place[device]
-        self.cold.discard(device)
         self.models.forget(device)
 
     # Tenants
@@ -154,7 +151,6 @@ class DeviceTable:
     def add_tenant(self, device: int, trial: str, slots: int = 1) -> None:
         """``trial`` gets a slot of ``device``. An idle device is divided into ``slots`` first."""
         tenants = self.tenants[device]
-        self.cold.discard(device)
         if not tenants:
             self._unset_idle(device)
             self.slots[device] = slots
@@ -195,35 +191,21 @@ class DeviceTable:
 
     # Choices
 
-    def pick_idle(
-        self,
-        forbid: str | None = None,
-        avoid: str | None = None,
-        roomiest: bool = False,
-        homes: tuple[int, ...] = (),
-    ) -> int | None:
+    def pick_idle(self, forbid: str | None = None, avoid: str | None = None, roomiest: bool = False) -> int | None:
         """An idle device for one worker; None if there is none.
 
-        It is never on node ``forbid``. The first idle one of ``homes`` is taken, whatever else is wished. Otherwise it
-        is the lowest number, so that nodes fill up one by one, and on node ``avoid`` only if no other node has one.
-        With ``roomiest`` it is the lowest number on the node that has the most idle devices. Where there is a choice,
-        the device is not cold.
+        It is never on node ``forbid``. It is the lowest number, so that nodes fill up one by one, and on node ``avoid``
+        only if no other node has one. With ``roomiest`` it is the lowest number on the node that has the most idle
+        devices.
         """
-        for device in homes:
-            if device in self.node and self.is_idle(device) and self.node[device] != forbid:
-                return device
         if roomiest and self.idle:
-            nodes = [(-len(idle), self._first(idle)) for node, idle in self.idle_on.items() if idle and node != forbid]
+            nodes = [(-len(idle), idle[0]) for node, idle in self.idle_on.items() if idle and node != forbid]
             return min(nodes)[1] if nodes else None
         for banned in ({forbid, avoid}, {forbid}):
-            for cold in (False, True):
-                for device in self.idle:
-                    if self.node[device] not in banned and (device in self.cold) is cold:
-                        return device
+            for device in self.idle:
+                if self.node[device] not in banned:
+                    return device
         return None
-
-    def _first(self, devices: list[int]) -> int:
-        return next((device for device in devices if device not in self.cold), devices[0])
 
     def pick_near(self, device: int, count: int, forbid: str | None = None) -> list[int]:
         """Up to ``count`` other idle devices: those on the node of ``device`` first, then by number.

@@ -195,7 +195,6 @@ def _on_result(event: m.Result, state: State, now: float) -> Iterable[m.Instruct
     trial.settled = True
     news = event.width is not None and _record_seconds(state, trial, event.seconds, event.width)
     trial.done += 1
-    trial.homes = ()
     if trial.iterations is not None:
         trial.iterations = max(0.0, trial.iterations - 1)
     if trial.name in state.wide:
@@ -278,16 +277,14 @@ def _on_worker_lost(event: m.WorkerLost, state: State, now: float) -> Iterable[m
     trial = known_trial(state, event.trial)
     if _is_late(trial, event):
         return ()
-    devices, held = state.devices, trial.held
+    held = trial.held
     # It may have lost a device, of which the shell had not heard.
     late = trial.past == "lost"
     left = tuple(device for device in event.left if device in held) if late else event.left
     if event.left and (not (late or set(left) < set(held)) or left[:1] != trial.devices[:1]):
         raise EngineError(f"{event!r}: the trial holds {held}; expected some of those, its first one first")
-    if event.device in devices.node:
-        devices.cold.add(event.device)
     if not left:
-        return _send_to_front(state, trial, now, because(Reason.WORKER_LOST, to=0), alive=event.alive)
+        return _send_to_front(state, trial, now, because(Reason.WORKER_LOST, to=0))
     trial.past = "lost"
     out = state.end_resize(trial, left, Reason.WORKER_LOST)
     if left != event.left:
@@ -312,16 +309,11 @@ def _lose_follower(state: State, trial: Trial, device: int) -> list[m.Instructio
     return [m.Release(trial.name, promised, why=because(Reason.DEVICE_LOST))] if promised else []
 
 
-def _send_to_front(
-    state: State, trial: Trial, now: float, why: Why, *, gone: int | None = None, alive: int | None = None
-) -> list[m.Instruction]:
+def _send_to_front(state: State, trial: Trial, now: float, why: Why, gone: int | None = None) -> list[m.Instruction]:
     """The trial gives up its devices, which are released because of ``why``, and waits at the front of the queue.
 
-    ``gone``: a device that is no longer there. ``alive``: a device on which a worker of the trial certainly lives.
+    ``gone``: a device that is no longer there.
     """
-    cold = state.devices.cold
-    homes = dict.fromkeys((alive, *trial.devices, *trial.homes))
-    trial.homes = tuple(device for device in homes if device is not None and device not in cold)
     devices = tuple(device for device in state.vacate_devices(trial) if device != gone)
     trial.first, trial.past = True, "lost"
     trial.number = state.next_number()

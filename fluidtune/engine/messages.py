@@ -210,14 +210,11 @@ class WorkerLost(Event):
     """A worker process of the trial died; its devices did not.
 
     ``left``: the devices of the workers with which the trial goes on: it has lost a follower. If there are none, it has
-    lost its first worker, and must start again from what it goes on from. ``device``: the dead worker's, if known.
-    ``alive``: the device of a worker that certainly lives, since it told of the death.
+    lost its first worker, and must start again from what it goes on from.
     """
 
     trial: str
     left: tuple[int, ...] = ()
-    device: int | None = None
-    alive: int | None = None
 
 
 @dataclass(frozen=True)

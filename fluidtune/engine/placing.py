@@ -122,7 +122,7 @@ def _pick_devices(state: State, trial: Trial, held_node: str | None, spare: int)
         wanted = min(int(_planned_width(state, trial)), widest(state, trial), 1 + spare)
         if change_pays(state, trial, 1, wanted):
             extra = wanted - 1
-    device = state.devices.pick_idle(held_node, state.held_node, roomiest=extra > 0, homes=trial.homes)
+    device = state.devices.pick_idle(held_node, state.held_node, roomiest=extra > 0)
     if device is not None:
         return (device, *state.devices.pick_near(device, extra, held_node)), slots
     device = _pick_open(state, trial, held_node)

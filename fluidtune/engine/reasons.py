@@ -10,31 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-#: Every number that a reason may carry, and its unit.
-NUMBERS = {
-    "waiting": "trials that wait; of a `Start` before it, the trial itself included",
-    "idle": "devices that are idle; of a `Resize` and a `Suspend` those that are idle and not claimed",
-    "wanted": "devices that waiting trials lack",
-    "there": "trials on the device, the new one included",
-    "slots": "trials that the device is divided for",
-    "limit": "trials that may share a device, c",
-    "tried": "trials on the device of the attempt",
-    "width": "the trial's width, in devices",
-    "to": "the width that it gets, in devices",
-    "leaving": "devices of the trial that will be lost",
-    "left": "seconds that it has left at `width`; of a `Start` at 1; infinite if its lane lets others go first",
-    "left_to": "seconds that it has left at `to`",
-    "seconds": "seconds of one iteration at `width`",
-    "seconds_to": "seconds of one iteration at `to`",
-    "alone": "seconds of one iteration alone on a device",
-    "ratio": "seconds of one iteration beside others, divided by those alone",
-    "most": "the `ratio` above which one iteration ends the attempt",
-    "samples": "iterations that were measured",
-    "benefit": "what one trial more on the device adds (eq. 3.1), as a part of the device",
-    "least": "the `benefit` above which one trial more pays",
-    "resize": "seconds that a resize costs",
-}
-
 
 class Reason(Enum):
     """Each member: the instructions that it may have, what it means, the same with numbers, and their names.
@@ -49,7 +24,7 @@ class Reason(Enum):
     meaning: str
     #: The sentence of one case.
     template: str
-    #: Names of its numbers, each a key of `NUMBERS`.
+    #: Names of its numbers, whose units are in docs/engine.md.
     numbers: tuple[str, ...]
 
     FREE_DEVICE = (("Start",), "A device was idle.", "{idle:device} idle, {waiting:trial} waiting", ("waiting", "idle"))

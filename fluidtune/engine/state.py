@@ -157,7 +157,6 @@ class State:
         if trial.name in self.waiting:
             self.waiting.remove(trial)
         trial.group.live.pop(trial.name, None)
-        trial.homes = ()
         self.batch.pop(trial.name, None)
         if status == "ended":
             self.claims.pop(trial.name, None)

@@ -107,9 +107,6 @@ class Trial:
     planned: float | None = None
     #: It goes before all others when it waits, since it lost its worker or is being suspended.
     first: bool = False
-    #: Devices where a worker of it may still live since it lost one, likeliest first; there it can resume at once.
-    #: Empty again when it has done an iteration.
-    homes: tuple[int, ...] = ()
     #: It has done an iteration since it last started. Before that it may still be loading, and slows no neighbour down.
     settled: bool = False
     #: ``started``: at least once. It gets `Resume` from then on, and late answers about it are possible. ``lost``: it

@@ -11,8 +11,6 @@ from ray._private.worker import global_worker
 
 #: The environment variable by which CUDA knows the GPUs of a process.
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-
-
 #: The cores that this process is said to have; None: those that Ray says.
 _cores: float | None = None
 

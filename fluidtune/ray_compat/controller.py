@@ -150,9 +150,9 @@ def pending_again(controller: TuneController) -> int:
     return sum(1 for trial in controller._pending_trials if trial.run_metadata.last_result.get(TRAINING_ITERATION))
 
 
-def make_pending(controller: Any, trial: Trial) -> None:
-    """Set a paused trial to PENDING. ``controller``: as a scheduler is handed it."""
-    controller._set_trial_status(trial, Trial.PENDING)
+def set_status(controller: Any, trial: Trial, status: str) -> None:
+    """Set a paused trial to PENDING, or a pending one to PAUSED. ``controller``: as a scheduler is handed it."""
+    controller._set_trial_status(trial, status)
 
 
 def flat_last_result(trial: Trial) -> dict[str, Any]:
@@ -168,11 +168,6 @@ def put_in_order(controller: Any, trials: Sequence[str]) -> None:
     """
     places = {name: place for place, name in enumerate(trials)}
     controller.get_trials().sort(key=lambda trial: places.get(trial.trial_id, len(places)))
-
-
-def make_paused(controller: Any, trial: Trial) -> None:
-    """Set a pending trial to PAUSED. ``controller``: as a scheduler is handed it."""
-    controller._set_trial_status(trial, Trial.PAUSED)
 
 
 def note_no_encoded_objects() -> None:

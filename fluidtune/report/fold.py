@@ -135,8 +135,8 @@ class Trial:
     kind: str = ""
     #: The number of its colour: no trial that held devices when it first did has that one.
     colour: int = 0
-    #: Whether it can have several workers. None: the log, of an older version, does not say.
-    growable: bool | None = None
+    #: Whether it can have several workers.
+    growable: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
     #: Its last iteration, the last one of its budget (None: unknown), and how many it has reported.
     iteration: int = 0
@@ -159,14 +159,9 @@ class Trial:
     rows: array[float] = field(default_factory=lambda: array("d"))
 
     @property
-    def can_grow(self) -> bool:
-        """Whether it can have several workers. In logs of older versions exactly elastic trials can."""
-        return self.kind == "elastic" if self.growable is None else self.growable
-
-    @property
     def sort(self) -> str:
         """Its kind, for people: one that keeps nothing and can grow is more than "plain"."""
-        return "growable" if self.kind == "plain" and self.can_grow else self.kind
+        return "growable" if self.kind == "plain" and self.growable else self.kind
 
     @property
     def line_count(self) -> int:
@@ -445,7 +440,7 @@ class Fold(Holdings):
             trial.name, trial.group, trial.kind = str(event.get("name") or ""), event["group"], event["kind"]
             found = event.get("parameters")
             trial.parameters = found if isinstance(found, dict) else trial.parameters
-            trial.growable = trial.growable or event.get("growable")
+            trial.growable = trial.growable or bool(event.get("growable"))
             trial.target = None if event["iterations"] is None else trial.iteration + int(event["iterations"])
         elif name == "kind_found":
             trial.kind = event["kind"]

@@ -31,7 +31,7 @@ def _why(fold: Fold, trial: Trial) -> str:
         return f"several workers do not help it: {words_of(note.event) or NO_REASON}"
     if (fold.head.get("settings") or {}).get("max_workers") == 1:
         return "max_workers=1"
-    if not trial.can_grow:
+    if not trial.growable:
         return "no call of a torch module with parameters was seen in it"
     failed = [words for note in trial.noted("resize_failed") if (words := words_of(note.event))]
     if failed:

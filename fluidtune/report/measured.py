@@ -19,14 +19,14 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredProfile:
     """``profile``: of the run's typical trial. ``costs``: each trial's seconds per iteration divided by the typical."""
 
     profile: Profile
     costs: dict[str, float]
 
 
-def measure(run: Run, name: str = "measured", most: int | None = None) -> Measured:
+def measure(run: Run, name: str = "measured", most: int | None = None) -> MeasuredProfile:
     """Measures the profile called ``name`` from a run, or from its events.
 
     An iteration counts if no trial came to its device or left it meanwhile. If no trial ever had one device to itself,
@@ -60,7 +60,7 @@ def measure(run: Run, name: str = "measured", most: int | None = None) -> Measur
     packed = {trials: value for (width, trials), value in typical.items() if width == 1 and trials > 1}
     pauses = [note.resize.seconds for note in fold.notes if note.resize]
     resize = {"resize": median(pauses)} if pauses else {}
-    return Measured(Profile(name, {"1": alone, **wide}, packed, source="a run of ours", **resize), costs)
+    return MeasuredProfile(Profile(name, {"1": alone, **wide}, packed, source="a run of ours", **resize), costs)
 
 
 def _digits(width: int) -> str:

@@ -46,9 +46,6 @@ def read_job(run: Run) -> RecordedJob:
     # In a run whose trials were known before, as after a restore, no kind is found.
     kinds = Counter(note.event["kind"] for note in fold.noted("kind_found")) or Counter(e["kind"] for e in added)
     kind: Kind = kinds.most_common(1)[0][0] if kinds else "plain"
-    said = [event.get("growable") for event in added]
-    # In logs of older versions exactly elastic trials can have several workers.
-    growable = kind == "elastic" if None in said else any(said) or bool(fold.counts["can_grow"])
     settings = head.get("settings") or {}
     given = settings.get("max_packing")
     concurrency = {name: event.get("concurrency") for name, event in groups.items()}
@@ -60,7 +57,7 @@ def read_job(run: Run) -> RecordedJob:
         concurrency=concurrency,
         pending=_pending(fold),
         kind=kind,
-        growable=growable,
+        growable=any(trial.growable for trial in fold.trials.values()),
         waits=on_cores and bool(settings.get("parked_memory")),
         reuses=fold.counts["worker_started"] < len(trials),
         costs=_costs(fold, head["t"]),

@@ -13,16 +13,25 @@ from itertools import accumulate
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from fluidtune.profiles import ProfileError
 from fluidtune.report.causes import label_of
-from fluidtune.report.distance import Bound, bound_of
 from fluidtune.report.fold import Fold, Restore, Run, fold_of
 from fluidtune.report.json_text import VERSION
 from fluidtune.report.occupancy import available_seconds, held_seconds, occupancy_of, packing_levels
+from fluidtune.report.recorded import read_job
 from fluidtune.report.terminal_text import cell, listed
 from fluidtune.report.time_use import TimeUse, time_use
+from fluidtune.twin import LeastMakespan, least_makespan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class Bound(LeastMakespan):
+    """``ratio``: the run's time divided by ``seconds``, which no schedule of its work could have undercut."""
+
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -177,11 +186,26 @@ def summarise(run: Run) -> Summary:
         recoveries=counts["recovered"],
         restores=_restores(fold),
         done_twice=sum(note.again for note in fold.noted("went_on")),
-        bound=bound_of(fold, use.wall_seconds),
+        bound=_bound(fold, use.wall_seconds),
         best_trial=best_trial,
         best_metric=best_metric,
         dropped_lines=fold.dropped,
     )
+
+
+def _bound(fold: Fold, wall_seconds: float) -> Bound | None:
+    """The bound of a run that took so long, for the most devices that it had at one moment.
+
+    None if there is no finished iteration, or if `Tuner.restore` continued the run: what its start-ups cost cannot be
+    told apart from iterations that ran again.
+    """
+    if fold.counts["run_started"] > 1 or wall_seconds <= 0 or not all(line.seconds for _, line in fold.lines()):
+        return None
+    try:
+        found = least_makespan(read_job(fold), max(1, fold.most_devices))
+    except ProfileError:
+        return None
+    return Bound(**vars(found), ratio=wall_seconds / found.seconds) if found.seconds else None
 
 
 def best_of(fold: Fold) -> tuple[str, float] | None:

@@ -33,7 +33,7 @@ def issue_next(life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_asked(event: m.Asked, life: TrialLife) -> None:
+def _on_method_called(event: m.MethodCalled, life: TrialLife) -> None:
     call = event.call
     stands_at, life.stands_at = life.stands_at, None
     if stands_at is not None and call.method == "restore" and life.place == "live":
@@ -99,7 +99,7 @@ def _on_checkpoint_kept(event: m.CheckpointKept, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_restored(event: m.Restored, life: TrialLife) -> None:
+def _on_checkpoint_restored(event: m.CheckpointRestored, life: TrialLife) -> None:
     if life.expects(event.call):
         # They change when another trial's checkpoint was restored, and in a retry.
         life.seen.delivered, life.seen.number = event.delivered, event.number
@@ -111,9 +111,7 @@ def _on_restored(event: m.Restored, life: TrialLife) -> None:
 def _on_raised(event: m.Raised, life: TrialLife) -> None:
     if not life.expects(event.by):
         return
-    if event.plain_process is not None:
-        life.order(m.StopForking(event.plain_process, event))
-    elif isinstance(event.by, m.Call) and event.by.wants_error:
+    if isinstance(event.by, m.Call) and event.by.wants_error:
         _answered(life, event.by)
         life.order(m.TellError(event.by, event.error))
     else:
@@ -126,14 +124,10 @@ def _on_room_lacking(event: m.RoomLacking, life: TrialLife) -> None:
     """The device has no room for the trial: it goes on elsewhere, from where it loses as little as possible."""
     if not life.expects(event.by):
         return
-    if event.broken is not None:
-        # A device's hardware has failed under the trial, which goes on elsewhere from its last commit.
-        life.order(m.GiveUpDevice(life.crew.devices[event.broken], event.reason))
-        return
     if event.devices is not None:
         life.order(m.Write("room_lacking", {"device": life.crew.devices[0], "memory": None}, event.reason))
         recover(life, event.reason)
-        life.order(m.SpreadGang(event.devices))
+        life.order(m.Spread(m.Shown(devices=event.devices)))
         return
     if event.need is not None:
         persistent, ephemeral = event.need
@@ -181,10 +175,10 @@ def _learn(life: TrialLife, reply: m.Reply, final: bool, reported: int) -> None:
     life.streams = facts.streams or life.streams
     if reply.kind != life.kind:
         _is_of(life, reply.kind)
-        life.order(m.SpreadKind(reply.kind))
+        life.order(m.Spread(m.Shown(kind=reply.kind)))
     if facts.calls_modules and not life.growable:
         _can_grow(life)
-        life.order(m.SpreadGrowth())
+        life.order(m.Spread(m.Shown(growable=True)))
     for module, verdict, why in facts.checked:
         life.order(m.Write("growth_checked", {"module": module, "verdict": verdict}, why))
     if facts.grown is not None:
@@ -215,16 +209,12 @@ def _can_grow(life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_kind_learned(event: m.KindLearned, life: TrialLife) -> None:
-    _is_of(life, event.kind)
-
-
-@on_event.register
-def _on_growth_learned(event: m.GrowthLearned, life: TrialLife) -> None:
-    _can_grow(life)
-
-
-@on_event.register
-def _on_gang_learned(event: m.GangLearned, life: TrialLife) -> None:
-    life.gang = True
-    life.order(m.Tell(engine.GangFound(life.trial, event.devices)))
+def _on_learned(event: m.Learned, life: TrialLife) -> None:
+    shown = event.shown
+    if shown.kind is not None and life.kind == "plain":
+        _is_of(life, shown.kind)
+    if shown.growable and not life.growable:
+        _can_grow(life)
+    if shown.devices:
+        life.gang = True
+        life.order(m.Tell(engine.GangFound(life.trial, shown.devices)))

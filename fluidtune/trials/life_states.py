@@ -29,12 +29,15 @@ PLACES: dict[tuple[Place, Place], str] = {
     ("placed", "queued"): "PlaceDied, PlaceTaken, Placed",
     ("placed", "released"): "Released",
     ("loading", "live"): "Loaded",
-    ("loading", "queued"): "LeaderBuried, RoomLacking, DeviceJudged, PlainProcessNeeded, PlaceTaken, Placed",
-    ("loading", "ended"): "LeaderBuried, Raised, DeviceJudged",
+    ("loading", "queued"): "LeaderDied, RoomLacking, DeviceBroken, PlainProcessNeeded, PlaceTaken, Placed",
+    ("loading", "ended"): "LeaderDied, Raised, DeviceBroken",
     ("loading", "released"): "Released",
-    ("live", "queued"): "LeaderBuried, BeginsAnew, RoomLacking, DeviceJudged, PlainProcessNeeded, PlaceTaken, Placed",
-    ("live", "moving"): "Asked, Loaded, IterationDone, Answered, Restored, CheckpointKept, Raised, RoomLacking",
-    ("live", "ended"): "LeaderBuried, Raised, DeviceJudged",
+    ("live", "queued"): "LeaderDied, BeginsAnew, RoomLacking, DeviceBroken, PlainProcessNeeded, PlaceTaken, Placed",
+    (
+        "live",
+        "moving",
+    ): "MethodCalled, Loaded, IterationDone, Answered, CheckpointRestored, CheckpointKept, Raised, RoomLacking",
+    ("live", "ended"): "LeaderDied, Raised, DeviceBroken",
     ("live", "released"): "Released",
     ("moving", "queued"): "Unloaded",
     ("moving", "placed"): "Placed",
@@ -45,13 +48,18 @@ PLACES: dict[tuple[Place, Place], str] = {
 #: Every change of the group. Whatever takes the trial off its workers (see `PLACES`) makes it ``steady``, too.
 CHANGES: dict[tuple[Change, Change], str] = {
     ("steady", "attaching"): "ResizeWanted, Loaded",
-    ("attaching", "steady"): ("Attached, Refused, JoinerDied, JoinerLate, IterationDone, FollowerEnded, ResizeWanted"),
+    ("attaching", "steady"): (
+        "Attached, AttachRefused, JoinerDied, JoinerLate, IterationDone, FollowerEnded, ResizeWanted"
+    ),
 }
 
 #: Every change of wish.
 WISHES: dict[tuple[Wish, Wish], str] = {
     ("stay", "leave"): "LeaveWanted, RoomLacking, ResizeWanted, Loaded",
-    ("leave", "stay"): "Placed, Asked, Loaded, IterationDone, Answered, Restored, CheckpointKept, Raised, RoomLacking",
+    (
+        "leave",
+        "stay",
+    ): "Placed, MethodCalled, Loaded, IterationDone, Answered, CheckpointRestored, CheckpointKept, Raised, RoomLacking",
 }
 
 #: The places in which the trial has devices from the engine.

@@ -18,9 +18,9 @@ from fluidtune.group_facts import GroupFacts
 #: How long a worker may take to unload its trial before it is killed. ``long``: it may write a last commit or
 #: checkpoint. ``short``: nothing of it is wanted any more.
 Patience = Literal["long", "short"]
-#: How a follower's part ended. ``over``: its leader has ended or has dropped it. ``error``: its own code failed.
-#: ``broken``: its device has failed. ``died``: its process has.
-End = Literal["over", "error", "broken", "died"]
+#: How a follower's part ended. ``over``: its leader has ended or has dropped it, or its device has failed. ``error``:
+#: its own code failed. ``died``: its process has.
+End = Literal["over", "error", "died"]
 
 
 class Worker(Protocol):
@@ -110,11 +110,24 @@ def _plain(value: Any) -> str:
     return name if isinstance(name, str) else "..."
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What trials of one trainable have turned out to be.
+
+    ``kind``: None: none has shown it, and they are taken to be plain. ``growable``: they can have several workers.
+    ``devices``: how many of one node each needs, with what it starts in Ray; 0: those that it asks for.
+    """
+
+    kind: Kind | None = None
+    growable: bool = False
+    devices: int = 0
+
+
 # Events: from Tune
 
 
 @dataclass(frozen=True)
-class Asked(Event):
+class MethodCalled(Event):
     """Tune calls a method of the trainable. ``plain``: without arguments."""
 
     call: Call
@@ -215,21 +228,10 @@ class Loaded(Event):
 class LeaderDied(Event):
     """The leader's process died before it answered ``by``: a call, or the loading in this worker.
 
-    The life answers with `Bury`, and the shell that with `LeaderBuried`.
-    """
-
-    by: Call | Worker
-    error: Exception
-
-
-@dataclass(frozen=True)
-class LeaderBuried(Event):
-    """Its leader's death is known everywhere.
-
     ``started``: the process had started before. ``device_there``: its device is still there. ``why``: in words.
     """
 
-    worker: Worker
+    by: Call | Worker
     error: Exception
     why: str
     started: bool
@@ -238,21 +240,17 @@ class LeaderBuried(Event):
 
 @dataclass(frozen=True)
 class Raised(Event):
-    """What ``by`` names (see `LeaderDied`) has raised an error.
-
-    ``plain_process``: why a process that is not forked may not raise it; None: any would. The life answers with
-    `StopForking`, and the shell that with `PlainProcessNeeded`, or with this event and None.
-    """
+    """What ``by`` names (see `LeaderDied`) has raised an error."""
 
     by: Call | Worker
     error: Exception
-    plain_process: str | None = None
 
 
 @dataclass(frozen=True)
 class PlainProcessNeeded(Event):
-    """The trial must go on in a process that is not forked. The next ones are not."""
+    """``by``, see `LeaderDied`, cannot be done in a forked process. The next ones are not forked."""
 
+    by: Call | Worker
     why: str
 
 
@@ -261,23 +259,25 @@ class RoomLacking(Event):
     """The trial cannot go on where it is.
 
     ``by``: see `LeaderDied`. ``need``: (persistent, ephemeral) memory that it needs, as parts of a device's; None: not
-    known. ``between``: it is between two iterations. ``broken``: the place, among its devices, of one that has failed.
-    ``devices``: how many devices of one node it needs; None: as many as it has.
+    known. ``between``: it is between two iterations. ``devices``: how many devices of one node it needs; None: as many
+    as it has.
     """
 
     by: Call | Worker
     reason: str
     need: tuple[float, float] | None = None
     between: bool = False
-    broken: int | None = None
     devices: int | None = None
 
 
 @dataclass(frozen=True)
-class DeviceJudged(Event):
-    """The shell's answer to `GiveUpDevice`. ``given_up``: the job uses the device no more; False: it has no other."""
+class DeviceBroken(Event):
+    """A device's hardware has failed under the leader. ``by``: see `LeaderDied`. ``given_up``: the job uses the device
+    no more; False: it has no other.
+    """
 
-    asked: GiveUpDevice
+    by: Call | Worker
+    why: str
     given_up: bool
 
 
@@ -312,7 +312,7 @@ class Answered(Event):
 
 
 @dataclass(frozen=True)
-class Restored(Event):
+class CheckpointRestored(Event):
     """The leader has restored a checkpoint.
 
     ``delivered``: how many iterations now count as seen by Tune. ``number``: ``training_iteration`` of the checkpoint.
@@ -351,7 +351,7 @@ class Attached(Event):
 
 
 @dataclass(frozen=True)
-class Refused(Event):
+class AttachRefused(Event):
     """A new worker was not attached, for this reason."""
 
     worker: Worker
@@ -385,25 +385,10 @@ class FollowerEnded(Event):
 
 
 @dataclass(frozen=True)
-class GangLearned(Event):
-    """It has turned out that trials of this trainable need this many devices of one node, for what they start in Ray.
+class Learned(Event):
+    """Trials of its trainable have shown this, while it has no place."""
 
-    The trial has no place.
-    """
-
-    devices: int
-
-
-@dataclass(frozen=True)
-class KindLearned(Event):
-    """Another trial of the same trainable has shown its kind."""
-
-    kind: Kind
-
-
-@dataclass(frozen=True)
-class GrowthLearned(Event):
-    """Another trial of the same trainable has shown that it can have several workers."""
+    shown: Shown
 
 
 # Instructions
@@ -442,7 +427,7 @@ class RequestLeader(Instruction):
 
 @dataclass(frozen=True)
 class Load(Instruction):
-    """Load the trial into this worker. Answered by `Loaded`, `LeaderDied`, `Raised` or `RoomLacking`."""
+    """Load the trial into this worker. Answered by `Loaded`, or as a call may be."""
 
     worker: Worker
 
@@ -451,7 +436,8 @@ class Load(Instruction):
 class CallLeader(Instruction):
     """Send the call to the leader.
 
-    Answered by `IterationDone`, `BeginsAnew`, `Answered`, `Restored`, `LeaderDied`, `Raised` or `RoomLacking`.
+    Answered by `IterationDone`, `BeginsAnew`, `Answered`, `CheckpointRestored`, `LeaderDied`, `Raised`,
+    `PlainProcessNeeded`, `RoomLacking` or `DeviceBroken`.
     """
 
     worker: Worker
@@ -477,7 +463,7 @@ class RequestJoiner(Instruction):
 class Attach(Instruction):
     """Have the worker attach itself to the leader, and then follow it.
 
-    Answered by `Attached`, `Refused`, `JoinerDied` or `JoinerLate`, and after `Attached` by `FollowerEnded`.
+    Answered by `Attached`, `AttachRefused`, `JoinerDied` or `JoinerLate`, and after `Attached` by `FollowerEnded`.
     """
 
     worker: Worker
@@ -513,28 +499,10 @@ class Park(Instruction):
 
 @dataclass(frozen=True)
 class Bury(Instruction):
-    """The worker's process is dead. ``leader``: answer with `LeaderBuried`."""
+    """The process of a worker that follows, or was to, is dead."""
 
     worker: Worker
     error: Exception
-    leader: bool = False
-
-
-@dataclass(frozen=True)
-class StopForking(Instruction):
-    """Start no process by a fork any more. Answered as `Raised` says."""
-
-    why: str
-    raised: Raised
-
-
-@dataclass(frozen=True)
-class GiveUpDevice(Instruction):
-    """The device has failed. ``follower``: under a follower of the trial. Answered by `DeviceJudged`."""
-
-    device: int
-    why: str
-    follower: bool = False
 
 
 @dataclass(frozen=True)
@@ -644,19 +612,7 @@ class Warn(Instruction):
 
 
 @dataclass(frozen=True)
-class SpreadKind(Instruction):
-    """The trial has shown its kind: other trials of its trainable get `KindLearned` if theirs is not known yet."""
+class Spread(Instruction):
+    """The trial has shown this. All trials of its trainable that wait for devices get `Learned`."""
 
-    kind: Kind
-
-
-@dataclass(frozen=True)
-class SpreadGrowth(Instruction):
-    """The trial has shown that it can have several workers: others of its trainable get `GrowthLearned`."""
-
-
-@dataclass(frozen=True)
-class SpreadGang(Instruction):
-    """The trial needs this many devices of one node: it and others of its trainable that wait get `GangLearned`."""
-
-    devices: int
+    shown: Shown

@@ -12,21 +12,17 @@ from fluidtune.engine.reasons import Reason
 from fluidtune.errors import FluidTuneError
 from fluidtune.group_facts import GroupFacts
 from fluidtune.trials import messages as m
-from fluidtune.trials.life import LifeError, TrialLife, on_event
+from fluidtune.trials.life import TrialLife, on_event
 from fluidtune.trials.life_states import HELD
 from fluidtune.trials.resizes import call_off, discard_joining, follower_failed
 
 
-def recover(life: TrialLife, reason: str, died: int | None = None, alive: int | None = None) -> None:
-    """Take the trial off what is left of its workers, and have the engine give it new devices.
-
-    ``died``: the device of a worker that is dead; ``alive``: the device of one that lives; None: not known.
-    """
+def recover(life: TrialLife, reason: str) -> None:
+    """Take the trial off what is left of its workers, and have the engine give it new devices."""
     if life.over:
         return
     detach(life, reason)
-    lost = engine.WorkerLost(life.trial, device=died, alive=alive)
-    life.order(m.NoteDeparture(reason), m.PollDevices(), m.Tell(lost))
+    life.order(m.NoteDeparture(reason), m.PollDevices(), m.Tell(engine.WorkerLost(life.trial)))
 
 
 def detach(life: TrialLife, reason: str) -> None:
@@ -85,25 +81,18 @@ def unload(life: TrialLife, patience: m.Patience, then: bool = False, keep: bool
 
 @on_event.register
 def _on_leader_died(event: m.LeaderDied, life: TrialLife) -> None:
-    if life.expects(event.by):
-        assert life.crew.leader is not None
-        life.order(m.Bury(life.crew.leader, event.error, leader=True))
-
-
-@on_event.register
-def _on_leader_buried(event: m.LeaderBuried, life: TrialLife) -> None:
-    if life.crew.leader is not event.worker:
-        raise LifeError(life, f"{event.worker.name} is not its leader")
+    if not life.expects(event.by):
+        return
     life.crew.leader = None
     if life.losses.count_death(started=event.started, device_there=event.device_there):
         fail(life, event.error)
     else:
-        recover(life, f"its worker died: {event.why}", died=event.worker.device)
+        recover(life, f"its worker died: {event.why}")
 
 
 @on_event.register
 def _on_place_died(event: m.PlaceDied, life: TrialLife) -> None:
-    recover(life, "the worker that it was to go on in died", died=life.crew.devices[0])
+    recover(life, "the worker that it was to go on in died")
 
 
 @on_event.register
@@ -114,24 +103,24 @@ def _on_place_taken(event: m.PlaceTaken, life: TrialLife) -> None:
 
 @on_event.register
 def _on_plain_process_needed(event: m.PlainProcessNeeded, life: TrialLife) -> None:
-    recover(life, event.why, alive=life.crew.devices[0])
+    if life.expects(event.by):
+        recover(life, event.why)
 
 
 @on_event.register
 def _on_begins_anew(event: m.BeginsAnew, life: TrialLife) -> None:
     if life.expects(event.call):
-        recover(life, f"it begins anew: {event.why}", alive=life.crew.devices[0])
+        recover(life, f"it begins anew: {event.why}")
 
 
 @on_event.register
-def _on_device_judged(event: m.DeviceJudged, life: TrialLife) -> None:
-    why = event.asked.why
-    if event.asked.follower:
-        return  # the trial goes on without it
+def _on_device_broken(event: m.DeviceBroken, life: TrialLife) -> None:
+    if not life.expects(event.by):
+        return
     if event.given_up:
-        recover(life, why, died=event.asked.device)
+        recover(life, event.why)
     else:
-        fail(life, FluidTuneError(f"{why}; the job has no other GPU for the trial: run it where there is one"))
+        fail(life, FluidTuneError(f"{event.why}; the job has no other GPU for the trial: run it where there is one"))
 
 
 @on_event.register
@@ -146,14 +135,12 @@ def _on_follower_ended(event: m.FollowerEnded, life: TrialLife) -> None:
         life.order(m.Bury(worker, event.error))
     else:
         life.order(m.Unload(worker, "short"))
-    if how == "broken":
-        life.order(m.GiveUpDevice(worker.device, event.why, follower=True))
-    _go_on_without(life, worker, how, event.why)
+    _go_on_without(life, worker, event.why)
     if how == "error":
         follower_failed(life, event.why)
 
 
-def _go_on_without(life: TrialLife, lost: m.Worker, how: m.End, why: str) -> None:
+def _go_on_without(life: TrialLife, lost: m.Worker, why: str) -> None:
     """The engine decides anew how wide the trial shall be. A resize that is under way is called off."""
     crew = life.crew
     discard_joining(life, "a resize was called off")
@@ -161,10 +148,9 @@ def _go_on_without(life: TrialLife, lost: m.Worker, how: m.End, why: str) -> Non
     crew.wanted = crew.devices
     fields = {"devices": list(crew.devices), "seconds": 0.0, "why": Reason.WORKER_LOST.label}
     said = f": {why}" if why else ""
-    died = lost.device if how == "died" else None
     life.order(
         m.Write("resized", fields, f"worker {lost.name} was lost{said}"),
-        m.Tell(engine.WorkerLost(life.trial, crew.devices, died)),
+        m.Tell(engine.WorkerLost(life.trial, crew.devices)),
     )
 
 

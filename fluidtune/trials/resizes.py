@@ -166,7 +166,7 @@ def _on_attached(event: m.Attached, life: TrialLife) -> None:
 
 
 @on_event.register
-def _on_refused(event: m.Refused, life: TrialLife) -> None:
+def _on_attach_refused(event: m.AttachRefused, life: TrialLife) -> None:
     if _answered(life, event.worker, event.why):
         life.order(m.Unload(event.worker, "short"))
         _settle(life)

@@ -15,6 +15,6 @@ How a trial passes from Tune to a worker and back, with the files in order (star
 
 `trial_run` is what the driver keeps of a trial, and what the trial's life reads of Tune and of the job. `device_setup`
 cuts and holds the job's devices. `api`, `executor` and `launcher`, with `run_options` and `stand_ins`, are what a user
-calls. `groups` translates each algorithm into TrialGroups. `commit_cleanup`, `experiment_folder`, `result_logs`,
+calls. `groups` translates each algorithm into TrialGroups. `snapshots`, `experiment_folder`, `result_logs`,
 `final_report`, `stall_detector`, `gpu_telemetry`: see their names.
 """

@@ -1,6 +1,6 @@
 """The work that a job on a shared cluster has done and has left, by which the Themis arbiter makes its bids.
 
-`Progress` computes it from the engine's heights and overheads.
+`JobProgress` computes it from the engine's heights and overheads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UPDATE_S = 0.5
 LAGS = 9
 
 
-class Progress:
+class JobProgress:
     """The work that the job has done and has left, as of the last `update`; the agent's thread reads it.
 
     ``rungs``: the rungs that follow a group, see `fluidtune.tune.groups.Membership`. ``max_workers``: the scaling limit

@@ -98,12 +98,10 @@ class DeviceSetup:
         if self.lanes is None:
             return None
         cores = self.layout.bundle.get("CPU", 1.0)
-        return LaneSettings(self._lanes_of(device), self.lanes, self.device_memory, cores, self.layout.packing)
+        return LaneSettings(f"{self._lanes}{device}", self.lanes, self.device_memory, cores, self.layout.packing)
 
-    def _lanes_of(self, device: int) -> str:
-        return f"{self._lanes_of_all()}{device}"
-
-    def _lanes_of_all(self) -> str:
+    @property
+    def _lanes(self) -> str:
         return f"fluidtune-{self.job}-"
 
     def remove_files(self) -> None:
@@ -111,8 +109,7 @@ class DeviceSetup:
         if self.emulation is not None:
             os.unlink(self.emulation.board)
         if self.lanes is not None:
-            every = home(self._lanes_of(0)).parent
-            for path in every.glob(glob.escape(self._lanes_of_all()) + "*"):
+            for path in home(f"{self._lanes}0").parent.glob(glob.escape(self._lanes) + "*"):
                 # On other nodes an empty lock file is left for each device, and the table of one that was killed.
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -154,6 +151,10 @@ def set_up_devices(
     if settings.on_demand:
         _refuse_hopeless(settings.devices, plan)
         _warn_of_waiting(plan, request, nodes)
+    emulation = None
+    if plan.kind == "emulated":
+        board = OccupancyBoard.of_this_driver(plan.most or 0)
+        emulation = Emulation(settings.emulated_profile(), board, os.geteuid())
     return DeviceSetup(
         job=job,
         layout=plan,
@@ -162,7 +163,7 @@ def set_up_devices(
         most_devices=plan.most if spec and spec.count else None,
         lanes=settings.lanes if plan.packing > 1 else None,
         device_memory=settings.device_memory,
-        emulation=_emulation(settings, plan.most or 0) if plan.kind == "emulated" else None,
+        emulation=emulation,
         one_node=len(nodes) == 1,
         leased=settings.arbiter is not None,
         on_one_node=devices_of_one_node(settings, plan, nodes),
@@ -259,17 +260,12 @@ def hold_devices(job: TuningJob, settings: FluidExecutor, app: str, pending: int
         return source
     # Here and not above: a job that holds devices of its own needs neither Themis nor its solver.
     from fluidtune.cluster.devices.leased_devices import LeasedDevices
-    from fluidtune.tune.arbiter_progress import Progress
+    from fluidtune.tune.arbiter_progress import JobProgress
 
-    work = Progress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
+    work = JobProgress(engine, job.trials.rungs_after, settings.max_workers, setup.most_devices, gang)
 
     def leased_in_use(device: int) -> bool:
         return device not in leased.broken and job.is_in_use(device)
 
     leased = LeasedDevices(setup.layout, app, work, leased_in_use, user_of_job(settings.user))
     return leased
-
-
-def _emulation(settings: FluidExecutor, devices: int) -> Emulation:
-    """The profile, and an occupancy board of this job's own."""
-    return Emulation(settings.emulated_profile(), OccupancyBoard.of_this_driver(devices), os.geteuid())

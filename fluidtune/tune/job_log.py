@@ -182,12 +182,11 @@ class JobLog:
         wide = sum(1 for devices in held.values() if len(devices) > 1)
         waiting = len(trials) - len(held)
         names = " ".join(silent)
-        line = (
+        return (
             f"FluidTune: {len(set().union(*held.values()))}/{len(there)} {kind} devices busy, "
             f"{len(held)} trials on them ({wide} on several), {waiting} waiting"
             + (f", silent: {names}" if names else "")
         )
-        return line
 
     # --- trials
 

@@ -69,14 +69,14 @@ def install(controller: Any, scheduler: Any, trial: Trial, memory: SearchMemory)
         manager = FluidActorManager(job)
         undone.pop_all()
     replace_actor_manager(controller, manager)
-    job.keep_search(memory)
+    job.snapshots.keep_search(memory, job.folder.path if job.folder.is_local else None)
 
     def on_cleanup() -> None:
         scheduler.run_ended()
         # Tune has saved its final state by now, unless it cleans up because of an exception.
         saved = sys.exc_info()[0] is None
         manager.run_ended(saved)
-        memory.run_ended(saved and job.state_stored)
+        memory.run_ended(saved and job.snapshots.stored)
 
     def cleaned_up() -> None:
         manager.notice.close()
@@ -222,7 +222,7 @@ class FluidActorManager(ActorManager):
             args = (*args, True)  # no news: results that followed it are reported
         task = Task(args, kwargs, on_result, on_error)
         call = life.Call(method, on_result is not None, on_error is not None, carried=task)
-        self._shell.tell(run, life.Asked(call, plain=not args and not kwargs))
+        self._shell.tell(run, life.MethodCalled(call, plain=not args and not kwargs))
         calls = run.life.calls
         if task.future is not None or call not in calls:
             return task.future

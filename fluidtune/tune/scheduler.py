@@ -37,7 +37,7 @@ class FluidScheduler(TrialScheduler):
     """
 
     #: Makes the base scheduler where the script gives none, or a name: for each run a new one, as Tune does.
-    #: None: the script's own object, or a scheduler that an earlier version saved, serves all runs.
+    #: None: the script's own object serves all runs.
     _make_base: Callable[[], TrialScheduler] | None = None
 
     def __init__(self, base_scheduler: TrialScheduler | None = None, executor: FluidExecutor | None = None):
@@ -233,7 +233,7 @@ class FluidScheduler(TrialScheduler):
         for trial in self._adapter.overlooked():
             tune_controller.stop_trial(trial)
         for trial in self._adapter.promoted():
-            controller.make_pending(tune_controller, trial)
+            controller.set_status(tune_controller, trial, Trial.PENDING)
         with self._memory.asking(tune_controller) as handed:
             chosen = self.base_scheduler.choose_trial_to_run(handed)
         if chosen is not None and chosen.status == Trial.PENDING:

@@ -25,7 +25,7 @@ import ray
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from fluidtune.ray_compat.controller import flat_last_result, make_paused, make_pending, put_in_order, turn
+from fluidtune.ray_compat.controller import flat_last_result, put_in_order, set_status, turn
 from fluidtune.ray_compat.scheduler_pickle import perturbations, pickled, trial_gone, unpickled
 from fluidtune.ray_compat.schedulers import limit_of
 from fluidtune.ray_compat.trainable import TRAINING_ITERATION
@@ -299,7 +299,7 @@ class SearchMemory:
         if self._held and not self._awaited:
             for trial in self._held:
                 if trial.status == Trial.PAUSED:
-                    make_pending(controller, trial)
+                    set_status(controller, trial, Trial.PENDING)
             self._held = []
         return not self._awaited
 
@@ -437,7 +437,7 @@ class SearchMemory:
             self._held = others
             paused = paused + others
         for trial in paused:
-            make_paused(controller, trial)
+            set_status(controller, trial, Trial.PAUSED)
         for trial in ended:
             self.complete(controller, trial, flat_last_result(trial))
             controller.stop_trial(trial)

@@ -4,7 +4,8 @@ A driver that dies has told nobody of a trial's results since that state. A comm
 and the trial begins anew. So commits keep all of them, and each call for an iteration tells the worker which ones it
 may drop. Tune saves once in 10 s, or as seldom as the user says, as a large run or a slow storage has it. A trial may
 report hundreds of results meanwhile, so Tune is asked to save before these make its commits large. It is also asked to
-when something happens that only a snapshot keeps, such as a new trial (`search_memory`).
+when something happens that only a snapshot keeps, such as a new trial (`search_memory`) or the end of one that has
+commits, which stay until then (`snapshots`).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -21,6 +22,7 @@ from fluidtune.cluster.emulated.paced_trainable import paced
 from fluidtune.cluster.hosting.leader_host import overrides_checkpointing
 from fluidtune.engine import messages as m
 from fluidtune.errors import FluidTuneError
+from fluidtune.trials.messages import Shown
 from fluidtune.tune.device_setup import DeviceSetup
 from fluidtune.tune.job_log import JobLog
 from fluidtune.tune.trial_run import TrialRun
@@ -69,12 +71,8 @@ class TrialRegistry:
         self._rungs: dict[str, tuple[tuple[int, float], ...]] = {}
         #: Trainable class -> its reference in Ray's object store.
         self._references: dict[Any, Any] = {}
-        #: Name of a trainable -> its kind, as far as it was found out.
-        self._kinds: dict[str, m.Kind] = {}
-        #: Names of the trainables whose trials can have several workers, as far as it was found out.
-        self._growable: set[str] = set()
-        #: Name of a trainable -> how many devices its trials need for themselves and what they start in Ray.
-        self._gangs: dict[str, int] = {}
+        #: Name of a trainable -> what its trials have shown.
+        self._shown: dict[str, Shown] = {}
 
     # --- what a trial asks for
 
@@ -147,20 +145,11 @@ class TrialRegistry:
 
     def share_of(self, trial: Trial) -> float:
         """The part of one device that the trial asks for, or a whole number of devices."""
-        return max(self._own_share(trial), self._gangs.get(trial.trainable_name, 0))
+        return max(self._own_share(trial), self.shown_by(trial).devices)
 
     def _own_share(self, trial: Trial) -> float:
         """That of the trial's own process."""
         return self._setup.layout.share_of(trial.placement_group_factory.bundles[0])
-
-    def gang_found(self, trial: Trial, devices: int) -> int:
-        """The trial needs ``devices`` with what it starts in Ray. Returns how many trials of its trainable get now."""
-        most = self._gangs[trial.trainable_name] = max(devices, self._gangs.get(trial.trainable_name, 0))
-        return most
-
-    def starts_workers(self, trial: Trial) -> bool:
-        """Whether trials like this one use devices for what they start in Ray."""
-        return trial.trainable_name in self._gangs
 
     def cores_of(self, trial: Trial) -> float | None:
         """The cores of a trial over several devices of cores, which it has in one process; None: it is none."""
@@ -187,8 +176,9 @@ class TrialRegistry:
                 concurrency=concurrency,
             )
         left = run.life.iterations_to(member.target)
-        kind = self.kind_of(trial)
-        share, growable = self.share_of(trial), self.can_grow(trial)
+        shown = self.shown_by(trial)
+        kind, growable = shown.kind or "plain", shown.growable
+        share = self.share_of(trial)
         log.arrives(
             trial.trial_id,
             group=member.group,
@@ -226,21 +216,17 @@ class TrialRegistry:
             self._references[trainable] = ray.put(emulated or trainable)
         return self._references[trainable]
 
-    def kind_of(self, trial: Trial) -> m.Kind:
-        """The kind of the trial's trainable: what its trials turned out to be so far, "plain" before that."""
-        return self._kinds.get(trial.trainable_name, "plain")
+    def shown_by(self, trial: Trial) -> Shown:
+        """What trials of its trainable have shown so far. Later ones are taken to be of the same kind."""
+        return self._shown.get(trial.trainable_name, Shown())
 
-    def kind_found(self, trial: Trial, kind: m.Kind) -> None:
-        """The trial has shown its kind; later trials of its trainable are taken to be of the same."""
-        self._kinds[trial.trainable_name] = kind
-
-    def can_grow(self, trial: Trial) -> bool:
-        """Whether a trial of its trainable has shown that it can have several workers."""
-        return trial.trainable_name in self._growable
-
-    def growth_found(self, trial: Trial) -> None:
-        """The trial has shown that it can have several workers; so can later trials of its trainable."""
-        self._growable.add(trial.trainable_name)
+    def learn(self, trial: Trial, new: Shown) -> Shown:
+        """The trial has shown this. Returns it, with as many devices as any of its trainable has needed."""
+        known = self.shown_by(trial)
+        new = replace(new, devices=new.devices and max(new.devices, known.devices))
+        both = Shown(new.kind or known.kind, new.growable or known.growable, new.devices or known.devices)
+        self._shown[trial.trainable_name] = both
+        return new
 
     def can_save(self, trial: Trial) -> bool:
         """Whether the trial can be asked for a checkpoint at any iteration."""

@@ -73,7 +73,8 @@ def new_run(job: TuningJob, tracked: TrackedActor, trial: Trial, kwargs: dict[st
         on_several_nodes=job.on_several_nodes,
         needs_several=lambda: trials.share_of(trial) > 1,
     )
-    life = TrialLife(name, outside, trials.kind_of(trial), results_seen(trial), trials.can_grow(trial))
+    shown = trials.shown_by(trial)
+    life = TrialLife(name, outside, shown.kind or "plain", results_seen(trial), shown.growable)
     continued = None if job.has_started(name) else getattr(trial.run_metadata, PROGRESS, {}).get("checkpoint")
     return TrialRun(name, tracked, trial, kwargs, trials.trainable_ref(trial), life, continued)
 

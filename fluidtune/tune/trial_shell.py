@@ -9,13 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 from fluidtune.cluster import process_stack
+from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker, cleanup_patience
+from fluidtune.cluster.sharing.lanes import Lack
 from fluidtune.engine import messages as engine
 from fluidtune.error_lines import failure, first_line
 from fluidtune.errors import TrialTimeoutError
@@ -115,29 +118,17 @@ class TrialShell:
         for event in self._job.trials.arrival_events(run, self._job.log):
             self._emit(event)
 
-    def _spread_kind(self, run: TrialRun, found: m.SpreadKind) -> None:
-        self._job.trials.kind_found(run.trial, found.kind)
+    def _spread(self, run: TrialRun, spread: m.Spread) -> None:
+        learned = m.Learned(self._job.trials.learn(run.trial, spread.shown))
         for alike in self._runs.waiting_alike(run):
-            if alike.life.kind == "plain":
-                self.tell(alike, m.KindLearned(found.kind))
-
-    def _spread_growth(self, run: TrialRun, found: m.SpreadGrowth) -> None:
-        self._job.trials.growth_found(run.trial)
-        for alike in self._runs.waiting_alike(run):
-            if not alike.life.growable:
-                self.tell(alike, m.GrowthLearned())
-
-    def _spread_gang(self, run: TrialRun, found: m.SpreadGang) -> None:
-        devices = self._job.trials.gang_found(run.trial, found.devices)
-        for alike in self._runs.waiting_alike(run):
-            self.tell(alike, m.GangLearned(devices))
+            self.tell(alike, learned)
 
     # --- to the leader
 
     def _request_leader(self, run: TrialRun, wanted: m.RequestLeader) -> None:
         self._runs.begin_run(run)
         others = wanted.others
-        if self._job.trials.starts_workers(run.trial):
+        if self._job.trials.shown_by(run.trial).devices:
             # They are for processes of Ray Train's.
             for device in others:
                 self._job.pool.discard_idle_workers(device)
@@ -165,7 +156,7 @@ class TrialShell:
     def _load(self, run: TrialRun, load: m.Load) -> None:
         worker = _pooled(load.worker)
         future = worker.actor.load.remote(run.trainable_ref, self._job.load_spec(run))
-        self._calls.track_call(future, lambda value: self.tell(run, worker_answers.loaded(worker, value)))
+        self._calls.track_call(future, partial(self.leader_answered, run, worker, worker))
 
     def _call_leader(self, run: TrialRun, sent: m.CallLeader) -> None:
         call = sent.call
@@ -173,34 +164,47 @@ class TrialShell:
             restores = call.method == "restore"
             call.carried = Task((run.trial.latest_checkpoint_result, True) if restores else (), {})
         task = task_of(call)
-        method = getattr(_pooled(sent.worker).actor, call.method)
+        worker = _pooled(sent.worker)
+        method = getattr(worker.actor, call.method)
         if call.method == "train":
             self._job.stall_detector.iteration_asked(run.id, time.monotonic())
-            ticket, stored = self._job.lane_ticket(run), self._job.results_stored(run.id)
+            ticket, stored = self._job.lane_ticket(run), self._job.snapshots.results_stored(run.id)
             task.future = method.remote(ticket, stored) if ticket or stored else method.remote()
         else:
             task.future = method.remote(*task.args, **task.kwargs)
-        self._calls.track_call(task.future, partial(self.leader_answered, run, call))
+        self._calls.track_call(task.future, partial(self.leader_answered, run, worker, call))
 
-    def leader_answered(self, run: TrialRun, call: m.Call, value: Any) -> None:
-        """The leader answered a call, or the call raised ``value``."""
-        self.tell(run, worker_answers.called(call, value))
+    def leader_answered(self, run: TrialRun, worker: PooledWorker, by: m.Call | PooledWorker, value: Any) -> None:
+        """The leader answered ``by``, a call or the loading in it, or that raised ``value``."""
+        if not run.life.expects(by):
+            return  # the trial has left the worker meanwhile
+        lack = value.lack if isinstance(value, IterationReply) else value
+        if isinstance(value, Exception):
+            event = self._failure(worker, by, value)
+        elif isinstance(lack, Lack) and lack.broken is not None:
+            given_up = self._dispatch.device_broken(run.life.crew.devices[lack.broken], lack.reason)
+            event = m.DeviceBroken(by, lack.reason, given_up)
+        else:
+            event = worker_answers.called(by, value) if isinstance(by, m.Call) else worker_answers.loaded(by, value)
+        self.tell(run, event)
+
+    def _failure(self, worker: PooledWorker, by: m.Call | PooledWorker, error: Exception) -> m.Event:
+        if isinstance(error, RayActorError):
+            self._dispatch.worker_died(worker, error)
+            there = worker.device in self._job.devices.nodes
+            return m.LeaderDied(by, error, first_line(error), worker.pid is not None, there)
+        plain_process = NeedsPlainProcess.said_by(error)
+        if plain_process is not None:
+            self._job.pool.stop_forking(plain_process)
+            if worker.info is not None and worker.info.forked:  # else it has only words like those of a fork
+                return m.PlainProcessNeeded(by, plain_process)
+        return m.Raised(by, error)
 
     def _drop_calls(self, run: TrialRun, dropped: m.DropCalls) -> None:
         for call in dropped.calls:
             if call.carried is not None:
                 self._calls.drop_call(task_of(call).future)
                 task_of(call).future = None
-
-    def _stop_forking(self, run: TrialRun, stop: m.StopForking) -> None:
-        leader = run.life.crew.leader
-        assert leader is not None
-        info = _pooled(leader).info
-        self._job.pool.stop_forking(stop.why)
-        if info is not None and info.forked:
-            self.tell(run, m.PlainProcessNeeded(stop.why))
-        else:  # only words like those of a fork
-            self.tell(run, replace(stop.raised, plain_process=None))
 
     # --- to followers
 
@@ -232,6 +236,8 @@ class TrialShell:
 
     def _followed(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
         del self._following[worker.name]
+        if isinstance(value, Lack):
+            self._dispatch.device_broken(worker.device, value.reason)
         self.tell(run, worker_answers.followed(worker, value))
 
     def _drop_follower(self, worker: PooledWorker) -> None:
@@ -252,17 +258,6 @@ class TrialShell:
         self._drop_follower(_pooled(unload.worker))
         then = (lambda: self.tell(run, m.Unloaded())) if unload.then else None
         self._dispatch.unload_trial(_pooled(unload.worker), _seconds(unload.patience), then, unload.keep)
-
-    def _bury(self, run: TrialRun, bury: m.Bury) -> None:
-        worker, error = _pooled(bury.worker), bury.error
-        self._dispatch.worker_died(worker, error)
-        if bury.leader:
-            there = worker.device in self._job.devices.nodes
-            self.tell(run, m.LeaderBuried(worker, error, first_line(error), worker.pid is not None, there))
-
-    def _give_up_device(self, run: TrialRun, broken: m.GiveUpDevice) -> None:
-        given_up = self._dispatch.device_broken(broken.device, broken.why)
-        self.tell(run, m.DeviceJudged(broken, given_up))
 
     # --- to Tune
 
@@ -329,21 +324,17 @@ def _seconds(patience: m.Patience) -> float:
 _METHODS: Mapping[type[m.Instruction], Callable[[TrialShell, TrialRun, Any], None]] = {
     m.Tell: lambda shell, run, told: shell._emit(told.event),
     m.Announce: TrialShell._announce,
-    m.SpreadKind: TrialShell._spread_kind,
-    m.SpreadGrowth: TrialShell._spread_growth,
-    m.SpreadGang: TrialShell._spread_gang,
+    m.Spread: TrialShell._spread,
     m.RequestLeader: TrialShell._request_leader,
     m.Load: TrialShell._load,
     m.CallLeader: TrialShell._call_leader,
     m.DropCalls: TrialShell._drop_calls,
-    m.StopForking: TrialShell._stop_forking,
     m.RequestJoiner: TrialShell._request_joiner,
     m.Attach: TrialShell._attach,
     m.Discard: TrialShell._discard,
     m.Unload: TrialShell._unload,
     m.Park: lambda shell, run, park: shell._waiting.wait(run, park),
-    m.Bury: TrialShell._bury,
-    m.GiveUpDevice: TrialShell._give_up_device,
+    m.Bury: lambda shell, run, bury: shell._dispatch.worker_died(_pooled(bury.worker), bury.error),
     m.EndIdleWorkers: lambda shell, run, end: shell._job.pool.discard_all_idle_workers(),
     m.PollDevices: lambda shell, run, poll: shell._dispatch.poll_devices(force=True),
     m.TellStarted: TrialShell._tell_started,

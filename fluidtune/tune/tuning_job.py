@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -29,33 +29,26 @@ from fluidtune.memory_trim import MemoryTrim
 from fluidtune.ray_compat.cluster_state import in_local_mode
 from fluidtune.ray_compat.controller import (
     asked_reuse,
-    begin_to_save_state,
-    is_pausing,
     keep_checkpoint,
     max_pending_trials,
-    note_no_encoded_objects,
     pending_again,
     pending_trials_said,
     request_of_run,
-    save_state,
     storage,
     was_restored,
 )
 from fluidtune.ray_compat.descent import waits_for
-from fluidtune.ray_compat.whole_files import store_whole_files
 from fluidtune.report.metric_values import value_of
 from fluidtune.tune import result_logs
-from fluidtune.tune.commit_cleanup import CommitCleanup
 from fluidtune.tune.device_setup import hold_devices, most_pending_groups, set_up_devices
 from fluidtune.tune.experiment_folder import ExperimentFolder
 from fluidtune.tune.gpu_telemetry import GpuTelemetry
 from fluidtune.tune.job_log import JobLog
-from fluidtune.tune.search_memory import SearchMemory
-from fluidtune.tune.snapshot_pace import SnapshotPace
+from fluidtune.tune.snapshots import Snapshots
 from fluidtune.tune.stall_detector import StallDetector
 from fluidtune.tune.trial_limits import TrialLimits
 from fluidtune.tune.trial_registry import TrialRegistry, is_one_bundle
-from fluidtune.tune.trial_run import TrialRun, results_seen
+from fluidtune.tune.trial_run import TrialRun
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +90,8 @@ class TuningJob:
         self._controller = controller
         self._scheduler = scheduler
         self.name = uuid.uuid4().hex[:8]
-        #: Whether the run goes on from an earlier driver's, whether a trial has reported to this one, and whether
-        #: Tune's latest state is in the run's storage.
-        self.restored, self.reported, self.state_stored = was_restored(controller), False, True
+        #: Whether the run goes on from an earlier driver's, and whether a trial has reported to this one.
+        self.restored, self.reported = was_restored(controller), False
         #: Where the job's event log is.
         self.folder = folder
         concurrency = _asked_concurrency(controller.search_alg)
@@ -131,11 +123,7 @@ class TuningJob:
         self.reuses = asked_reuse(controller)
         #: The algorithm may wait for the future of a trial's checkpoint.
         self.waits_for_checkpoints = scheduler.waits_for_checkpoints
-        note_no_encoded_objects()
-        self._snapshot_pace = SnapshotPace(self._results_known)
-        #: Called when Tune has written its state.
-        self._on_state = [self._snapshot_pace.state_written]
-        store_whole_files(controller, self._state_written)
+        self.snapshots = Snapshots(controller, lambda trial: delete_commits(trial.storage))
         if (seed := self.folder.hash_seed()) is not None:
             hash_seed.go_on_with(seed)
         self.pool = WorkerPool(
@@ -153,9 +141,6 @@ class TuningJob:
         self.stall_detector = StallDetector()
         self.limits = TrialLimits(settings.trial_timeout_s, settings.stall_timeout_s)
         self._memory_trim = MemoryTrim()
-        self._commit_cleanup = CommitCleanup(
-            lambda: save_state(controller), self._has_commits, lambda trial: delete_commits(trial.storage)
-        )
         #: Trials that are known to have ended for good.
         self._ended: set[str] = set()
         #: Trials whose log files this driver writes.
@@ -280,37 +265,13 @@ class TuningJob:
         self.reported = True
         self.stall_detector.iteration_done(run.id, reply.seconds)
         if self._has_commits(run.trial):
-            self._snapshot_pace.result_reported(run.id)
+            self.snapshots.result_reported(run.id)
         metric = self._scheduler.metric
         value = value_of(reply.result, metric) if metric else None
         lanes = self.setup.lanes is not None
         self.log.iteration(run.id, run.life.seen.delivered, self._width(run), reply, value, memory=lanes)
         if reply.gpu is not None:
             self.gpu_telemetry.record_sample(run.life.crew.devices[0], reply.gpu, self.pool.workers.values())
-
-    def results_stored(self, trial: str) -> int:
-        """Up to which iteration of the trial no commit needs the results any more."""
-        return self._snapshot_pace.results_stored(trial)
-
-    def keep_search(self, memory: SearchMemory) -> None:
-        """Tune's snapshots and the run's folder keep what the algorithm knows."""
-        memory.start(self.folder.path if self.folder.is_local else None, self._snapshot_pace.news_came)
-        self._on_state.append(memory.state_written)
-
-    def _state_written(self) -> Callable[[bool], None]:
-        """See `OnState`."""
-        told = [on_state() for on_state in self._on_state]
-
-        def stored(done: bool) -> None:
-            self.state_stored = done
-            for tell in told:
-                tell(done)
-
-        return stored
-
-    def _results_known(self) -> dict[str, int]:
-        """Up to which iteration the state that Tune writes now has each trial's results, as a restored run reads it."""
-        return {trial.trial_id: results_seen(trial).delivered for trial in self._controller.get_trials()}
 
     def _width(self, run: TrialRun) -> float:
         """The width of the iteration: workers, or the trial's share of one device beside those that are there."""
@@ -349,17 +310,15 @@ class TuningJob:
             devices = self.engine.held_devices().get(silent.trial, ())
             workers = [worker for worker in self.pool.workers.values() if worker.device in devices and worker.busy]
             self.log.silent(silent, [bundle for worker in workers for bundle in waits_for(worker.actor)])
-        if self._snapshot_pace.is_due(is_pausing(self._controller)):
-            began = time.monotonic()
-            begin_to_save_state(self._controller)
-            self._snapshot_pace.saved(time.monotonic() - began)
-        self._commit_cleanup.save_and_delete(unloading)
+        self.snapshots.save_if_due()
+        if not unloading:
+            self.snapshots.delete_commits()
         self._memory_trim.now_and_then()
 
     # --- the end
 
     def trial_ended(self, trial: Trial, ending: m.Ending) -> None:
-        """Tune let go of the trial. If it has ended well, its commits go once Tune has saved that.
+        """Tune let go of the trial. If it has ended well, its commits go once the storage has that.
 
         A failed one keeps them: `Tuner.restore` with ``resume_errored`` goes on from there.
         """
@@ -368,11 +327,12 @@ class TuningJob:
             self.limits.forget(trial.trial_id)
         if ending == "stopped" and trial.trial_id not in self._ended:
             self._ended.add(trial.trial_id)
-            self._commit_cleanup.trial_ended(trial)
+            if self._has_commits(trial):
+                self.snapshots.trial_ended(trial)
             self.log.stopped_for_good(trial.trial_id)
 
     def _has_commits(self, trial: Trial) -> bool:
-        return self.trials.kind_of(trial) == "elastic"
+        return self.trials.shown_by(trial).kind == "elastic"
 
     def run_ended(self, trials: Iterable[Trial], saved: bool) -> None:
         """Tune's run is over: by itself, by Ctrl-C or by an exception. Trials that have not ended keep everything.
@@ -382,7 +342,7 @@ class TuningJob:
         for trial in trials:
             if trial.status == Trial.TERMINATED:
                 self.trial_ended(trial, "stopped")  # a stopper may have ended paused trials together with all others
-        self._commit_cleanup.run_ended(saved)
+        self.snapshots.run_ended(saved)
 
     def close(self, trials: Iterable[Trial]) -> None:
         """End the log, draw the report, let workers end and give devices back; nothing is written after that."""
@@ -391,7 +351,7 @@ class TuningJob:
             self.pool.close()
             self.devices.close()
             self.setup.remove_files()
-            self._commit_cleanup.close()
+            self.snapshots.delete_commits()
         finally:
             self.log.close()
             self.folder.close()

@@ -1,4 +1,4 @@
-"""What workers' answers mean for a trial's life: each value that a call returns, or raises, is one event."""
+"""What workers' answers mean for a trial's life: each value that a call returns is one event."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from fluidtune.cluster.forks.plain_process import NeedsPlainProcess
 from fluidtune.cluster.hosting.messages import IterationReply
 from fluidtune.cluster.pool import PooledWorker
 from fluidtune.cluster.sharing.lanes import Lack
@@ -17,15 +16,11 @@ from fluidtune.tune.trial_run import task_of
 
 def loaded(worker: PooledWorker, value: Any) -> m.Event:
     """The worker answered ``load``: what is known of the trial, which is loaded in it, or what it lacks there."""
-    if isinstance(value, Exception):
-        return _raised(worker, value)
     return _lacking(worker, value) if isinstance(value, Lack) else m.Loaded(worker, value)
 
 
 def called(call: m.Call, value: Any) -> m.Event:
-    """The leader answered a call, or the call raised ``value``."""
-    if isinstance(value, Exception):
-        return _raised(call, value)
+    """The leader answered a call."""
     if isinstance(value, IterationReply):
         if value.anew:
             return m.BeginsAnew(call, value.anew)
@@ -34,18 +29,12 @@ def called(call: m.Call, value: Any) -> m.Event:
         number = value.result.get(TRAINING_ITERATION, value.iteration)
         return m.IterationDone(call, value, number, final=RESULT_DUPLICATE in value.result)
     if call.method == "restore" and isinstance(value, int):
-        return m.Restored(call, value, task_of(call).args[0].metrics.get(TRAINING_ITERATION, value))
+        return m.CheckpointRestored(call, value, task_of(call).args[0].metrics.get(TRAINING_ITERATION, value))
     return m.Answered(call, value)
 
 
-def _raised(by: m.Call | PooledWorker, error: Exception) -> m.Event:
-    if isinstance(error, RayActorError):
-        return m.LeaderDied(by, error)
-    return m.Raised(by, error, NeedsPlainProcess.said_by(error))
-
-
 def _lacking(by: m.Call | PooledWorker, lack: Lack) -> m.Event:
-    return m.RoomLacking(by, lack.reason, lack.need, lack.between, lack.broken, lack.devices)
+    return m.RoomLacking(by, lack.reason, lack.need, lack.between, lack.devices)
 
 
 def attached(worker: PooledWorker, value: Any) -> m.Event:
@@ -54,7 +43,7 @@ def attached(worker: PooledWorker, value: Any) -> m.Event:
         return m.Attached(worker)
     if isinstance(value, RayActorError):
         return m.JoinerDied(worker, value)
-    return m.Refused(worker, _words(value))
+    return m.AttachRefused(worker, _words(value))
 
 
 def followed(worker: PooledWorker, value: Any) -> m.Event:
@@ -64,7 +53,7 @@ def followed(worker: PooledWorker, value: Any) -> m.Event:
     if isinstance(value, RayActorError):
         return m.FollowerEnded(worker, "died", error=value)
     if isinstance(value, Lack):
-        return m.FollowerEnded(worker, "broken", value.reason)
+        return m.FollowerEnded(worker, "over", value.reason)
     return m.FollowerEnded(worker, "error", _words(value))
 
 

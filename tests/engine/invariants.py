@@ -71,7 +71,7 @@ def check_devices(table: DeviceTable) -> None:
         by_node[table.node[device]].append(device)
     assert by_node == table.idle_on
     assert sum(table.size.values()) == len(table) and all(table.size.values())
-    assert table.cold <= table.node.keys() and table.models.of.keys() <= table.node.keys()
+    assert table.models.of.keys() <= table.node.keys()
     check_models(table.models)
     loaded = sorted((len(t), table._place[d], d) for d, t in staying.items() if t)
     assert loaded == sorted((count, *entry) for count, entries in table._loaded.items() for entry in entries)

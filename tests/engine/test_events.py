@@ -25,7 +25,7 @@ from tests.engine.invariants import check_engine
         (m.Result("run", 1.0, 0), "width=0"),
         (m.WorkerLost("wait"), "never started"),
         (m.WorkerLost("run", left=(0,)), "expected some of those"),
-        (m.WorkerLost("run", left=(5,), device=0), "(5,)"),
+        (m.WorkerLost("run", left=(5,)), "(5,)"),
         (m.Resized("run", (0,), 0.1), "told to change to None"),
         (m.Resized("run", (0,), -1.0), "-1.0"),
         (m.ResizeFailed("run", (0, 5)), "(0, 5)"),
@@ -78,17 +78,17 @@ def test_a_trial_that_goes_on_by_itself_keeps_the_rest_and_may_grow_again():
     bench = Bench(3)
     bench(elastic("a"))
     bench(m.Resized("a", (0, 1, 2), 0.1))
-    assert bench(m.WorkerLost("a", left=(0, 2), device=1)) == [release("a", (1,))]
+    assert bench(m.WorkerLost("a", left=(0, 2))) == [release("a", (1,))]
     assert bench.engine.trial("a").status == "running"
     assert bench.engine.trial("a").devices == (0, 2)
     assert resize("a", (0, 2, 1)) in bench.results("a", 1.0, 20, 2)
 
 
 def test_a_trial_that_loses_the_device_of_a_follower_goes_on_with_the_others():
-    bench = wide(3, 3)
+    bench = wide(3)
     assert bench(m.DeviceLost(1)) == [resize("a", (0, 2))]
     assert bench.engine.trial("a").devices == (0, 2) and bench.engine.trial("a").status == "running"
-    assert bench(m.WorkerLost("a", left=(0, 2), device=1)) == [], "the shell has noticed by itself"
+    assert bench(m.WorkerLost("a", left=(0, 2))) == [], "the shell has noticed by itself"
     assert bench(m.Resized("a", (0, 2), 0.0)) == []
     assert bench(m.DeviceLost(0)) == [release("a", (2,)), resume("a", (2,), 1.0)]
 
@@ -96,13 +96,13 @@ def test_a_trial_that_loses_the_device_of_a_follower_goes_on_with_the_others():
 def test_a_worker_that_the_shell_has_on_a_device_which_the_trial_has_lost_meanwhile_is_called_back():
     bench = Bench(4)
     assert bench(elastic("a")) == [start("a", (0, 1, 2, 3), 1.0)]
-    out = bench(m.DeviceLost(1), m.WorkerLost("a", left=(0, 2), device=1))
+    out = bench(m.DeviceLost(1), m.WorkerLost("a", left=(0, 2)))
     assert out == [release("a", (2, 3)), resize("a", (0,))]
     assert bench(m.Resized("a", (0,), 0.0)) == []
 
 
 def test_a_trial_that_loses_a_device_and_ends_is_told_nothing():
-    bench = wide(2, 2)
+    bench = wide(2)
     assert bench(m.DeviceLost(1), m.TrialEnded("a", "stopped")) == [release("a", (0,))]
 
 
@@ -115,50 +115,12 @@ def test_a_device_that_was_promised_is_lost_before_the_resize_is_answered():
     assert bench(m.Resized("a", (0,), 0.0)) == []
 
 
-def test_a_trial_that_lost_its_first_worker_resumes_where_another_worker_is_warm():
-    bench = Bench(2)
+def wide(width: int) -> Bench:
+    """Trial a is on all devices."""
+    bench = Bench(width)
     bench(elastic("a"))
-    bench(m.Resized("a", (0, 1), 0.1))
-    out = bench(m.WorkerLost("a", device=0))
-    assert isinstance(out[1], m.Resume) and out[1].devices[0] == 1
-    bench(m.TrialEnded("a", "stopped"))
-    assert bench(plain("b"))[0].devices == (0,)  # device 0 was avoided only until a trial got it
-
-
-def wide(width: int, devices: int) -> Bench:
-    """Trial a is on the last ``width`` of ``devices`` devices; it has never been on the others."""
-    bench = Bench(devices)
-    bench(*(plain(f"p{d}", 1) for d in range(devices - width)))
-    bench(elastic("a"))
-    bench(m.Resized("a", tuple(range(devices - width, devices)), 0.1), m.Result("a", 1.0, width))
-    bench(*(m.TrialEnded(f"p{d}", "stopped") for d in range(devices - width)))
+    bench(m.Resized("a", tuple(range(width)), 0.1), m.Result("a", 1.0, width))
     return bench
-
-
-@pytest.mark.parametrize("alive", [2, 3])
-def test_a_trial_whose_group_broke_resumes_where_a_worker_certainly_lives(alive):
-    """The living worker reports before the death of the other is noticed, so that no device is known to be cold."""
-    bench = wide(2, 4)
-    assert first(bench(m.WorkerLost("a", alive=alive))) == alive
-    check_engine(bench.engine)
-
-
-def test_two_workers_lost_in_a_row_are_both_avoided():
-    bench = wide(3, 4)
-    assert first(bench(m.WorkerLost("a", device=1))) == 2
-    # The worker in which it was to resume is dead as well; the third one lives.
-    assert first(bench(m.WorkerLost("a", device=2))) == 3
-    # The third one is dead, too. Then no device is better than another.
-    assert first(bench(m.WorkerLost("a", device=3))) == 0
-    bench = wide(3, 4)
-    assert first(bench(m.WorkerLost("a", alive=3))) == 3
-    assert first(bench(m.WorkerLost("a", device=3))) == 1
-
-
-def first(out) -> int:
-    (resumed,) = [instruction for instruction in out if isinstance(instruction, m.Resume)]
-    assert resumed.trial == "a"
-    return resumed.devices[0]
 
 
 def test_views_show_what_is_known():

@@ -16,7 +16,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fluidtune.engine import Engine, Reason
 from fluidtune.engine import messages as m
-from fluidtune.engine.reasons import NUMBERS
 from tests.engine.helpers import holders
 from tests.engine.invariants import check_engine
 
@@ -74,7 +73,7 @@ class EngineMachine(RuleBasedStateMachine):
     def check_reason(self, instruction: m.Instruction, trial: Shadow):
         """The numbers that are said to have decided are those of the model, as far as it has them."""
         numbers = dict(instruction.why.numbers)
-        assert instruction.why.words and set(numbers) <= set(NUMBERS)
+        assert instruction.why.words
         assert all(number >= 0 for name, number in numbers.items() if name != "benefit"), instruction
         assert all(math.isfinite(number) for name, number in numbers.items() if name != "left"), instruction
         if "waiting" in numbers and isinstance(instruction, m.Start):
@@ -229,15 +228,12 @@ class EngineMachine(RuleBasedStateMachine):
                 self.send(m.Resized(left, trial.on, 0.1))
 
     @precondition(lambda self: self.those("running", "suspending"))
-    @rule(pick=PICK, which=PICK, known=st.sampled_from(["none", "dead", "alive"]))
-    def lose_worker(self, pick, which, known):
+    @rule(pick=PICK)
+    def lose_worker(self, pick):
         running = self.those("running", "suspending")
         name = running[pick % len(running)]
-        held = self.trials[name].held
-        device = held[which % len(held)]
         self.stop(self.trials[name], "waiting")
-        told = {"dead": {"device": device}, "alive": {"alive": device}}.get(known, {})
-        out = self.send(m.WorkerLost(name, **told))
+        out = self.send(m.WorkerLost(name))
         assert isinstance(out[0], m.Release) and out[0].trial == name
 
     @precondition(lambda self: any(len(trial.on) > 1 and trial.asked < 2 for trial in self.trials.values()))
@@ -250,7 +246,7 @@ class EngineMachine(RuleBasedStateMachine):
         device = trial.on[1 + which % (len(trial.on) - 1)]
         trial.on, trial.asked_devices = tuple(d for d in trial.on if d != device), None
         self.refused.add(name)
-        self.send(m.WorkerLost(name, trial.on, device))
+        self.send(m.WorkerLost(name, trial.on))
 
     @rule(node=st.integers(0, 2))
     def gain_device(self, node):

@@ -10,7 +10,6 @@ import pytest
 
 from fluidtune.engine import Reason, Why, because
 from fluidtune.engine import messages as m
-from fluidtune.engine.reasons import NUMBERS
 from tests.engine.helpers import Bench, elastic, grows, plain
 from tests.engine.test_packing_search import Device
 
@@ -213,7 +212,8 @@ def test_the_table_of_reasons_in_the_docs_is_that_of_the_code() -> None:
         )
         for reason in Reason
     ]
-    assert re.findall(r"^\| `(\w+)` \| ([^|]+) \|$", section, re.MULTILINE) == list(NUMBERS.items())
+    units = re.findall(r"^\| `(\w+)` \| [^|]+ \|$", section, re.MULTILINE)
+    assert sorted(units) == sorted({number for reason in Reason for number in reason.numbers})
 
 
 def test_each_reason_is_given_somewhere_in_the_engine_and_each_number_belongs_to_one() -> None:
@@ -222,7 +222,6 @@ def test_each_reason_is_given_somewhere_in_the_engine_and_each_number_belongs_to
     assert {name for name in re.findall(r"Reason\.([A-Z_]+)", sources)} == set(Reason.__members__)
     for reason in Reason:
         assert set(re.findall(r"{(\w+)", reason.template)) <= set(reason.numbers), reason
-    assert {number for reason in Reason for number in reason.numbers} == set(NUMBERS)
 
 
 def test_no_instruction_is_made_without_a_reason_or_with_that_of_another_instruction() -> None:

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from fluidtune import plan_command
 from fluidtune.cli import cli
+from fluidtune.commands import plan
 from fluidtune.profiles import Profile
 from fluidtune.report import top
 from fluidtune.report.events import EventDict
@@ -82,8 +82,8 @@ def test_names_of_models_in_a_plan_are_shown_as_they_are() -> None:
 def test_the_name_of_a_profile_is_shown_as_it_is(tmp_path: Path) -> None:
     job = grid(1, 1, Profile(NAME, {"1": 1.0}, {}))
     found = [Forecast(1, 1.0, 1.0, 1.0, 0, 1)]
-    assert "[/x] $a_$" in text_of(plan_command.render_plan(job, found), width=300)
-    assert plan_command.plan_png(job, found, tmp_path / "plan.png").exists()
+    assert "[/x] $a_$" in text_of(plan.render_plan(job, found), width=300)
+    assert plan.plan_png(job, found, tmp_path / "plan.png").exists()
 
 
 def test_other_text_is_not_changed() -> None:

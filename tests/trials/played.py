@@ -348,8 +348,7 @@ class Play:
         job.log._append = lambda event, fields: self.note("log", event, dict(fields))
         job.log._clock = lambda: self.now
         job.log._report = SimpleNamespace(prepare=lambda: None, begin=lambda: None, wait=lambda: None)
-        cleanup = {name: lambda *args: None for name in ("trial_ended", "save_and_delete", "run_ended", "close")}
-        job._commit_cleanup = SimpleNamespace(**cleanup)
+        job.snapshots.trial_ended = lambda trial: None
         decide = job.decide
 
         def listened(events: list[Any]) -> list[Any]:

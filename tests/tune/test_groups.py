@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,19 +89,6 @@ def test_every_stock_algorithm_has_its_adapter_and_any_other_is_a_stream():
 
     assert type(adapter_for(Mine())) is Adapter
     assert adapter_for(Mine()).membership(trial({"training_iteration": 5})) == Membership("all", False, 5)
-
-
-class OfTheScript(FIFOScheduler):
-    """An algorithm without an adapter of its own; at this level, so that it can be pickled."""
-
-
-@pytest.mark.parametrize(("base", "module"), [(OfTheScript, b"base"), (FIFOScheduler, b"fifo")])
-def test_the_scheduler_of_a_run_that_an_older_version_began_is_read(base, module):
-    scheduler = fluidtune.FluidScheduler(base())
-    saved = pickle.dumps(scheduler, protocol=0)
-    older = saved.replace(b"fluidtune.tune.groups.adapter\n", b"fluidtune.tune.groups." + module + b"\n")
-    assert older != saved
-    assert type(pickle.loads(older)._adapter) is type(scheduler._adapter)
 
 
 @pytest.mark.pb2

@@ -13,7 +13,7 @@ from fluidtune.engine import messages as m
 from fluidtune.engine.trial import TrialWork
 from fluidtune.errors import FluidTuneError
 from fluidtune.tune import arbiter_progress
-from fluidtune.tune.arbiter_progress import Progress
+from fluidtune.tune.arbiter_progress import JobProgress
 from tests.contracts.device_sources import DeviceSourceCase, DeviceSourceContract
 from tests.engine.helpers import resize
 from tests.themis.fake_tenant import FakeTenant, gpu
@@ -204,7 +204,7 @@ def test_the_work_of_trials_that_need_two_gpus_at_once():
     engine.handle(*(m.TrialAdded(name, "g", "plain", 10, 2.0) for name in "abc"), now=0.0)
     for _ in range(3):
         engine.handle(m.Result("a", 1.0, 2.0), now=1.0)
-    progress = Progress(engine, lambda group: (), None, 5, 2)
+    progress = JobProgress(engine, lambda group: (), None, 5, 2)
     assert progress.useful == 2
     progress.update({})
     assert progress.useful == 4, "of the five that it may have"
@@ -222,7 +222,7 @@ def valuation(progress, contention, cluster_gpus, together=1):
 
 
 def progress_of(engine, rungs=(), most=None):
-    return Progress(engine, lambda group: rungs, None, most)
+    return JobProgress(engine, lambda group: rungs, None, most)
 
 
 def test_a_job_whose_first_trial_has_yet_to_come_wants_devices_for_it():
@@ -278,7 +278,7 @@ def test_rungs_to_come_are_part_of_the_work():
     for _ in range(3):
         engine.handle(m.Result("other", 2.0, 1.0), now=1.0)
     rungs = {"g": ((3, 6.0), (1, 18.0)), "h": ()}
-    progress = Progress(engine, rungs.get, None, None)
+    progress = JobProgress(engine, rungs.get, None, None)
     progress.update({})
     assert progress.useful == 10, "only what could run now"
     value = valuation(progress, 1.0, 10)
@@ -358,7 +358,7 @@ def test_a_job_asks_for_no_devices_that_would_be_of_use_too_late(monkeypatch):
     engine = Engine(resize_seconds=0.5)
     engine.handle(m.DeviceGained(0), m.GroupAnnounced("g"), now=clock.now)
     engine.handle(m.TrialAdded("a", "g", "elastic", 100, growable=True), now=clock.now)
-    progress = Progress(engine, lambda group: (), 8, None)
+    progress = JobProgress(engine, lambda group: (), 8, None)
 
     def results(count, width):
         told = []

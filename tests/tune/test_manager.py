@@ -47,10 +47,12 @@ def test_an_iteration_reaches_tune_and_the_engine_and_the_log(tried: Tried) -> N
     assert (known.kind, known.done, known.speed.by_width()) == ("checkpointing", 1, {1.0: 2.0})
     assert not tried.job.stall_detector.silent
     assert tried.written() == ["group_announced", "trial_added", "trial_started", "kind_found", "trial_result"]
+    tried.placed(1.0, name="b", loaded=False)
+    assert tried.logged("trial_added")[-1]["kind"] == "checkpointing", "a later trial of the trainable is of that kind"
 
 
 def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Tried) -> None:
-    run, pace = tried.placed(1.0), tried.job._snapshot_pace
+    run, snapshots = tried.placed(1.0), tried.job.snapshots
     tried.job._controller.get_trials = lambda: [run.trial]
     assert tried.manager.step(0.0)
     states = []
@@ -59,12 +61,12 @@ def test_a_worker_hears_which_results_tunes_state_in_the_storage_has(tried: Trie
         reply = IterationReply({"training_iteration": iteration}, "elastic", 1.0, iteration)
         if iteration == 3:
             tried.answered(run, reply)
-            states.append(pace.state_written())  # Tune has not got the result yet
+            states.append(snapshots.state_written())  # Tune has not got the result yet
             assert tried.manager.step(0.0)
         else:
             tried.answered(run, reply)
             assert tried.manager.step(0.0)
-            states.append(pace.state_written())
+            states.append(snapshots.state_written())
     for there in states:
         there(True)
     tried.manager.schedule_actor_task(run.tracked, "train")

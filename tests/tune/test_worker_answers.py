@@ -30,10 +30,8 @@ FULL = IterationReply({}, "plain", 0.0, lack=Lack("no room", (0.5, 0.1)))
         (LAST, m.IterationDone(CALL, LAST, 0, final=True)),
         (IterationReply({}, "elastic", 0.0, anew="its counter differs"), m.BeginsAnew(CALL, "its counter differs")),
         (FULL, m.RoomLacking(CALL, "no room", (0.5, 0.1))),
-        (IterationReply({}, "plain", 0.0, lack=Lack("lost", broken=0)), m.RoomLacking(CALL, "lost", broken=0)),
         (IterationReply({}, "plain", 0.0, lack=Lack("few", devices=3)), m.RoomLacking(CALL, "few", devices=3)),
         ("saved", m.Answered(CALL, "saved")),
-        (DIED, m.LeaderDied(CALL, DIED)),
     ],
 )
 def test_what_a_leader_answers(value: Any, event: m.Event) -> None:
@@ -45,8 +43,8 @@ def test_what_a_leader_answers(value: Any, event: m.Event) -> None:
     [
         (None, m.Attached(WORKER)),
         (DIED, m.JoinerDied(WORKER, DIED)),
-        ("another trial's", m.Refused(WORKER, "another trial's")),
-        (RayTaskError("attach", "Traceback", ValueError("no")), m.Refused(WORKER, "ValueError('no')")),
+        ("another trial's", m.AttachRefused(WORKER, "another trial's")),
+        (RayTaskError("attach", "Traceback", ValueError("no")), m.AttachRefused(WORKER, "ValueError('no')")),
     ],
 )
 def test_what_a_worker_answers_that_is_to_follow(value: Any, event: m.Event) -> None:
@@ -63,7 +61,7 @@ def test_a_loaded_leader_says_what_is_known_of_its_trial() -> None:
     ("value", "how", "why"),
     [
         (None, "over", ""),
-        (Lack("its GPU is lost", broken=0), "broken", "its GPU is lost"),
+        (Lack("its GPU is lost", broken=0), "over", "its GPU is lost"),
         ("ValueError('its own')", "error", "ValueError('its own')"),
         (DIED, "died", ""),
     ],

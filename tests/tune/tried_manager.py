@@ -21,7 +21,6 @@ from fluidtune.group_facts import GroupFacts
 from fluidtune.ray_compat.trainable import TRIAL_INFO
 from fluidtune.report import EVENT_LOG_NAME, read_events
 from fluidtune.trials import messages as life
-from fluidtune.tune import worker_answers
 from fluidtune.tune.manager import FluidActorManager
 from fluidtune.tune.trial_run import PROGRESS, TrialRun
 
@@ -192,11 +191,11 @@ class Tried:
 
     def loaded(self, run: TrialRun, value: Any) -> None:
         """The leader has answered ``load``."""
-        self.tell(run, worker_answers.loaded(leader_of(run), value))
+        self.manager._shell.leader_answered(run, leader_of(run), leader_of(run), value)
 
     def answered(self, run: TrialRun, value: Any) -> None:
         """The leader has answered the oldest call."""
-        self.manager._shell.leader_answered(run, run.life.calls[0], value)
+        self.manager._shell.leader_answered(run, leader_of(run), run.life.calls[0], value)
 
     def attached(self, run: TrialRun, worker: PooledWorker, value: Any) -> None:
         """A new worker has answered ``attach``."""

@@ -10,8 +10,6 @@ one stream, unless its author names its groups with `announce`.
 
 from __future__ import annotations
 
-import sys
-
 from ray.tune.schedulers import (
     ASHAScheduler,
     FIFOScheduler,
@@ -23,7 +21,6 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
-from fluidtune.tune.groups import adapter
 from fluidtune.tune.groups.adapter import (
     Adapter,
     ASHAAdapter,
@@ -35,11 +32,6 @@ from fluidtune.tune.groups.adapter import (
 )
 from fluidtune.tune.groups.hyperband import HyperBandAdapter
 from fluidtune.tune.groups.pbt import PBTAdapter
-
-# `Tuner.restore` reads the scheduler of a run that an older version began, with its adapter: modules of these names,
-# the first before 2026-11-23, the others before 2026-11-27.
-for _older in ("base", "asha", "fifo", "median", "replay"):
-    sys.modules.setdefault(f"{__name__}.{_older}", adapter)
 
 __all__ = ["Adapter", "Membership", "adapter_for", "announce"]
 

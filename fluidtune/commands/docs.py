@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fluidtune.errors import FluidTuneError
 
-PAGES = Path(__file__).parent / "docs"
+PAGES = Path(__file__).parents[1] / "docs"
 #: Sections that a search shows at most. Judgement: a screen.
 MOST = 20
 

@@ -1,0 +1,1 @@
+"""What `fluidtune doctor`, `docs` and `plan` find and print, each in its module. `fluidtune.cli` calls them."""
