@@ -475,7 +475,8 @@ class Front:
     def _figures(self, key: str) -> dict[str, Any]:
         """What has become of the requests to a version, and how it answers."""
         there = self._server is not None and self._server.serves(key)
-        (goodput, p99), batches = self._books.pace(key), self._books.total().batches.get(key, {})
+        goodput, p99 = self._books.pace(key)
+        batches = self._books.total().batches.get(key, dict[int, int]())
         return {
             **self._own_slo(key),
             "batching": self._server.batching(key) if there else None,  # type: ignore[union-attr]
