@@ -48,7 +48,7 @@ def begin(t: float, devices: int, **changes: Any) -> EventDict:
 
 
 def added(t: float, trial: str, group: str = "g") -> EventDict:
-    return ev(t, "trial_added", trial=trial, group=group, kind="elastic", iterations=10)
+    return ev(t, "trial_added", trial=trial, group=group, kind="elastic", iterations=10, growable=True)
 
 
 def group(t: float, name: str = "g", synchronous: bool = True) -> EventDict:
