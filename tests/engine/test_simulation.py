@@ -76,21 +76,6 @@ class World:
                 self.push(self.pause, "resized", instruction.trial, instruction.devices)
             assert isinstance(instruction, (m.Start, m.Resize, m.Release))
 
-    def utilisation(self) -> float:
-        return self.busy / (self.now * len(holders(self.engine)))
-
-
-def job(trials: int, devices: int, kind: str, iterations=lambda k: 20 + 7 * k % 30, **settings):
-    engine = Engine(**settings)
-    todo = {f"t{k}": (iterations(k), 1.0 + 0.1 * (k % 4)) for k in range(trials)}
-    world = World(engine, todo)
-    makespan = world.run(
-        *[m.DeviceGained(d, f"n{d // 8}") for d in range(devices)],
-        m.GroupAnnounced("g"),
-        *[m.TrialAdded(name, "g", kind, left) for name, (left, _) in todo.items()],
-    )
-    return world, makespan
-
 
 def test_a_trial_that_does_not_scale_is_no_longer_resized_after_a_few_attempts():
     todo = {f"t{k}": (60, 1.0) for k in range(6)}

@@ -134,14 +134,6 @@ def test_pieces_that_fit_by_the_capacities_fit_in_the_machines(sizes, data):
             assert whole >= sum(s * n for (_, s), n in wanted.items() if s >= size)
 
 
-def test_kinds_of_gpu_do_not_mix():
-    where = {"fast": Gpu("fast", "m", kind="h100"), "slow": Gpu("slow", "m", kind="t4")}
-    bid = Bid("a", {NONE: 5.0, frozenset({"fast"}): 1.0})
-    rival = Bid("b", {NONE: 2.0, frozenset({"slow"}): 1.5})
-    clearing = clear_auction([bid, rival], where)
-    assert clearing.proportional == {"a": frozenset({"fast"}), "b": frozenset({"slow"})}
-
-
 def test_the_solver_prints_nothing():
     """It does so once in a process, below Python's own output; what prints JSON would print that first."""
     code = (
