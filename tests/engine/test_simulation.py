@@ -26,8 +26,6 @@ class World:
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
     done: dict[str, int] = field(default_factory=dict)
     now: float = 0.0
-    #: Integral of busy devices over time.
-    busy: float = 0.0
     resizes: int = 0
     order: count = field(default_factory=count)
     heap: list = field(default_factory=list)
@@ -38,7 +36,6 @@ class World:
         total = len(holders(self.engine))
         while self.heap:
             at, _, kind, trial, devices = heapq.heappop(self.heap)
-            self.busy += (at - self.now) * (total - len(self.engine.idle_devices))
             self.now = at
             if self.done.get(trial, 0) >= self.todo[trial][0]:
                 continue

@@ -25,8 +25,6 @@ pytestmark = [pytest.mark.ray, pytest.mark.faults]
 #: Whether a lost trial may go on after an iteration, and do later ones again. Commits hold what was reported.
 GOES_ON_AFTER = {"plain": (0).__eq__, "checkpointing": lambda last: last % 3 == 0, "elastic": lambda last: False}
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def reported(storage: Path) -> dict[float, list[dict]]:
     """The rows of each trial's result.json, by the trial's x."""
