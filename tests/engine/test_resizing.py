@@ -15,6 +15,16 @@ def alone(devices: int = 2, iterations: float | None = 100, **settings) -> Bench
     return bench
 
 
+def test_a_trial_grows_after_its_first_result_and_not_before():
+    bench = alone(2)
+    assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
+    assert bench.engine.idle_devices == ()
+    assert bench.engine.trial("a").devices == (0,)
+    assert bench(m.Resized("a", (0, 1), 0.5)) == []
+    assert bench.engine._state.epsilon == 0.5
+    assert bench.engine.trial("a").width == 2
+
+
 def test_a_trial_doubles_its_width_until_its_scaling_is_known():
     bench = alone(8)
     assert bench(m.Result("a", 1.0, 1)) == [resize("a", (0, 1))]
@@ -295,6 +305,36 @@ def test_where_many_trials_run_an_idle_device_is_given_out_within_a_thirty_secon
 
 
 # --- devices that leave
+
+
+def test_a_trial_with_checkpoints_is_moved():
+    bench = Bench(2)
+    bench(m.TrialAdded("a", "g", "checkpointing", 100))
+    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
+    bench(m.TrialEnded("a", "paused"))
+    assert bench(m.TrialAdded("a", "g", "checkpointing", 99)) == [resume("a", (1,), 1.0)]
+    assert holders(bench.engine) == {0: (), 1: ("a",)}
+
+
+def test_a_wide_trial_shrinks_when_its_first_worker_stays():
+    bench = Bench(3)
+    bench(elastic("a"))
+    bench.results("a", 10.0, 3)
+    bench(m.Resized("a", (0, 1), 0.1))
+    bench.results("a", 5.0, 3, width=2)
+    bench(m.Resized("a", (0, 1, 2), 0.1))
+    assert bench(m.DeviceLeaving(1)) == [resize("a", (0, 2))]
+    bench(m.Resized("a", (0, 2), 0.1))
+    assert holders(bench.engine) == {0: ("a",), 1: (), 2: ("a",)}
+    assert bench(m.DeviceLeaving(0)) == [suspend("a")]
+
+
+def test_a_plain_trial_stays_until_it_turns_out_to_be_movable():
+    bench = Bench(2)
+    bench(plain("a"))
+    assert bench(m.DeviceLeaving(0)) == []
+    assert bench(m.Result("a", 1.0, 1)) == []
+    assert bench(m.KindFound("a", "checkpointing")) == [suspend("a")]
 
 
 @pytest.mark.parametrize("device", [0, 7])
