@@ -92,6 +92,15 @@ def test_a_device_that_ends_is_given_back_when_it_is_empty(leased):
     assert leased.tenant.left == [("m-0", 1)]
 
 
+def test_the_same_gpu_under_another_token_is_the_same_device(leased):
+    leased.tenant.notices = [Gained(gpu(0), 1)]
+    leased.devices.poll()
+    leased.tenant.notices = [Lost(gpu(0), 1), Gained(gpu(0), 2)]
+    assert leased.devices.poll() == ({0: "m"}, [0])
+    leased.tenant.notices = [Lost(gpu(0), 1)]  # late
+    assert leased.devices.poll() == ({}, [])
+
+
 def test_devices_of_no_use_except_one_are_given_back_after_a_while(leased):
     leased.tenant.notices = [Gained(gpu(i), i + 1) for i in range(3)]
     leased.devices.poll()
@@ -100,6 +109,16 @@ def test_devices_of_no_use_except_one_are_given_back_after_a_while(leased):
     leased.clock.now += leased_devices.SPARE_S
     assert leased.devices.poll() == ({}, [2, 1])
     assert leased.tenant.left == [("m-2", 3), ("m-1", 2)]
+
+
+def test_a_new_lease_of_a_gpu_whose_old_group_was_removed_is_kept(leased):
+    leased.tenant.notices = [Gained(gpu(0), 1)]
+    leased.devices.poll()
+    leased.used.add(0)
+    leased.devices.revoked(0, leased.devices.group(0))
+    leased.tenant.notices = [Lost(gpu(0), 1), Gained(gpu(0), 2)]
+    assert leased.devices.poll() == ({0: "m"}, [0])
+    assert leased.tenant.left == []
 
 
 def test_a_job_that_the_arbiter_does_not_want_ends(leased):
